@@ -1,0 +1,58 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make demo     train a model on real digits, write its pictures and its ArviZ file to demo/
+#   make test     lint, format check, every test but the slow ones
+#
+# Both make the virtual environment first. Another Python, beside the usual environment:
+#   make PYTHON=python3.13 VENV=.venv-new UPGRADE=1 test-fast
+
+# The first of these that starts and is new enough; name another with PYTHON=...
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	>/dev/null 2>&1; then echo $$p; break; fi; done)
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
+
+.PHONY: venv demo test test-fast slow bench format clean FORCE
+
+venv: $(STAMP)
+
+# UPGRADE=1 takes the newest jax, arviz and everything else, also where older ones are installed.
+$(STAMP): pyproject.toml $(if $(UPGRADE),FORCE)
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer with venv found: PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e ".[test]"
+	touch $@
+
+FORCE:
+
+demo: $(STAMP)
+	$(BIN)/python models/rbm.py --out demo
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+# No notebooks, no examples of docstrings: does the package work with this environment's versions?
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not notebook" -x -q tests
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The environment stays: it took minutes, and pyproject.toml renews it.
+clean:
+	rm -rf demo run runs build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find ebmpp tests models benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

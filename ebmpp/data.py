@@ -1,0 +1,357 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Data to learn from: small exact patterns, real digits, and a reader of IDX files.
+
+Every function returns NumPy arrays on the host, one row an observation; training puts them on
+the device.
+"""
+
+from collections.abc import Callable
+import gzip
+import math
+import os
+from pathlib import Path
+import sys
+from typing import Literal, overload
+import zlib
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+import jax
+
+__all__ = ["bars_and_stripes", "binarize", "digits", "idx", "mnist", "shifting_bar"]
+
+Array = np.ndarray
+Labelled = tuple[np.ndarray, np.ndarray]
+
+DATA_DIR_VARIABLE = "EBMPP_DATA_DIR"
+
+_MNIST_PREFIX = {"train": "train", "test": "t10k"}
+_MNIST_SIDE = 28
+_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_GZIP_MAGIC = b"\x1f\x8b"
+_NUMPY_MAX_DIMS = 64
+_CHUNK = 1 << 20
+
+
+def bars_and_stripes(n: int) -> Array:
+    """
+    All images of `n` by `n` pixels made of whole columns (bars) or of whole rows (stripes).
+
+    The blank and the full image are both bars and stripes, and are kept twice, as in the
+    literature: of the ``2 ** (n + 1)`` rows, two are duplicates.
+
+    :param n: side of the image in pixels, at least 1.
+    :return: float32 array of shape ``(2 ** (n + 1), n * n)`` with values in {0, 1}; the first half
+        are the bars, the second half the stripes, each in binary order of its pattern.
+    :raises ValueError: if `n` is below 1.
+
+    **Example**
+
+    >>> from ebmpp.data import bars_and_stripes
+    >>> bars_and_stripes(2)
+    array([[0., 0., 0., 0.],
+           [0., 1., 0., 1.],
+           [1., 0., 1., 0.],
+           [1., 1., 1., 1.],
+           [0., 0., 0., 0.],
+           [0., 0., 1., 1.],
+           [1., 1., 0., 0.],
+           [1., 1., 1., 1.]], dtype=float32)
+    """
+    if n < 1:
+        raise ValueError(f"bars_and_stripes: n is {n}; give a side of at least 1 pixel.")
+    patterns = (np.arange(2**n)[:, None] >> np.arange(n)[::-1]) & 1
+    shape = (2**n, n, n)
+    bars = np.broadcast_to(patterns[:, None, :], shape)
+    stripes = np.broadcast_to(patterns[:, :, None], shape)
+    return np.concatenate([bars, stripes]).reshape(-1, n * n).astype(np.float32)
+
+
+def shifting_bar(n: int, b: int) -> Array:
+    """
+    A bar of `b` ones on a ring of `n` pixels, at each of its `n` positions.
+
+    :param n: number of pixels, at least 1.
+    :param b: length of the bar, from 1 to `n`.
+    :return: float32 array of shape ``(n, n)`` with values in {0, 1}; row i has its bar begin at
+        pixel i and wrap around the end.
+    :raises ValueError: if `b` is not between 1 and `n`.
+
+    **Example**
+
+    >>> from ebmpp.data import shifting_bar
+    >>> shifting_bar(4, 2)
+    array([[1., 1., 0., 0.],
+           [0., 1., 1., 0.],
+           [0., 0., 1., 1.],
+           [1., 0., 0., 1.]], dtype=float32)
+    """
+    if not 1 <= b <= n:
+        raise ValueError(
+            f"shifting_bar: a bar of {b} on {n} pixels; give a length b from 1 to n, and n >= 1."
+        )
+    first, pixel = np.arange(n)[:, None], np.arange(n)[None, :]
+    return ((pixel - first) % n < b).astype(np.float32)
+
+
+@overload
+def digits(labels: Literal[False] = False) -> Array: ...
+@overload
+def digits(labels: Literal[True]) -> Labelled: ...
+def digits(labels: bool = False) -> Array | Labelled:
+    """
+    The 1797 handwritten digits of 8 by 8 pixels that come with scikit-learn; needs no download.
+
+    :param labels: return the digit of each image too.
+    :return: float32 array of shape ``(1797, 64)`` in [0, 1] (sixteenths of full ink); with
+        `labels`, also an int32 array of shape ``(1797,)`` with values 0 to 9.
+
+    **Example**
+
+    >>> from ebmpp.data import digits
+    >>> images, labels = digits(labels=True)
+    >>> images.shape, float(images.max()), labels[:5]
+    ((1797, 64), 1.0, array([0, 1, 2, 3, 4], dtype=int32))
+    """
+    from sklearn.datasets import load_digits  # half a second that other users need not spend
+
+    images, targets = load_digits(return_X_y=True)
+    scaled = (images / 16).astype(np.float32)
+    return (scaled, targets.astype(np.int32)) if labels else scaled
+
+
+def idx(path: str | os.PathLike[str]) -> Array:
+    """
+    Read an IDX file, the form of MNIST and its relatives, gzipped or not.
+
+    Gzip is told from the file's first bytes, not from its name. Memory grows with what the file
+    really holds, never with what its header promises.
+
+    :param path: the file.
+    :return: array in the machine's byte order, with the file's own shape and type: uint8, int8,
+        int16, int32, float32 or float64.
+    :raises FileNotFoundError: if there is no such file.
+    :raises ValueError: if the file is not IDX, has an unknown type code or impossible dimensions,
+        is cut short, goes on after its data, or is damaged gzip; the text names the file.
+
+    **Example**
+
+    >>> import pathlib, tempfile
+    >>> from ebmpp.data import idx
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "labels-idx1-ubyte")
+    ...     _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3]) + bytes([7, 2, 1]))
+    ...     idx(file)
+    array([7, 2, 1], dtype=uint8)
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file; give the path of an IDX file.")
+    with open(path, "rb") as raw:
+        zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        raw.seek(0)
+        if not zipped:
+            return _parse_idx(path, raw.read)
+        try:
+            with gzip.open(raw) as unzipped:
+                return _parse_idx(path, unzipped.read)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path}: damaged gzip ({error}); fetch the file again, or check its checksum."
+            ) from error
+
+
+def _parse_idx(path: Path, read: Callable[[int], bytes]) -> Array:
+    """Header, dimensions, data; `read` gives at most the bytes asked for, b"" at the end."""
+    magic = _read_up_to(read, 4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[3] == 0:
+        raise ValueError(
+            f"{path}: not an IDX file: it begins with {magic.hex(' ') or 'nothing'}, where "
+            "00 00, a type code and a number of dimensions above 0 are expected."
+        )
+    code, ndim = magic[2], magic[3]
+    if code not in _IDX_DTYPES:
+        known = ", ".join(f"0x{c:02x} {np.dtype(d).name}" for c, d in _IDX_DTYPES.items())
+        raise ValueError(f"{path}: unknown IDX type code 0x{code:02x}; the known ones are {known}.")
+    dtype = np.dtype(_IDX_DTYPES[code])
+
+    header = _read_up_to(read, 4 * ndim)
+    if len(header) < 4 * ndim:
+        raise ValueError(
+            f"{path}: truncated IDX file: {ndim} dimensions take {4 * ndim} bytes, "
+            f"found {len(header)}; fetch the file again."
+        )
+    shape = tuple(np.frombuffer(header, ">u4").tolist())
+    # A dimension of 0 counts as 1 here: NumPy refuses such a shape too, less clearly.
+    if ndim > _NUMPY_MAX_DIMS or math.prod(d or 1 for d in shape) * dtype.itemsize > sys.maxsize:
+        raise ValueError(
+            f"{path}: impossible IDX dimensions: {ndim} of them, {_abbreviated(shape)}; an array "
+            f"has at most {_NUMPY_MAX_DIMS} dimensions and {sys.maxsize} bytes."
+        )
+
+    expected = math.prod(shape) * dtype.itemsize
+    # One byte more than promised: shows trailing bytes, and makes gzip check its sum at the end.
+    data = _read_up_to(read, expected + 1)
+    if len(data) < expected:
+        raise ValueError(
+            f"{path}: truncated IDX file: shape {shape} of {dtype.name} takes {expected} bytes, "
+            f"found {len(data)}; fetch the file again."
+        )
+    if len(data) > expected:
+        raise ValueError(
+            f"{path}: trailing bytes after the {expected} bytes of shape {shape} of {dtype.name}; "
+            "the header or the file is damaged: fetch the file again."
+        )
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+
+
+def _read_up_to(read: Callable[[int], bytes], size: int) -> bytearray:
+    """Up to `size` bytes, in chunks: asking a reader for them all would allocate them first."""
+    data = bytearray()
+    while len(data) < size and (chunk := read(min(_CHUNK, size - len(data)))):
+        data += chunk
+    return data
+
+
+def _abbreviated(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape[:6])) + (" x ..." if len(shape) > 6 else "")
+
+
+@overload
+def mnist(
+    directory: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    labels: Literal[False] = False,
+) -> Array: ...
+@overload
+def mnist(
+    directory: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    *,
+    labels: Literal[True],
+) -> Labelled: ...
+def mnist(
+    directory: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    labels: bool = False,
+) -> Array | Labelled:
+    """
+    MNIST, or a data set of the same form, from files that you have; nothing is downloaded.
+
+    The files are the usual four, ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and
+    their ``t10k`` pair, gzipped (``.gz``) or not.
+
+    :param directory: the folder of the files, or the one above its ``mnist`` folder; the default
+        is the environment variable ``EBMPP_DATA_DIR``.
+    :param split: "train" or "test".
+    :param labels: return the digit of each image too.
+    :return: float32 array of shape ``(N, 784)`` in [0, 1] (N is 60000 or 10000); with `labels`,
+        also an int32 array of shape ``(N,)``.
+    :raises FileNotFoundError: if a file is not found; the text says where it was looked for.
+    :raises ValueError: if `split` is neither, or a file is not what its name says.
+
+    **Example** (the folder here holds one blank image)
+
+    >>> import pathlib, tempfile
+    >>> from ebmpp.data import mnist
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "train-images-idx3-ubyte")
+    ...     shape = [0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28]
+    ...     _ = file.write_bytes(bytes([0, 0, 8, 3] + shape + [0] * 784))
+    ...     mnist(folder).shape
+    (1, 784)
+    """
+    if split not in _MNIST_PREFIX:
+        raise ValueError(f"mnist: split is {split!r}; give 'train' or 'test'.")
+    prefix = _MNIST_PREFIX[split]
+    path = _find_mnist(directory, f"{prefix}-images-idx3-ubyte")
+    images = idx(path)
+    if images.dtype != np.uint8 or images.shape[1:] != (_MNIST_SIDE, _MNIST_SIDE):
+        raise ValueError(
+            f"{path}: {images.dtype} of shape {images.shape}; MNIST's images are uint8 of shape "
+            f"(N, {_MNIST_SIDE}, {_MNIST_SIDE}). Read other files with ebmpp.data.idx."
+        )
+    pixels = images.reshape(len(images), _MNIST_SIDE**2).astype(np.float32) / 255
+    if not labels:
+        return pixels
+
+    path = _find_mnist(directory, f"{prefix}-labels-idx1-ubyte")
+    targets = idx(path)
+    if targets.dtype != np.uint8 or targets.shape != (len(images),):
+        raise ValueError(
+            f"{path}: {targets.dtype} of shape {targets.shape}; one uint8 label for each of the "
+            f"{len(images)} images is expected. Are the two files of one data set?"
+        )
+    return pixels, targets.astype(np.int32)
+
+
+def _find_mnist(directory: str | os.PathLike[str] | None, name: str) -> Path:
+    given = os.environ.get(DATA_DIR_VARIABLE) if directory is None else directory
+    if not given:
+        raise FileNotFoundError(
+            f"mnist: no directory given, and the environment variable {DATA_DIR_VARIABLE} is not "
+            f"set. Set it to the folder that holds {name}[.gz], or pass directory=..."
+        )
+    folders = (Path(given), Path(given) / "mnist")
+    for folder in folders:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    raise FileNotFoundError(
+        f"mnist: no {name}[.gz] in {folders[0]} or {folders[1]}; pass directory=..., or set "
+        f"{DATA_DIR_VARIABLE}, to the folder that holds it."
+    )
+
+
+def binarize(
+    x: ArrayLike,
+    method: str = "threshold",
+    threshold: float = 0.5,
+    rng_key: jax.Array | None = None,
+) -> Array:
+    """
+    Turn intensities into {0, 1}.
+
+    :param x: finite numbers of any shape; for "bernoulli" probabilities in [0, 1].
+    :param method: "threshold", 1 where `x` exceeds `threshold`; or "bernoulli", 1 with
+        probability `x`, each entry on its own.
+    :param threshold: used by "threshold" only, on the scale of `x`.
+    :param rng_key: a jax random key, needed and used by "bernoulli" only.
+    :return: float32 array of the shape of `x`.
+    :raises ValueError: if the method is unknown, its key is missing, or a number is not finite or
+        not a probability; the text names the first such entry.
+
+    **Example**
+
+    >>> import jax
+    >>> from ebmpp.data import binarize
+    >>> binarize([0.2, 0.5, 0.9])
+    array([0., 0., 1.], dtype=float32)
+    >>> binarize([0.0, 1.0], method="bernoulli", rng_key=jax.random.key(0))
+    array([0., 1.], dtype=float32)
+    """
+    x = np.asarray(x)
+    if method == "threshold":
+        _refuse(x, ~np.isfinite(x), "a finite number", "Remove or fill such entries first.")
+        return (x > threshold).astype(np.float32)
+    if method == "bernoulli":
+        if rng_key is None:
+            raise ValueError(
+                "binarize: method 'bernoulli' draws at random and needs a key; "
+                "pass rng_key=jax.random.key(0), say."
+            )
+        # ~(inside) rather than (outside): NaN is neither below 0 nor above 1.
+        _refuse(x, ~((x >= 0) & (x <= 1)), "a probability in [0, 1]", "Scale the data first.")
+        return np.asarray(jax.random.bernoulli(rng_key, x.astype(np.float32)), np.float32)
+    raise ValueError(f"binarize: method is {method!r}; give 'threshold' or 'bernoulli'.")
+
+
+def _refuse(x: Array, bad: Array, expected: str, mend: str) -> None:
+    if bad.any():
+        where = tuple(int(i) for i in np.unravel_index(np.argmax(bad), x.shape))
+        raise ValueError(
+            f"binarize: x at index {where} is {x[where]}, where {expected} is expected "
+            f"({bad.sum()} such of {x.size}). {mend}"
+        )
