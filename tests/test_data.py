@@ -59,7 +59,7 @@ def test_bars_come_before_stripes() -> None:
 
 
 def test_bars_and_stripes_best_log_likelihood() -> None:
-    """The entropy bound of the 3x3 and 4x4 data, as printed in the literature."""
+    """Minus the entropy of the 3x3 and 4x4 data: what no model of them can exceed."""
     for n, per_row in [(3, -2.599), (4, -108.13 / 32)]:
         _, counts = np.unique(bars_and_stripes(n), axis=0, return_counts=True)
         p = counts / counts.sum()
