@@ -1,2 +1,32 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
+"""ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
+
+from ebmpp.factors import Bias, Bilinear, Factor
+from ebmpp.families import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Exponential,
+    Family,
+    Gaussian,
+    Poisson,
+    Spin,
+)
+from ebmpp.graph import FactorGraph, layered
+
+__all__ = [
+    "Bernoulli",
+    "Bias",
+    "Bilinear",
+    "Binomial",
+    "Categorical",
+    "Exponential",
+    "Factor",
+    "FactorGraph",
+    "Family",
+    "Gaussian",
+    "Poisson",
+    "Spin",
+    "layered",
+]

@@ -1,0 +1,31 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong, by name."""
+
+
+class DeclarationError(ValueError):
+    """A graph or factor that cannot be what it says."""
+
+
+class NotMultiAffineError(DeclarationError):
+    """A factor whose energy is not affine in each unit's statistics, or whose units interact."""
+
+
+class StateError(ValueError):
+    """A state, data set or clamped value with a wrong name, shape or value."""
+
+
+class ParameterError(ValueError):
+    """Parameters with a wrong name, shape or value."""
+
+
+class DomainError(ParameterError):
+    """Parameters under which the model does not normalise."""
+
+
+class IntractableError(ValueError):
+    """An exact computation that was asked for where none is feasible."""
+
+
+class UnmetError(RuntimeError):
+    """Coupled pairs that had not met when they were needed."""

@@ -1,0 +1,164 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Factors: the terms of the energy."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.errors import DeclarationError
+from ebmpp.families import Family
+
+Params = Any
+
+
+class _Frozen:
+    """A pytree of arrays that compares and hashes by value."""
+
+    def __init__(self, tree: Params) -> None:
+        leaves, self._structure = jax.tree.flatten(tree)
+        self._leaves = tuple(np.array(leaf) for leaf in leaves)
+        self._key = tuple((a.shape, str(a.dtype), a.tobytes()) for a in self._leaves)
+
+    def thaw(self) -> Params:
+        return jax.tree.unflatten(self._structure, [jnp.asarray(a) for a in self._leaves])
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _Frozen) and self._structure == other._structure
+        return same and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash((self._structure, self._key))
+
+    def __repr__(self) -> str:
+        return repr(jax.tree.map(np.shape, self.thaw()))
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Factor:
+    """A term of the energy over one or more blocks.
+
+    :param blocks: the names of the blocks in its scope.
+    :param energy: ``energy(params, *statistics)``, a scalar for one state; statistics come in the
+        order of ``blocks``, each of shape ``shape + stat_shape``. It must be affine in each unit's
+        statistics, the others held fixed, and the units of one block must not interact in it.
+    :param init: the factor's initial params: a pytree of arrays, or a function of a jax key that
+        returns one, or None for a factor without parameters.
+    :param name: the key of its params; the blocks joined by ":" unless given.
+    :raises DeclarationError: no block, a block named twice, or an energy that is not callable.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> from ebmpp import Bernoulli, Factor, FactorGraph
+    >>> gate = Factor("x", "y", "h", init=jnp.ones((2, 2, 3)),
+    ...     energy=lambda w, x, y, h: -jnp.einsum("ijk,i,j,k", w, x, y, h))
+    >>> blocks = {"x": Bernoulli(2), "y": Bernoulli(2)}
+    >>> FactorGraph(visible=blocks, latent={"h": Bernoulli(3)}, factors=[gate]).layers
+    (('x',), ('y',), ('h',))
+    """
+
+    blocks: tuple[str, ...]
+    energy: Callable[..., Array]
+    init: Any
+    name: str
+
+    #: what an initialisation scheme may do with it: "bias", "weight", or nothing.
+    role: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        *blocks: str,
+        energy: Callable[..., Array],
+        init: Any = None,  # noqa: ANN401
+        name: str | None = None,
+    ) -> None:
+        if not blocks or not all(isinstance(b, str) and b for b in blocks):
+            raise DeclarationError(f"a factor's blocks are one or more names, not {blocks!r}")
+        if len(set(blocks)) < len(blocks):
+            raise DeclarationError(
+                f"factor over {blocks} names a block twice: units of one block would interact; "
+                "split the block in two, so that each can be updated given the other"
+            )
+        if not callable(energy):
+            raise DeclarationError(f"factor over {blocks}: energy is a function, not {energy!r}")
+        set_field = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731
+        set_field("blocks", tuple(blocks))
+        set_field("energy", energy)
+        set_field("init", init if callable(init) or init is None else _Frozen(init))
+        set_field("name", ":".join(blocks) if name is None else name)
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        named = "" if self.name == ":".join(self.blocks) else f", name={self.name!r}"
+        return f"{kind}({', '.join(map(repr, self.blocks))}{named})"
+
+    def evaluate(self, params: Params, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        """The energy of one state, a scalar."""
+        del families
+        return self.energy(params, *statistics)
+
+    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
+        """Initial params without a scheme."""
+        del families
+        if self.init is None:
+            return ()
+        made = self.init(rng_key) if callable(self.init) else self.init.thaw()
+        as_float = lambda a: jnp.asarray(a, jnp.result_type(float))  # noqa: E731
+        return jax.tree.map(as_float, made)
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Bias(Factor):
+    """``-<b, t(x)>``: the natural parameter that a block has on its own; ``b`` has its statistics' shape.
+
+    :param block: the block's name.
+    :param name: the key of its params; the block's name unless given.
+    """
+
+    role = "bias"
+
+    def __init__(self, block: str, *, name: str | None = None) -> None:
+        super().__init__(block, energy=_bias_energy, name=name)
+
+    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+        return families[self.blocks[0]].default_eta()
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Bilinear(Factor):
+    """``-sum_ij w_ij t_i(a) t_j(b)``; ``w`` has the shapes of the two blocks' statistics, joined.
+
+    A Gaussian of learned variance takes part with x alone; write a :class:`Factor` to couple x**2.
+
+    :param first: a block's name.
+    :param second: another block's name.
+    :param name: the key of its params; ``"first:second"`` unless given.
+    """
+
+    role = "weight"
+
+    def __init__(self, first: str, second: str, *, name: str | None = None) -> None:
+        super().__init__(first, second, energy=_bilinear_energy, name=name)
+
+    def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        return self.energy(params, *map(lambda f, t: f.interaction(t), families, statistics))
+
+    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+        first, second = (families[b].interaction_shape for b in self.blocks)
+        return jnp.zeros(first + second)
+
+
+def _bias_energy(bias: Array, statistics: Array) -> Array:
+    return -jnp.vdot(bias, statistics)
+
+
+def _bilinear_energy(weight: Array, first: Array, second: Array) -> Array:
+    matrix = weight.reshape(first.size, second.size)
+    return -(first.ravel() @ (matrix @ second.ravel()))

@@ -1,0 +1,349 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The declaration: a factor graph of visible and latent blocks, and what follows from it."""
+
+from collections.abc import Iterable, Mapping
+import itertools
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpyro.distributions as dist
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import coloring, derived, domain, initialization, states
+from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.factors import Bias, Bilinear, Factor
+from ebmpp.families import Family
+from ebmpp.probe import probe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+State = Mapping[str, Array]
+Params = dict[str, Any]
+
+
+class FactorGraph:
+    """An energy-based model: ``log p(x) = -E(t(x)) + sum_b log r_b(x_b) - log Z``.
+
+    Immutable, hashable and compared by value, so it can be a static argument of ``jax.jit``. All
+    methods take leading batch axes and work under ``jit``, ``vmap`` and ``grad``.
+
+    :param visible: blocks that data are given for, a dict of families.
+    :param latent: the other blocks.
+    :param factors: the terms of the energy.
+    :raises DeclarationError: unknown block, two factors of one name, a block no factor mentions, or
+        an energy that fails.
+    :raises NotMultiAffineError: a factor that is not affine in each unit's statistics.
+
+    **Example**
+
+    >>> import jax
+    >>> from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph
+    >>> rbm = FactorGraph(visible={"v": Bernoulli(4)}, latent={"h": Bernoulli(3)},
+    ...                   factors=[Bias("v"), Bias("h"), Bilinear("v", "h")])
+    >>> rbm.layers
+    (('v',), ('h',))
+    >>> params = rbm.init(jax.random.key(0))
+    >>> rbm.free_energy(params, {"v": jax.numpy.zeros((10, 4))}).shape
+    (10,)
+    """
+
+    def __init__(
+        self,
+        visible: Mapping[str, Family],
+        latent: Mapping[str, Family] | None = None,
+        factors: Iterable[Factor] = (),
+    ) -> None:
+        latent = {} if latent is None else latent
+        _check_blocks(visible, latent)
+        put = super().__setattr__
+        put("visible", MappingProxyType(dict(visible)))
+        put("latent", MappingProxyType(dict(latent)))
+        put("families", MappingProxyType({**visible, **latent}))
+        put("factors", _check_factors(tuple(factors), self.families))
+        put("_shapes", {f.name: _probed_shapes(f, self.families) for f in self.factors})
+        put("edges", frozenset(self._interactions()))
+        put("layers", coloring.color(self._block_graph()))
+        put("_identity", (tuple(visible.items()), tuple(latent.items()), self.factors))
+
+    # -- a value ---------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a FactorGraph is immutable; declare a new one to change {name!r}")
+
+    __delattr__ = __setattr__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FactorGraph) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __reduce__(self) -> tuple:
+        return FactorGraph, (dict(self.visible), dict(self.latent), self.factors)
+
+    def __repr__(self) -> str:
+        listed = ", ".join(map(repr, self.factors))
+        return f"FactorGraph(visible={dict(self.visible)}, latent={dict(self.latent)}, factors=[{listed}])"
+
+    # -- the block graph -------------------------------------------------------------------------
+
+    def _interactions(self) -> Iterable[tuple[str, str]]:
+        order = {name: i for i, name in enumerate(self.families)}
+        for factor in self.factors:
+            scope = sorted(factor.blocks, key=order.__getitem__)
+            yield from itertools.combinations(scope, 2)
+
+    def _block_graph(self) -> nx.Graph:
+        made = nx.Graph()
+        made.add_nodes_from(self.families)
+        order = {edge: i for i, edge in enumerate(itertools.combinations(self.families, 2))}
+        made.add_edges_from(sorted(self.edges, key=order.__getitem__))
+        return made
+
+    def to_networkx(self) -> nx.Graph:
+        """The block graph: nodes with ``family``, ``visible`` and ``layer``, edges with ``factors``."""
+        made = self._block_graph()
+        layer = {block: i for i, blocks in enumerate(self.layers) for block in blocks}
+        for block, family in self.families.items():
+            made.nodes[block].update(
+                family=family, visible=block in self.visible, layer=layer[block]
+            )
+        for a, b in made.edges:
+            made.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
+        return made
+
+    def draw(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the block graph, a column a layer, visible blocks shaded (needs matplotlib).
+
+        :param ax: where to; a new figure if None.
+        :return: the axes.
+        """
+        from ebmpp.drawing import draw_graph  # matplotlib is an extra
+
+        return draw_graph(self, ax)
+
+    def interacting(self, blocks: Iterable[str]) -> list[tuple[str, str]]:
+        """The pairs among ``blocks`` that share a factor."""
+        blocks = set(blocks)
+        return [edge for edge in sorted(self.edges) if set(edge) <= blocks]
+
+    def neighbours(self, blocks: Iterable[str]) -> tuple[str, ...]:
+        """The other blocks that share a factor with one of ``blocks``."""
+        blocks = set(blocks)
+        found = {b for edge in self.edges if blocks & set(edge) for b in edge} - blocks
+        return tuple(b for b in self.families if b in found)
+
+    # -- params ----------------------------------------------------------------------------------
+
+    def init(
+        self,
+        rng_key: Array,
+        data: Mapping[str, Array] | Array | None = None,
+        scheme: str | Mapping[str, str] = "gaussian",
+    ) -> Params:
+        """Initial params, a dict keyed by factor name.
+
+        :param rng_key: a jax key.
+        :param data: rows of the visible blocks; their base rates become the visible biases.
+        :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
+            (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with
+            "weight" ("gaussian", "orthogonal", "zero") and "bias" ("base_rate", "logistic", "zero").
+        :raises ParameterError: for an unknown scheme.
+        :raises StateError: for data of a wrong name, shape or value.
+        """
+        made = initialization.resolve(scheme)
+        means = {}
+        if data is not None:
+            rows, _ = states.as_rows(self.families, self.as_visible(data), tuple(self.visible))
+            for block, x in rows.items():
+                means[block] = (self.families[block].statistics(x).mean(0), len(x))
+        keys = jax.random.split(rng_key, max(1, len(self.factors)))
+        return {
+            factor.name: initialization.init_factor(factor, key, self.families, made, means)
+            for factor, key in zip(self.factors, keys, strict=False)
+        }
+
+    def check(self, params: Params) -> None:
+        """Check params: names, shapes, finite values, and that the model normalises.
+
+        :raises ParameterError: naming the factor.
+        :raises DomainError: with an account of what does not normalise.
+        """
+        states.check_params(self._shapes, params)
+        states.check_finite(params)
+        if all(states.is_concrete(leaf) for leaf in jax.tree.leaves(params)):
+            domain.check(self, params)
+
+    def as_visible(self, data: Mapping[str, Array] | Array) -> dict[str, Array]:
+        """Data as a dict of visible blocks; a bare array stands for the only one.
+
+        :raises StateError: for a bare array when there are several visible blocks.
+        """
+        if isinstance(data, Mapping):
+            states.check_names(data, self.visible, "visible block")
+            return dict(data)
+        if len(self.visible) != 1:
+            raise states.StateError(
+                f"data is one array, and there are visible blocks {list(self.visible)}: give a dict"
+            )
+        return {next(iter(self.visible)): states.as_array("data", data)}
+
+    # -- what follows from the energy ------------------------------------------------------------
+
+    def statistics(self, x: State) -> dict[str, Array]:
+        """Sufficient statistics of each block of ``x``."""
+        return {b: self.families[b].statistics(v) for b, v in x.items()}
+
+    def _rows(
+        self, params: Params, x: State, needed: Iterable[str]
+    ) -> tuple[dict, tuple[int, ...]]:
+        states.check_params(self._shapes, params)
+        return states.as_rows(self.families, x, tuple(needed))
+
+    def energy(self, params: Params, x: State) -> Array:
+        """E(t(x)).
+
+        :param x: every block, shapes ``(*batch, *shape)``.
+        :return: shape ``(*batch,)``.
+        :raises StateError: missing or unknown block, wrong shape, NaN, or outside the support.
+        """
+        rows, batch = self._rows(params, x, self.families)
+        value = jax.vmap(lambda t: derived.energy(self, params, t))(self.statistics(rows))
+        return value.reshape(batch)
+
+    def log_density(self, params: Params, x: State) -> Array:
+        """log p(x) + log Z: minus the energy, plus the base measures."""
+        rows, batch = self._rows(params, x, self.families)
+        base = jax.vmap(lambda r: derived.log_base_measure(self, r))(rows)
+        return base.reshape(batch) - self.energy(params, x)
+
+    def natural_parameters(self, params: Params, x: State, block: str) -> Array:
+        """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``."""
+        states.check_names([block], self.families)
+        around = self.neighbours([block])
+        rows, batch = self._rows(params, {b: x[b] for b in x if b != block}, around)
+        family = self.families[block]
+        if not rows:
+            return derived.natural(self, params, {}, [block])[block]
+        eta = jax.vmap(lambda t: derived.natural(self, params, t, [block])[block])(
+            self.statistics(rows)
+        )
+        return eta.reshape(batch + family.statistic_shape)
+
+    def conditional(self, params: Params, x: State, block: str) -> dist.Distribution:
+        """The law of ``block`` given the rest: a NumPyro distribution over the whole block."""
+        return self.families[block].distribution(self.natural_parameters(params, x, block))
+
+    def mean(self, params: Params, x: State, block: str) -> Array:
+        """Mean statistics of ``block`` given the rest, dA/deta."""
+        return self.families[block].mean(self.natural_parameters(params, x, block))
+
+    def mode(self, params: Params, x: State, block: str) -> Array:
+        """The most probable value of ``block`` given the rest."""
+        return self.families[block].mode(self.natural_parameters(params, x, block))
+
+    def marginal(self, params: Params, x: State, blocks: Iterable[str] | str) -> Array:
+        """log of the unnormalised density of the other blocks, ``blocks`` summed out exactly.
+
+        :param x: the blocks that stay, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored.
+        :param blocks: blocks that do not interact with one another.
+        :return: shape ``(*batch,)``.
+        :raises IntractableError: when two of ``blocks`` interact.
+        """
+        blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
+        states.check_names(blocks, self.families)
+        if self.interacting(blocks):
+            a, b = self.interacting(blocks)[0]
+            raise IntractableError(
+                f"blocks {a!r} and {b!r} interact, so they cannot be summed out together in closed "
+                f"form; give a value for one of them (the layers are {self.layers})"
+            )
+        kept = {b: v for b, v in x.items() if b not in blocks}
+        rows, batch = self._rows(params, kept, [b for b in self.families if b not in blocks])
+        value = jax.vmap(lambda r: self._log_marginal(params, r, blocks))(rows)
+        return value.reshape(batch)
+
+    def _log_marginal(self, params: Params, x: State, blocks: tuple[str, ...]) -> Array:
+        """One state's log marginal, base measures of the kept blocks included; unchecked."""
+        inner = derived.log_marginal(self, params, self.statistics(x), blocks)
+        return inner + derived.log_base_measure(self, x)
+
+    def free_energy(self, params: Params, x: State) -> Array:
+        """F with p(x) proportional to exp(-F(x)): the blocks that ``x`` leaves out are summed out.
+
+        :param x: usually the visible blocks, shapes ``(*batch, *shape)``.
+        :return: shape ``(*batch,)``.
+        :raises IntractableError: when two blocks left out interact.
+        """
+        return -self.marginal(params, x, [b for b in self.families if b not in x])
+
+
+def _check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -> None:
+    for name, family in (*visible.items(), *latent.items()):
+        if not isinstance(name, str) or not name:
+            raise DeclarationError(f"a block's name is a non-empty string, not {name!r}")
+        if not isinstance(family, Family):
+            raise DeclarationError(
+                f"block {name!r} needs a family such as Bernoulli(10), not {family!r}"
+            )
+    both = sorted(set(visible) & set(latent))
+    if both:
+        raise DeclarationError(f"blocks {both} are declared visible and latent; choose one")
+    if not visible:
+        raise DeclarationError("a FactorGraph needs at least one visible block")
+
+
+def _check_factors(
+    factors: tuple[Factor, ...], families: Mapping[str, Family]
+) -> tuple[Factor, ...]:
+    seen: set[str] = set()
+    for factor in factors:
+        if not isinstance(factor, Factor):
+            raise DeclarationError(f"factors holds {factor!r}, which is not a Factor")
+        for block in factor.blocks:
+            if block not in families:
+                raise DeclarationError(
+                    f"{factor!r} names block {block!r}, and the blocks are {list(families)}"
+                )
+        if factor.name in seen:
+            raise DeclarationError(
+                f"two factors are named {factor.name!r}; drop one, or give it another name=..."
+            )
+        seen.add(factor.name)
+    alone = [b for b in families if not any(b in f.blocks for f in factors)]
+    if alone:
+        raise DeclarationError(f"no factor mentions block {alone[0]!r}; add Bias({alone[0]!r})")
+    return factors
+
+
+def _probed_shapes(factor: Factor, families: Mapping[str, Family]) -> Any:  # noqa: ANN401
+    params = factor.init_params(jax.random.key(0), families)
+    probe(factor, families, params)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
+
+
+def layered(**blocks: Family) -> FactorGraph:
+    """A chain of blocks, each with a bias and bilinear to the next; the first is visible.
+
+    Two blocks make a (restricted) Boltzmann machine, more a deep one.
+
+    :param blocks: families in order.
+    :raises DeclarationError: without blocks.
+
+    **Example**
+
+    >>> from ebmpp import Bernoulli, layered
+    >>> layered(v=Bernoulli(6), h1=Bernoulli(4), h2=Bernoulli(3)).layers
+    (('v', 'h2'), ('h1',))
+    """
+    if not blocks:
+        raise DeclarationError("layered needs at least one block, such as v=Bernoulli(784)")
+    first, *rest = blocks
+    factors = [*map(Bias, blocks), *(Bilinear(a, b) for a, b in itertools.pairwise(blocks))]
+    return FactorGraph({first: blocks[first]}, {b: blocks[b] for b in rest}, factors)

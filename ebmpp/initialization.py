@@ -1,0 +1,88 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Where training starts: weights and biases by scheme."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.errors import ParameterError
+from ebmpp.factors import Factor
+from ebmpp.families import Family
+
+SCHEMES: dict[str, dict[str, str]] = {
+    "gaussian": {"weight": "gaussian", "bias": "base_rate"},
+    "orthogonal": {"weight": "orthogonal", "bias": "logistic"},
+}
+_WEIGHTS = ("gaussian", "orthogonal", "zero")
+_BIASES = ("base_rate", "logistic", "zero")
+
+
+def resolve(scheme: str | Mapping[str, str]) -> dict[str, str]:
+    """A scheme as a dict with keys "weight" and "bias".
+
+    :raises ParameterError: for an unknown name.
+    """
+    if isinstance(scheme, str):
+        if scheme not in SCHEMES:
+            raise ParameterError(f"scheme {scheme!r} is unknown; choose one of {sorted(SCHEMES)}")
+        return dict(SCHEMES[scheme])
+    made = {**SCHEMES["gaussian"], **scheme}
+    for role, allowed in (("weight", _WEIGHTS), ("bias", _BIASES)):
+        if made[role] not in allowed or set(made) != {"weight", "bias"}:
+            raise ParameterError(
+                f"scheme {dict(scheme)!r} is unknown; give 'weight' as one of {_WEIGHTS} and 'bias' "
+                f"as one of {_BIASES}"
+            )
+    return made
+
+
+def init_factor(
+    factor: Factor,
+    rng_key: Array,
+    families: Mapping[str, Family],
+    scheme: Mapping[str, str],
+    means: Mapping[str, tuple[Array, int]],
+) -> Any:  # noqa: ANN401
+    """Initial params of one factor.
+
+    :param means: mean statistics and number of rows of the blocks that data were given for.
+    """
+    start = factor.init_params(rng_key, families)
+    if factor.role == "weight":
+        return _weight(scheme["weight"], rng_key, start, families[factor.blocks[0]])
+    if factor.role == "bias":
+        block = factor.blocks[0]
+        return _bias(scheme["bias"], rng_key, start, families[block], means.get(block))
+    return start
+
+
+def _weight(how: str, rng_key: Array, start: Array, first: Family) -> Array:
+    if how == "zero":
+        return start
+    if how == "gaussian":  # standard deviation 0.01: Hinton (2012), section 8
+        return 0.01 * jax.random.normal(rng_key, start.shape, start.dtype)
+    rows = math.prod(first.interaction_shape)
+    matrix = jax.nn.initializers.orthogonal()(rng_key, (rows, start.size // rows), start.dtype)
+    return matrix.reshape(start.shape)
+
+
+def _bias(
+    how: str, rng_key: Array, start: Array, family: Family, mean: tuple[Array, int] | None
+) -> Array:
+    if how == "logistic":  # Logistic(0, 0.5): Taniguchi et al. (2023), section 5
+        noise = 0.5 * jax.random.logistic(rng_key, start.shape, start.dtype)
+        # a second statistic (a precision) or a rate must stay in its domain: only free ones move
+        free = family.in_domain(start + noise) & family.in_domain(start - noise)
+        return jnp.where(
+            free.reshape(free.shape + (1,) * (start.ndim - free.ndim)), start + noise, start
+        )
+    if how == "base_rate" and mean is not None:
+        # One pseudo-row of the default law keeps units that never change inside the domain.
+        observed, rows = mean
+        return family.from_mean((rows * observed + family.mean(start)) / (rows + 1))
+    return start

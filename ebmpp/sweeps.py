@@ -1,0 +1,96 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Drawing layers of many rows at once: what every sampler is made of.
+
+A *row* is one state: a dict of blocks of shape ``(rows, *shape)``, and a key pair of shape
+``(rows, 2)``. A row's draws depend on its own key pair alone. Nothing is checked here.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, derived
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
+
+Rows = Mapping[str, Array]
+Schedule = tuple[tuple[str, ...], ...]
+
+
+def schedule(graph: "FactorGraph", clamped: Iterable[str] = ()) -> Schedule:
+    """The layers of one sweep without the clamped blocks."""
+    held = set(clamped)
+    free = (tuple(b for b in layer if b not in held) for layer in graph.layers)
+    return tuple(layer for layer in free if layer)
+
+
+def natural_rows(
+    graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str]
+) -> dict[str, Array]:
+    """Natural parameters of ``blocks``, each of shape ``(rows, *shape, *stat_shape)``."""
+    around = {b: x[b] for b in graph.neighbours(blocks)}
+    if not around:  # no neighbours: the same for every row
+        eta = derived.natural(graph, params, {}, blocks)
+        rows = len(next(iter(x.values())))
+        return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
+    one = lambda t: derived.natural(graph, params, t, blocks)  # noqa: E731
+    return jax.vmap(one)(graph.statistics(around))
+
+
+def num_words(graph: "FactorGraph", blocks: Iterable[str], *, coupled: bool = False) -> int:
+    """How many random words a row's draw of ``blocks`` takes."""
+    families = [graph.families[b] for b in blocks]
+    return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families)
+
+
+def split_words(
+    graph: "FactorGraph", blocks: Iterable[str], words: Array, *, coupled: bool = False
+) -> dict[str, Array]:
+    """The words of each block, of shape ``(rows, *shape, words a unit)``."""
+    parts, start = {}, 0
+    for b in blocks:
+        family = graph.families[b]
+        each = family.num_couple_words if coupled else family.num_words
+        stop = start + family.size * each
+        parts[b] = words[:, start:stop].reshape(-1, *family.shape, each)
+        start = stop
+    return parts
+
+
+def draw_rows(
+    graph: "FactorGraph", blocks: Iterable[str], eta: Mapping[str, Array], words: Array
+) -> dict[str, Array]:
+    """Draw ``blocks`` from their families at ``eta``."""
+    parts = split_words(graph, blocks, words)
+    return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
+
+
+def sweep_rows(
+    graph: "FactorGraph",
+    params: dict[str, Any],
+    x: Rows,
+    layers: Schedule,
+    pairs: Array,
+) -> dict[str, Array]:
+    """One sweep: draw every layer given the rest, in order (blocked Gibbs).
+
+    :param pairs: key pairs of this sweep, shape ``(rows, 2)``.
+    """
+    x = dict(x)
+    for index, blocks in enumerate(layers):
+        eta = natural_rows(graph, params, x, blocks)
+        words = bits.words(bits.fold_in(pairs, index), num_words(graph, blocks))
+        x |= draw_rows(graph, blocks, eta, words)
+    return x
+
+
+def initial_rows(graph: "FactorGraph", blocks: Iterable[str], pairs: Array) -> dict[str, Array]:
+    """Initial values of ``blocks``: uniform where the family has a uniform law."""
+    blocks = tuple(blocks)
+    parts = split_words(graph, blocks, bits.words(pairs, num_words(graph, blocks)))
+    return {b: graph.families[b].initial(parts[b]) for b in blocks}
