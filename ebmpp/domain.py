@@ -58,9 +58,7 @@ def _around(graph: "FactorGraph", block: str) -> list[str]:
     return [b for b in graph.families if (b, block) in graph.edges or (block, b) in graph.edges]
 
 
-def _eta(
-    graph: "FactorGraph", params: dict[str, Any], block: str, stats: dict[str, Array]
-) -> Array:
+def _eta(graph: "FactorGraph", params: dict[str, Any], block: str, stats: dict[str, Array]) -> Array:
     return derived.natural(graph, params, stats, [block])[block]
 
 
@@ -74,9 +72,7 @@ def _check_reach(graph: "FactorGraph", params: dict[str, Any], block: str) -> No
         for b in around:
             other = graph.families[b]
             if all(map(math.isfinite, other.bounds)):
-                slope = jax.jacrev(lambda t, b=b: _eta(graph, params, block, {**zero, b: t}))(
-                    zero[b]
-                )
+                slope = jax.jacrev(lambda t, b=b: _eta(graph, params, block, {**zero, b: t}))(zero[b])
                 worst = worst + _largest(slope, other)
     else:
         worst = _tried(graph, params, block, around)
@@ -125,11 +121,7 @@ def _check_sign(graph: "FactorGraph", params: dict[str, Any], a: str, b: str) ->
     signed = np.isinf(low_a)[:, None] | np.isinf(low_b)[None, :]
     wrong = np.where(signed[None, :, None, :], slope != 0, slope > 0)
     if wrong.any():
-        rule = (
-            "exactly zero"
-            if np.where(signed[None, :, None, :], wrong, False).any()
-            else "at most 0"
-        )
+        rule = "exactly zero" if np.where(signed[None, :, None, :], wrong, False).any() else "at most 0"
         raise DomainError(
             f"the model does not normalise: blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both "
             f"unbounded, so every coupling between them must be {rule}; {int(wrong.sum())} are not. "
@@ -142,15 +134,11 @@ def _check_precision(graph: "FactorGraph", params: dict[str, Any], gaussians: li
     size = sum(graph.families[b].size for b in gaussians)
     if size > _LARGEST_PRECISION:
         return
-    others = {
-        b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in gaussians
-    }
+    others = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in gaussians}
 
     def negative_log_density(x: dict[str, Array]) -> Array:
         stats = {b: graph.families[b].statistics(v) for b, v in x.items()}
-        return derived.energy(graph, params, {**others, **stats}) - derived.log_base_measure(
-            graph, x
-        )
+        return derived.energy(graph, params, {**others, **stats}) - derived.log_base_measure(graph, x)
 
     zero = {b: jnp.zeros(graph.families[b].shape) for b in gaussians}
     flat, unravel = jax.flatten_util.ravel_pytree(zero)

@@ -67,9 +67,7 @@ class Family:
     def __repr__(self) -> str:
         shape = self.shape[0] if len(self.shape) == 1 else self.shape
         extra = "".join(
-            f", {f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if f.name != "shape"
+            f", {f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.name != "shape"
         )
         return f"{type(self).__name__}({shape}{extra})"
 
@@ -140,9 +138,7 @@ class Family:
         :param statistics: t(x), the same shape.
         :return: shape ``(*batch,)``.
         """
-        inner = ((other - eta) * statistics).reshape(
-            *eta.shape[: -len(self.stat_shape) or None], -1
-        )
+        inner = ((other - eta) * statistics).reshape(*eta.shape[: -len(self.stat_shape) or None], -1)
         per_unit = inner.sum(-1) - self.log_normalizer_difference(eta, other)
         return per_unit.sum(tuple(range(-len(self.shape), 0)))
 
@@ -258,9 +254,7 @@ class SpinDistribution(dist.Distribution):
         return spin_constraint
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        up = jax.random.bernoulli(
-            key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape
-        )
+        up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
         return 2 * up.astype(jnp.result_type(float)) - 1
 
     def log_prob(self, value: Array) -> Array:
@@ -529,11 +523,7 @@ class Gaussian(Family):
 
     @property
     def domain(self) -> str:
-        return (
-            "negative in its second entry (-1 / (2 variance))"
-            if self.learned
-            else "any real number"
-        )
+        return "negative in its second entry (-1 / (2 variance))" if self.learned else "any real number"
 
     @property
     def stat_shape(self) -> tuple[int, ...]:

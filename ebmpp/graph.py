@@ -111,9 +111,7 @@ class FactorGraph:
         made = self._block_graph()
         layer = {block: i for i, blocks in enumerate(self.layers) for block in blocks}
         for block, family in self.families.items():
-            made.nodes[block].update(
-                family=family, visible=block in self.visible, layer=layer[block]
-            )
+            made.nodes[block].update(family=family, visible=block in self.visible, layer=layer[block])
         for a, b in made.edges:
             made.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
         return made
@@ -200,9 +198,7 @@ class FactorGraph:
         """Sufficient statistics of each block of ``x``."""
         return {b: self.families[b].statistics(v) for b, v in x.items()}
 
-    def _rows(
-        self, params: Params, x: State, needed: Iterable[str]
-    ) -> tuple[dict, tuple[int, ...]]:
+    def _rows(self, params: Params, x: State, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
         states.check_params(self._shapes, params)
         return states.as_rows(self.families, x, tuple(needed))
 
@@ -231,9 +227,7 @@ class FactorGraph:
         family = self.families[block]
         if not rows:
             return derived.natural(self, params, {}, [block])[block]
-        eta = jax.vmap(lambda t: derived.natural(self, params, t, [block])[block])(
-            self.statistics(rows)
-        )
+        eta = jax.vmap(lambda t: derived.natural(self, params, t, [block])[block])(self.statistics(rows))
         return eta.reshape(batch + family.statistic_shape)
 
     def conditional(self, params: Params, x: State, block: str) -> dist.Distribution:
@@ -289,9 +283,7 @@ def _check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -
         if not isinstance(name, str) or not name:
             raise DeclarationError(f"a block's name is a non-empty string, not {name!r}")
         if not isinstance(family, Family):
-            raise DeclarationError(
-                f"block {name!r} needs a family such as Bernoulli(10), not {family!r}"
-            )
+            raise DeclarationError(f"block {name!r} needs a family such as Bernoulli(10), not {family!r}")
     both = sorted(set(visible) & set(latent))
     if both:
         raise DeclarationError(f"blocks {both} are declared visible and latent; choose one")
@@ -299,9 +291,7 @@ def _check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -
         raise DeclarationError("a FactorGraph needs at least one visible block")
 
 
-def _check_factors(
-    factors: tuple[Factor, ...], families: Mapping[str, Family]
-) -> tuple[Factor, ...]:
+def _check_factors(factors: tuple[Factor, ...], families: Mapping[str, Family]) -> tuple[Factor, ...]:
     seen: set[str] = set()
     for factor in factors:
         if not isinstance(factor, Factor):

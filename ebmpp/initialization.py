@@ -71,16 +71,12 @@ def _weight(how: str, rng_key: Array, start: Array, first: Family) -> Array:
     return matrix.reshape(start.shape)
 
 
-def _bias(
-    how: str, rng_key: Array, start: Array, family: Family, mean: tuple[Array, int] | None
-) -> Array:
+def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: tuple[Array, int] | None) -> Array:
     if how == "logistic":  # Logistic(0, 0.5): Taniguchi et al. (2023), section 5
         noise = 0.5 * jax.random.logistic(rng_key, start.shape, start.dtype)
         # a second statistic (a precision) or a rate must stay in its domain: only free ones move
         free = family.in_domain(start + noise) & family.in_domain(start - noise)
-        return jnp.where(
-            free.reshape(free.shape + (1,) * (start.ndim - free.ndim)), start + noise, start
-        )
+        return jnp.where(free.reshape(free.shape + (1,) * (start.ndim - free.ndim)), start + noise, start)
     if how == "base_rate" and mean is not None:
         # One pseudo-row of the default law keeps units that never change inside the domain.
         observed, rows = mean

@@ -29,15 +29,11 @@ def probe(factor: Factor, families: Mapping[str, Family], params: Params) -> Non
     """
     scope = tuple(families[b] for b in factor.blocks)
     generator = np.random.default_rng(0)
-    draw = lambda f: jnp.asarray(
-        generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float)
-    )  # noqa: E731
+    draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))  # noqa: E731
     noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
     base, other = [draw(f) for f in scope], [draw(f) for f in scope]
     if not jnp.isfinite(_call(factor, scope, noisy, base)):
-        noisy = (
-            params  # an energy that restricts its params (a logarithm, say) is probed at its init
-        )
+        noisy = params  # an energy that restricts its params (a logarithm, say) is probed at its init
     value = _call(factor, scope, noisy, base)
     if not jnp.isfinite(value):
         raise DeclarationError(f"{factor!r}: energy is {value} at its initial params")

@@ -25,9 +25,7 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str = "block")
     known = tuple(known)
     unknown = [name for name in given if name not in known]
     if unknown:
-        raise StateError(
-            f"unknown {what} {unknown[0]!r}; this graph has {', '.join(map(repr, known))}"
-        )
+        raise StateError(f"unknown {what} {unknown[0]!r}; this graph has {', '.join(map(repr, known))}")
 
 
 def check_values(name: str, family: Family, x: Array) -> None:
@@ -58,9 +56,7 @@ def as_array(name: str, value: object) -> Array:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise StateError(
-            f"block {name!r}: expected an array, got {type(value).__name__}"
-        ) from error
+        raise StateError(f"block {name!r}: expected an array, got {type(value).__name__}") from error
 
 
 def batch_shape(families: Mapping[str, Family], x: Mapping[str, Array]) -> tuple[int, ...]:

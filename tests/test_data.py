@@ -105,9 +105,7 @@ arrays = st.sampled_from(sorted(CODES)).flatmap(
 
 
 @given(array=arrays, zipped=st.booleans())
-def test_idx_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, zipped: bool
-) -> None:
+def test_idx_round_trip(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, zipped: bool) -> None:
     content = idx_bytes(array)
     # The name lies about the compression half of the time.
     path = tmp_path_factory.getbasetemp() / "round-trip.gz"
@@ -174,18 +172,14 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("content, message", BAD_FILES.values(), ids=BAD_FILES)
-def test_idx_refuses(
-    write: Callable[..., Path], content: bytes, message: str, zipped: bool
-) -> None:
+def test_idx_refuses(write: Callable[..., Path], content: bytes, message: str, zipped: bool) -> None:
     path = write(gzip.compress(content) if zipped else content)
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{message}"):
         idx(path)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_idx_does_not_allocate_what_a_header_promises(
-    write: Callable[..., Path], zipped: bool
-) -> None:
+def test_idx_does_not_allocate_what_a_header_promises(write: Callable[..., Path], zipped: bool) -> None:
     content = BAD_FILES["promise"][0]
     path = write(gzip.compress(content) if zipped else content)
     tracemalloc.start()
@@ -273,9 +267,7 @@ def test_mnist_refuses_other_labels(write: Callable[..., Path]) -> None:
         mnist(path.parent, labels=True)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("EBMPP_DATA_DIR"), reason="EBMPP_DATA_DIR is not set: no real MNIST"
-)
+@pytest.mark.skipif(not os.environ.get("EBMPP_DATA_DIR"), reason="EBMPP_DATA_DIR is not set: no real MNIST")
 def test_mnist_itself() -> None:
     images, labels = mnist(labels=True)
     assert images.shape == (60000, 784) and images.max() == 1
@@ -305,9 +297,7 @@ def test_binarize_bernoulli_has_the_right_means() -> None:
 
 def test_binarize_bernoulli_depends_on_the_key_alone() -> None:
     x = np.full((10, 10), 0.5)
-    one, again, other = (
-        binarize(x, method="bernoulli", rng_key=jax.random.key(seed)) for seed in (1, 1, 2)
-    )
+    one, again, other = (binarize(x, method="bernoulli", rng_key=jax.random.key(seed)) for seed in (1, 1, 2))
     assert (one == again).all() and (one != other).any()
 
 
