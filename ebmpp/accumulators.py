@@ -1,0 +1,84 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine sums over the states of coupled pairs."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ebmpp import derived
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class EnergyGradient:
+    """The sum over all jobs of w dE/dparams: one weighted product a flush, nothing a pair."""
+
+    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:  # noqa: ANN401
+        """Zeros like ``params``."""
+        del graph, num_jobs
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def add(
+        self,
+        graph: "FactorGraph",
+        params: Any,  # noqa: ANN401
+        total: Any,  # noqa: ANN401
+        x: dict[str, Array],
+        weights: Array,
+        jobs: Array,
+    ) -> Any:  # noqa: ANN401
+        """Add the gradient of sum_i w_i E(params, x_i)."""
+        del jobs
+        return jax.tree.map(jnp.add, total, weighted_gradient(graph, params, x, weights))
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """The sum of w fn(state), pair by pair, for any ``fn`` from a state to a pytree."""
+
+    fn: Callable[[dict[str, Array]], Any]
+    blocks: tuple[tuple[str, tuple[int, ...], str], ...]
+
+    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:  # noqa: ANN401
+        """Zeros with a leading axis of pairs."""
+        del graph, params
+        state = {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
+        shapes = jax.eval_shape(self.fn, state)
+        return jax.tree.map(lambda s: jnp.zeros((num_jobs, *s.shape), jnp.result_type(float)), shapes)
+
+    def add(
+        self,
+        graph: "FactorGraph",
+        params: Any,  # noqa: ANN401
+        total: Any,  # noqa: ANN401
+        x: dict[str, Array],
+        weights: Array,
+        jobs: Array,
+    ) -> Any:  # noqa: ANN401
+        """Add each weighted value to its own pair's sum."""
+        del graph, params
+        values = jax.vmap(self.fn)(x)
+
+        def put(total: Array, value: Array) -> Array:
+            w = weights.reshape(-1, *(1,) * (value.ndim - 1))
+            # a weight of zero silences a value that is not finite in a slot that holds no pair
+            return total.at[jobs].add(jnp.where(w == 0, 0.0, w * value))
+
+        return jax.tree.map(put, total, values)
+
+
+def weighted_gradient(graph: "FactorGraph", params: Any, x: dict[str, Array], weights: Array) -> Any:  # noqa: ANN401
+    """Gradient in params of ``sum_i w_i E(params, x_i)`` over rows."""
+    statistics = graph.statistics(x)
+
+    def weighted(p: Any) -> Array:  # noqa: ANN401
+        return weights @ jax.vmap(lambda t: derived.energy(graph, p, t))(statistics)
+
+    return jax.grad(weighted)(params)
