@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
 
+from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
     Bernoulli,
@@ -14,12 +15,14 @@ from ebmpp.families import (
     Spin,
 )
 from ebmpp.graph import FactorGraph, layered
+from ebmpp.kernels import BlockedGibbs
 
 __all__ = [
     "Bernoulli",
     "Bias",
     "Bilinear",
     "Binomial",
+    "BlockedGibbs",
     "Categorical",
     "Exponential",
     "Factor",
@@ -28,5 +31,6 @@ __all__ = [
     "Gaussian",
     "Poisson",
     "Spin",
+    "exact",
     "layered",
 ]

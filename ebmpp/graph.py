@@ -260,6 +260,8 @@ class FactorGraph:
             )
         kept = {b: v for b, v in x.items() if b not in blocks}
         rows, batch = self._rows(params, kept, [b for b in self.families if b not in blocks])
+        if not rows:  # nothing is kept, so there is no axis to map over
+            return self._log_marginal(params, {}, blocks)
         value = jax.vmap(lambda r: self._log_marginal(params, r, blocks))(rows)
         return value.reshape(batch)
 
