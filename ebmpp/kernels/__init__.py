@@ -1,0 +1,8 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""NumPyro MCMC kernels for energy-based models."""
+
+from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
+
+__all__ = ["BlockedGibbs", "Conditions", "GibbsState", "RowKernel"]

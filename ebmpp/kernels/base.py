@@ -1,0 +1,262 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What all kernels share: NumPyro's contract, params, clamped blocks, keys, chains.
+
+A kernel holds its graph and nothing of a run: params and clamped values arrive as model arguments on
+every call. What is kept on a kernel would become a constant of NumPyro's compiled loop, and the next
+run, with other params, would go on sampling the old model.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from numpyro.infer.mcmc import MCMCKernel
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, states, sweeps
+from ebmpp.errors import ParameterError, StateError
+from ebmpp.graph import FactorGraph, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """What one call samples: a graph with params, and the values that are held fixed.
+
+    :param graph: the declaration.
+    :param params: a dict keyed by factor name.
+    :param clamped: values of the clamped blocks as rows, each of shape ``(rows, *shape)``.
+    :param batch: the leading axes of the clamped values, ``rows`` being their product.
+    """
+
+    graph: FactorGraph
+    params: Params
+    clamped: dict[str, Array]
+    batch: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of one chain: 1 unless the clamped values have leading axes."""
+        return math.prod(self.batch)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The blocks that are sampled."""
+        return tuple(b for b in self.graph.families if b not in self.clamped)
+
+    @property
+    def layers(self) -> sweeps.Schedule:
+        """The layers of a sweep over the free blocks."""
+        return sweeps.schedule(self.graph, self.clamped)
+
+    def pairs(self, rng_key: Array, index: Array | int) -> Array:
+        """Key pairs of step ``index``, one a row; step 0 draws the initial state.
+
+        :param rng_key: one jax key.
+        :return: ``uint32``, shape ``(rows, 2)``.
+        """
+        rows = jnp.arange(self.num_rows, dtype=jnp.uint32)
+        return bits.fold_in(bits.key_pair(rng_key), index, rows)
+
+    def to_rows(self, z: Mapping[str, Array]) -> dict[str, Array]:
+        """A full state as rows: the free blocks of ``z`` and the clamped ones."""
+        shape = lambda b: (self.num_rows, *self.graph.families[b].shape)  # noqa: E731
+        return {b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped
+
+    def from_rows(self, x: Mapping[str, Array]) -> dict[str, Array]:
+        """The free blocks of a full state, each of shape ``(*batch, *shape)``."""
+        return {b: x[b].reshape(self.batch + self.graph.families[b].shape) for b in self.free}
+
+    def initial(self, rng_key: Array, init_params: Mapping[str, Array] | None) -> dict[str, Array]:
+        """Step 0: uniform draws, overridden by ``init_params``."""
+        z = self.from_rows(sweeps.initial_rows(self.graph, self.free, self.pairs(rng_key, 0)))
+        given = {b: jnp.asarray(v).astype(z[b].dtype) for b, v in (init_params or {}).items()}
+        return z | {b: jnp.broadcast_to(v, z[b].shape) for b, v in given.items()}
+
+
+class RowKernel(MCMCKernel):
+    """A NumPyro kernel on the states of a graph; subclasses define one chain.
+
+    Subclasses define ``_init_one(rng_key, conditions, init_params)`` and
+    ``_sample_one(state, conditions)``, both for one chain (one key, ``conditions.num_rows`` rows),
+    with a NamedTuple state that has ``z`` (a dict of the free blocks) and ``rng_key``. They must draw
+    from ``conditions.pairs`` alone; then all of NumPyro's chain methods give the same chains.
+
+    ``_sample_fn``, by which NumPyro tells an initialised kernel, is left undefined on purpose: a
+    resumed run then calls ``init`` once more and drops its state, so that new params and clamped
+    values are checked there too.
+
+    :param graph: the declaration.
+    :raises TypeError: for anything but a :class:`~ebmpp.FactorGraph`.
+    """
+
+    def __init__(self, graph: FactorGraph) -> None:
+        if not isinstance(graph, FactorGraph):
+            raise TypeError(f"{type(self).__name__} takes a FactorGraph, not {type(graph).__name__}")
+        self.graph = graph
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.graph!r})"
+
+    @property
+    def sample_field(self) -> str:
+        """The field of the state that holds the draws."""
+        return "z"
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Mapping[str, Array] | None,
+        model_args: tuple,
+        model_kwargs: dict[str, Any],
+    ) -> NamedTuple:
+        """The initial state; what can be looked at now (not under a transformation) is checked.
+
+        :param rng_key: one key, or a batch of keys (``chain_method="vectorized"``).
+        :param num_warmup: unused: nothing adapts.
+        :param init_params: values of some or all free blocks, each of shape ``(*batch, *shape)`` or
+            one that broadcasts to it, after a leading chain axis when keys are batched.
+        :param model_args: the params, ``(params,)``.
+        :param model_kwargs: the clamped blocks.
+        :raises ParameterError: no params, or of a wrong name, shape or value.
+        :raises DomainError: params under which the model does not normalise.
+        :raises StateError: a wrong name, shape or value among clamped blocks or ``init_params``, or
+            no free block.
+        """
+        del num_warmup
+        made = self.conditions(model_args, model_kwargs, check=True)
+        chains = rng_key.shape[:1] if _is_batched(rng_key) else ()
+        init_params = _check_init(made, init_params, chains)
+        one = lambda key, given: self._init_one(key, made, given)  # noqa: E731
+        return jax.vmap(one)(rng_key, init_params) if chains else one(rng_key, init_params)
+
+    def sample(self, state: NamedTuple, model_args: tuple, model_kwargs: dict[str, Any]) -> NamedTuple:
+        """One step of every chain in ``state``.
+
+        :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
+        """
+        made = self.conditions(model_args, model_kwargs, check=False)
+        batched = _is_batched(state.rng_key)
+        _check_state(made, state, batched)
+        one = lambda s: self._sample_one(s, made)  # noqa: E731
+        return jax.vmap(one)(state) if batched else one(state)
+
+    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> NamedTuple:
+        raise NotImplementedError
+
+    def _sample_one(self, state: NamedTuple, conditions: Conditions) -> NamedTuple:
+        raise NotImplementedError
+
+    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
+        """Model arguments, as NumPyro passes them, made into :class:`Conditions`.
+
+        :param check: whether to look at values also (names and shapes are checked anyway).
+        """
+        params = _only_params(model_args, type(self).__name__)
+        graph, given = self.graph, dict(model_kwargs or {})
+        states.check_names(given, graph.families)
+        # Under pmap or jit, operations on known values would be staged, not evaluated.
+        with jax.ensure_compile_time_eval():
+            given = {b: states.as_array(b, v) for b, v in given.items()}
+        batch = states.batch_shape(graph.families, given)
+        _check_batch(given, batch)
+        if len(given) == len(graph.families):
+            raise StateError(
+                f"all blocks are clamped ({', '.join(map(repr, given))}), so nothing is left to sample; "
+                "leave out at least one"
+            )
+        states.check_params(graph._shapes, params)
+        if check:
+            with jax.ensure_compile_time_eval():
+                graph.check(params)
+                for b, v in given.items():
+                    states.check_values(b, graph.families[b], v)
+        return Conditions(graph, params, _as_rows(graph, given, batch), batch)
+
+
+def _is_batched(rng_key: Array) -> bool:
+    """Whether this is an array of keys (one a chain), typed ``(C,)`` or legacy ``(C, 2)``."""
+    typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+    return rng_key.ndim > (0 if typed else 1)
+
+
+def _only_params(model_args: tuple, kernel: str) -> Params:
+    if len(model_args) != 1:
+        raise ParameterError(
+            f"{kernel} got {len(model_args)} positional arguments after the key, expected 1, the params: "
+            "mcmc.run(key, params), with clamped blocks by keyword: mcmc.run(key, params, v=...)"
+        )
+    return model_args[0]
+
+
+def _check_batch(given: Mapping[str, Array], batch: tuple[int, ...]) -> None:
+    if 0 in batch:
+        shapes = {b: v.shape for b, v in given.items()}
+        raise StateError(f"clamped blocks have no rows: shapes {shapes}; give at least one row")
+
+
+def _as_rows(graph: FactorGraph, given: Mapping[str, Array], batch: tuple[int, ...]) -> dict[str, Array]:
+    rows = {}
+    for b, value in given.items():
+        family = graph.families[b]
+        full = jnp.broadcast_to(value.astype(family.dtype), batch + family.shape)
+        rows[b] = full.reshape(-1, *family.shape)
+    return rows
+
+
+def _check_init(
+    made: Conditions, init_params: Mapping[str, Any] | None, chains: tuple[int, ...]
+) -> dict[str, Array] | None:
+    """:raises StateError: for initial values of a wrong name, shape or value."""
+    if init_params is None:
+        return None
+    if not isinstance(init_params, Mapping):
+        given = type(init_params).__name__
+        raise StateError(f"init_params is a dict of free blocks, such as {made.free}; got {given}")
+    states.check_names(init_params, made.graph.families)
+    checked = {}
+    for b, value in init_params.items():
+        if b in made.clamped:
+            raise StateError(f"block {b!r} is clamped and in init_params; the free blocks are {made.free}")
+        checked[b] = _check_initial_value(made, b, states.as_array(b, value), chains)
+    return checked
+
+
+def _check_initial_value(made: Conditions, block: str, value: Array, chains: tuple[int, ...]) -> Array:
+    family = made.graph.families[block]
+    wanted = made.batch + family.shape
+    shape = value.shape
+    each = shape[len(chains) :] if shape[: len(chains)] == chains else None
+    fits = each is not None and each[len(each) - len(family.shape) :] == family.shape
+    if not fits or not _broadcasts(each, wanted):
+        many = f" ({chains[0]} chains come first)" if chains else " (a single chain has no chain axis)"
+        raise StateError(
+            f"init_params of block {block!r} got shape {shape}, expected {chains + wanted}{many}"
+        )
+    with jax.ensure_compile_time_eval():
+        states.check_values(block, family, value)
+    return value
+
+
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    try:
+        return jnp.broadcast_shapes(shape, wanted) == wanted
+    except ValueError:
+        return False
+
+
+def _check_state(made: Conditions, state: NamedTuple, batched: bool) -> None:
+    """:raises StateError: when ``state`` does not fit, as on resuming with other clamped blocks."""
+    wanted = {b: made.batch + made.graph.families[b].shape for b in made.free}
+    given = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
+    if given != wanted:
+        raise StateError(
+            f"the chain's state has blocks of shapes {given}, and these arguments leave {wanted} free; "
+            "resume with the blocks (and leading axes) that the first run clamped, or set "
+            "mcmc.post_warmup_state = None to start anew"
+        )
