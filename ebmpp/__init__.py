@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
 
+from ebmpp import plots
+from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
@@ -33,4 +35,7 @@ __all__ = [
     "Spin",
     "exact",
     "layered",
+    "plots",
+    "summary",
+    "to_datatree",
 ]

@@ -1,0 +1,183 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+import warnings
+
+import numpy as np
+from numpyro.infer import MCMC
+import pandas as pd
+import xarray as xr
+
+from ebmpp.kernels.base import RowKernel
+
+_SAMPLE_DIMS = ("chain", "draw")
+_NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
+
+
+def to_datatree(result: Any) -> xr.DataTree:
+    """An ArviZ DataTree of a sampling run or of a fit.
+
+    A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped
+    values had leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were
+    collected, and, for coupled kernels, ``meeting`` with ``meeting_time``, ``met`` and ``lag``. A
+    fit gives the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
+
+    :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
+        object with an xarray ``history``).
+    :return: an :class:`xarray.DataTree`.
+    :raises TypeError: for anything else.
+    :raises ValueError: for an MCMC that has not run.
+
+    **Example**
+
+    >>> import jax
+    >>> from numpyro.infer import MCMC
+    >>> from ebmpp import Bernoulli, BlockedGibbs, layered, to_datatree
+    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
+    >>> mcmc = MCMC(BlockedGibbs(rbm), num_warmup=0, num_samples=20, progress_bar=False)
+    >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)))
+    >>> dict(to_datatree(mcmc).posterior.sizes)
+    {'chain': 1, 'draw': 20, 'h_dim_0': 3, 'v_dim_0': 4}
+    """
+    if isinstance(result, MCMC):
+        return _from_mcmc(result)
+    if isinstance(getattr(result, "history", None), xr.Dataset):
+        attrs = _attributes(getattr(result, "graph", None))
+        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), "history": result.history})
+    raise TypeError(f"to_datatree takes an MCMC of an ebmpp kernel or a fit, not {type(result).__name__}")
+
+
+def _attributes(graph: object, kernel: RowKernel | None = None) -> dict[str, str]:
+    try:
+        number = version("ebmpp")
+    except PackageNotFoundError:  # a source tree that is not installed
+        number = "unknown"
+    attrs = {"inference_library": "ebmpp", "inference_library_version": number}
+    if graph is not None:
+        attrs["graph"] = repr(graph)
+    if kernel is not None:
+        attrs["inference_kernel"] = type(kernel).__name__
+    return attrs
+
+
+def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
+    kernel = mcmc.sampler
+    if not isinstance(kernel, RowKernel):
+        raise TypeError(
+            f"to_datatree takes an MCMC of an ebmpp kernel, not of {type(kernel).__name__}; "
+            "arviz_base.from_numpyro converts those of NumPyro"
+        )
+    if mcmc.last_state is None:
+        raise ValueError("this MCMC has no draws yet; call mcmc.run(key, params) first")
+    samples = _host(mcmc.get_samples(group_by_chain=True))
+    import arviz_base  # brings matplotlib with it where that is installed
+
+    groups = {"posterior": samples}
+    extra = {b: v for b, v in _host(mcmc.get_extra_fields(group_by_chain=True)).items() if b != "z"}
+    plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray)}
+    if plain:
+        groups["sample_stats"] = plain
+    attrs = _attributes(kernel.graph, kernel)
+    dims = _dims(kernel, samples)
+    tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
+    if hasattr(mcmc.last_state, "meeting_time"):
+        tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
+    return tree
+
+
+def _host(fields: Mapping[str, Any]) -> dict[str, Any]:
+    is_array = lambda v: hasattr(v, "dtype") and not isinstance(v, Mapping)  # noqa: E731
+    return {name: np.asarray(v) if is_array(v) else v for name, v in fields.items()}
+
+
+def _dims(kernel: RowKernel, samples: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    """Names of the dimensions after chain and draw: the rows' axes first, then the block's own."""
+    dims = {}
+    for block, x in samples.items():
+        own = len(kernel.graph.families[block].shape)
+        rows = x.ndim - len(_SAMPLE_DIMS) - own
+        names = ["row"] if rows == 1 else [f"row_{i}" for i in range(rows)]
+        dims[block] = names + [f"{block}_dim_{i}" for i in range(own)]
+    return dims
+
+
+def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
+    state = mcmc.last_state
+    made = xr.Dataset(attrs=dict(attrs))
+    for name in ("meeting_time", "met"):
+        value = np.asarray(getattr(state, name))
+        value = value[None] if mcmc.num_chains == 1 else value
+        rows = ["row"] if value.ndim == 2 else [f"row_{i}" for i in range(value.ndim - 1)]
+        made[name] = (["chain", *rows], value)
+    made["lag"] = int(getattr(mcmc.sampler, "lag", 1))
+    return made.assign_coords(chain=np.arange(made.sizes["chain"]))
+
+
+def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
+    """:func:`arviz_stats.summary`, honest about what never moved.
+
+    A value that is the same in every draw of each chain has no effective sample size: its chains may
+    be stuck, or the unit nearly certain, and the draws cannot tell which (estimators of the effective
+    sample size answer with the number of draws, and R-hat with nan). Such rows get nan for the
+    effective sample size, its Monte Carlo error and R-hat, and True in the column ``frozen``.
+
+    :param tree: what :func:`to_datatree` returns, or any tree or dataset with ``chain`` and ``draw``.
+    :param kwargs: passed on (``var_names``, ``group``, ``kind``, ``round_to``...), but for ``fmt``.
+    :return: one row a scalar.
+    :raises TypeError: for a ``fmt``.
+
+    **References**
+
+    1. Vehtari, Gelman, Simpson, Carpenter, Buerkner (2021), *Rank-normalization, folding, and
+       localization: an improved R-hat for assessing convergence of MCMC*.
+
+    **Example**
+
+    >>> import arviz_base, numpy as np
+    >>> x = np.stack([np.random.default_rng(0).normal(size=(2, 100)), np.ones((2, 100))], axis=-1)
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     summary(arviz_base.from_dict({"posterior": {"x": x}}))["frozen"].tolist()
+    [False, True]
+    """
+    import arviz_base  # late, as above
+    import arviz_stats
+
+    if "fmt" in kwargs:
+        raise TypeError("summary returns one row a scalar; use arviz_stats.summary for another fmt")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        # the estimators divide by the variance within chains, which is zero where nothing moved
+        warnings.simplefilter("ignore", RuntimeWarning)
+        table = arviz_stats.summary(tree, **kwargs)
+    chosen = {k: v for k, v in kwargs.items() if k in ("var_names", "filter_vars", "group", "sample_dims")}
+    draws = arviz_base.extract(tree, combined=False, keep_dataset=True, **chosen)
+    if kwargs.get("coords") is not None:
+        draws = draws.sel(kwargs["coords"])
+    frozen = _frozen(draws).loc[table.index]
+    affected = [c for c in table.columns if c.startswith(_NEEDS_MOVEMENT)]
+    table[affected] = table[affected].astype(float)
+    table.loc[frozen, affected] = np.nan
+    table["frozen"] = frozen
+    if frozen.any():
+        named = ", ".join(map(str, table.index[frozen][:3])) + (", ..." if frozen.sum() > 3 else "")
+        warnings.warn(
+            f"{int(frozen.sum())} of {len(table)} values are constant in every chain ({named}): stuck "
+            "chains or nearly certain units, so they have no effective sample size; run longer, or "
+            "start the chains apart",
+            stacklevel=2,
+        )
+    return table
+
+
+def _frozen(draws: xr.Dataset) -> pd.Series:
+    """Whether each scalar keeps one value throughout each chain, labelled as ArviZ labels them."""
+    from arviz_base import dataset_to_dataframe
+
+    moved = (draws.max("draw") > draws.min("draw")).any([d for d in ("chain",) if d in draws.dims])
+    flags = dataset_to_dataframe(moved.expand_dims(summary=["moved"]), sample_dims=["summary"])
+    return ~flags.T["moved"].astype(bool)

@@ -1,0 +1,164 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""DataTrees of runs and fits, and the summary."""
+
+from types import SimpleNamespace
+from typing import NamedTuple
+import warnings
+
+import arviz_base
+import arviz_stats
+import numpy as np
+from numpyro.infer import MCMC
+import pytest
+import xarray as xr
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import Bernoulli, Bias, BlockedGibbs, FactorGraph, layered, summary, to_datatree
+
+RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
+
+
+def run(graph=RBM, params=None, chains=2, extra_fields=(), kernel=BlockedGibbs, **clamped):  # noqa: ANN001, ANN003, ANN201
+    mcmc = MCMC(
+        kernel(graph),
+        num_warmup=0,
+        num_samples=60,
+        num_chains=chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    params = graph.init(jax.random.key(0)) if params is None else params
+    mcmc.run(jax.random.key(1), params, extra_fields=extra_fields, **clamped)
+    return mcmc
+
+
+@pytest.fixture(scope="module")
+def mcmc() -> MCMC:
+    return run(extra_fields=("i",))
+
+
+def test_posterior_group(mcmc):  # noqa: ANN001, ANN201
+    tree = to_datatree(mcmc)
+    assert tree.posterior["v"].dims == ("chain", "draw", "v_dim_0")
+    samples = mcmc.get_samples(group_by_chain=True)
+    for block in ("v", "h"):
+        np.testing.assert_array_equal(tree.posterior[block], samples[block])
+    np.testing.assert_array_equal(tree.sample_stats["i"][0], np.arange(1, 61))
+    assert tree.attrs["inference_library"] == "ebmpp"
+    assert tree.attrs["graph"] == repr(RBM)
+    assert tree.posterior.attrs["inference_kernel"] == "BlockedGibbs"
+    assert "meeting" not in tree.children
+
+
+def test_rows_come_before_the_blocks_own_dimensions():  # noqa: ANN201
+    grid = FactorGraph({"x": Bernoulli((2, 3)), "y": Bernoulli(2)}, {}, [Bias("x"), Bias("y")])
+    assert to_datatree(run(grid)).posterior["x"].dims == ("chain", "draw", "x_dim_0", "x_dim_1")
+    one = to_datatree(run(grid, chains=1, y=np.zeros((5, 2)))).posterior
+    assert one["x"].dims == ("chain", "draw", "row", "x_dim_0", "x_dim_1")
+    assert one["x"].shape == (1, 60, 5, 2, 3)
+    two = to_datatree(run(grid, y=np.zeros((2, 5, 2)))).posterior
+    assert two["x"].dims[2:4] == ("row_0", "row_1")
+
+
+def test_arviz_takes_it_and_netcdf_keeps_it(mcmc, tmp_path):  # noqa: ANN001, ANN201
+    tree = to_datatree(mcmc)
+    tree.to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
+    with xr.open_datatree(tmp_path / "run.nc", engine="h5netcdf") as opened:
+        loaded = opened.load()
+    xr.testing.assert_identical(loaded.posterior.to_dataset(), tree.posterior.to_dataset())
+    assert loaded.attrs == tree.attrs
+    through_arviz = arviz_base.from_dict({"posterior": mcmc.get_samples(group_by_chain=True)})
+    np.testing.assert_array_equal(arviz_stats.ess(loaded)["v"], arviz_stats.ess(through_arviz)["v"])
+    np.testing.assert_array_equal(arviz_stats.rhat(loaded)["h"], arviz_stats.rhat(tree)["h"])
+    plain = arviz_stats.summary(loaded)
+    ours = summary(loaded)
+    assert list(ours.index) == list(plain.index)
+    np.testing.assert_array_equal(ours[plain.columns], plain)
+    assert not ours["frozen"].any()
+
+
+class _CoupledState(NamedTuple):
+    z: dict[str, Array]
+    i: Array
+    rng_key: Array
+    meeting_time: Array
+    met: Array
+
+
+class _Coupled(BlockedGibbs):
+    """A stand-in with the fields that coupled kernels have."""
+
+    lag = 3
+
+    def _init_one(self, rng_key, conditions, init_params):  # noqa: ANN001, ANN202
+        state = super()._init_one(rng_key, conditions, init_params)
+        fields = jnp.zeros(conditions.batch, jnp.int32), jnp.zeros(conditions.batch, bool)
+        return _CoupledState(*state, *fields)
+
+    def _sample_one(self, state, conditions):  # noqa: ANN001, ANN202
+        following = super()._sample_one(state, conditions)
+        return _CoupledState(*following, state.meeting_time + ~state.met, state.met | (following.i >= 5))
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_meeting_group(chains, tmp_path):  # noqa: ANN001, ANN201
+    tree = to_datatree(run(kernel=_Coupled, chains=chains))
+    meeting = tree["meeting"]
+    assert meeting["meeting_time"].dims == ("chain",)
+    np.testing.assert_array_equal(meeting["meeting_time"], [5] * chains)
+    assert meeting["met"].dtype == bool and meeting["met"].all()
+    assert int(meeting["lag"]) == 3
+    tree.to_netcdf(tmp_path / "pairs.nc", engine="h5netcdf")
+    with xr.open_datatree(tmp_path / "pairs.nc", engine="h5netcdf") as loaded:
+        xr.testing.assert_equal(loaded["meeting"].to_dataset(), meeting.to_dataset())
+    rows = to_datatree(run(kernel=_Coupled, chains=chains, v=np.zeros((4, 4))))["meeting"]
+    assert rows["met"].dims == ("chain", "row") and rows["met"].shape == (chains, 4)
+
+
+def test_a_fit_gives_its_history():  # noqa: ANN201
+    history = xr.Dataset({"gradient_norm": ("step", [2.0, 1.0])}, {"step": [0, 1]})
+    tree = to_datatree(SimpleNamespace(history=history, graph=RBM))
+    xr.testing.assert_identical(tree["history"].to_dataset(), history)
+    assert tree.attrs["graph"] == repr(RBM)
+
+
+def test_what_is_refused():  # noqa: ANN201
+    with pytest.raises(TypeError, match="not dict"):
+        to_datatree({})
+    with pytest.raises(ValueError, match="call mcmc.run"):
+        to_datatree(MCMC(BlockedGibbs(RBM), num_warmup=0, num_samples=1))
+    with pytest.raises(TypeError, match="another fmt"):
+        summary(xr.DataTree(), fmt="long")
+
+
+def test_frozen_chains_have_no_effective_sample_size():  # noqa: ANN201
+    params = RBM.init(jax.random.key(0))
+    params["v"] = params["v"].at[1].set(60.0)
+    tree = to_datatree(run(params=params))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert arviz_stats.summary(tree).loc["v[1]", "ess_bulk"] == 120  # what we are guarding against
+    with pytest.warns(UserWarning, match=r"1 of 7 values are constant in every chain \(v\[1\]\)"):
+        table = summary(tree)
+    assert table["frozen"].tolist() == [label == "v[1]" for label in table.index]
+    uncertain = ["ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd"]
+    assert table.loc["v[1]", uncertain].isna().all()
+    assert table.loc["v[1]", "mean"] == 1
+    assert table.drop(index="v[1]")[uncertain].notna().all(axis=None)
+    with pytest.warns(UserWarning, match="1 of 4 values"):
+        only = summary(tree, var_names=["v"], kind="diagnostics")
+    assert list(only.index) == [f"v[{i}]" for i in range(4)]
+
+
+def test_chains_frozen_at_different_values_are_frozen():  # noqa: ANN201
+    stuck = np.broadcast_to(np.array([0.0, 1.0])[:, None], (2, 50))
+    one_moves = np.stack([np.zeros(50), np.random.default_rng(0).normal(size=50)])
+    tree = arviz_base.from_dict({"posterior": {"stuck": stuck, "one_moves": one_moves}})
+    with pytest.warns(UserWarning, match=r"\(stuck\)"):
+        table = summary(tree)
+    assert table["frozen"].to_dict() == {"stuck": True, "one_moves": False}
+    assert np.isnan(table.loc["stuck", "ess_bulk"])
