@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
 
-from ebmpp import plots
+from ebmpp import data, plots
 from ebmpp.diagnostics import summary, to_datatree
+from ebmpp.estimators import CD, PCD, UCD
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
@@ -18,8 +19,12 @@ from ebmpp.families import (
 )
 from ebmpp.graph import FactorGraph, layered
 from ebmpp.kernels import BlockedGibbs
+from ebmpp.training import Fit, fit
 
 __all__ = [
+    "CD",
+    "PCD",
+    "UCD",
     "Bernoulli",
     "Bias",
     "Bilinear",
@@ -30,10 +35,13 @@ __all__ = [
     "Factor",
     "FactorGraph",
     "Family",
+    "Fit",
     "Gaussian",
     "Poisson",
     "Spin",
+    "data",
     "exact",
+    "fit",
     "layered",
     "plots",
     "summary",

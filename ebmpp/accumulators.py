@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine sums over the states of coupled pairs."""
 
-import dataclasses
 from collections.abc import Callable
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
+import jax.numpy as jnp
 
 from ebmpp import derived
 

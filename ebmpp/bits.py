@@ -98,5 +98,12 @@ def uniform(bits: Array) -> Array:
 
 
 def open_uniform(bits: Array) -> Array:
-    """Uniforms on the open interval (0, 1): the midpoints of the steps of :func:`uniform`."""
-    return uniform(bits) + 0.5 * _TO_UNIT
+    """Uniforms on the open interval (0, 1): the midpoints of steps of 2**-23.
+
+    :param bits: ``uint32``, any shape.
+    :return: floats of the same shape.
+    """
+    # One bit less than `uniform`: the midpoint of the last step of 2**-24 would round to 1, and a
+    # Gaussian draw from it is infinite.
+    odd = 2 * (bits >> jnp.uint32(9)).astype(jnp.int32) + 1
+    return odd.astype(jnp.result_type(float)) * _TO_UNIT

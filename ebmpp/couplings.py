@@ -20,8 +20,8 @@ not yet accepted *stalls*, and is tried again with fresh words.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax.numpy as jnp
 from jax import Array
+import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.sweeps import draw_rows, num_words, split_words
@@ -49,9 +49,7 @@ class Attempt(NamedTuple):
     """Whether the log-ratio is not a number: params or states that are not finite."""
 
 
-def resolve(
-    coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]]
-) -> tuple[str, ...]:
+def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """One kind a layer.
 
     :param coupling: None for the default (joint maximal with a common-random-number residual on the

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
+import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.couplings import attempt
@@ -26,6 +26,8 @@ from ebmpp.sweeps import Schedule, natural_rows, sweep_rows
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
+#: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another.
+DEFAULT_SLOTS = 128
 _FLUSH_ROWS = 256  # states a weighted product takes at once: below this it is bound by overhead
 _SMALLEST = 4
 _SHRINK = 4  # halving runs 5 to 15 % faster in the tail and compiles twice as long
@@ -306,9 +308,7 @@ class _Engine:
         meeting_time = run.meeting_time.at[where].set(t, mode="drop")
         late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         done = moved & ((met & (t >= self.window.m)) | late)
-        slots = slots._replace(
-            t=t, layer=jnp.where(moved, 0, slots.layer), active=slots.active & ~done
-        )
+        slots = slots._replace(t=t, layer=jnp.where(moved, 0, slots.layer), active=slots.active & ~done)
         draws = run.draws + (moved.sum() * len(self.layers)).astype(jnp.float32)
         return (
             run._replace(

@@ -29,3 +29,17 @@ class IntractableError(ValueError):
 
 class UnmetError(RuntimeError):
     """Coupled pairs that had not met when they were needed."""
+
+
+class DivergenceError(RuntimeError):
+    """Training that cannot go on; it carries the last good state.
+
+    :param message: what happened.
+    :param params: the last params that were finite.
+    :param history: the steps before, as from :func:`ebmpp.fit`.
+    :param step: the step that failed, counted from 0.
+    """
+
+    def __init__(self, message: str, params: object, history: object, step: int) -> None:
+        super().__init__(message)
+        self.params, self.history, self.step = params, history, step

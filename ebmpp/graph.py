@@ -176,7 +176,8 @@ class FactorGraph:
         states.check_params(self._shapes, params)
         states.check_finite(params)
         if all(states.is_concrete(leaf) for leaf in jax.tree.leaves(params)):
-            domain.check(self, params)
+            with jax.ensure_compile_time_eval():  # under jit, known params would be staged
+                domain.check(self, params)
 
     def as_visible(self, data: Mapping[str, Array] | Array) -> dict[str, Array]:
         """Data as a dict of visible blocks; a bare array stands for the only one.

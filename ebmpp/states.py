@@ -32,7 +32,8 @@ def check_values(name: str, family: Family, x: Array) -> None:
     """:raises StateError: for NaN or a value outside the support, with the first place it stands."""
     if not is_concrete(x):
         return
-    wrong = np.argwhere(~np.asarray(family.in_support(x)))
+    with jax.ensure_compile_time_eval():  # under jit, known values would be staged, not looked at
+        wrong = np.argwhere(~np.asarray(family.in_support(x)))
     if len(wrong):
         index = tuple(int(i) for i in wrong[0])
         raise StateError(

@@ -1,0 +1,9 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Estimators of the gradient of the log-likelihood: a positive minus a negative phase."""
+
+from ebmpp.estimators.base import Estimator
+from ebmpp.estimators.contrastive import CD, PCD
+from ebmpp.estimators.unbiased import UCD
+
+__all__ = ["CD", "PCD", "UCD", "Estimator"]
