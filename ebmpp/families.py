@@ -155,8 +155,9 @@ class Family:
         """
         rows = bits.reshape(-1, 2)
         flat = eta.reshape(-1, *self.stat_shape)
-        draw = lambda pair, e: self.unit_distribution(e).sample(jax.random.wrap_key_data(pair))  # noqa: E731
-        drawn = jax.vmap(draw)(rows, flat)
+        # the words are Threefry keys, whatever jax's default generator
+        keys = jax.random.wrap_key_data(rows, impl="threefry2x32")
+        drawn = jax.vmap(lambda key, e: self.unit_distribution(e).sample(key))(keys, flat)
         return drawn.reshape(bits.shape[:-1]).astype(self.dtype)
 
     def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
