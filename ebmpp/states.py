@@ -34,11 +34,12 @@ def check_values(name: str, family: Family, x: Array) -> None:
         return
     with jax.ensure_compile_time_eval():  # under jit, known values would be staged, not looked at
         wrong = np.argwhere(~np.asarray(family.in_support(x)))
+        wanted = describe(family) if len(wrong) else ""
     if len(wrong):
         index = tuple(int(i) for i in wrong[0])
         raise StateError(
             f"block {name!r} ({family!r}) got {np.asarray(x)[index]!s} at index {index}"
-            f" ({len(wrong)} such value{'s' if len(wrong) > 1 else ''}); expected {describe(family)}"
+            f" ({len(wrong)} such value{'s' if len(wrong) > 1 else ''}); expected {wanted}"
         )
 
 
@@ -55,7 +56,8 @@ def describe(family: Family) -> str:
 def as_array(name: str, value: object) -> Array:
     """:raises StateError: for what jax cannot hold as numbers."""
     try:
-        return jnp.asarray(value)
+        with jax.ensure_compile_time_eval():  # so that known values stay known under jit
+            return jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise StateError(f"block {name!r}: expected an array, got {type(value).__name__}") from error
 

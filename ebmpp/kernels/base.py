@@ -160,9 +160,7 @@ class RowKernel(MCMCKernel):
         params = _only_params(model_args, type(self).__name__)
         graph, given = self.graph, dict(model_kwargs or {})
         states.check_names(given, graph.families)
-        # Under pmap or jit, operations on known values would be staged, not evaluated.
-        with jax.ensure_compile_time_eval():
-            given = {b: states.as_array(b, v) for b, v in given.items()}
+        given = {b: states.as_array(b, v) for b, v in given.items()}
         batch = states.batch_shape(graph.families, given)
         _check_batch(given, batch)
         if len(given) == len(graph.families):
