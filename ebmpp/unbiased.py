@@ -1,0 +1,185 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Unbiased estimates of expectations under a model, from coupled pairs of chains."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ebmpp import bits, states
+from ebmpp.accumulators import Function
+from ebmpp.couplings import resolve
+from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
+from ebmpp.errors import StateError, UnmetError
+from ebmpp.sweeps import initial_rows, schedule
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
+
+Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """An unbiased estimate; see :func:`unbiased_expectation`."""
+
+    value: Any
+    """Mean over the pairs, a pytree shaped like the function's value."""
+    standard_error: Any
+    """Of ``value``: the pairs are independent, so no autocorrelation enters."""
+    meeting_time: np.ndarray
+    """First t with X_t = Y_{t - lag}, shape ``(num_pairs,)``; inf where unmet."""
+    met: np.ndarray
+    """Shape ``(num_pairs,)``."""
+    cost: np.ndarray
+    """Sweeps of both chains, shape ``(num_pairs,)``; inf where unmet."""
+    k: int
+    m: int
+    lag: int
+    num_unmet: int
+
+    def __repr__(self) -> str:
+        mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
+        return (
+            f"Estimate({len(self.met)} pairs, {self.num_unmet} unmet, k={self.k}, m={self.m}, "
+            f"lag={self.lag}, mean meeting time {mean:.4g})"
+        )
+
+
+def unbiased_expectation(
+    graph: "FactorGraph",
+    params: Any,  # noqa: ANN401
+    fn: Callable[[dict[str, Array]], Any],
+    *,
+    rng_key: Array,
+    num_pairs: int = 1000,
+    k: int = 1,
+    m: int | None = None,
+    lag: int = 1,
+    coupling: str | Sequence[str] | None = None,
+    init: Init = None,
+    max_sweeps: int | None = None,
+    unmet: str = "raise",
+    num_slots: int = DEFAULT_SLOTS,
+    **clamped: Array,
+) -> Estimate:
+    """E[fn(state)] under the model, without bias, by H_{k:m} over coupled Gibbs chains.
+
+    Each pair's estimate is ``1/(m - k + 1)`` times the sum of fn(X_t) for t = k, ..., m plus weighted
+    corrections fn(X_t) - fn(Y_{t - lag}) until the pair meets.
+
+    :param graph: the model.
+    :param params: its params.
+    :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
+    :param rng_key: a jax key. A pair's draws depend on it and on the pair's number alone.
+    :param num_pairs: independent pairs, at least 1.
+    :param k: first sweep that counts, at least 0.
+    :param m: last sweep that counts, at least k (the default).
+    :param lag: sweeps that the leading chain is ahead, at least 1.
+    :param coupling: see :func:`ebmpp.couplings.resolve`.
+    :param init: starts: values of some or all blocks (shape ``(*shape,)``, or ``(num_pairs, *shape)``),
+        a function of a jax key to such a dict for one pair, or None; what is not given is drawn uniformly.
+    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps; None: no limit.
+    :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them from the mean,
+        with a warning, because **that is biased** (pairs that meet early are not like the others).
+    :param num_slots: pairs that run at once; only speed depends on it.
+    :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
+        posterior.
+    :return: an :class:`Estimate`.
+    :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
+    :raises ValueError: for numbers out of range.
+    :raises StateError: for states or clamped values that do not fit the graph.
+
+    **References**
+
+    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*.
+    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> params = rbm.init(jax.random.key(0))
+    >>> est = ebmpp.unbiased_expectation(rbm, params, lambda x: x["v"], rng_key=jax.random.key(1),
+    ...                                  num_pairs=50)
+    >>> est.value.shape, est.met.all().item()
+    ((4,), True)
+    """
+    m = k if m is None else m
+    _check(k=(k, 0), m=(m, k), lag=(lag, 1), num_pairs=(num_pairs, 1), max_sweeps=(max_sweeps or 1, 1))
+    if unmet not in ("raise", "drop"):
+        raise ValueError(f'unmet is "raise" or "drop", not {unmet!r}')
+    graph.check(params)
+    layers = schedule(graph, clamped)
+    if not layers:
+        raise StateError("every block is clamped: there is nothing to sample")
+    kinds = resolve(coupling, layers)
+    pair = bits.key_pair(rng_key)
+    x = starts(graph, init, clamped, bits.fold_in(pair, 0, 1), num_pairs, rng_key)
+    shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
+    window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, max_sweeps or 0)))
+    accumulator = Function(fn, shapes)
+    outcome = run_pairs(
+        graph, layers, kinds, accumulator, num_slots, params, x, x, bits.fold_in(pair, 1, 1), window
+    )
+    return _estimate(outcome.total, np.asarray(outcome.meeting_time), k, m, lag, unmet)
+
+
+def starts(
+    graph: "FactorGraph",
+    init: Init,
+    clamped: Mapping[str, Array],
+    pair: Array,
+    num_pairs: int,
+    rng_key: Array,
+) -> dict[str, Array]:
+    """One start a pair, checked: shapes ``(num_pairs, *shape)``."""
+    given = init
+    if callable(init):
+        given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
+    given = {**(given or {}), **clamped}
+    rows, batch = states.as_rows(graph.families, given)
+    if batch not in ((), (num_pairs,)):
+        raise StateError(f"starts have leading axes {batch}, expected none or ({num_pairs},), one a pair")
+    drawn = initial_rows(graph, graph.families, bits.fold_in(pair, jnp.arange(num_pairs)))
+    for b, v in rows.items():
+        drawn[b] = jnp.broadcast_to(v, drawn[b].shape).astype(drawn[b].dtype)
+    return drawn
+
+
+def _check(**numbers: tuple[int, int]) -> None:
+    for name, (value, least) in numbers.items():
+        if not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"{name} is an int of at least {least}, not {value!r}")
+
+
+def _estimate(total: Any, tau: np.ndarray, k: int, m: int, lag: int, unmet: str) -> Estimate:  # noqa: ANN401
+    met = tau >= 0
+    missing = int((~met).sum())
+    if missing:
+        told = f"{missing} of {len(tau)} pairs had not met"
+        if unmet == "raise" or not met.any():
+            raise UnmetError(
+                f"{told}: raise max_sweeps (None is no limit), take a larger lag or another coupling, or "
+                'pass unmet="drop" to leave them out, which is biased'
+            )
+        warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=3)
+    used = jnp.asarray(met)
+    count = int(met.sum())
+
+    def mean(h: Array) -> Array:
+        mask = used.reshape(-1, *(1,) * (h.ndim - 1))
+        return jnp.where(mask, h, 0).sum(0) / count
+
+    each = jax.tree.map(lambda h: h / (m - k + 1), total)
+    value = jax.tree.map(mean, each)
+    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v) ** 2) / max(count - 1, 1)), each, value)
+    time = np.where(met, tau, np.inf)
+    cost = np.maximum(m, time) + time - lag
+    return Estimate(value, spread, time, met, cost, k, m, lag, missing)
