@@ -18,8 +18,10 @@ from ebmpp.families import (
     Spin,
 )
 from ebmpp.graph import FactorGraph, layered
-from ebmpp.kernels import BlockedGibbs
+from ebmpp.kernels import BlockedGibbs, MaximalCoupling
+from ebmpp.meeting import tv_upper_bound
 from ebmpp.training import Fit, fit
+from ebmpp.unbiased import unbiased_expectation
 
 __all__ = [
     "CD",
@@ -37,6 +39,7 @@ __all__ = [
     "Family",
     "Fit",
     "Gaussian",
+    "MaximalCoupling",
     "Poisson",
     "Spin",
     "data",
@@ -46,4 +49,6 @@ __all__ = [
     "plots",
     "summary",
     "to_datatree",
+    "tv_upper_bound",
+    "unbiased_expectation",
 ]

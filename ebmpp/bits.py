@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA  # Salmon et al. (2011), the Skein key-schedule constant
+_OURS = (0x65626D70, 0x70000000)
 _TO_UNIT = 2.0**-24
 
 
@@ -54,12 +55,14 @@ def key_pair(rng_key: Array) -> Array:
     :param rng_key: typed keys of shape ``(...,)`` or legacy ``uint32`` keys of shape ``(..., 2)``.
     :return: ``uint32`` of shape ``(..., 2)``.
     """
-    if not jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        rng_key = jax.random.wrap_key_data(rng_key)
-    draw = lambda key: jax.random.bits(key, (2,), jnp.uint32)  # noqa: E731
-    for _ in range(rng_key.ndim):
-        draw = jax.vmap(draw)
-    return draw(rng_key)
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        rng_key = jax.random.key_data(rng_key)
+    pair = rng_key[..., :2]
+    for start in range(2, rng_key.shape[-1], 2):  # longer keys (rbg has four words) are hashed down
+        pair = fold_in(pair, rng_key[..., start], rng_key[..., start + 1])
+    # A counter that jax.random.split never uses keeps our words apart from those of a caller who goes
+    # on with keys split from the same one.
+    return fold_in(pair, *_OURS)
 
 
 def fold_in(pair: Array, first: Array | int, second: Array | int = 0) -> Array:

@@ -20,11 +20,11 @@ not yet accepted *stalls*, and is tried again with fresh words.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.sweeps import draw_rows, num_words, split_words
+from ebmpp.sweeps import draw_rows, natural_rows, num_words, split_words
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -190,3 +190,77 @@ def _sum(a: Array) -> Array:
 def _where(rows: Array, a: Array, b: Array) -> Array:
     """Choose by row."""
     return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)
+
+
+def couple_layer(
+    graph: "FactorGraph",
+    blocks: Sequence[str],
+    kind: str,
+    etas: tuple[Eta, Eta],
+    pairs: Array,
+    index: int,
+    same: Array,
+) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    """The coupled draw of a layer, its residual run to the end: trials until every row is accepted.
+
+    :param pairs: key pairs of this sweep, ``(rows, 2)``; trial r draws from ``fold_in(pairs, index, r)``.
+    :return: both chains' blocks, and which rows are broken (see :class:`Attempt`).
+    """
+
+    def trial(number: Array | int) -> Attempt:
+        keys = bits.fold_in(pairs, index, number)
+        first = jnp.full(len(pairs), number == 0)
+        return attempt(graph, blocks, kind, etas, keys, first, same)
+
+    def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
+        number, held = carry
+        new = trial(number)
+        take_x, take_y = new.accept_x & ~held.accept_x, new.accept_y & ~held.accept_y
+        merged = Attempt(
+            {b: _where(take_x, new.x[b], held.x[b]) for b in blocks},
+            {b: _where(take_y, new.y[b], held.y[b]) for b in blocks},
+            held.accept_x | new.accept_x,
+            held.accept_y | new.accept_y,
+            held.broken | new.broken,
+        )
+        return number + 1, merged
+
+    def pending(carry: tuple[Array, Attempt]) -> Array:
+        held = carry[1]
+        return (~(held.accept_x & held.accept_y) & ~held.broken).any()
+
+    made = trial(0)
+    if kind.startswith("maximal"):
+        made = lax.while_loop(pending, again, (jnp.ones((), jnp.uint32), made))[1]
+    return made.x, made.y, made.broken
+
+
+def coupled_sweep(
+    graph: "FactorGraph",
+    params: Mapping[str, object],
+    x: Mapping[str, Array],
+    y: Mapping[str, Array],
+    layers: Sequence[Sequence[str]],
+    kinds: Sequence[str],
+    pairs: Array,
+) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    """One sweep of both chains of every row; the words are those of the engine.
+
+    :param x: leading chains, ``(rows, *shape)`` a block.
+    :param y: following chains.
+    :param pairs: key pairs of this sweep.
+    :return: both chains, and which rows are broken.
+    """
+    x, y = dict(x), dict(y)
+    rows = len(pairs)
+    broken = jnp.zeros(rows, bool)
+    for index, (blocks, kind) in enumerate(zip(layers, kinds, strict=True)):
+        both = {b: jnp.concatenate([x[b], y[b]]) for b in x}
+        eta = natural_rows(graph, params, both, blocks)
+        etas = {b: e[:rows] for b, e in eta.items()}, {b: e[rows:] for b, e in eta.items()}
+        same = jnp.ones(rows, bool)
+        for b in graph.neighbours(blocks):
+            same &= (x[b] == y[b]).reshape(rows, -1).all(-1)
+        new_x, new_y, bad = couple_layer(graph, blocks, kind, etas, pairs, index, same)
+        x, y, broken = x | new_x, y | new_y, broken | bad
+    return x, y, broken

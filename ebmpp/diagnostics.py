@@ -13,18 +13,19 @@ import pandas as pd
 import xarray as xr
 
 from ebmpp.kernels.base import RowKernel
+from ebmpp.unbiased import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 
 
 def to_datatree(result: Any) -> xr.DataTree:
-    """An ArviZ DataTree of a sampling run or of a fit.
+    """An ArviZ DataTree of a sampling run, an unbiased estimate or a fit.
 
     A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped
     values had leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were
-    collected, and, for coupled kernels, ``meeting`` with ``meeting_time``, ``met`` and ``lag``. A
-    fit gives the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
+    collected, and, for coupled kernels, ``meeting`` with ``meeting_time``, ``met`` and ``lag``. An
+    estimate gives ``meeting`` alone (a ``chain`` a pair), a fit the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
 
     :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
         object with an xarray ``history``).
@@ -45,10 +46,14 @@ def to_datatree(result: Any) -> xr.DataTree:
     """
     if isinstance(result, MCMC):
         return _from_mcmc(result)
+    if isinstance(result, Estimate):
+        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_attributes(None)), "meeting": _times(result)})
     if isinstance(getattr(result, "history", None), xr.Dataset):
         attrs = _attributes(getattr(result, "graph", None))
         return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), "history": result.history})
-    raise TypeError(f"to_datatree takes an MCMC of an ebmpp kernel or a fit, not {type(result).__name__}")
+    raise TypeError(
+        f"to_datatree takes an MCMC of an ebmpp kernel, an estimate or a fit, not {type(result).__name__}"
+    )
 
 
 def _attributes(graph: object, kernel: RowKernel | None = None) -> dict[str, str]:
@@ -83,7 +88,10 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
         groups["sample_stats"] = plain
     attrs = _attributes(kernel.graph, kernel)
     dims = _dims(kernel, samples)
-    tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
+    with warnings.catch_warnings():
+        # many short coupled chains are what a meeting time is estimated from, and no mistake
+        warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+        tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
     if hasattr(mcmc.last_state, "meeting_time"):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
@@ -115,6 +123,19 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         made[name] = (["chain", *rows], value)
     made["lag"] = int(getattr(mcmc.sampler, "lag", 1))
     return made.assign_coords(chain=np.arange(made.sizes["chain"]))
+
+
+def _times(estimate: Estimate) -> xr.Dataset:
+    """Unmet pairs as right-censored: the time they were stopped at, and ``met`` False."""
+    stopped = 0 if estimate.max_sweeps is None else estimate.max_sweeps
+    columns = {
+        "meeting_time": np.where(estimate.met, estimate.meeting_time, stopped),
+        "met": estimate.met,
+        "cost": estimate.cost,
+    }
+    made = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=_attributes(None))
+    made["lag"] = estimate.lag
+    return made.assign_coords(chain=np.arange(len(estimate.met)))
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased estimates of expectations under a model, from coupled pairs of chains."""
 
-import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+
+import numpy as np
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
+import jax.numpy as jnp
 
 from ebmpp import bits, states
 from ebmpp.accumulators import Function
@@ -42,6 +43,7 @@ class Estimate:
     k: int
     m: int
     lag: int
+    max_sweeps: int | None
     num_unmet: int
 
     def __repr__(self) -> str:
@@ -128,7 +130,8 @@ def unbiased_expectation(
     outcome = run_pairs(
         graph, layers, kinds, accumulator, num_slots, params, x, x, bits.fold_in(pair, 1, 1), window
     )
-    return _estimate(outcome.total, np.asarray(outcome.meeting_time), k, m, lag, unmet)
+    asked = _Asked(k, m, lag, max_sweeps, unmet)
+    return _estimate(outcome.total, np.asarray(outcome.meeting_time), asked)
 
 
 def starts(
@@ -159,12 +162,20 @@ def _check(**numbers: tuple[int, int]) -> None:
             raise ValueError(f"{name} is an int of at least {least}, not {value!r}")
 
 
-def _estimate(total: Any, tau: np.ndarray, k: int, m: int, lag: int, unmet: str) -> Estimate:  # noqa: ANN401
+class _Asked(NamedTuple):
+    k: int
+    m: int
+    lag: int
+    max_sweeps: int | None
+    unmet: str
+
+
+def _estimate(total: Any, tau: np.ndarray, asked: _Asked) -> Estimate:  # noqa: ANN401
     met = tau >= 0
     missing = int((~met).sum())
     if missing:
         told = f"{missing} of {len(tau)} pairs had not met"
-        if unmet == "raise" or not met.any():
+        if asked.unmet == "raise" or not met.any():
             raise UnmetError(
                 f"{told}: raise max_sweeps (None is no limit), take a larger lag or another coupling, or "
                 'pass unmet="drop" to leave them out, which is biased'
@@ -177,9 +188,9 @@ def _estimate(total: Any, tau: np.ndarray, k: int, m: int, lag: int, unmet: str)
         mask = used.reshape(-1, *(1,) * (h.ndim - 1))
         return jnp.where(mask, h, 0).sum(0) / count
 
-    each = jax.tree.map(lambda h: h / (m - k + 1), total)
+    each = jax.tree.map(lambda h: h / (asked.m - asked.k + 1), total)
     value = jax.tree.map(mean, each)
     spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v) ** 2) / max(count - 1, 1)), each, value)
     time = np.where(met, tau, np.inf)
-    cost = np.maximum(m, time) + time - lag
-    return Estimate(value, spread, time, met, cost, k, m, lag, missing)
+    cost = np.maximum(asked.m, time) + time - asked.lag
+    return Estimate(value, spread, time, met, cost, *asked[:4], missing)

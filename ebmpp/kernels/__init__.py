@@ -3,6 +3,7 @@
 """NumPyro MCMC kernels for energy-based models."""
 
 from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 
-__all__ = ["BlockedGibbs", "Conditions", "GibbsState", "RowKernel"]
+__all__ = ["CouplingState", "MaximalCoupling", "BlockedGibbs", "Conditions", "GibbsState", "RowKernel"]
