@@ -73,7 +73,7 @@ class FactorGraph:
 
     # -- a value ---------------------------------------------------------------------------------
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: object = None) -> None:
         raise AttributeError(f"a FactorGraph is immutable; declare a new one to change {name!r}")
 
     __delattr__ = __setattr__  # type: ignore[assignment]
@@ -233,15 +233,18 @@ class FactorGraph:
 
     def conditional(self, params: Params, x: State, block: str) -> dist.Distribution:
         """The law of ``block`` given the rest: a NumPyro distribution over the whole block."""
-        return self.families[block].distribution(self.natural_parameters(params, x, block))
+        eta = self.natural_parameters(params, x, block)  # first: it names an unknown block
+        return self.families[block].distribution(eta)
 
     def mean(self, params: Params, x: State, block: str) -> Array:
         """Mean statistics of ``block`` given the rest, dA/deta."""
-        return self.families[block].mean(self.natural_parameters(params, x, block))
+        eta = self.natural_parameters(params, x, block)
+        return self.families[block].mean(eta)
 
     def mode(self, params: Params, x: State, block: str) -> Array:
         """The most probable value of ``block`` given the rest."""
-        return self.families[block].mode(self.natural_parameters(params, x, block))
+        eta = self.natural_parameters(params, x, block)
+        return self.families[block].mode(eta)
 
     def marginal(self, params: Params, x: State, blocks: Iterable[str] | str) -> Array:
         """log of the unnormalised density of the other blocks, ``blocks`` summed out exactly.
