@@ -239,7 +239,7 @@ def plot_meeting_times(
         ax.annotate(note, (0.97, 0.95), xycoords="axes fraction", ha="right", va="top", fontsize=8)
     ax.set_yscale("log")
     ax.set_ylim(min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3)
-    ax.set_xlim(left=0)
+    ax.set_xlim(left=0, auto=True)  # the right end still makes room for a longer curve to come
     ax.set_xlabel(f"t (sweeps, lag {lag})")
     ax.set_ylabel(r"$P(\tau > t)$")
     if label is not None:
