@@ -7,13 +7,13 @@ their ratio (target: at most 1.1), and the compile times. 784x500 units, 1000 ch
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from functools import partial
+import time
 
 import jax
-import jax.numpy as jnp
 from jax import Array
+import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import bits, sweeps

@@ -46,7 +46,7 @@ class Attempt(NamedTuple):
     """Whether the leading chain takes its proposal (if it has not taken one before)."""
     accept_y: Array
     broken: Array
-    """Whether the log-ratio is not a number: params or states that are not finite."""
+    """Whether a natural parameter is outside its family's domain, or the log-ratio is not finite."""
 
 
 def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -103,7 +103,9 @@ def attempt(
     else:
         attempt_ = _maximal(graph, blocks, kind, etas, pairs, first, same)
     y = {b: _where(same, attempt_.x[b], attempt_.y[b]) for b in blocks}
-    return attempt_._replace(y=y)
+    # Such a row would be accepted with a law that does not exist, or stall for ever.
+    inside = [_all(graph.families[b].in_domain(eta[b])) for eta in etas for b in blocks]
+    return attempt_._replace(y=y, broken=attempt_.broken | ~jnp.stack(inside).all(0))
 
 
 def _unconditional(
@@ -185,6 +187,10 @@ class _LogRatio:
 
 def _sum(a: Array) -> Array:
     return a.reshape(len(a), -1).sum(-1)
+
+
+def _all(a: Array) -> Array:
+    return a.reshape(len(a), -1).all(-1)
 
 
 def _where(rows: Array, a: Array, b: Array) -> Array:

@@ -25,7 +25,8 @@ def to_datatree(result: Any) -> xr.DataTree:
     A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped
     values had leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were
     collected, and, for coupled kernels, ``meeting`` with ``meeting_time``, ``met`` and ``lag``. An
-    estimate gives ``meeting`` alone (a ``chain`` a pair), a fit the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
+    estimate gives ``meeting`` alone (a ``chain`` a pair), a fit the group ``history``.
+    Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
 
     :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
         object with an xarray ``history``).

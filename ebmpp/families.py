@@ -1,16 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Exponential families: the units that blocks are made of.
-
-A family is its sufficient statistics t, base measure r and log-normaliser A,
-``p(x | eta) = r(x) exp(<eta, t(x)> - A(eta))``. Everything else (mean, layer conditional, coupling
-ratio, free energy) follows from these three. Arrays of one block have shape ``(*batch, *shape)``;
-statistics and natural parameters have ``(*batch, *shape, *stat_shape)``.
-"""
+"""The families: units that blocks are made of."""
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -21,175 +14,19 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
 from ebmpp.bits import open_uniform, uniform
+from ebmpp.family import Family, as_float
+from ebmpp.spin import SpinDistribution, spin_constraint
 
-
-def _as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    given = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(n, int) and n > 0 for n in given):
-        raise ValueError(f"a block's shape is a positive int or a tuple of them, not {shape!r}")
-    return given
-
-
-def _float(x: Array) -> Array:
-    return jnp.asarray(x, jnp.result_type(float))
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A block of units of one exponential family.
-
-    To add a family, subclass with ``support``, ``log_normalizer`` and ``unit_distribution``; override
-    the others where the defaults (identity statistic, base measure 1, all of R as the domain, draws
-    through the NumPyro distribution) do not hold. See ``docs`` in the README, "Your own family".
-
-    :param shape: the block's shape, an int or a tuple of ints.
-    :raises ValueError: for a shape that is not made of positive ints.
-    """
-
-    shape: tuple[int, ...]
-
-    stat_shape: ClassVar[tuple[int, ...]] = ()
-    support: ClassVar[constraints.Constraint] = constraints.real
-    #: whether the statistics are bounded below and above: what decides whether a model normalises.
-    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    #: how many random words a unit's draw takes, and its coupled draw.
-    num_words: ClassVar[int] = 2
-    num_couple_words: ClassVar[int] = 2
-    #: whether ``couple`` makes a unit's pair equal with the largest possible probability
-    domain: ClassVar[str] = "any real number"
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _as_shape(self.shape))
-
-    def __repr__(self) -> str:
-        shape = self.shape[0] if len(self.shape) == 1 else self.shape
-        extra = "".join(
-            f", {f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.name != "shape"
-        )
-        return f"{type(self).__name__}({shape}{extra})"
-
-    @property
-    def size(self) -> int:
-        """Number of units."""
-        return math.prod(self.shape)
-
-    @property
-    def statistic_shape(self) -> tuple[int, ...]:
-        """Shape of the block's sufficient statistics, ``shape + stat_shape``."""
-        return self.shape + self.stat_shape
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """The dtype of drawn values: floats, so that a value is its own statistic."""
-        return jnp.result_type(float)
-
-    # -- the family itself -----------------------------------------------------------------------
-
-    def statistics(self, x: Array) -> Array:
-        """Sufficient statistics t(x)."""
-        return _float(x)
-
-    def log_base_measure(self, x: Array) -> Array:
-        """log r(x), one number a unit."""
-        return jnp.zeros_like(_float(x))
-
-    def log_normalizer(self, eta: Array) -> Array:
-        """A(eta), one number a unit."""
-        raise NotImplementedError(f"{type(self).__name__} must define log_normalizer")
-
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
-        """The NumPyro distribution of units with natural parameter ``eta``, elementwise."""
-        raise NotImplementedError(f"{type(self).__name__} must define unit_distribution")
-
-    def in_domain(self, eta: Array) -> Array:
-        """Whether A(eta) is finite, unit by unit."""
-        return jnp.isfinite(eta)
-
-    def default_eta(self) -> Array:
-        """The natural parameter of initial draws and of an empty bias (uniform where that exists)."""
-        return jnp.zeros(self.statistic_shape, self.dtype)
-
-    def from_mean(self, mean: Array) -> Array:
-        """The natural parameter whose mean statistics are ``mean`` (the inverse of :meth:`mean`)."""
-        raise NotImplementedError(f"{type(self).__name__} has no inverse mean map")
-
-    def mode(self, eta: Array) -> Array:
-        """The most probable value, unit by unit."""
-        raise NotImplementedError(f"{type(self).__name__} has no mode")
-
-    # -- what follows ----------------------------------------------------------------------------
-
-    def mean(self, eta: Array) -> Array:
-        """E[t(x)] = dA/deta, by autodiff."""
-        return jax.grad(lambda e: self.log_normalizer(e).sum())(eta)
-
-    def distribution(self, eta: Array) -> dist.Distribution:
-        """The block's conditional: a NumPyro distribution whose event is the whole block."""
-        return self.unit_distribution(eta).to_event(len(self.shape))
-
-    def log_ratio(self, eta: Array, other: Array, statistics: Array) -> Array:
-        """log p(x | other) - log p(x | eta) summed over units; the base measure cancels.
-
-        :param eta: shape ``(*batch, *shape, *stat_shape)``.
-        :param other: the same shape.
-        :param statistics: t(x), the same shape.
-        :return: shape ``(*batch,)``.
-        """
-        inner = ((other - eta) * statistics).reshape(*eta.shape[: -len(self.stat_shape) or None], -1)
-        per_unit = inner.sum(-1) - self.log_normalizer_difference(eta, other)
-        return per_unit.sum(tuple(range(-len(self.shape), 0)))
-
-    def log_normalizer_difference(self, eta: Array, other: Array) -> Array:
-        """A(other) - A(eta), unit by unit."""
-        return self.log_normalizer(other) - self.log_normalizer(eta)
-
-    def sample(self, bits: Array, eta: Array) -> Array:
-        """A draw as a function of random words.
-
-        :param bits: ``uint32``, shape ``(*batch, *shape, num_words)``.
-        :param eta: natural parameters.
-        :return: values, shape ``(*batch, *shape)``.
-        """
-        rows = bits.reshape(-1, 2)
-        flat = eta.reshape(-1, *self.stat_shape)
-        # the words are Threefry keys, whatever jax's default generator
-        keys = jax.random.wrap_key_data(rows, impl="threefry2x32")
-        drawn = jax.vmap(lambda key, e: self.unit_distribution(e).sample(key))(keys, flat)
-        return drawn.reshape(bits.shape[:-1]).astype(self.dtype)
-
-    def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
-        """Two draws from the same random words: unitwise maximal where the family knows how.
-
-        Equal natural parameters give equal draws.
-
-        :param bits: ``uint32``, shape ``(*batch, *shape, num_couple_words)``.
-        """
-        return self.sample(bits, eta), self.sample(bits, other)
-
-    def initial(self, bits: Array) -> Array:
-        """Initial values: draws at :meth:`default_eta`."""
-        batch = bits.shape[: bits.ndim - 1 - len(self.shape)]
-        return self.sample(bits, jnp.broadcast_to(self.default_eta(), batch + self.statistic_shape))
-
-    def in_support(self, x: Array) -> Array:
-        """Whether each value is one that a unit can take."""
-        return self.support(_float(x)) & jnp.isfinite(_float(x))
-
-    def states(self) -> Array | None:
-        """Every value of one unit, or None where there are infinitely many."""
-        return None
-
-    def interaction(self, statistics: Array) -> Array:
-        """The statistics that :func:`~ebmpp.Bilinear` couples (all of them, unless overridden)."""
-        return statistics
-
-    @property
-    def interaction_shape(self) -> tuple[int, ...]:
-        """Shape of :meth:`interaction`."""
-        return self.statistic_shape
+__all__ = [
+    "Bernoulli",
+    "Binomial",
+    "Categorical",
+    "Exponential",
+    "Family",
+    "Gaussian",
+    "Poisson",
+    "Spin",
+]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -235,54 +72,6 @@ class Bernoulli(Family):
 
     def states(self) -> Array:
         return jnp.array([0.0, 1.0])
-
-
-class SpinDistribution(dist.Distribution):
-    """Units in {-1, +1}: ``p(x)`` proportional to ``exp(eta x)``.
-
-    :param eta: natural parameter, any shape.
-    """
-
-    arg_constraints = {"eta": constraints.real}
-    pytree_data_fields = ("eta",)
-
-    def __init__(self, eta: Array, *, validate_args: bool | None = None) -> None:
-        self.eta = eta
-        super().__init__(batch_shape=jnp.shape(eta), validate_args=validate_args)
-
-    @constraints.dependent_property(is_discrete=True, event_dim=0)
-    def support(self) -> constraints.Constraint:
-        return spin_constraint
-
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
-        return 2 * up.astype(jnp.result_type(float)) - 1
-
-    def log_prob(self, value: Array) -> Array:
-        return jax.nn.log_sigmoid(2 * self.eta * value)
-
-    @property
-    def mean(self) -> Array:
-        return jnp.tanh(self.eta)
-
-    @property
-    def variance(self) -> Array:
-        return 1 - jnp.tanh(self.eta) ** 2
-
-
-class _SpinConstraint(constraints.ParameterFreeConstraint):
-    """Values in {-1, +1}."""
-
-    is_discrete = True
-
-    def __call__(self, x: Array) -> Array:
-        return (x == -1) | (x == 1)
-
-    def feasible_like(self, prototype: Array) -> Array:
-        return jnp.ones_like(prototype)
-
-
-spin_constraint = _SpinConstraint()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -416,7 +205,7 @@ class Binomial(Family):
         return constraints.integer_interval(0, self.total_count)
 
     def log_base_measure(self, x: Array) -> Array:
-        n, x = self.total_count, _float(x)
+        n, x = self.total_count, as_float(x)
         return gammaln(n + 1.0) - gammaln(x + 1) - gammaln(n - x + 1)
 
     def log_normalizer(self, eta: Array) -> Array:
@@ -447,7 +236,7 @@ class Poisson(Family):
     bounds = (0.0, math.inf)
 
     def log_base_measure(self, x: Array) -> Array:
-        return -gammaln(_float(x) + 1)
+        return -gammaln(as_float(x) + 1)
 
     def log_normalizer(self, eta: Array) -> Array:
         return jnp.exp(eta)
@@ -538,11 +327,11 @@ class Gaussian(Family):
         return statistics[..., 0] if self.learned else statistics
 
     def statistics(self, x: Array) -> Array:
-        x = _float(x)
+        x = as_float(x)
         return jnp.stack([x, x**2], axis=-1) if self.learned else x
 
     def log_base_measure(self, x: Array) -> Array:
-        x = _float(x)
+        x = as_float(x)
         return -0.5 * math.log(2 * math.pi) - (jnp.zeros_like(x) if self.learned else 0.5 * x**2)
 
     def moments(self, eta: Array) -> tuple[Array, Array]:

@@ -53,8 +53,11 @@ def _count(graph: FactorGraph, blocks: Iterable[str]) -> int:
 def _count_text(count: int) -> str:
     if count & (count - 1) == 0:
         return f"2**{count.bit_length() - 1}"
-    power = int(math.log10(count))  # a float would overflow beyond 1e308
-    return f"{count // 10 ** max(power - 6, 0) / 10 ** min(power, 6):.1f}e{power}"
+    if count < 10**6:
+        return str(count)
+    power = len(str(count)) - 1  # in integers: a float would overflow beyond 1e308
+    tenths = round(count // 10 ** (power - 4) / 1000)
+    return f"{tenths / 10:.1f}e{power}" if tenths < 100 else f"1.0e{power + 1}"
 
 
 def _plan(graph: FactorGraph, given: Iterable[str] = ()) -> _Plan:
@@ -335,7 +338,8 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Array]:
     [0.5, 0.5, 0.5]
     """
     graph.check(params)
-    return _moments(_with_sources(graph), params, _plan(graph))
+    made = _moments(_with_sources(graph), params, _plan(graph))
+    return {b: made[b] for b in graph.families}  # jit sorts a dict
 
 
 def probabilities(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], Array]:
@@ -366,4 +370,5 @@ def probabilities(graph: FactorGraph, params: Params) -> tuple[dict[str, Array],
             )
     plan = _Plan(tuple(graph.families), (), ())
     _refuse_many(graph, plan.enumerated, (), _MOST_LISTED)
-    return _table(graph, params, plan)
+    listed, probs = _table(graph, params, plan)
+    return {b: listed[b] for b in graph.families}, probs

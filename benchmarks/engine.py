@@ -1,0 +1,149 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine against masked lockstep and against the bound of its matrix products.
+
+``python benchmarks/engine.py`` trains an RBM of each size by PCD for a few hundred steps, then runs 1000
+pairs (k = lag = 1) with the engine and with a lockstep loop that draws the same pairs, all in one process,
+interleaved, minimum of several. "bound" is the time of four products a pair-sweep, nothing else.
+MNIST is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged.
+"""
+
+import argparse
+from functools import partial
+
+from handwritten import interleaved
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import bits, couplings, sweeps
+from ebmpp.accumulators import EnergyGradient, weighted_gradient
+from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
+
+PAIRS = 1000
+ONE = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))
+
+
+def images(side: int) -> np.ndarray:
+    """Binary images of side x side pixels."""
+    try:
+        pixels = ebmpp.data.mnist()[:20000].reshape(-1, 28, 28)
+    except FileNotFoundError:
+        pixels = np.kron(ebmpp.data.digits().reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30]
+    step = 28 / side
+    grid = (np.arange(side) * step).astype(int)
+    return (pixels[:, grid][:, :, grid] > 0.5).astype(np.float32).reshape(-1, side * side)
+
+
+def trained(visible: int, hidden: int, steps: int) -> tuple[ebmpp.FactorGraph, dict, Array]:
+    """An RBM after ``steps`` of PCD, and rows to start pairs from."""
+    rbm = ebmpp.layered(v=ebmpp.Bernoulli(visible), h=ebmpp.Bernoulli(hidden))
+    if visible == 16:
+        rows = ebmpp.data.bars_and_stripes(4)
+    else:
+        rows = images(int(np.ceil(visible**0.5)))[:, :visible]
+    fit = ebmpp.fit(
+        rbm,
+        rows,
+        rng_key=jax.random.key(0),
+        estimator=ebmpp.PCD(num_chains=500),
+        optimizer=optax.sgd(0.1),
+        num_steps=steps,
+        batch_size=100,
+    )
+    return rbm, fit.params, jnp.asarray(np.resize(rows, (PAIRS, visible)), jnp.float32)
+
+
+@partial(jax.jit, static_argnums=0)
+def lockstep(rbm: ebmpp.FactorGraph, params: dict, start: dict, pair: Array) -> tuple[dict, Array]:
+    """All pairs together until the last has met, finished ones masked."""
+    layers = sweeps.schedule(rbm)
+    kinds = couplings.resolve(None, layers)
+    keys = bits.fold_in(pair, jnp.arange(PAIRS))
+    x = sweeps.sweep_rows(rbm, params, start, layers, bits.fold_in(keys, 1))
+    tau = jnp.full(PAIRS, -1)
+    total = weighted_gradient(rbm, params, x, jnp.ones(PAIRS))
+
+    def going(carry: tuple) -> Array:
+        return (carry[3] < 0).any()
+
+    def one(carry: tuple) -> tuple:
+        x, y, t, tau, total = carry
+        pairs = bits.fold_in(keys, t + 1)
+        x, y, _ = couplings.coupled_sweep(rbm, params, x, y, layers, kinds, pairs)
+        met = jnp.stack([(x[b] == y[b]).all(-1) for b in x]).all(0)
+        tau = jnp.where((tau < 0) & met, t + 1, tau)
+        weight = (tau < 0).astype(jnp.float32)
+        both = {b: jnp.concatenate([x[b], y[b]]) for b in x}
+        step = weighted_gradient(rbm, params, both, jnp.concatenate([weight, -weight]))
+        return x, y, t + 1, tau, jax.tree.map(jnp.add, total, step)
+
+    x, y, t, tau, total = lax.while_loop(going, one, (x, start, jnp.int32(1), tau, total))
+    return total, tau
+
+
+@partial(jax.jit, static_argnums=2)
+def products(w: Array, rows: Array, count: int) -> Array:
+    """``count`` times two products of 2 x slots rows: what that many sweeps of the slots cost at least."""
+
+    def one(_: int, v: Array) -> Array:
+        return lax.optimization_barrier(lax.optimization_barrier(v @ w) @ w.T)
+
+    return lax.fori_loop(0, count, one, rows)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sizes", nargs="*", default=["16x16", "200x100", "784x500", "784x1000"])
+    parser.add_argument("--steps", type=int, default=400, help="PCD steps before the measurement")
+    args = parser.parse_args()
+    print(
+        f"{'model':10} {'tau mean':>8} {'max':>5} {'engine ms':>10} {'lockstep ms':>12} "
+        f"{'ratio':>6} {'of bound':>9} {'compile s':>10}"
+    )
+    for size in args.sizes:
+        visible, hidden = map(int, size.split("x"))
+        measure(size, *trained(visible, hidden, args.steps), args.repeats)
+
+
+def measure(size: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, repeats: int) -> None:
+    """One row of the table."""
+    h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
+    start, pair = {"v": v, "h": h}, bits.key_pair(jax.random.key(2))
+    layers = sweeps.schedule(rbm)
+    kinds = couplings.resolve(None, layers)
+    engine = lambda: run_pairs(  # noqa: E731
+        rbm, layers, kinds, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE
+    )
+    tau, check = np.asarray(engine().meeting_time), np.asarray(lockstep(rbm, params, start, pair)[1])
+    agree = (tau == check).mean()
+    pair_sweeps = int((tau - 1).sum())
+    rows = jnp.zeros((2 * DEFAULT_SLOTS, v.shape[1]))
+    count = max(1, pair_sweeps // DEFAULT_SLOTS)
+    found = interleaved(
+        {
+            "engine": engine,
+            "lockstep": lambda: lockstep(rbm, params, start, pair),
+            "bound": lambda: products(params["v:h"], rows, count),
+        },
+        repeats,
+    )
+    run_pairs.clear_cache()
+    compiled = interleaved({"engine": engine}, 1)["engine"][0] - found["engine"][1]
+    ours, theirs, bound = (found[name][1] for name in ("engine", "lockstep", "bound"))
+    print(
+        f"{size:10} {tau.mean():8.1f} {tau.max():5d} {1e3 * ours:10.1f} {1e3 * theirs:12.1f} "
+        f"{theirs / ours:6.1f} {bound / ours:9.2f} {compiled:10.1f}"
+        + ("" if agree == 1 else f"  ({agree:.1%} of tau agree)"),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

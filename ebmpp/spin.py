@@ -1,0 +1,58 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The NumPyro distribution of units in {-1, +1}, which NumPyro does not have."""
+
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+
+class SpinDistribution(dist.Distribution):
+    """Units in {-1, +1}: ``p(x)`` proportional to ``exp(eta x)``.
+
+    :param eta: natural parameter, any shape.
+    """
+
+    arg_constraints = {"eta": constraints.real}
+    pytree_data_fields = ("eta",)
+
+    def __init__(self, eta: Array, *, validate_args: bool | None = None) -> None:
+        self.eta = eta
+        super().__init__(batch_shape=jnp.shape(eta), validate_args=validate_args)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self) -> constraints.Constraint:
+        return spin_constraint
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
+        return 2 * up.astype(jnp.result_type(float)) - 1
+
+    def log_prob(self, value: Array) -> Array:
+        return jax.nn.log_sigmoid(2 * self.eta * value)
+
+    @property
+    def mean(self) -> Array:
+        return jnp.tanh(self.eta)
+
+    @property
+    def variance(self) -> Array:
+        return 1 - jnp.tanh(self.eta) ** 2
+
+
+class _SpinConstraint(constraints.ParameterFreeConstraint):
+    """Values in {-1, +1}."""
+
+    is_discrete = True
+
+    def __call__(self, x: Array) -> Array:
+        return (x == -1) | (x == 1)
+
+    def feasible_like(self, prototype: Array) -> Array:
+        return jnp.ones_like(prototype)
+
+
+spin_constraint = _SpinConstraint()
