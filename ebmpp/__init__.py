@@ -18,7 +18,7 @@ from ebmpp.families import (
     Spin,
 )
 from ebmpp.graph import FactorGraph, layered
-from ebmpp.kernels import BlockedGibbs, MaximalCoupling
+from ebmpp.kernels import BlockedGibbs, MaximalCoupling, local_search
 from ebmpp.meeting import tv_upper_bound
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
@@ -46,6 +46,7 @@ __all__ = [
     "exact",
     "fit",
     "layered",
+    "local_search",
     "plots",
     "summary",
     "to_datatree",

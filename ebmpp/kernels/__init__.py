@@ -5,5 +5,15 @@
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
+from ebmpp.kernels.local_search import LocalMode, local_search
 
-__all__ = ["CouplingState", "MaximalCoupling", "BlockedGibbs", "Conditions", "GibbsState", "RowKernel"]
+__all__ = [
+    "BlockedGibbs",
+    "Conditions",
+    "CouplingState",
+    "GibbsState",
+    "LocalMode",
+    "MaximalCoupling",
+    "RowKernel",
+    "local_search",
+]
