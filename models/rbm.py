@@ -244,7 +244,7 @@ def _samples(rbm: FactorGraph, fit: ebmpp.Fit, data: Images, mcmc: MCMC) -> Any:
 
     latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]  # a chain each, so independent
     means = rbm.mean(fit.params, {"h": latent}, "v")
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4.7), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
     ebmpp.plots.plot_units(data.held_out[:_SHOWN], data.shape, ncols=8, ax=axes[0])
     ebmpp.plots.plot_units(means, data.shape, ncols=8, ax=axes[1])
     axes[0].set_title("real images, held out", fontsize=10)
