@@ -13,6 +13,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	>/dev/null 2>&1; then echo $$p; break; fi; done)
 VENV ?= .venv
 WORKERS ?= 2
+# A file stays with one worker: most of the time goes into compiling, and its tests share what is compiled.
+SPREAD := -n $(WORKERS) --dist loadfile
+# What a new version of jax, numpyro, xarray or ArviZ is likely to break.
+FAST ?= tests/test_data.py tests/test_bits.py tests/test_graph.py tests/test_graph_errors.py \
+	tests/test_diagnostics.py tests/test_plots.py tests/test_training.py tests/test_unbiased.py \
+	tests/kernels
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
@@ -36,17 +42,19 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest $(SPREAD)
 
 # No notebooks, no examples of docstrings: does the package work with this environment's versions?
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not notebook" -x -q tests
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not notebook" -x -q $(FAST)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/handwritten.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/bars_and_stripes.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
