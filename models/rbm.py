@@ -95,7 +95,11 @@ def images(args: argparse.Namespace) -> Images:
     path = Path(args.data)
     if args.data == "mnist" or path.is_dir():
         folder = args.data_dir if args.data == "mnist" else path
-        train, test = (ebmpp.data.mnist(folder, split) for split in ("train", "test"))
+        train = ebmpp.data.mnist(folder, "train")
+        try:
+            test = ebmpp.data.mnist(folder, "test")
+        except FileNotFoundError:  # the training file alone: 10,000 of its 60,000 images are held out
+            return _split(train, (28, 28), args.seed)
         return Images(ebmpp.data.binarize(train), ebmpp.data.binarize(test), (28, 28))
     rows = ebmpp.data.idx(path)
     if rows.ndim not in (2, 3) or len(rows) < 2 or not rows.size:

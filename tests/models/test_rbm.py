@@ -71,6 +71,15 @@ def test_a_folder_of_mnist(tmp_path: Path) -> None:
         np.testing.assert_array_equal(data.train, images.reshape(12, -1) / 255)
 
 
+def test_without_a_test_file_a_sixth_of_mnist_is_held_out(tmp_path: Path) -> None:
+    images = 255 * (np.random.default_rng(0).random((12, 28, 28)) < 0.4)
+    write_idx(tmp_path / "train-images-idx3-ubyte", images)
+    data = rbm.parse(["--data", str(tmp_path)]).images
+    assert (data.train.shape, data.held_out.shape) == ((10, 784), (2, 784))
+    rows = {row.tobytes() for part in (data.train, data.held_out) for row in part}
+    assert len(rows) == 12
+
+
 def test_the_split_is_a_partition() -> None:
     data = rbm.parse(["--seed", "3"]).images
     rows = np.concatenate([data.train, data.held_out])
