@@ -130,6 +130,7 @@ def run_pairs(
     x, total = engine.advance(x, keys, total)
     starts = {b: jnp.stack([x[b], y[b]]) for b in x}
     total, met = engine.load(starts, total)
+    met &= _finite(params)  # draws of params that are not finite can agree, and mean nothing
     done = met & (window.lag >= window.m)
     queue = jnp.argsort(done, stable=True)
     meeting_time = jnp.where(met, window.lag, -1)
@@ -346,6 +347,11 @@ class _Engine:
             return run._replace(slots=fresh, taken=run.taken + take.sum())
 
         return lax.cond(take.any(), load, lambda run: run, run)
+
+
+def _finite(params: Any) -> Array:  # noqa: ANN401
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
+    return jnp.stack([jnp.array(True), *finite]).all()
 
 
 def _equal(z: Array) -> Array:
