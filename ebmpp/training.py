@@ -194,9 +194,7 @@ def _update(
     ok = ok & jnp.stack(finite).all()
     keep = lambda new, old: jnp.where(ok, new, old)  # noqa: E731
     params, state = jax.tree.map(keep, (proposed, moved), (params, state))
-    # by hand: optax 0.2.8 warns that its own is renamed, and older lines lack the new name
-    norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient)))
-    return params, state, ok, norm
+    return params, state, ok, optax.tree.norm(gradient)
 
 
 def _check_counts(**counts: int) -> None:
