@@ -207,13 +207,13 @@ class _Engine:
         zero = jnp.zeros((), jnp.int32)
         run = _Run(slots, total, meeting_time, zero, jnp.zeros(()), jnp.zeros(()))
         run = self._refill(run, source)
+        refills = True  # only the first stage: it ends when no job waits
         while True:
             smaller = size // _SHRINK if size // _SHRINK >= _SMALLEST else 0
-            refills = size == len(slots.job)
             run = self._stage(run, source, size, smaller, refills)
             if not smaller:
                 break
-            run, size = run._replace(slots=_compact(run.slots, smaller)), smaller
+            run, size, refills = run._replace(slots=_compact(run.slots, smaller)), smaller, False
         return Outcome(run.total, run.meeting_time, run.attempts / jnp.maximum(run.draws, 1))
 
     def _empty(self, source: _Source, size: int) -> _Slots:

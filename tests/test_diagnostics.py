@@ -22,7 +22,7 @@ from ebmpp import Bernoulli, Bias, BlockedGibbs, FactorGraph, layered, summary, 
 RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
 
 
-def run(graph=RBM, params=None, chains=2, extra_fields=(), kernel=BlockedGibbs, **clamped):  # noqa: ANN001, ANN003, ANN201
+def run(graph=RBM, params=None, chains=2, extra_fields=(), kernel=BlockedGibbs, **clamped):
     mcmc = MCMC(
         kernel(graph),
         num_warmup=0,
@@ -41,7 +41,7 @@ def mcmc() -> MCMC:
     return run(extra_fields=("i",))
 
 
-def test_posterior_group(mcmc):  # noqa: ANN001, ANN201
+def test_posterior_group(mcmc):
     tree = to_datatree(mcmc)
     assert tree.posterior["v"].dims == ("chain", "draw", "v_dim_0")
     samples = mcmc.get_samples(group_by_chain=True)
@@ -54,7 +54,7 @@ def test_posterior_group(mcmc):  # noqa: ANN001, ANN201
     assert "meeting" not in tree.children
 
 
-def test_rows_come_before_the_blocks_own_dimensions():  # noqa: ANN201
+def test_rows_come_before_the_blocks_own_dimensions():
     grid = FactorGraph({"x": Bernoulli((2, 3)), "y": Bernoulli(2)}, {}, [Bias("x"), Bias("y")])
     assert to_datatree(run(grid)).posterior["x"].dims == ("chain", "draw", "x_dim_0", "x_dim_1")
     one = to_datatree(run(grid, chains=1, y=np.zeros((5, 2)))).posterior
@@ -64,7 +64,7 @@ def test_rows_come_before_the_blocks_own_dimensions():  # noqa: ANN201
     assert two["x"].dims[2:4] == ("row_0", "row_1")
 
 
-def test_arviz_takes_it_and_netcdf_keeps_it(mcmc, tmp_path):  # noqa: ANN001, ANN201
+def test_arviz_takes_it_and_netcdf_keeps_it(mcmc, tmp_path):
     tree = to_datatree(mcmc)
     tree.to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
     with xr.open_datatree(tmp_path / "run.nc", engine="h5netcdf") as opened:
@@ -94,18 +94,18 @@ class _Coupled(BlockedGibbs):
 
     lag = 3
 
-    def _init_one(self, rng_key, conditions, init_params):  # noqa: ANN001, ANN202
+    def _init_one(self, rng_key, conditions, init_params):
         state = super()._init_one(rng_key, conditions, init_params)
         fields = jnp.zeros(conditions.batch, jnp.int32), jnp.zeros(conditions.batch, bool)
         return _CoupledState(*state, *fields)
 
-    def _sample_one(self, state, conditions):  # noqa: ANN001, ANN202
+    def _sample_one(self, state, conditions):
         following = super()._sample_one(state, conditions)
         return _CoupledState(*following, state.meeting_time + ~state.met, state.met | (following.i >= 5))
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-def test_meeting_group(chains, tmp_path):  # noqa: ANN001, ANN201
+def test_meeting_group(chains, tmp_path):
     tree = to_datatree(run(kernel=_Coupled, chains=chains))
     meeting = tree["meeting"]
     assert meeting["meeting_time"].dims == ("chain",)
@@ -119,14 +119,14 @@ def test_meeting_group(chains, tmp_path):  # noqa: ANN001, ANN201
     assert rows["met"].dims == ("chain", "row") and rows["met"].shape == (chains, 4)
 
 
-def test_a_fit_gives_its_history():  # noqa: ANN201
+def test_a_fit_gives_its_history():
     history = xr.Dataset({"gradient_norm": ("step", [2.0, 1.0])}, {"step": [0, 1]})
     tree = to_datatree(SimpleNamespace(history=history, graph=RBM))
     xr.testing.assert_identical(tree["history"].to_dataset(), history)
     assert tree.attrs["graph"] == repr(RBM)
 
 
-def test_what_is_refused():  # noqa: ANN201
+def test_what_is_refused():
     with pytest.raises(TypeError, match="not dict"):
         to_datatree({})
     with pytest.raises(ValueError, match="call mcmc.run"):
@@ -135,7 +135,7 @@ def test_what_is_refused():  # noqa: ANN201
         summary(xr.DataTree(), fmt="long")
 
 
-def test_frozen_chains_have_no_effective_sample_size():  # noqa: ANN201
+def test_frozen_chains_have_no_effective_sample_size():
     params = RBM.init(jax.random.key(0))
     params["v"] = params["v"].at[1].set(60.0)
     tree = to_datatree(run(params=params))
@@ -154,7 +154,7 @@ def test_frozen_chains_have_no_effective_sample_size():  # noqa: ANN201
     assert list(only.index) == [f"v[{i}]" for i in range(4)]
 
 
-def test_chains_frozen_at_different_values_are_frozen():  # noqa: ANN201
+def test_chains_frozen_at_different_values_are_frozen():
     stuck = np.broadcast_to(np.array([0.0, 1.0])[:, None], (2, 50))
     one_moves = np.stack([np.zeros(50), np.random.default_rng(0).normal(size=50)])
     tree = arviz_base.from_dict({"posterior": {"stuck": stuck, "one_moves": one_moves}})

@@ -20,7 +20,7 @@ def close() -> Iterator[None]:
     plt.close("all")
 
 
-def test_matplotlib_waits():  # noqa: ANN201
+def test_matplotlib_waits():
     code = "import sys, ebmpp, ebmpp.plots, ebmpp.drawing; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -28,7 +28,7 @@ def test_matplotlib_waits():  # noqa: ANN201
 # -- the graph -------------------------------------------------------------------------------------
 
 
-def test_draw_graph():  # noqa: ANN201
+def test_draw_graph():
     graph = FactorGraph(
         {"v": Bernoulli(2), "x": Gaussian((2, 2), variance="learned")},
         {"h": Categorical(2, 3)},
@@ -44,7 +44,7 @@ def test_draw_graph():  # noqa: ANN201
     ax.figure.canvas.draw()
 
 
-def test_draw_a_three_way_factor_and_a_deep_machine():  # noqa: ANN201
+def test_draw_a_three_way_factor_and_a_deep_machine():
     gate = Factor("x", "y", "h", energy=lambda _, x, y, h: -x[0] * y[0] * h[0], name="gate")
     ax = FactorGraph({"x": Bernoulli(1), "y": Bernoulli(1)}, {"h": Bernoulli(1)}, [gate]).draw()
     assert [t.get_text() for t in ax.texts].count("gate") == 3
@@ -56,7 +56,7 @@ def test_draw_a_three_way_factor_and_a_deep_machine():  # noqa: ANN201
 # -- units -----------------------------------------------------------------------------------------
 
 
-def test_plot_units_lays_out_images_in_order():  # noqa: ANN201
+def test_plot_units_lays_out_images_in_order():
     images = np.arange(6 * 4).reshape(6, 2, 2) / 24
     shown = plots.plot_units(images, ncols=3).images[0]
     grid = np.asarray(shown.get_array().filled(np.nan))
@@ -67,7 +67,7 @@ def test_plot_units_lays_out_images_in_order():  # noqa: ANN201
     assert shown.get_clim() == (0, 1)
 
 
-def test_plot_units_scale_is_symmetric():  # noqa: ANN201
+def test_plot_units_scale_is_symmetric():
     weights = np.random.default_rng(0).normal(size=(5, 9))
     ax = plots.plot_units(weights)
     low, high = ax.images[0].get_clim()
@@ -79,7 +79,7 @@ def test_plot_units_scale_is_symmetric():  # noqa: ANN201
 @pytest.mark.parametrize(
     ("shape", "images"), [(None, (4, 7)), ((2, 2), (4, 7)), (None, (0, 2, 2)), (None, (4,))]
 )
-def test_plot_units_refuses(shape, images):  # noqa: ANN001, ANN201
+def test_plot_units_refuses(shape, images):
     with pytest.raises(ValueError, match="images have shape"):
         plots.plot_units(np.zeros(images), shape=shape)
 
@@ -87,7 +87,7 @@ def test_plot_units_refuses(shape, images):  # noqa: ANN001, ANN201
 # -- training --------------------------------------------------------------------------------------
 
 
-def history(steps=200, unmet=0):  # noqa: ANN001, ANN201
+def history(steps=200, unmet=0):
     made = {
         "gradient_norm": ("step", np.linspace(3, 1, steps)),
         "meeting_time_mean": ("step", np.full(steps, 4.0)),
@@ -99,7 +99,7 @@ def history(steps=200, unmet=0):  # noqa: ANN001, ANN201
     return xr.Dataset(made, {"step": np.arange(steps), "monitor_step": [0, 100]})
 
 
-def test_plot_history():  # noqa: ANN201
+def test_plot_history():
     axes = plots.plot_history(history())
     assert [ax.get_ylabel() for ax in axes] == ["log likelihood", "gradient norm", "meeting time (sweeps)"]
     np.testing.assert_array_equal(axes[0].lines[0].get_xdata(), [0, 100])
@@ -111,7 +111,7 @@ def test_plot_history():  # noqa: ANN201
     axes[0].figure.canvas.draw()
 
 
-def test_plot_history_shows_unmet_pairs_and_takes_axes():  # noqa: ANN201
+def test_plot_history_shows_unmet_pairs_and_takes_axes():
     _, given = plt.subplots(1, 4)
     axes = plots.plot_history(history(20, unmet=2), axes=given)
     assert axes[2] is given[2] and axes[2].get_ylabel() == "unmet pairs"
@@ -126,13 +126,13 @@ def test_plot_history_shows_unmet_pairs_and_takes_axes():  # noqa: ANN201
 # -- meeting times ---------------------------------------------------------------------------------
 
 
-def test_survival_without_censoring_is_the_empirical_one():  # noqa: ANN201
+def test_survival_without_censoring_is_the_empirical_one():
     times = np.random.default_rng(0).geometric(0.1, size=500).astype(float)
     t, survival = plots.survival_curve(times, np.ones(500, bool))
     np.testing.assert_allclose(survival, [(times > s).mean() for s in t], atol=1e-12)
 
 
-def test_survival_with_censoring_is_unbiased():  # noqa: ANN201
+def test_survival_with_censoring_is_unbiased():
     """Half of the pairs watched for 5 sweeps only: the naive curve would fall at 5, this one not."""
     times = np.random.default_rng(1).geometric(0.1, size=20_000).astype(float)
     watched = np.where(np.arange(20_000) % 2, 5.0, 1000.0)
@@ -142,14 +142,14 @@ def test_survival_with_censoring_is_unbiased():  # noqa: ANN201
     np.testing.assert_allclose(survival[at], 0.9 ** t[at], atol=0.02)
 
 
-def test_survival_by_hand():  # noqa: ANN201
+def test_survival_by_hand():
     # 4 at risk at 2, one meets; 3 at risk at 3 (one is censored there); 1 at risk at 7, unmet
     t, survival = plots.survival_curve(np.array([2.0, 3, 3, 7]), np.array([True, True, False, False]))
     np.testing.assert_array_equal(t, [0, 2, 3, 7])
     np.testing.assert_allclose(survival, [1, 3 / 4, 1 / 2, 1 / 2])
 
 
-def test_plot_meeting_times():  # noqa: ANN201
+def test_plot_meeting_times():
     ax = plots.plot_meeting_times([1, 2, 2, 5], lag=4, met=[True, True, True, False], label="a")
     assert ax.get_yscale() == "log" and "lag 4" in ax.get_xlabel()
     assert "a: 1 of 4 pairs unmet" in [t.get_text() for t in ax.texts]
@@ -161,7 +161,7 @@ def test_plot_meeting_times():  # noqa: ANN201
     ax.figure.canvas.draw()
 
 
-def test_plot_meeting_times_of_a_datatree():  # noqa: ANN201
+def test_plot_meeting_times_of_a_datatree():
     group = xr.Dataset({"meeting_time": ("chain", [3, 4]), "met": ("chain", [True, False]), "lag": 2})
     ax = plots.plot_meeting_times(xr.DataTree.from_dict({"meeting": group}))
     assert "lag 2" in ax.get_xlabel()
@@ -176,6 +176,6 @@ def test_plot_meeting_times_of_a_datatree():  # noqa: ANN201
         ([1, 2], [True], r"met has shape \(1,\)"),
     ],
 )
-def test_plot_meeting_times_refuses(times, met, message):  # noqa: ANN001, ANN201
+def test_plot_meeting_times_refuses(times, met, message):
     with pytest.raises(ValueError, match=message):
         plots.plot_meeting_times(times, met=met)
