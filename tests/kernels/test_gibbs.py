@@ -269,7 +269,13 @@ def test_extra_fields_and_diagnostics():
     assert said == "5 sweeps, 1 layers, 3 free units"
     assert not mcmc.sampler.is_ensemble_kernel  # an ensemble resumes from one key, chains from their own
     assert not hasattr(mcmc.sampler, "model")  # numpyro's Gibbs refuses a kernel that has one
+
+
+def test_numpyro_prints_its_summary(capsys):
+    mcmc = sampler(RBM, 200, 2)  # long enough for every unit to move: numpyro divides by its variance
+    draws(mcmc, jax.random.key(0), PARAMS)
     mcmc.print_summary()
+    assert "h[2]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", ["sequential", "vectorized", "parallel"])
