@@ -20,9 +20,11 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import bits, couplings, sweeps
+from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient, weighted_gradient
 from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
+from ebmpp.moves import coupled_sweep, draw_sweep, equal
+from ebmpp.plan import resolve_moves
 
 PAIRS = 1000
 ONE = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))
@@ -61,28 +63,27 @@ def trained(visible: int, hidden: int, steps: int) -> tuple[ebmpp.FactorGraph, d
 @partial(jax.jit, static_argnums=0)
 def lockstep(rbm: ebmpp.FactorGraph, params: dict, start: dict, pair: Array) -> tuple[dict, Array]:
     """All pairs together until the last has met, finished ones masked."""
-    layers = sweeps.schedule(rbm)
-    kinds = couplings.resolve(None, layers)
+    moves = resolve_moves(rbm, None)
     keys = bits.fold_in(pair, jnp.arange(PAIRS))
-    x = sweeps.sweep_rows(rbm, params, start, layers, bits.fold_in(keys, 1))
+    x, _ = draw_sweep(rbm, params, start, moves, bits.fold_in(keys, 1), {})
     tau = jnp.full(PAIRS, -1)
     total = weighted_gradient(rbm, params, x, jnp.ones(PAIRS))
 
     def going(carry: tuple) -> Array:
-        return (carry[3] < 0).any()
+        return (carry[2] < 0).any()
 
     def one(carry: tuple) -> tuple:
-        x, y, t, tau, total = carry
-        pairs = bits.fold_in(keys, t + 1)
-        x, y, _ = couplings.coupled_sweep(rbm, params, x, y, layers, kinds, pairs)
-        met = jnp.stack([(x[b] == y[b]).all(-1) for b in x]).all(0)
+        z, t, tau, total = carry
+        z, _, _ = coupled_sweep(rbm, params, z, moves, bits.fold_in(keys, t + 1), {})
+        met = jnp.stack([equal(v) for v in z.values()]).all(0)
         tau = jnp.where((tau < 0) & met, t + 1, tau)
         weight = (tau < 0).astype(jnp.float32)
-        both = {b: jnp.concatenate([x[b], y[b]]) for b in x}
+        both = {b: v.reshape(2 * PAIRS, *v.shape[2:]) for b, v in z.items()}
         step = weighted_gradient(rbm, params, both, jnp.concatenate([weight, -weight]))
-        return x, y, t + 1, tau, jax.tree.map(jnp.add, total, step)
+        return z, t + 1, tau, jax.tree.map(jnp.add, total, step)
 
-    x, y, t, tau, total = lax.while_loop(going, one, (x, start, jnp.int32(1), tau, total))
+    z = {b: jnp.stack([x[b], start[b]]) for b in x}
+    _, _, tau, total = lax.while_loop(going, one, (z, jnp.int32(1), tau, total))
     return total, tau
 
 
@@ -116,10 +117,9 @@ def measure(size: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, repeats: 
     """One row of the table."""
     h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
     start, pair = {"v": v, "h": h}, bits.key_pair(jax.random.key(2))
-    layers = sweeps.schedule(rbm)
-    kinds = couplings.resolve(None, layers)
+    moves = resolve_moves(rbm, None)
     engine = lambda: run_pairs(  # noqa: E731
-        rbm, layers, kinds, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE
+        rbm, moves, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE
     )
     tau, check = np.asarray(engine().meeting_time), np.asarray(lockstep(rbm, params, start, pair)[1])
     agree = (tau == check).mean()

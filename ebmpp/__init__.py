@@ -4,6 +4,7 @@
 
 from ebmpp import data, plots
 from ebmpp.diagnostics import summary, to_datatree
+from ebmpp.efficiency import cost_times_variance, suggest_k_m
 from ebmpp.estimators import CD, PCD, UCD
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
@@ -18,8 +19,11 @@ from ebmpp.families import (
     Spin,
 )
 from ebmpp.graph import FactorGraph, layered
-from ebmpp.kernels import BlockedGibbs, MaximalCoupling, local_search
-from ebmpp.meeting import tv_upper_bound
+from ebmpp.kernels import BlockedGibbs, LocalSearch, MaximalCoupling, MetropolisCoupling, local_search
+from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
+from ebmpp.plan import metropolis_sweep
+from ebmpp.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.states import Observed
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
 
@@ -39,17 +43,26 @@ __all__ = [
     "Family",
     "Fit",
     "Gaussian",
+    "LocalSearch",
     "MaximalCoupling",
+    "MetropolisCoupling",
+    "Observed",
     "Poisson",
     "Spin",
+    "cost_times_variance",
     "data",
     "exact",
     "fit",
     "layered",
     "local_search",
+    "metropolis_sweep",
+    "plot_meeting_times",
+    "plot_tv_bound",
     "plots",
+    "suggest_k_m",
     "summary",
     "to_datatree",
     "tv_upper_bound",
     "unbiased_expectation",
+    "wasserstein_upper_bound",
 ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class EnergyGradient:
     """The sum over all jobs of w dE/dparams: one weighted product a flush, nothing a pair."""
 
-    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:  # noqa: ANN401
+    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
         """Zeros like ``params``."""
         del graph, num_jobs
         return jax.tree.map(jnp.zeros_like, params)
@@ -28,12 +28,12 @@ class EnergyGradient:
     def add(
         self,
         graph: "FactorGraph",
-        params: Any,  # noqa: ANN401
-        total: Any,  # noqa: ANN401
+        params: Any,
+        total: Any,
         x: dict[str, Array],
         weights: Array,
         jobs: Array,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
         del jobs
         return jax.tree.map(jnp.add, total, weighted_gradient(graph, params, x, weights))
@@ -46,7 +46,7 @@ class Function:
     fn: Callable[[dict[str, Array]], Any]
     blocks: tuple[tuple[str, tuple[int, ...], str], ...]
 
-    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:  # noqa: ANN401
+    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
         """Zeros with a leading axis of pairs."""
         del graph, params
         state = {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
@@ -56,12 +56,12 @@ class Function:
     def add(
         self,
         graph: "FactorGraph",
-        params: Any,  # noqa: ANN401
-        total: Any,  # noqa: ANN401
+        params: Any,
+        total: Any,
         x: dict[str, Array],
         weights: Array,
         jobs: Array,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Add each weighted value to its own pair's sum."""
         del graph, params
         values = jax.vmap(self.fn)(x)
@@ -74,11 +74,11 @@ class Function:
         return jax.tree.map(put, total, values)
 
 
-def weighted_gradient(graph: "FactorGraph", params: Any, x: dict[str, Array], weights: Array) -> Any:  # noqa: ANN401
+def weighted_gradient(graph: "FactorGraph", params: Any, x: dict[str, Array], weights: Array) -> Any:
     """Gradient in params of ``sum_i w_i E(params, x_i)`` over rows."""
     statistics = graph.statistics(x)
 
-    def weighted(p: Any) -> Array:  # noqa: ANN401
+    def weighted(p: Any) -> Array:
         return weights @ jax.vmap(lambda t: derived.energy(graph, p, t))(statistics)
 
     return jax.grad(weighted)(params)

@@ -4,9 +4,13 @@
 
 A layer of a pair has natural parameters ``eta`` (leading chain, law p) and ``other`` (following chain,
 law q). Every coupling here leaves each chain its own law and is faithful: equal conditionals give equal
-draws. A joint maximal coupling makes the two layers equal with the largest possible probability,
-``1 - TV(p, q)``, and needs only the log-ratio ``<other - eta, t(x)> - (A(other) - A(eta))``, in which the
-base measure cancels.
+draws.
+
+"common" draws both chains from the same random words: unitwise maximal for Bernoulli, Spin and Categorical
+units, the same noise for real-valued ones. "reflection" differs for Gaussian blocks alone: it makes them
+equal as often as any coupling can, and mirrors the noise otherwise. The joint maximal couplings make the two
+layers equal with the largest possible probability, ``1 - TV(p, q)``, for any family; they need only the
+log-ratio ``<other - eta, t(x)> - (A(other) - A(eta))``, in which the base measure cancels.
 
 The residual of a maximal coupling is a rejection sampler without a cap. It runs one trial a call: a row
 not yet accepted *stalls*, and is tried again with fresh words.
@@ -20,17 +24,17 @@ not yet accepted *stalls*, and is tried again with fresh words.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.sweeps import draw_rows, natural_rows, num_words, split_words
+from ebmpp.sweeps import draw_rows, num_words, split_words
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
 #: The couplings of a layer.
-KINDS = ("maximal", "maximal_independent", "common", "independent")
+KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent")
 
 Eta = Mapping[str, Array]
 
@@ -46,7 +50,9 @@ class Attempt(NamedTuple):
     """Whether the leading chain takes its proposal (if it has not taken one before)."""
     accept_y: Array
     broken: Array
-    """Whether a natural parameter is outside its family's domain, or the log-ratio is not finite."""
+    """Whether a natural parameter is outside its family's domain, or a log-ratio is not a number."""
+    taken: Array | int = 0
+    """How many of the two chains took a Metropolis proposal."""
 
 
 def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -71,12 +77,19 @@ def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]
         kinds = (coupling,) * len(layers) if isinstance(coupling, str) else tuple(coupling)
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ValueError(f"coupling {unknown[0]!r} is unknown; choose among {KINDS}")
+        raise ValueError(
+            f'coupling {unknown[0]!r} is unknown; choose among {KINDS} for the layers, or "metropolis"'
+        )
     if len(kinds) != len(layers):
         raise ValueError(f"coupling names {len(kinds)} layers, and the sweep has {len(layers)}: {layers}")
-    if not any(kind.startswith("maximal") for kind in kinds) and "common" not in kinds:
+    if set(kinds) == {"independent"}:
         raise ValueError("with every layer drawn independently the chains of a pair cannot be held together")
     return kinds
+
+
+def stalls(kind: str) -> bool:
+    """Whether a trial of this coupling can fail."""
+    return kind.startswith("maximal")
 
 
 def attempt(
@@ -96,13 +109,13 @@ def attempt(
     :param same: whether the two chains agree on every neighbour, so that the conditionals are the same
         law whatever the last bits of ``etas`` say.
     """
-    if kind in ("common", "independent"):
+    if not stalls(kind):
         made = _unconditional(graph, blocks, kind, etas, pairs)
         accepted = jnp.ones(len(pairs), bool)
         attempt_ = Attempt(*made, accepted, accepted, ~accepted)
     else:
         attempt_ = _maximal(graph, blocks, kind, etas, pairs, first, same)
-    y = {b: _where(same, attempt_.x[b], attempt_.y[b]) for b in blocks}
+    y = {b: where_rows(same, attempt_.x[b], attempt_.y[b]) for b in blocks}
     # Such a row would be accepted with a law that does not exist, or stall for ever.
     inside = [_all(graph.families[b].in_domain(eta[b])) for eta in etas for b in blocks]
     return attempt_._replace(y=y, broken=attempt_.broken | ~jnp.stack(inside).all(0))
@@ -118,8 +131,16 @@ def _unconditional(
             draw_rows(graph, blocks, etas[0], words[:, :each]),
             draw_rows(graph, blocks, etas[1], words[:, each:]),
         )
-    words = bits.words(pairs, num_words(graph, blocks, coupled=True))
-    return _couple(graph, blocks, etas, words)
+    each = num_words(graph, blocks, coupled=True)
+    if kind == "common":
+        return _couple(graph, blocks, etas, bits.words(pairs, each))
+    words = bits.words(pairs, each + len(blocks))
+    parts = split_words(graph, blocks, words[:, :each], coupled=True)
+    u = bits.uniform(words[:, each:])
+    drawn = {
+        b: graph.families[b].reflect(parts[b], u[:, i], etas[0][b], etas[1][b]) for i, b in enumerate(blocks)
+    }
+    return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
 
 
 def _couple(
@@ -158,14 +179,14 @@ def _maximal(
         # The refused x is itself a draw of the leading residual; only the follower is still to be drawn.
         again = draw_rows(graph, blocks, etas[0], residual[:, :each])
         own = draw_rows(graph, blocks, etas[1], residual[:, each:])
-        x = {b: _where(first, shared[b], again[b]) for b in blocks}
+        x = {b: where_rows(first, shared[b], again[b]) for b in blocks}
         accept_x = first | (log_u[:, 1] > ratio(x))
     else:
         x, own = _couple(graph, blocks, etas, residual)
         accept_x = log_u[:, 1] > ratio(x)
-        x = {b: _where(together, shared[b], x[b]) for b in blocks}
+        x = {b: where_rows(together, shared[b], x[b]) for b in blocks}
     accept_y = log_u[:, 2] > -ratio(own)
-    y = {b: _where(together, shared[b], own[b]) for b in blocks}
+    y = {b: where_rows(together, shared[b], own[b]) for b in blocks}
     return Attempt(x, y, together | accept_x, together | accept_y, ~jnp.isfinite(ratio.constant) & ~same)
 
 
@@ -193,80 +214,6 @@ def _all(a: Array) -> Array:
     return a.reshape(len(a), -1).all(-1)
 
 
-def _where(rows: Array, a: Array, b: Array) -> Array:
-    """Choose by row."""
+def where_rows(rows: Array, a: Array, b: Array) -> Array:
+    """``a`` in the rows that are chosen, ``b`` in the others."""
     return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)
-
-
-def couple_layer(
-    graph: "FactorGraph",
-    blocks: Sequence[str],
-    kind: str,
-    etas: tuple[Eta, Eta],
-    pairs: Array,
-    index: int,
-    same: Array,
-) -> tuple[dict[str, Array], dict[str, Array], Array]:
-    """The coupled draw of a layer, its residual run to the end: trials until every row is accepted.
-
-    :param pairs: key pairs of this sweep, ``(rows, 2)``; trial r draws from ``fold_in(pairs, index, r)``.
-    :return: both chains' blocks, and which rows are broken (see :class:`Attempt`).
-    """
-
-    def trial(number: Array | int) -> Attempt:
-        keys = bits.fold_in(pairs, index, number)
-        first = jnp.full(len(pairs), number == 0)
-        return attempt(graph, blocks, kind, etas, keys, first, same)
-
-    def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
-        number, held = carry
-        new = trial(number)
-        take_x, take_y = new.accept_x & ~held.accept_x, new.accept_y & ~held.accept_y
-        merged = Attempt(
-            {b: _where(take_x, new.x[b], held.x[b]) for b in blocks},
-            {b: _where(take_y, new.y[b], held.y[b]) for b in blocks},
-            held.accept_x | new.accept_x,
-            held.accept_y | new.accept_y,
-            held.broken | new.broken,
-        )
-        return number + 1, merged
-
-    def pending(carry: tuple[Array, Attempt]) -> Array:
-        held = carry[1]
-        return (~(held.accept_x & held.accept_y) & ~held.broken).any()
-
-    made = trial(0)
-    if kind.startswith("maximal"):
-        made = lax.while_loop(pending, again, (jnp.ones((), jnp.uint32), made))[1]
-    return made.x, made.y, made.broken
-
-
-def coupled_sweep(
-    graph: "FactorGraph",
-    params: Mapping[str, object],
-    x: Mapping[str, Array],
-    y: Mapping[str, Array],
-    layers: Sequence[Sequence[str]],
-    kinds: Sequence[str],
-    pairs: Array,
-) -> tuple[dict[str, Array], dict[str, Array], Array]:
-    """One sweep of both chains of every row; the words are those of the engine.
-
-    :param x: leading chains, ``(rows, *shape)`` a block.
-    :param y: following chains.
-    :param pairs: key pairs of this sweep.
-    :return: both chains, and which rows are broken.
-    """
-    x, y = dict(x), dict(y)
-    rows = len(pairs)
-    broken = jnp.zeros(rows, bool)
-    for index, (blocks, kind) in enumerate(zip(layers, kinds, strict=True)):
-        both = {b: jnp.concatenate([x[b], y[b]]) for b in x}
-        eta = natural_rows(graph, params, both, blocks)
-        etas = {b: e[:rows] for b, e in eta.items()}, {b: e[rows:] for b, e in eta.items()}
-        same = jnp.ones(rows, bool)
-        for b in graph.neighbours(blocks):
-            same &= (x[b] == y[b]).reshape(rows, -1).all(-1)
-        new_x, new_y, bad = couple_layer(graph, blocks, kind, etas, pairs, index, same)
-        x, y, broken = x | new_x, y | new_y, broken | bad
-    return x, y, broken

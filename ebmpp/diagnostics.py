@@ -13,9 +13,11 @@ import pandas as pd
 import xarray as xr
 
 from ebmpp.kernels.base import RowKernel
+from ebmpp.kernels.coupled import CoupledKernel
 from ebmpp.unbiased import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")
+_BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 
 
@@ -24,8 +26,9 @@ def to_datatree(result: Any) -> xr.DataTree:
 
     A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped
     values had leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were
-    collected, and, for coupled kernels, ``meeting`` with ``meeting_time``, ``met`` and ``lag``. An
-    estimate gives ``meeting`` alone (a ``chain`` a pair), a fit the group ``history``.
+    collected, and, for coupled kernels, ``meeting``: ``meeting_time``, ``met`` and ``lag``, and over
+    ``sweep`` the pairs' distances and energies. An estimate gives ``meeting`` without paths (a ``chain``
+    a pair), a fit the group ``history``.
     Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
 
     :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
@@ -84,7 +87,7 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
 
     groups = {"posterior": samples}
     extra = {b: v for b, v in _host(mcmc.get_extra_fields(group_by_chain=True)).items() if b != "z"}
-    plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray)}
+    plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray) and name not in _BY_SWEEP}
     if plain:
         groups["sample_stats"] = plain
     attrs = _attributes(kernel.graph, kernel)
@@ -93,7 +96,7 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
         # many short coupled chains are what a meeting time is estimated from, and no mistake
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
         tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
-    if hasattr(mcmc.last_state, "meeting_time"):
+    if isinstance(kernel, CoupledKernel):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
 
@@ -122,8 +125,24 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         value = value[None] if mcmc.num_chains == 1 else value
         rows = ["row"] if value.ndim == 2 else [f"row_{i}" for i in range(value.ndim - 1)]
         made[name] = (["chain", *rows], value)
-    made["lag"] = int(getattr(mcmc.sampler, "lag", 1))
+    made["lag"] = mcmc.sampler.lag
+    made = made.assign(_by_sweep(mcmc))
     return made.assign_coords(chain=np.arange(made.sizes["chain"]))
+
+
+def _by_sweep(mcmc: MCMC) -> dict[str, tuple]:
+    """What was seen of each pair along the way, against the sweeps that its leading chain had done."""
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    distance, energies = (np.asarray(fields[name]) for name in _BY_SWEEP)
+    draws, last = distance.shape[1], int(np.max(mcmc.last_state.t))
+    rows = distance.ndim - 2
+    dims = ["chain", "sweep", *(["row"] if rows == 1 else [f"row_{i}" for i in range(rows)])]
+    return {
+        "sweep": last - mcmc.thinning * np.arange(draws)[::-1],
+        "distance": (dims, distance),
+        "energy": (dims, energies[:, :, 0]),
+        "energy_following": (dims, energies[:, :, 1]),
+    }
 
 
 def _times(estimate: Estimate) -> xr.Dataset:

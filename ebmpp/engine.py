@@ -5,7 +5,7 @@
 A pair (a *job*) is the chain X, ahead by ``lag`` sweeps, and its follower Y. Meeting times have heavy
 tails, so a fixed number of slots is kept busy: a slot whose pair is done takes the next job in the same
 loop, and when no jobs wait the live pairs are compacted into ever smaller slots. A job's draws depend on
-its own key pair, time, layer and trial alone, so results do not depend on slots or order. Every started
+its own key pair, time, move and trial alone, so results do not depend on slots or order. Every started
 job runs to its end: nothing is capped, and a pair that a user's ``max_sweeps`` stops is flagged.
 
 What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: Biswas, Jacob, Vanetti
@@ -20,8 +20,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.couplings import attempt
-from ebmpp.sweeps import Schedule, natural_rows, sweep_rows
+from ebmpp.moves import Move, agree, draw_sweep, equal
+from ebmpp.sweeps import Keep
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -36,18 +36,18 @@ _SHRINK = 4  # halving runs 5 to 15 % faster in the tail and compiles twice as l
 class Accumulator(Protocol):
     """Sums weighted values of states; a hashable value."""
 
-    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:  # noqa: ANN401
+    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
         """The empty sum."""
 
     def add(
         self,
         graph: "FactorGraph",
-        params: Any,  # noqa: ANN401
-        total: Any,  # noqa: ANN401
+        params: Any,
+        total: Any,
         x: dict[str, Array],
         weights: Array,
         jobs: Array,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """``total`` plus the weighted values of rows ``x`` that belong to ``jobs``."""
 
 
@@ -79,7 +79,9 @@ class Outcome(NamedTuple):
     meeting_time: Array
     """First t with X_t = Y_{t - lag}, shape ``(jobs,)``; -1 where unmet."""
     trials: Array
-    """Coupled draws of a layer, residual trials included, over those without."""
+    """Coupled trials of a move, those of residuals included, over moves done."""
+    acceptance: Array
+    """Proposals that a chain took over those it was made; nan without Metropolis moves."""
 
 
 class _Slots(NamedTuple):
@@ -87,9 +89,9 @@ class _Slots(NamedTuple):
     same: dict[str, Array]  # whether the two chains agree on a block
     job: Array
     t: Array
-    layer: Array  # the next layer to draw
+    move: Array  # the next move to make
     trial: Array
-    accepted: Array  # (2, slots): which chain has its draw of that layer
+    accepted: Array  # (2, slots): which chain has made it
     active: Array
 
 
@@ -98,36 +100,44 @@ class _Run(NamedTuple):
     total: Any
     meeting_time: Array
     taken: Array  # how many jobs of the queue have been started
+    count: "_Count"
+
+
+class _Count(NamedTuple):
+    """Sums over the moves of all pairs; floats, since they pass 2**31."""
+
     attempts: Array
-    draws: Array
+    moves: Array
+    proposals: Array
+    taken: Array
 
 
-@partial(jax.jit, static_argnames=("graph", "layers", "kinds", "accumulator", "num_slots"))
+@partial(jax.jit, static_argnames=("graph", "moves", "accumulator", "num_slots"))
 def run_pairs(
     graph: "FactorGraph",
-    layers: Schedule,
-    kinds: tuple[str, ...],
+    moves: tuple[Move, ...],
     accumulator: Accumulator,
     num_slots: int,
-    params: Any,  # noqa: ANN401
+    params: Any,
     x: dict[str, Array],
     y: dict[str, Array],
     pair: Array,
     window: Window,
+    keep: Keep | None = None,
 ) -> Outcome:
     """Run every job to its meeting and to time ``m``.
 
-    :param layers: the free blocks, layer by layer; other blocks of ``x`` stay as they are.
-    :param kinds: a coupling a layer.
+    :param moves: of a sweep; blocks of ``x`` that they do not change stay as they are.
     :param x: starts of the leading chains, ``(jobs, *shape)`` a block.
     :param y: starts of the following chains.
     :param pair: the key pair of the run; job j draws from ``fold_in(pair, j)``.
+    :param keep: units that are held in all pairs, masks of shape ``(1, *shape)``.
     """
-    engine = _Engine(graph, layers, kinds, accumulator, params, window)
+    engine = _Engine(graph, moves, accumulator, params, window, keep or {})
     num_jobs = len(next(iter(x.values())))
     keys = bits.fold_in(pair, jnp.arange(num_jobs))
     total = accumulator.init(graph, params, num_jobs)
-    x, total = engine.advance(x, keys, total)
+    x, total, count = engine.advance(x, keys, total)
     starts = {b: jnp.stack([x[b], y[b]]) for b in x}
     total, met = engine.load(starts, total)
     met &= _finite(params)  # draws of params that are not finite can agree, and mean nothing
@@ -135,7 +145,8 @@ def run_pairs(
     queue = jnp.argsort(done, stable=True)
     meeting_time = jnp.where(met, window.lag, -1)
     source = _Source(starts, keys, queue, (~done).sum())
-    return engine.run(source, total, meeting_time, min(num_slots, _power_of_two(num_jobs)))
+    slots = min(num_slots, _power_of_two(num_jobs))
+    return engine.run(source, total, meeting_time, count, slots)
 
 
 class _Source(NamedTuple):
@@ -155,34 +166,40 @@ class _Engine:
     def __init__(
         self,
         graph: "FactorGraph",
-        layers: Schedule,
-        kinds: tuple[str, ...],
+        moves: tuple[Move, ...],
         accumulator: Accumulator,
-        params: Any,  # noqa: ANN401
+        params: Any,
         window: Window,
+        keep: Keep,
     ) -> None:
-        self.graph, self.layers, self.kinds = graph, layers, kinds
+        self.graph, self.moves, self.keep = graph, moves, keep
         self.accumulator, self.params, self.window = accumulator, params, window
-        self.free = tuple(b for layer in layers for b in layer)
+        self.free = tuple({b: None for move in moves for b in move.blocks})
+        self.proposes = sum(move.proposes for move in moves)
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
 
-    def advance(self, x: dict[str, Array], keys: Array, total: Any) -> tuple[dict[str, Array], Any]:  # noqa: ANN401
+    def advance(self, x: dict[str, Array], keys: Array, total: Any) -> tuple:
         """``lag`` sweeps of every leading chain, those at times k to m counted."""
         jobs = jnp.arange(len(keys))
 
         def one(t: Array, carry: tuple) -> tuple:
-            x, total = carry
+            x, total, taken = carry
             weights = jnp.broadcast_to(self.window.inside(t), jobs.shape)
             add = lambda total: self._add(total, x, weights, jobs)  # noqa: E731
             total = lax.cond(weights[0] > 0, add, lambda total: total, total)
-            return sweep_rows(self.graph, self.params, x, self.layers, bits.fold_in(keys, t + 1)), total
+            pairs = bits.fold_in(keys, t + 1)
+            x, took = draw_sweep(self.graph, self.params, x, self.moves, pairs, self.keep)
+            return x, total, taken + took.sum()
 
-        return lax.fori_loop(0, self.window.lag, one, (x, total))
+        zero = jnp.zeros((), jnp.float32)
+        x, total, taken = lax.fori_loop(0, self.window.lag, one, (x, total, zero))
+        proposals = (self.window.lag * (self.proposes * len(keys))).astype(jnp.float32)
+        return x, total, _Count(zero, zero, proposals, taken)
 
-    def load(self, starts: dict[str, Array], total: Any) -> tuple[Any, Array]:  # noqa: ANN401
+    def load(self, starts: dict[str, Array], total: Any) -> tuple[Any, Array]:
         """Count the pairs (X_lag, Y_0); which of them are equal already."""
-        met = jnp.stack([_equal(starts[b]) for b in self.free]).all(0)
+        met = jnp.stack([equal(starts[b]) for b in self.free]).all(0)
         weights = self._weights(jnp.broadcast_to(self.window.lag, met.shape), met)
         jobs = jnp.arange(len(met))
         add = lambda total: self._add(  # noqa: E731
@@ -195,17 +212,16 @@ class _Engine:
         correction = jnp.where(met, 0, self.window.correction(t))
         return jnp.stack([self.window.inside(t) + correction, -correction])
 
-    def _add(self, total: Any, x: dict[str, Array], weights: Array, jobs: Array) -> Any:  # noqa: ANN401
+    def _add(self, total: Any, x: dict[str, Array], weights: Array, jobs: Array) -> Any:
         weights = weights.astype(jnp.result_type(float))
         return self.accumulator.add(self.graph, self.params, total, x, weights, jobs)
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def run(self, source: _Source, total: Any, meeting_time: Array, size: int) -> Outcome:  # noqa: ANN401
+    def run(self, source: _Source, total: Any, meeting_time: Array, count: _Count, size: int) -> Outcome:
         """All jobs through slots of ``size``, then ``size / 4``, ... when few are left."""
         slots = self._empty(source, size)
-        zero = jnp.zeros((), jnp.int32)
-        run = _Run(slots, total, meeting_time, zero, jnp.zeros(()), jnp.zeros(()))
+        run = _Run(slots, total, meeting_time, jnp.zeros((), jnp.int32), count)
         run = self._refill(run, source)
         refills = True  # only the first stage: it ends when no job waits
         while True:
@@ -214,7 +230,9 @@ class _Engine:
             if not smaller:
                 break
             run, size, refills = run._replace(slots=_compact(run.slots, smaller)), smaller, False
-        return Outcome(run.total, run.meeting_time, run.attempts / jnp.maximum(run.draws, 1))
+        count = run.count
+        trials = count.attempts / jnp.maximum(count.moves, 1)
+        return Outcome(run.total, run.meeting_time, trials, count.taken / count.proposals)
 
     def _empty(self, source: _Source, size: int) -> _Slots:
         zeros = jnp.zeros(size, jnp.int32)
@@ -240,11 +258,9 @@ class _Engine:
         """``repeats`` sweeps, and their states, weights and jobs as rows."""
 
         def one(run: _Run, _: None) -> tuple[_Run, tuple]:
-            slots, attempts = self._sweep(run.slots, source.keys)
-            run, weights = self._book(run._replace(slots=slots), attempts)
+            run, weights = self._book(self._sweep(run, source.keys))
             # the states that count are those before a slot takes its next job
-            states = {b: slots.z[b] for b in slots.z}
-            counted = states, weights, jnp.stack([slots.job, slots.job])
+            counted = run.slots.z, weights, jnp.stack([run.slots.job, run.slots.job])
             return (self._refill(run, source) if refills else run), counted
 
         if repeats == 1:
@@ -255,52 +271,51 @@ class _Engine:
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
         return run, rows, weights.reshape(-1), jobs.reshape(-1)
 
-    def _sweep(self, slots: _Slots, keys: Array) -> tuple[_Slots, Array]:
-        """One attempt at each layer, in order; a row that is refused stalls at its layer."""
-        attempts = jnp.zeros((), jnp.float32)
-        pairs = bits.fold_in(keys[slots.job], slots.t + 1)
-        for index, (blocks, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
-            at = slots.active & (slots.layer == index)
-            attempts += at.sum()
-            slots = self._layer(slots, index, blocks, kind, bits.fold_in(pairs, index, slots.trial), at)
-        return slots, attempts
+    def _sweep(self, run: _Run, keys: Array) -> _Run:
+        """One attempt at each move, in order; a row that is refused stalls at its move."""
+        pairs = bits.fold_in(keys[run.slots.job], run.slots.t + 1)
+        for index, move in enumerate(self.moves):
+            run = self._move(run, index, move, pairs)
+        return run
 
-    def _layer(
-        self,
-        slots: _Slots,
-        index: int,
-        blocks: tuple[str, ...],
-        kind: str,
-        pairs: Array,
-        at: Array,
-    ) -> _Slots:
-        eta = natural_rows(self.graph, self.params, _flat(slots.z), blocks)
-        size = len(slots.job)
-        etas = tuple({b: e[i * size : (i + 1) * size] for b, e in eta.items()} for i in range(2))
-        around = [slots.same[b] for b in self.graph.neighbours(blocks)]
-        same = jnp.stack(around).all(0) if around else jnp.ones(size, bool)
-        tried = attempt(self.graph, blocks, kind, etas, pairs, slots.trial == 0, same)
+    def _move(self, run: _Run, index: int, move: Move, pairs: Array) -> _Run:
+        slots = run.slots
+        at = slots.active & (slots.move == index)
+        tried = move.attempt(
+            self.graph,
+            move.prepare(self.graph, self.params, slots.z, self.keep),
+            slots.z,
+            bits.fold_in(pairs, index, slots.trial),
+            self.keep,
+            slots.trial == 0,
+            agree(self.graph, move, slots.same, len(at)),
+        )
         take = at & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted.all(0)
-        z, agree = dict(slots.z), dict(slots.same)
-        for b in blocks:
+        z, same = dict(slots.z), dict(slots.same)
+        for b in move.blocks:
             proposed = jnp.stack([tried.x[b], tried.y[b]])
             z[b] = jnp.where(take.reshape(take.shape + (1,) * (proposed.ndim - 2)), proposed, z[b])
-            agree[b] = jnp.where(ready, _equal(z[b]), agree[b])
-        return slots._replace(
+            same[b] = jnp.where(ready, equal(z[b]), same[b])
+        slots = slots._replace(
             z=z,
-            same=agree,
-            layer=jnp.where(ready, index + 1, slots.layer),
+            same=same,
+            move=jnp.where(ready, index + 1, slots.move),
             trial=jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial)),
             accepted=jnp.where(ready, False, accepted),
             active=slots.active & ~(at & tried.broken),
         )
+        count = run.count._replace(attempts=run.count.attempts + at.sum())
+        if move.proposes:
+            taken = jnp.where(at, tried.taken, 0).sum()
+            count = count._replace(proposals=count.proposals + 2 * at.sum(), taken=count.taken + taken)
+        return run._replace(slots=slots, count=count)
 
-    def _book(self, run: _Run, attempts: Array) -> tuple[_Run, Array]:
+    def _book(self, run: _Run) -> tuple[_Run, Array]:
         """Advance the clock of finished sweeps, weigh their states, and retire pairs that are done."""
-        slots = run.slots
-        moved = slots.active & (slots.layer == len(self.layers))
+        slots, count = run.slots, run.count
+        moved = slots.active & (slots.move == len(self.moves))
         t = slots.t + moved
         met = jnp.stack([slots.same[b] for b in self.free]).all(0)
         weights = jnp.where(moved, self._weights(t, met), 0)
@@ -309,14 +324,9 @@ class _Engine:
         meeting_time = run.meeting_time.at[where].set(t, mode="drop")
         late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         done = moved & ((met & (t >= self.window.m)) | late)
-        slots = slots._replace(t=t, layer=jnp.where(moved, 0, slots.layer), active=slots.active & ~done)
-        draws = run.draws + (moved.sum() * len(self.layers)).astype(jnp.float32)
-        return (
-            run._replace(
-                slots=slots, meeting_time=meeting_time, attempts=run.attempts + attempts, draws=draws
-            ),
-            weights,
-        )
+        slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
+        count = count._replace(moves=count.moves + moved.sum() * len(self.moves))
+        return run._replace(slots=slots, meeting_time=meeting_time, count=count), weights
 
     def _refill(self, run: _Run, source: _Source) -> _Run:
         """Give the next jobs of the queue to idle slots."""
@@ -331,7 +341,7 @@ class _Engine:
             for b, start in source.starts.items():
                 mask = take.reshape(1, -1, *(1,) * (start.ndim - 2))
                 z[b] = jnp.where(mask, start[:, job], slots.z[b])
-                same[b] = _equal(z[b])
+                same[b] = equal(z[b])
             zero = lambda a: jnp.where(take, 0, a)  # noqa: E731
             t = jnp.where(take, self.window.lag, slots.t)
             fresh = _Slots(
@@ -339,7 +349,7 @@ class _Engine:
                 {b: jnp.where(take, same[b], slots.same[b]) for b in same},
                 job,
                 t,
-                zero(slots.layer),
+                zero(slots.move),
                 zero(slots.trial),
                 slots.accepted & ~take,
                 slots.active | take,
@@ -349,14 +359,9 @@ class _Engine:
         return lax.cond(take.any(), load, lambda run: run, run)
 
 
-def _finite(params: Any) -> Array:  # noqa: ANN401
+def _finite(params: Any) -> Array:
     finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
     return jnp.stack([jnp.array(True), *finite]).all()
-
-
-def _equal(z: Array) -> Array:
-    """Whether the two chains agree on a block, slot by slot."""
-    return (z[0] == z[1]).reshape(z.shape[1], -1).all(-1)
 
 
 def _flat(z: dict[str, Array]) -> dict[str, Array]:
@@ -371,7 +376,7 @@ def _compact(slots: _Slots, size: int) -> _Slots:
         same={b: v[keep] for b, v in slots.same.items()},
         job=slots.job[keep],
         t=slots.t[keep],
-        layer=slots.layer[keep],
+        move=slots.move[keep],
         trial=slots.trial[keep],
         accepted=slots.accepted[:, keep],
         active=slots.active[keep],

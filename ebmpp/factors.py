@@ -76,7 +76,7 @@ class Factor:
         self,
         *blocks: str,
         energy: Callable[..., Array],
-        init: Any = None,  # noqa: ANN401
+        init: Any = None,
         name: str | None = None,
     ) -> None:
         if not blocks or not all(isinstance(b, str) and b for b in blocks):

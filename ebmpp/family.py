@@ -163,6 +163,16 @@ class Family:
         """
         return self.sample(bits, eta), self.sample(bits, other)
 
+    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array]:
+        """Two draws of the block that are equal as often as can be, where the family knows how.
+
+        :meth:`couple` for the others.
+
+        :param bits: ``uint32``, shape ``(rows, *shape, num_couple_words)``.
+        :param u: uniforms, shape ``(rows,)``.
+        """
+        return self.couple(bits, eta, other)
+
     def initial(self, bits: Array) -> Array:
         """Initial values: draws at :meth:`default_eta`."""
         batch = bits.shape[: bits.ndim - 1 - len(self.shape)]

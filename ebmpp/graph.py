@@ -167,13 +167,16 @@ class FactorGraph:
             for factor, key in zip(self.factors, keys, strict=False)
         }
 
-    def check(self, params: Params) -> None:
+    def check(self, params: Params, values: bool = True) -> None:
         """Check params: names, shapes, finite values, and that the model normalises.
 
+        :param values: False for names and shapes alone.
         :raises ParameterError: naming the factor.
         :raises DomainError: with an account of what does not normalise.
         """
         states.check_params(self._shapes, params)
+        if not values:
+            return
         states.check_finite(params)
         if all(states.is_concrete(leaf) for leaf in jax.tree.leaves(params)):
             with jax.ensure_compile_time_eval():  # under jit, known params would be staged
@@ -318,7 +321,7 @@ def _check_factors(factors: tuple[Factor, ...], families: Mapping[str, Family]) 
     return factors
 
 
-def _probed_shapes(factor: Factor, families: Mapping[str, Family]) -> Any:  # noqa: ANN401
+def _probed_shapes(factor: Factor, families: Mapping[str, Family]) -> Any:
     params = factor.init_params(jax.random.key(0), families)
     probe(factor, families, params)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)

@@ -47,7 +47,7 @@ def init_factor(
     families: Mapping[str, Family],
     scheme: Mapping[str, str],
     means: Mapping[str, tuple[Array, int]],
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Initial params of one factor.
 
     :param means: mean statistics and number of rows of the blocks that data were given for.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What meeting times say: how far a chain is from stationarity after t sweeps."""
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def survival(times: np.ndarray, met: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 def tv_upper_bound(
     source: "xr.DataTree | Estimate",
-    t: Any = None,  # noqa: ANN401
+    t: Any = None,
     *,
     num_bootstrap: int = 500,
     probability: float = 0.95,
@@ -74,15 +75,26 @@ def tv_upper_bound(
     if not times.size:
         raise ValueError("there are no pairs, so no meeting times to bound anything with")
     t = np.arange(int(times.max()) - lag + 1) if t is None else np.atleast_1d(np.asarray(t))
-    generator = np.random.default_rng(seed)
-    draws = []
-    for _ in range(num_bootstrap):
-        index = generator.integers(len(times), size=len(times))
-        draws.append(_bound(times[index], met[index], lag, t))
-    tail = (1 - probability) / 2
-    lower, upper = np.quantile(np.array(draws), [tail, 1 - tail], axis=0)
-    columns = {"bound": _bound(times, met, lag, t), "lower": lower, "upper": upper}
+    bound = lambda index: _bound(times[index], met[index], lag, t)  # noqa: E731
     attrs = {"lag": lag, "pairs": len(times), "unmet": int((~met).sum())}
+    return _with_band(bound, len(times), t, attrs, num_bootstrap, probability, seed)
+
+
+def _with_band(
+    bound: Callable[[np.ndarray], np.ndarray],
+    pairs: int,
+    t: np.ndarray,
+    attrs: dict[str, int],
+    num_bootstrap: int,
+    probability: float,
+    seed: int,
+) -> xr.Dataset:
+    """A bound of all pairs, and its band from resamples of them."""
+    generator = np.random.default_rng(seed)
+    draws = [bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)]
+    tail = (1 - probability) / 2
+    lower, upper = np.quantile(np.array(draws), [tail, 1 - tail], axis=0, method="nearest")
+    columns = {"bound": bound(np.arange(pairs)), "lower": lower, "upper": upper}
     return xr.Dataset({name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs)
 
 
@@ -95,3 +107,73 @@ def _bound(times: np.ndarray, met: np.ndarray, lag: int, t: np.ndarray) -> np.nd
     points = lag + t[:, None] + lag * np.arange(steps)[None, :]
     alive = survival(times, met, points.ravel()).reshape(points.shape)
     return np.minimum(1.0, np.where(np.isnan(alive), np.inf, alive).sum(1))
+
+
+def path_data(source: xr.DataTree, names: Iterable[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """What was seen of the pairs sweep by sweep.
+
+    :param source: what :func:`~ebmpp.to_datatree` makes of a coupled kernel's run.
+    :param names: variables of the group ``meeting``.
+    :return: the sweeps, which follow one another, and an array ``(pairs, sweeps)`` a name.
+    :raises ValueError: where paths were not kept, or only every so many sweeps of them.
+    """
+    group = source["meeting"] if isinstance(source, xr.DataTree) and "meeting" in source.children else None
+    if group is None or not set(names) <= set(group.data_vars):
+        raise ValueError(
+            "this needs the pairs sweep by sweep: pass to_datatree of an MCMC with MaximalCoupling or "
+            "MetropolisCoupling (an estimate keeps no paths)"
+        )
+    sweeps = np.asarray(group["sweep"])
+    if len(sweeps) > 1 and (np.diff(sweeps) != 1).any():
+        raise ValueError("the run was thinned, and this needs every sweep: run with thinning=1")
+    paths = []
+    for name in names:
+        array = group[name].transpose("chain", ..., "sweep")
+        paths.append(np.asarray(array, float).reshape(-1, len(sweeps)))
+    return sweeps, paths
+
+
+def wasserstein_upper_bound(
+    source: xr.DataTree,
+    t: Any = None,
+    *,
+    num_bootstrap: int = 500,
+    probability: float = 0.95,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Upper bounds of the 1-Wasserstein distance to stationarity after t sweeps.
+
+    ``E[sum_{j >= 1} d(X_{t + j lag}, Y_{t + (j - 1) lag})]`` with the L1 distance of all free units (for
+    categories, how many differ). It tells what the total variation does not: how much the units still
+    move. Where a pair is unmet the rest of its path is unknown, and so is the bound: infinite.
+
+    :param source: what :func:`~ebmpp.to_datatree` makes of a coupled kernel's run.
+    :param t: sweeps to evaluate at, at least ``sweep[0] - lag`` (1 without warm-up); default every sweep
+        from there up to where the bound is 0.
+    :param num_bootstrap: resamples of the pairs for the band.
+    :param probability: of the band, pointwise.
+    :param seed: of the resampling.
+    :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
+    :raises ValueError: for a source without paths, or a t before what was seen.
+
+    **References**
+
+    1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*,
+       section 2.3.
+    """
+    times, met, lag = meeting_data(source)
+    sweeps, (distance,) = path_data(source, ["distance"])
+    first, last = int(sweeps[0]), int(sweeps[-1])
+    t = np.arange(first - lag, max(first, int(times.max())) - lag + 1) if t is None else np.atleast_1d(t)
+    if (t < first - lag).any():
+        raise ValueError(f"the pairs were seen from sweep {first} on, so t is at least {first - lag}")
+    # the sum over j of the distances at t + lag, t + 2 lag, ..., from the end of the path back
+    total = np.concatenate([distance, np.zeros((len(distance), lag))], axis=1)
+    for s in range(distance.shape[1] - 1, -1, -1):
+        total[:, s] += total[:, min(s + lag, distance.shape[1])]
+    each = np.where(t + lag <= last, total[:, np.minimum(t + lag, last) - first], 0.0)
+    each[~met] = np.inf
+    attrs = {"lag": lag, "pairs": len(times), "unmet": int((~met).sum())}
+    return _with_band(
+        lambda index: each[index].mean(0), len(each), t, attrs, num_bootstrap, probability, seed
+    )

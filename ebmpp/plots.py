@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from ebmpp.meeting import meeting_data, survival, tv_upper_bound
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -199,8 +201,8 @@ def plot_meeting_times(
     such time. A straight line is a geometric tail.
 
     :param times: meeting times, any shape (for an unmet pair, how long it was watched; an infinite
-        time without ``met`` is an error), or a DataTree with the group ``meeting``.
-    :param lag: the pairs' lag, said on the axis (a DataTree knows its own).
+        time without ``met`` is an error), or a DataTree with the group ``meeting``, or an estimate.
+    :param lag: the pairs' lag, said on the axis (a DataTree and an estimate know their own).
     :param met: which pairs met, of the shape of ``times``; all of them if None.
     :param ax: where to; a new figure if None.
     :param label: for the legend.
@@ -220,20 +222,19 @@ def plot_meeting_times(
     """
     from matplotlib import pyplot as plt
 
-    if isinstance(times, xr.DataTree):
-        group = times["meeting"]
-        times, met, lag = group["meeting_time"].values, group["met"].values, int(group["lag"])
+    if isinstance(times, xr.DataTree) or hasattr(times, "meeting_time"):
+        times, met, lag = meeting_data(times)
     times, met = _check_times(times, met)
-    t, survival = survival_curve(times, met)
+    t, alive = survival_curve(times, met)
     if ax is None:
         ax = plt.figure(figsize=(4.4, 3.2), layout="constrained").add_subplot()
-    positive = survival > 0  # a logarithmic axis has no zero: the curve falls off its lower end
+    positive = alive > 0  # a logarithmic axis has no zero: the curve falls off its lower end
     floor = 0.5 / len(times)
-    y = np.where(positive, survival, floor)
+    y = np.where(positive, alive, floor)
     (line,) = ax.step(t, y, where="post", color=_next_color(ax), linewidth=1.6, label=label)
     if not met.all():
         watched = np.unique(times[~met])
-        height = survival[np.searchsorted(t, watched, side="right") - 1]
+        height = alive[np.searchsorted(t, watched, side="right") - 1]
         ax.plot(watched, height, "|", color=line.get_color(), markersize=9, markeredgewidth=1.4)
         note = f"{label + ': ' if label else ''}{int((~met).sum())} of {len(met)} pairs unmet"
         ax.annotate(note, (0.97, 0.95), xycoords="axes fraction", ha="right", va="top", fontsize=8)
@@ -279,10 +280,48 @@ def survival_curve(times: np.ndarray, met: np.ndarray) -> tuple[np.ndarray, np.n
     >>> survival_curve(np.array([1.0, 3.0]), np.array([True, False]))[1].tolist()
     [1.0, 0.5, 0.5]
     """
-    at = np.unique(times)
-    # A pair unmet at t was watched through t, so it is still at risk of meeting there.
-    at_risk = len(times) - np.searchsorted(np.sort(times), at, side="left")
-    meetings = np.bincount(np.searchsorted(at, times[met]), minlength=len(at))
-    survival = np.cumprod(1 - meetings / at_risk)
-    start = at[0] > 0
-    return (np.r_[0.0, at], np.r_[1.0, survival]) if start else (at, survival)
+    at = np.union1d([0.0], times)
+    return at, survival(times, met, at)
+
+
+def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
+    """Upper bounds of the distance to stationarity against sweeps, with their band.
+
+    :param source: a DataTree with the group ``meeting`` or an estimate (their total variation bound), or
+        a bound: what :func:`~ebmpp.tv_upper_bound` or :func:`~ebmpp.wasserstein_upper_bound` return.
+    :param ax: where to; a new figure if None.
+    :param label: for the legend.
+    :return: the axes.
+    :raises ValueError: without meeting times.
+
+    **References**
+
+    1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+
+    **Example**
+
+    >>> bound = xr.Dataset({n: ("t", [1.0, 0.2]) for n in ("bound", "lower", "upper")}, {"t": [0, 1]})
+    >>> plot_tv_bound(bound).lines[0].get_ydata().tolist()
+    [1.0, 0.2]
+    """
+    from matplotlib import pyplot as plt
+
+    own = not isinstance(source, xr.Dataset)
+    bound = tv_upper_bound(source) if own else source
+    if ax is None:
+        ax = plt.figure(figsize=(4.4, 3.2), layout="constrained").add_subplot()
+    t, height = bound["t"].values, bound["bound"].values
+    (line,) = ax.plot(t, height, color=_next_color(ax), linewidth=1.6, label=label)
+    line.set_drawstyle("steps-post")
+    low, high = bound["lower"].values, bound["upper"].values
+    ax.fill_between(t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post")
+    if bound.attrs.get("unmet"):
+        note = f"{label + ': ' if label else ''}{bound.attrs['unmet']} of {bound.attrs['pairs']} pairs unmet"
+        ax.annotate(note, (0.97, 0.95), xycoords="axes fraction", ha="right", va="top", fontsize=8)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel(f"t (sweeps{', lag ' + str(bound.attrs['lag']) if 'lag' in bound.attrs else ''})")
+    ax.set_ylabel("total variation distance, at most" if own else "distance to stationarity, at most")
+    if label is not None:
+        ax.legend(frameon=False, fontsize=8)
+    _tidy(ax)
+    return ax

@@ -3,7 +3,7 @@
 """Checks of states and params: every mistake gets a message with a name, a value and a remedy."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,6 +103,88 @@ def as_rows(
         shape = families[name].shape
         rows[name] = jnp.broadcast_to(value, batch + shape).reshape(-1, *shape)
     return rows, batch
+
+
+class Observed(NamedTuple):
+    """Values of a block of which only some units are known: give it where a clamped block is taken.
+
+    The other units are free. So half an image is completed, or a table's missing entries.
+
+    :param values: shape ``(*batch, *shape)``; what stands at unknown units is ignored (nan will do).
+    :param known: which units are known, of the same shape or one that broadcasts to it.
+
+    **Example**
+
+    >>> import jax, jax.numpy as jnp, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> v = jnp.array([1.0, 0.0, jnp.nan, jnp.nan])
+    >>> made = ebmpp.local_search(rbm, rbm.init(jax.random.key(0)), rng_key=jax.random.key(1),
+    ...                           v=ebmpp.Observed(v, ~jnp.isnan(v)))
+    >>> made.state["v"][:2].tolist()
+    [1.0, 0.0]
+    """
+
+    values: Any
+    known: Any
+
+
+class Given(NamedTuple):
+    """What a call holds fixed, as rows of shape ``(rows, *shape)``; one row where nothing has an axis."""
+
+    whole: dict[str, Array]
+    """Blocks that are clamped."""
+    partial: dict[str, Array]
+    """Blocks of which some units are observed."""
+    keep: dict[str, Array]
+    """Which units those are."""
+    batch: tuple[int, ...]
+    """The leading axes, of which ``rows`` is the product."""
+
+
+def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bool = True) -> Given:
+    """Clamped blocks and :class:`Observed` ones, checked.
+
+    :param check: whether to look at values also (names and shapes are checked anyway).
+    :raises StateError: for a wrong name, shape or value.
+    """
+    check_names(given, families)
+    values, known = {}, {}
+    for b, v in given.items():
+        if isinstance(v, Observed):
+            values[b], known[b] = _as_observed(b, families[b], v)
+        else:
+            values[b] = as_array(b, v)
+    batch = batch_shape(families, values)
+    if 0 in batch:
+        shapes = {b: v.shape for b, v in values.items()}
+        raise StateError(f"clamped blocks have no rows: shapes {shapes}; give at least one row")
+    rows = {}
+    for b, v in values.items():
+        if check:
+            check_values(b, families[b], v)
+        full = jnp.broadcast_to(v.astype(families[b].dtype), batch + families[b].shape)
+        rows[b] = full.reshape(-1, *families[b].shape)
+    keep = {b: jnp.broadcast_to(k, batch + families[b].shape) for b, k in known.items()}
+    keep = {b: k.reshape(-1, *families[b].shape) for b, k in keep.items()}
+    whole = {b: v for b, v in rows.items() if b not in known}
+    return Given(whole, {b: rows[b] for b in known}, keep, batch)
+
+
+def _as_observed(name: str, family: Family, given: Observed) -> tuple[Array, Array]:
+    """Values with something harmless at unknown units, and which are known."""
+    value, known = as_array(name, given.values), as_array(name, given.known)
+    if known.dtype != bool:
+        raise StateError(f"block {name!r}: known is an array of booleans, not of {known.dtype}")
+    batch_shape({name: family}, {name: value})
+    try:
+        known = jnp.broadcast_to(known, value.shape)
+    except ValueError:
+        raise StateError(
+            f"block {name!r}: known has shape {known.shape}, which does not broadcast to that of the "
+            f"values, {value.shape}"
+        ) from None
+    harmless = family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32))
+    return jnp.where(known, value, harmless.astype(value.dtype)), known
 
 
 def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:

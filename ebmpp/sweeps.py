@@ -7,6 +7,7 @@ A *row* is one state: a dict of blocks of shape ``(rows, *shape)``, and a key pa
 """
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
 Rows = Mapping[str, Array]
+#: Units of a block that stay as they are: a mask a block, of shape ``(rows or 1, *shape)``.
+Keep = Mapping[str, Array]
 Schedule = tuple[tuple[str, ...], ...]
 
 
@@ -27,6 +30,11 @@ def schedule(graph: "FactorGraph", clamped: Iterable[str] = ()) -> Schedule:
     held = set(clamped)
     free = (tuple(b for b in layer if b not in held) for layer in graph.layers)
     return tuple(layer for layer in free if layer)
+
+
+def hold(keep: Keep, x: Rows, new: Rows) -> dict[str, Array]:
+    """``new`` where units are free, ``x`` where they are held."""
+    return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
 
 
 def natural_rows(
@@ -76,17 +84,26 @@ def sweep_rows(
     x: Rows,
     layers: Schedule,
     pairs: Array,
+    keep: Keep = MappingProxyType({}),
 ) -> dict[str, Array]:
     """One sweep: draw every layer given the rest, in order (blocked Gibbs).
 
     :param pairs: key pairs of this sweep, shape ``(rows, 2)``.
+    :param keep: units that are held.
     """
     x = dict(x)
     for index, blocks in enumerate(layers):
-        eta = natural_rows(graph, params, x, blocks)
-        words = bits.words(bits.fold_in(pairs, index), num_words(graph, blocks))
-        x |= draw_rows(graph, blocks, eta, words)
+        x |= draw_layer(graph, params, x, blocks, bits.fold_in(pairs, index), keep)
     return x
+
+
+def draw_layer(
+    graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str], pairs: Array, keep: Keep
+) -> dict[str, Array]:
+    """New values of the ``blocks`` of a layer given the rest."""
+    eta = natural_rows(graph, params, x, blocks)
+    words = bits.words(pairs, num_words(graph, blocks))
+    return hold(keep, x, draw_rows(graph, blocks, eta, words))
 
 
 def initial_rows(graph: "FactorGraph", blocks: Iterable[str], pairs: Array) -> dict[str, Array]:

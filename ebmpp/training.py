@@ -168,7 +168,7 @@ def estimate_step(
     graph: FactorGraph,
     estimator: Estimator,
     params: Params,
-    state: Any,  # noqa: ANN401
+    state: Any,
     rows: dict[str, Array],
     index: Array,
     pair: Array,
@@ -185,7 +185,7 @@ def _update(
     optimizer: optax.GradientTransformation,
     gradient: Params,
     params: Params,
-    state: Any,  # noqa: ANN401
+    state: Any,
     ok: Array,
 ) -> tuple[Params, Any, Array, Array]:
     updates, moved = optimizer.update(gradient, state, params)

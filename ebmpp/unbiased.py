@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import warnings
 
 import numpy as np
+from scipy import stats
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, states
+from ebmpp import bits
 from ebmpp.accumulators import Function
-from ebmpp.couplings import resolve
-from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
+from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import StateError, UnmetError
+from ebmpp.moves import Move
+from ebmpp.plan import resolve_moves
+from ebmpp.search import near_modes
+from ebmpp.states import Given, Observed, as_given, as_rows
 from ebmpp.sweeps import initial_rows, schedule
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
-Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | None
+Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
+Coupling = str | Sequence[str] | Move | Sequence[Move] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +50,41 @@ class Estimate:
     lag: int
     max_sweeps: int | None
     num_unmet: int
+    trials: float
+    """Coupled draws of a layer, those of residuals included, over draws: at least 1."""
+    acceptance: float
+    """Share of the Metropolis proposals that a chain accepted; nan without Metropolis moves."""
+
+    @property
+    def late(self) -> float:
+        """Estimated P(tau > lag): the share of pairs that did not meet at once."""
+        return float((~self.met | (self.meeting_time > self.lag)).mean())
+
+    @property
+    def late_upper(self) -> float:
+        """The upper end of a one-sided 95 % interval (Clopper and Pearson) for P(tau > lag)."""
+        count, pairs = int((~self.met | (self.meeting_time > self.lag)).sum()), len(self.met)
+        return 1.0 if count == pairs else float(stats.beta.ppf(0.95, count + 1, pairs - count))
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
+        told = (
+            ""
+            if np.isnan(self.acceptance)
+            else (
+                f", acceptance {self.acceptance:.3g}, P(tau > {self.lag}) {self.late:.3g} "
+                f"(at most {self.late_upper:.2g})"
+            )
+        )
         return (
             f"Estimate({len(self.met)} pairs, {self.num_unmet} unmet, k={self.k}, m={self.m}, "
-            f"lag={self.lag}, mean meeting time {mean:.4g})"
+            f"lag={self.lag}, mean meeting time {mean:.4g}{told})"
         )
 
 
 def unbiased_expectation(
     graph: "FactorGraph",
-    params: Any,  # noqa: ANN401
+    params: Any,
     fn: Callable[[dict[str, Array]], Any],
     *,
     rng_key: Array,
@@ -64,14 +92,14 @@ def unbiased_expectation(
     k: int = 1,
     m: int | None = None,
     lag: int = 1,
-    coupling: str | Sequence[str] | None = None,
+    coupling: Coupling = None,
     init: Init = None,
     max_sweeps: int | None = None,
     unmet: str = "raise",
     num_slots: int = DEFAULT_SLOTS,
-    **clamped: Array,
+    **clamped: Array | Observed,
 ) -> Estimate:
-    """E[fn(state)] under the model, without bias, by H_{k:m} over coupled Gibbs chains.
+    """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains.
 
     Each pair's estimate is ``1/(m - k + 1)`` times the sum of fn(X_t) for t = k, ..., m plus weighted
     corrections fn(X_t) - fn(Y_{t - lag}) until the pair meets.
@@ -84,15 +112,18 @@ def unbiased_expectation(
     :param k: first sweep that counts, at least 0.
     :param m: last sweep that counts, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: see :func:`ebmpp.couplings.resolve`.
-    :param init: starts: values of some or all blocks (shape ``(*shape,)``, or ``(num_pairs, *shape)``),
-        a function of a jax key to such a dict for one pair, or None; what is not given is drawn uniformly.
+    :param coupling: a kind for every layer, or one a layer, or "metropolis", or moves: see
+        :func:`ebmpp.plan.resolve_moves`. With Metropolis moves the estimate tells their acceptance, and
+        warns when every pair met at once: then nothing was corrected, and it is unbiased in name only.
+    :param init: starts: values of some or all blocks (shape ``(*shape,)``, or ``(num_pairs, *shape)``: rows
+        of data, say), a function of a jax key to such a dict for one pair, "local_mode" for one Gibbs sweep
+        from a local mode found from uniform draws, or None; what is not given is drawn uniformly.
     :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them from the mean,
         with a warning, because **that is biased** (pairs that meet early are not like the others).
     :param num_slots: pairs that run at once; only speed depends on it.
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
-        posterior.
+        posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units.
     :return: an :class:`Estimate`.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
     :raises ValueError: for numbers out of range.
@@ -118,41 +149,61 @@ def unbiased_expectation(
     if unmet not in ("raise", "drop"):
         raise ValueError(f'unmet is "raise" or "drop", not {unmet!r}')
     graph.check(params)
-    layers = schedule(graph, clamped)
-    if not layers:
+    given = as_given(graph.families, clamped)
+    if not schedule(graph, given.whole):
         raise StateError("every block is clamped: there is nothing to sample")
-    kinds = resolve(coupling, layers)
+    moves = resolve_moves(graph, coupling, given.whole)
     pair = bits.key_pair(rng_key)
-    x = starts(graph, init, clamped, bits.fold_in(pair, 0, 1), num_pairs, rng_key)
+    x = _starts(graph, params, init, given, bits.fold_in(pair, 0, 1), num_pairs, rng_key)
     shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
     window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, max_sweeps or 0)))
-    accumulator = Function(fn, shapes)
-    outcome = run_pairs(
-        graph, layers, kinds, accumulator, num_slots, params, x, x, bits.fold_in(pair, 1, 1), window
-    )
-    asked = _Asked(k, m, lag, max_sweeps, unmet)
-    return _estimate(outcome.total, np.asarray(outcome.meeting_time), asked)
+    jobs = bits.fold_in(pair, 1, 1)
+    made = run_pairs(graph, moves, Function(fn, shapes), num_slots, params, x, x, jobs, window, given.keep)
+    estimate = _estimate(made, _Asked(k, m, lag, max_sweeps, unmet))
+    if estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
+        warnings.warn(
+            f"all {num_pairs} pairs met at once, so no correction was seen (P(tau > {lag}) is at most "
+            f"{estimate.late_upper:.2g}) at an acceptance of {estimate.acceptance:.2g}: the estimate is "
+            f"unbiased in name, and is what {lag} Metropolis steps make of the starts",
+            stacklevel=2,
+        )
+    return estimate
 
 
-def starts(
+def _starts(
     graph: "FactorGraph",
+    params: Any,
     init: Init,
-    clamped: Mapping[str, Array],
+    held: Given,
     pair: Array,
     num_pairs: int,
     rng_key: Array,
 ) -> dict[str, Array]:
     """One start a pair, checked: shapes ``(num_pairs, *shape)``."""
     given = init
+    if isinstance(init, str):
+        if init not in ("uniform", "local_mode"):
+            raise ValueError(f'init={init!r} is unknown; give "uniform", "local_mode", states or a function')
+        given = None
     if callable(init):
         given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
-    given = {**(given or {}), **clamped}
-    rows, batch = states.as_rows(graph.families, given)
-    if batch not in ((), (num_pairs,)):
-        raise StateError(f"starts have leading axes {batch}, expected none or ({num_pairs},), one a pair")
-    drawn = initial_rows(graph, graph.families, bits.fold_in(pair, jnp.arange(num_pairs)))
-    for b, v in rows.items():
+    clash = sorted(set(given or {}) & set(held.whole))
+    if clash:
+        raise StateError(f"block {clash[0]!r} is clamped and in init: give it once")
+    rows, batch = as_rows(graph.families, given or {})
+    for axes, name in ((batch, "starts"), (held.batch, "clamped blocks")):
+        if axes not in ((), (num_pairs,)):
+            raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")
+    if held.keep and held.batch:
+        raise StateError("observed units are the same in all pairs: give Observed without leading axes")
+    pairs = bits.fold_in(pair, jnp.arange(num_pairs))
+    drawn = initial_rows(graph, graph.families, pairs)
+    for b, v in (rows | held.whole).items():
         drawn[b] = jnp.broadcast_to(v, drawn[b].shape).astype(drawn[b].dtype)
+    for b, known in held.keep.items():
+        drawn[b] = jnp.where(known, held.partial[b], drawn[b])
+    if init == "local_mode":
+        return near_modes(graph, params, drawn, schedule(graph, held.whole), pairs, held.keep)
     return drawn
 
 
@@ -170,7 +221,8 @@ class _Asked(NamedTuple):
     unmet: str
 
 
-def _estimate(total: Any, tau: np.ndarray, asked: _Asked) -> Estimate:  # noqa: ANN401
+def _estimate(outcome: Outcome, asked: _Asked) -> Estimate:
+    tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
     missing = int((~met).sum())
     if missing:
@@ -180,7 +232,7 @@ def _estimate(total: Any, tau: np.ndarray, asked: _Asked) -> Estimate:  # noqa: 
                 f"{told}: raise max_sweeps (None is no limit), take a larger lag or another coupling, or "
                 'pass unmet="drop" to leave them out, which is biased'
             )
-        warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=3)
+        warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=4)
     used = jnp.asarray(met)
     count = int(met.sum())
 
@@ -188,9 +240,10 @@ def _estimate(total: Any, tau: np.ndarray, asked: _Asked) -> Estimate:  # noqa: 
         mask = used.reshape(-1, *(1,) * (h.ndim - 1))
         return jnp.where(mask, h, 0).sum(0) / count
 
-    each = jax.tree.map(lambda h: h / (asked.m - asked.k + 1), total)
+    each = jax.tree.map(lambda h: h / (asked.m - asked.k + 1), outcome.total)
     value = jax.tree.map(mean, each)
     spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v) ** 2) / max(count - 1, 1)), each, value)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
-    return Estimate(value, spread, time, met, cost, *asked[:4], missing)
+    rates = float(outcome.trials), float(outcome.acceptance)
+    return Estimate(value, spread, time, met, cost, *asked[:4], missing, *rates)

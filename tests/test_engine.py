@@ -18,6 +18,7 @@ from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, 
 from ebmpp.accumulators import EnergyGradient, Function
 from ebmpp.couplings import resolve
 from ebmpp.engine import Outcome, Window, run_pairs
+from ebmpp.plan import resolve_moves
 from ebmpp.sweeps import initial_rows, schedule, sweep_rows
 from helpers import assert_law, enumerate_numpy, gated, numpy_statistics, pair as pair_of, random_params
 
@@ -70,11 +71,10 @@ def run(
     x: dict[str, jax.Array] | None = None,
 ) -> Outcome:
     """All pairs from x = y."""
-    layers = schedule(graph)
     x = start(graph, jobs) if x is None else x
     window = Window(*(jnp.int32(n) for n in (*window, max_sweeps)))
-    kinds = resolve(coupling, layers)
-    return run_pairs(graph, layers, kinds, accumulator, num_slots, params, x, x, key(seed), window)
+    moves = resolve_moves(graph, coupling)
+    return run_pairs(graph, moves, accumulator, num_slots, params, x, x, key(seed), window)
 
 
 def expected_gradient(graph: FactorGraph, params: Any) -> dict[str, np.ndarray]:

@@ -34,14 +34,14 @@ class Estimate(NamedTuple):
 class Estimator(Protocol):
     """An estimator of the gradient: an immutable, hashable value."""
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Any:  # noqa: ANN401
+    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
 
     def estimate(
         self,
         graph: "FactorGraph",
         params: Params,
-        state: Any,  # noqa: ANN401
+        state: Any,
         batch: Rows,
         pair: Array,
     ) -> Estimate:

@@ -111,7 +111,7 @@ class PCD:
         params: Params,
         state: Any,
         batch: Rows,
-        pair: Array,  # noqa: ANN401
+        pair: Array,
     ) -> Estimate:
         """Data minus the chains, k sweeps on."""
         model = _sweeps(graph, params, state, self.k, pair)

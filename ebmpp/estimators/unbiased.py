@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient
-from ebmpp.couplings import resolve
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.estimators.base import (
     Estimate,
@@ -21,7 +20,7 @@ from ebmpp.estimators.base import (
     signed_gradient,
     tractable_posterior,
 )
-from ebmpp.sweeps import schedule
+from ebmpp.plan import resolve_moves
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -43,7 +42,7 @@ class UCD:
     :param k: first sweep that counts. Default: adaptive.
     :param m: last sweep that counts, at least k; default k. With an adaptive k: how many more sweeps.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 where only k is given.
-    :param coupling: see :func:`ebmpp.couplings.resolve`.
+    :param coupling: see :func:`ebmpp.plan.resolve_moves`.
     :param max_sweeps: stop a pair after so many sweeps. The default, no limit, is unbiased; a limit makes
         training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
@@ -94,7 +93,7 @@ class UCD:
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> dict:
         """The smoothed time to meet of each phase, 1 at first."""
-        resolve(self.coupling, schedule(graph))
+        resolve_moves(graph, self.coupling)
         phases = ("negative",) if tractable_posterior(graph) else ("negative", "positive")
         return {phase: jnp.ones(()) for phase in phases}
 
@@ -143,12 +142,11 @@ class UCD:
         pair: Array,
         clamped: tuple[str, ...],
     ) -> tuple[Params, Outcome, Window]:
-        layers = schedule(graph, clamped)
         window = self.window(time_to_meet)
         start = sample_latents(graph, params, v, bits.fold_in(pair, 0))
-        kinds = resolve(None if clamped else self.coupling, layers)
+        moves = resolve_moves(graph, None if clamped else self.coupling, clamped)
         slots = self.num_slots or DEFAULT_SLOTS
-        args = (graph, layers, kinds, EnergyGradient(), slots, params, start, start)
+        args = (graph, moves, EnergyGradient(), slots, params, start, start)
         outcome = run_pairs(*args, bits.fold_in(pair, 1), window)
         count = len(outcome.meeting_time) * (window.m - window.k + 1)
         return jax.tree.map(lambda g: g / count, outcome.total), outcome, window

@@ -18,9 +18,12 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, states, sweeps
+from ebmpp import bits, search, states, sweeps
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, Params
+
+#: Where a kernel's chains start.
+STARTS = ("uniform", "local_mode")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +32,27 @@ class Conditions:
 
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
-    :param clamped: values of the clamped blocks as rows, each of shape ``(rows, *shape)``.
-    :param batch: the leading axes of the clamped values, ``rows`` being their product.
+    :param given: clamped blocks and observed units, as rows.
     """
 
     graph: FactorGraph
     params: Params
-    clamped: dict[str, Array]
-    batch: tuple[int, ...]
+    given: states.Given
+
+    @property
+    def clamped(self) -> dict[str, Array]:
+        """Values of the clamped blocks, each of shape ``(rows, *shape)``."""
+        return self.given.whole
+
+    @property
+    def keep(self) -> dict[str, Array]:
+        """Which units of free blocks are observed, each of shape ``(rows, *shape)``."""
+        return self.given.keep
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The leading axes of what is given, ``rows`` being their product."""
+        return self.given.batch
 
     @property
     def num_rows(self) -> int:
@@ -63,19 +79,27 @@ class Conditions:
         return bits.fold_in(bits.key_pair(rng_key), index, rows)
 
     def to_rows(self, z: Mapping[str, Array]) -> dict[str, Array]:
-        """A full state as rows: the free blocks of ``z`` and the clamped ones."""
+        """A full state as rows: the free blocks of ``z`` and what is given."""
         shape = lambda b: (self.num_rows, *self.graph.families[b].shape)  # noqa: E731
-        return {b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped
+        rows = {b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped
+        return rows | {b: jnp.where(k, self.given.partial[b], rows[b]) for b, k in self.keep.items()}
 
     def from_rows(self, x: Mapping[str, Array]) -> dict[str, Array]:
         """The free blocks of a full state, each of shape ``(*batch, *shape)``."""
         return {b: x[b].reshape(self.batch + self.graph.families[b].shape) for b in self.free}
 
-    def initial(self, rng_key: Array, init_params: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Step 0: uniform draws, overridden by ``init_params``."""
-        z = self.from_rows(sweeps.initial_rows(self.graph, self.free, self.pairs(rng_key, 0)))
+    def initial(
+        self, rng_key: Array, init_params: Mapping[str, Array] | None, init: str = "uniform"
+    ) -> dict[str, Array]:
+        """Step 0: uniform draws, overridden by ``init_params``, and where it leads from there."""
+        pairs = self.pairs(rng_key, 0)
+        z = self.from_rows(sweeps.initial_rows(self.graph, self.free, pairs))
         given = {b: jnp.asarray(v).astype(z[b].dtype) for b, v in (init_params or {}).items()}
-        return z | {b: jnp.broadcast_to(v, z[b].shape) for b, v in given.items()}
+        z |= {b: jnp.broadcast_to(v, z[b].shape) for b, v in given.items()}
+        x = self.to_rows(z)
+        if init == "local_mode":
+            x = search.near_modes(self.graph, self.params, x, self.layers, pairs, self.keep)
+        return self.from_rows(x)
 
 
 class RowKernel(MCMCKernel):
@@ -91,16 +115,29 @@ class RowKernel(MCMCKernel):
     values are checked there too.
 
     :param graph: the declaration.
+    :param init: where chains start, from uniform draws or from ``init_params``: there ("uniform"), or one
+        Gibbs sweep from the local mode that a search from there finds ("local_mode").
     :raises TypeError: for anything but a :class:`~ebmpp.FactorGraph`.
+    :raises ValueError: for another ``init``.
     """
 
-    def __init__(self, graph: FactorGraph) -> None:
+    def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         if not isinstance(graph, FactorGraph):
             raise TypeError(f"{type(self).__name__} takes a FactorGraph, not {type(graph).__name__}")
+        if init not in STARTS:
+            raise ValueError(
+                f"init={init!r} is unknown; choose among {STARTS}, and give states as init_params"
+            )
         self.graph = graph
+        self.start = init
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.graph!r})"
+        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
+        return f"{type(self).__name__}({self.graph!r}{options})"
+
+    def _options(self) -> dict[str, Any]:
+        """The arguments after the graph that are not at their defaults."""
+        return {} if self.start == "uniform" else {"init": self.start}
 
     @property
     def sample_field(self) -> str:
@@ -158,22 +195,15 @@ class RowKernel(MCMCKernel):
         :param check: whether to look at values also (names and shapes are checked anyway).
         """
         params = _only_params(model_args, type(self).__name__)
-        graph, given = self.graph, dict(model_kwargs or {})
-        states.check_names(given, graph.families)
-        given = {b: states.as_array(b, v) for b, v in given.items()}
-        batch = states.batch_shape(graph.families, given)
-        _check_batch(given, batch)
-        if len(given) == len(graph.families):
+        graph = self.graph
+        given = states.as_given(graph.families, model_kwargs or {}, check)
+        if len(given.whole) == len(graph.families):
             raise StateError(
-                f"all blocks are clamped ({', '.join(map(repr, given))}), so nothing is left to sample; "
-                "leave out at least one"
+                f"all blocks are clamped ({', '.join(map(repr, given.whole))}), so nothing is left to "
+                "sample; leave out at least one"
             )
-        states.check_params(graph._shapes, params)
-        if check:
-            graph.check(params)
-            for b, v in given.items():
-                states.check_values(b, graph.families[b], v)
-        return Conditions(graph, params, _as_rows(graph, given, batch), batch)
+        graph.check(params, values=check)
+        return Conditions(graph, params, given)
 
 
 def _is_batched(rng_key: Array) -> bool:
@@ -189,21 +219,6 @@ def _only_params(model_args: tuple, kernel: str) -> Params:
             "mcmc.run(key, params), with clamped blocks by keyword: mcmc.run(key, params, v=...)"
         )
     return model_args[0]
-
-
-def _check_batch(given: Mapping[str, Array], batch: tuple[int, ...]) -> None:
-    if 0 in batch:
-        shapes = {b: v.shape for b, v in given.items()}
-        raise StateError(f"clamped blocks have no rows: shapes {shapes}; give at least one row")
-
-
-def _as_rows(graph: FactorGraph, given: Mapping[str, Array], batch: tuple[int, ...]) -> dict[str, Array]:
-    rows = {}
-    for b, value in given.items():
-        family = graph.families[b]
-        full = jnp.broadcast_to(value.astype(family.dtype), batch + family.shape)
-        rows[b] = full.reshape(-1, *family.shape)
-    return rows
 
 
 def _check_init(

@@ -39,7 +39,10 @@ class BlockedGibbs(RowKernel):
     rounding, and values of discrete blocks are equal except where a uniform falls within a rounding
     error of its threshold.
 
+    An :class:`~ebmpp.Observed` block is clamped at its known units only: the others are sampled.
+
     :param graph: the declaration.
+    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
 
     **References**
 
@@ -64,14 +67,15 @@ class BlockedGibbs(RowKernel):
     """
 
     def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> GibbsState:
-        z = conditions.initial(rng_key, init_params)
+        z = conditions.initial(rng_key, init_params, self.start)
         return GibbsState(z, jnp.zeros((), jnp.int32), rng_key)
 
     def _sample_one(self, state: GibbsState, conditions: Conditions) -> GibbsState:
         x = conditions.to_rows(state.z)
         # uint32 needs no care for x64, and wraps where int32 would go negative
         pairs = conditions.pairs(state.rng_key, (state.i + 1).astype(jnp.uint32))
-        x = sweeps.sweep_rows(conditions.graph, conditions.params, x, conditions.layers, pairs)
+        graph, params = conditions.graph, conditions.params
+        x = sweeps.sweep_rows(graph, params, x, conditions.layers, pairs, conditions.keep)
         return GibbsState(conditions.from_rows(x), state.i + 1, state.rng_key)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:

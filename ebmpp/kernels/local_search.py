@@ -4,15 +4,19 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
+
+import numpy as np
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, states, sweeps
+from ebmpp import bits, search, states, sweeps
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Params
+from ebmpp.kernels.base import Conditions, RowKernel
 
 
 class LocalMode(NamedTuple):
@@ -24,6 +28,82 @@ class LocalMode(NamedTuple):
     """Passes over the layers that raised the density, shape ``(*batch,)``."""
 
 
+class SearchState(NamedTuple):
+    """The state of :class:`LocalSearch`.
+
+    - **z** - a dict of the free blocks, each of shape ``(*batch, *shape)``.
+    - **steps** - passes over the layers that raised the density, shape ``(*batch,)``.
+    - **found** - whether the last pass did not, so that ``z`` is a local mode, shape ``(*batch,)``.
+    - **log_density** - of ``z``, unnormalised, shape ``(*batch,)``.
+    - **rng_key** - the run's key.
+    """
+
+    z: dict[str, Array]
+    steps: Array
+    found: Array
+    log_density: Array
+    rng_key: Array
+
+
+class LocalSearch(RowKernel):
+    """Every block of a layer set to its conditional mode, layer after layer: a kernel that climbs.
+
+    A step is a pass over the layers; a search that has found its local mode stays there. Each row starts at
+    a layer of its own, at random. The draws are no draws of the model: use it to complete what is missing
+    (clamp blocks, or give :class:`~ebmpp.Observed` ones), to look at modes, and to start other kernels
+    (``init_params=mcmc.last_state.z``; their ``init="local_mode"`` does so by itself).
+    :func:`~ebmpp.local_search` runs all searches to their end in one call.
+
+    :param graph: the declaration; every free block's family needs a mode.
+
+    **References**
+
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithms 1 and 5.
+
+    **Example**
+
+    >>> import jax
+    >>> from numpyro.infer import MCMC
+    >>> from ebmpp import Bernoulli, LocalSearch, layered
+    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
+    >>> mcmc = MCMC(LocalSearch(rbm), num_warmup=0, num_samples=10, num_chains=4,
+    ...             chain_method="vectorized", progress_bar=False)
+    >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)))
+    >>> mcmc.last_state.found.tolist()
+    [True, True, True, True]
+    """
+
+    def __init__(self, graph: FactorGraph) -> None:
+        super().__init__(graph)
+
+    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> SearchState:
+        x = conditions.to_rows(conditions.initial(rng_key, init_params))
+        graph, params, keep = conditions.graph, conditions.params, conditions.keep
+        pairs = conditions.pairs(rng_key, 1)
+        return _state(conditions, search.begin(graph, params, x, conditions.layers, pairs, keep), rng_key)
+
+    def _sample_one(self, state: SearchState, conditions: Conditions) -> SearchState:
+        flat = lambda a: a.reshape(conditions.num_rows)  # noqa: E731
+        at = search.Search(
+            conditions.to_rows(state.z), flat(state.log_density), flat(state.steps), ~flat(state.found)
+        )
+        graph, params, keep = conditions.graph, conditions.params, conditions.keep
+        moved = search.one_pass(graph, params, at, conditions.layers, keep)
+        return _state(conditions, moved, state.rng_key)
+
+    def get_diagnostics_str(self, state: SearchState) -> str:
+        """How many searches have ended, and after how many passes."""
+        found, steps = np.asarray(state.found), np.asarray(state.steps)
+        mean = f", after {steps[found].mean():.3g} steps" if found.any() else ""
+        return f"{int(found.sum())} of {found.size} searches at a local mode{mean}"
+
+
+def _state(conditions: Conditions, made: search.Search, rng_key: Array) -> SearchState:
+    shaped = lambda a: a.reshape(conditions.batch)  # noqa: E731
+    z = conditions.from_rows(made.x)
+    return SearchState(z, shaped(made.steps), shaped(~made.going), shaped(made.value), rng_key)
+
+
 def local_search(
     graph: FactorGraph,
     params: Params,
@@ -31,18 +111,20 @@ def local_search(
     rng_key: Array,
     init: Mapping[str, Array] | None = None,
     num_rows: int | None = None,
-    **clamped: Array,
+    **clamped: Array | states.Observed,
 ) -> LocalMode:
-    """Set layer after layer to its conditional mode, in random order, until the density stops rising.
+    """Set layer after layer to its conditional mode, until the density stops rising.
 
-    With clamped blocks this completes the others: the way to fill in what is missing.
+    Each row starts at a layer of its own, at random. With clamped blocks or observed units this completes
+    the others: the way to fill in what is missing.
 
     :param graph: the model; every free block's family needs a mode.
     :param params: its params.
-    :param rng_key: a jax key, for the order of the layers and for what ``init`` leaves out.
+    :param rng_key: a jax key, for the first layer and for what ``init`` leaves out.
     :param init: values of some or all free blocks, with leading axes; what is left out is drawn uniformly.
     :param num_rows: independent searches, where neither ``init`` nor a clamped block has leading axes.
-    :param clamped: blocks that are held, with leading axes or without.
+    :param clamped: blocks that are held, with leading axes or without; an :class:`~ebmpp.Observed` one is
+        held at its known units.
     :return: a :class:`LocalMode`.
     :raises StateError: for values that do not fit the graph, or no free block.
     :raises NotImplementedError: for a family without a mode.
@@ -61,52 +143,54 @@ def local_search(
     ((5, 4), (5,))
     """
     graph.check(params)
-    layers = sweeps.schedule(graph, clamped)
+    given = states.as_given(graph.families, clamped)
+    layers = sweeps.schedule(graph, given.whole)
     if not layers:
         raise StateError("every block is clamped: there is nothing to search for")
-    given = {**(init or {}), **clamped}
-    rows, batch = states.as_rows(graph.families, given)
+    start, start_batch = states.as_rows(graph.families, init or {})
+    batch = _common_batch(given.batch, start_batch)
     if num_rows is not None:
         if batch or num_rows < 1:
             raise StateError(f"num_rows={num_rows} with leading axes {batch}: give a positive one of the two")
-        batch, rows = (num_rows,), {b: jnp.repeat(v, num_rows, axis=0) for b, v in rows.items()}
-    count = 1 if not batch else int(jnp.prod(jnp.array(batch)))
-    pair = bits.key_pair(rng_key)
-    x = sweeps.initial_rows(graph, graph.families, bits.fold_in(pair, 0, jnp.arange(count)))
-    x |= {b: v.astype(x[b].dtype) for b, v in rows.items()}
-    found, steps = _search(graph, layers, params, x, jax.random.fold_in(rng_key, 1))
-    shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in found.items()}
-    return LocalMode(shaped, steps.reshape(batch))
+        batch = (num_rows,)
+    x, keep = _lay_out(graph, given, (start, start_batch), batch, bits.key_pair(rng_key))
+    pairs = bits.fold_in(bits.key_pair(rng_key), 1, jnp.arange(math.prod(batch)))
+    found = _search(graph, layers, params, x, pairs, keep)
+    shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in found.x.items()}
+    return LocalMode(shaped, found.steps.reshape(batch))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _search(
-    graph: FactorGraph, layers: sweeps.Schedule, params: Params, x: dict[str, Array], rng_key: Array
-) -> tuple[dict[str, Array], Array]:
-    def density(x: dict[str, Array]) -> Array:
-        def one(row: dict[str, Array]) -> Array:
-            energy = derived.energy(graph, params, graph.statistics(row))
-            return derived.log_base_measure(graph, row) - energy
+_search = partial(jax.jit, static_argnums=(0, 1))(
+    lambda graph, layers, params, x, pairs, keep: search.local_modes(graph, params, x, layers, pairs, keep)
+)
 
-        return jax.vmap(one)(x)
 
-    def to_mode(blocks: tuple[str, ...], x: dict[str, Array]) -> dict[str, Array]:
-        eta = sweeps.natural_rows(graph, params, x, blocks)
-        return x | {b: graph.families[b].mode(eta[b]).astype(x[b].dtype) for b in blocks}
+def _common_batch(*batches: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*batches)
+    except ValueError:
+        raise StateError(f"leading axes of clamped blocks and of init do not broadcast: {batches}") from None
 
-    branches = [partial(to_mode, blocks) for blocks in layers]
 
-    def one_pass(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        number, x, value, steps, _ = carry
-        order = jax.random.permutation(jax.random.fold_in(rng_key, number), len(layers))
-        moved = lax.fori_loop(0, len(layers), lambda i, x: lax.switch(order[i], branches, x), x)
-        # A pass that does not raise the density ends a row's search: ties and rounding cannot cycle.
-        reached = density(moved)
-        better = reached > value
-        keep = lambda a, b: jnp.where(better.reshape(-1, *(1,) * (a.ndim - 1)), a, b)  # noqa: E731
-        x = jax.tree.map(keep, moved, x)
-        return number + 1, x, jnp.where(better, reached, value), steps + better, better.any()
+def _lay_out(
+    graph: FactorGraph,
+    given: states.Given,
+    start: tuple[dict[str, Array], tuple[int, ...]],
+    batch: tuple[int, ...],
+    pair: Array,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """States to search from, and held units, a row each."""
 
-    start = (jnp.zeros((), jnp.int32), x, density(x), jnp.zeros(len(density(x)), jnp.int32), jnp.array(True))
-    _, x, _, steps, _ = lax.while_loop(lambda carry: carry[-1], one_pass, start)
-    return x, steps
+    def spread(rows: Mapping[str, Array], own: tuple[int, ...]) -> dict[str, Array]:
+        made = {}
+        for b, v in rows.items():
+            shape = graph.families[b].shape
+            made[b] = jnp.broadcast_to(v.reshape(own + shape), batch + shape).reshape(-1, *shape)
+        return made
+
+    count = jnp.arange(math.prod(batch))
+    x = sweeps.initial_rows(graph, graph.families, bits.fold_in(pair, 0, count))
+    both = spread(*start) | spread(given.whole, given.batch)
+    x |= {b: v.astype(x[b].dtype) for b, v in both.items()}
+    partial_, keep = spread(given.partial, given.batch), spread(given.keep, given.batch)
+    return x | {b: jnp.where(k, partial_[b], x[b]) for b, k in keep.items()}, keep

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import bits, couplings, sweeps
+from ebmpp import bits, sweeps
 from ebmpp.accumulators import EnergyGradient
 from ebmpp.engine import Window, run_pairs
+from ebmpp.plan import resolve_moves
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(3))
 PARAMS = jax.tree.map(
@@ -79,10 +80,9 @@ def test_kernel_and_engine_meet_at_the_same_times() -> None:
     keys = jax.random.split(jax.random.key(3), chains)
     rows = bits.fold_in(bits.key_pair(keys), 0, 0)
     start = sweeps.initial_rows(RBM, RBM.families, rows)
-    layers = sweeps.schedule(RBM)
     window = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))
     engine = run_pairs(
-        RBM, layers, couplings.resolve(None, layers), EnergyGradient(), 16, PARAMS, start, start,
+        RBM, resolve_moves(RBM, None), EnergyGradient(), 16, PARAMS, start, start,
         bits.key_pair(jax.random.key(0)), window,
     )  # fmt: skip
     ours, theirs = np.asarray(mcmc.last_state.meeting_time), np.asarray(engine.meeting_time)

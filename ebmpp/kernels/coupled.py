@@ -1,0 +1,155 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What coupled kernels share: every chain is a pair that meets exactly and stays together."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp import derived, moves
+from ebmpp.graph import FactorGraph
+from ebmpp.kernels.base import Conditions, RowKernel
+
+
+class CouplingState(NamedTuple):
+    """The state of a coupled kernel.
+
+    - **z** - the leading chain: a dict of the free blocks, each ``(*batch, *shape)``.
+    - **y** - the chain that follows it, ``lag`` sweeps behind; equal to ``z`` once they have met.
+    - **t** - sweeps that the leading chain has done.
+    - **met** - whether the pair has met, shape ``(*batch,)``.
+    - **meeting_time** - the first t with ``z == y``, shape ``(*batch,)``; where unmet, the present ``t``, so
+      that ``(meeting_time, met)`` is a right-censored pair.
+    - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does not change.
+    - **distance** - how far apart ``z`` and ``y`` are: the L1 distance of their values (for categories, how
+      many differ), shape ``(*batch,)``.
+    - **energies** - of ``z`` and of ``y``, shape ``(2, *batch)``.
+    - **accepted** - Metropolis proposals that the two chains took so far, shape ``(*batch,)``.
+    """
+
+    z: dict[str, Array]
+    y: dict[str, Array]
+    t: Array
+    met: Array
+    meeting_time: Array
+    rng_key: Array
+    distance: Array
+    energies: Array
+    accepted: Array
+
+
+class CoupledKernel(RowKernel):
+    """Pairs of chains, moved by the moves that ``_moves`` gives; subclasses define it.
+
+    :param graph: the declaration.
+    :param lag: sweeps that the leading chain is ahead, at least 1.
+    :param init: see :class:`~ebmpp.kernels.RowKernel`.
+    :raises ValueError: for a lag below 1.
+    """
+
+    def __init__(self, graph: FactorGraph, lag: int = 1, init: str = "uniform") -> None:
+        super().__init__(graph, init)
+        if not isinstance(lag, int) or lag < 1:
+            raise ValueError(f"lag is an int of at least 1, not {lag!r}")
+        self.lag = lag
+
+    def _options(self) -> dict[str, Any]:
+        return ({} if self.lag == 1 else {"lag": self.lag}) | super()._options()
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """What is collected without being asked for: draws, and what bounds and suggestions are made of."""
+        return ("z", "distance", "energies")
+
+    def _moves(self, conditions: Conditions) -> tuple[moves.Move, ...]:
+        raise NotImplementedError
+
+    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> CouplingState:
+        made = self._moves(conditions)
+        start = conditions.to_rows(conditions.initial(rng_key, init_params, self.start))
+
+        def ahead(t: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+            pairs = conditions.pairs(rng_key, t + 1)
+            x, taken = moves.draw_sweep(
+                conditions.graph, conditions.params, carry[0], made, pairs, conditions.keep
+            )
+            return x, carry[1] + taken
+
+        taken = jnp.zeros(conditions.num_rows, jnp.int32)
+        x, taken = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, (start, taken))
+        z = {b: jnp.stack([x[b], start[b]]) for b in x}
+        t = jnp.full((), self.lag, jnp.int32)
+        unmet = jnp.zeros(conditions.num_rows, bool)
+        return self._state(conditions, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, unmet)
+
+    def _sample_one(self, state: CouplingState, conditions: Conditions) -> CouplingState:
+        made = self._moves(conditions)
+        pairs = conditions.pairs(state.rng_key, (state.t + 1).astype(jnp.uint32))
+        x, y = conditions.to_rows(state.z), conditions.to_rows(state.y)
+        z = {b: jnp.stack([x[b], y[b]]) for b in x}
+        graph, params = conditions.graph, conditions.params
+        z, broken, taken = moves.coupled_sweep(graph, params, z, made, pairs, conditions.keep)
+        flat = lambda a: a.reshape(conditions.num_rows)  # noqa: E731
+        met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
+        return self._state(conditions, z, state.t + 1, met, time, state.rng_key, before + taken, broken)
+
+    def _state(
+        self,
+        conditions: Conditions,
+        z: dict[str, Array],
+        t: Array,
+        met: Array,
+        time: Array,
+        rng_key: Array,
+        accepted: Array,
+        broken: Array,
+    ) -> CouplingState:
+        """The state at t, of rows that had ``met`` at ``time`` or had not."""
+        together = jnp.stack([moves.equal(z[b]) for b in conditions.free]).all(0)
+        now = met | (together & ~broken)
+        z = {b: _poison(v, broken) for b, v in z.items()}
+        shaped = lambda a: a.reshape(conditions.batch)  # noqa: E731
+        return CouplingState(
+            conditions.from_rows({b: v[0] for b, v in z.items()}),
+            conditions.from_rows({b: v[1] for b, v in z.items()}),
+            t,
+            shaped(now),
+            shaped(jnp.where(met, time, t)),
+            rng_key,
+            shaped(_distance(conditions, z)),
+            _energies(conditions, z).reshape(2, *conditions.batch),
+            shaped(accepted),
+        )
+
+    def get_diagnostics_str(self, state: CouplingState) -> str:
+        """How many pairs have met, and their mean meeting time so far."""
+        met, time = np.asarray(state.met), np.asarray(state.meeting_time)
+        mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
+        return f"{int(met.sum())} of {met.size} pairs met{mean}"
+
+
+def _distance(conditions: Conditions, z: dict[str, Array]) -> Array:
+    """L1 distance of the two chains of each row; categories have no order, so they differ or not."""
+    total = jnp.zeros(conditions.num_rows, jnp.result_type(float))
+    for b in conditions.free:
+        gap = jnp.abs(z[b][0] - z[b][1])
+        if jnp.issubdtype(gap.dtype, jnp.integer):
+            gap = gap != 0
+        total += gap.reshape(conditions.num_rows, -1).sum(-1)
+    return total
+
+
+def _energies(conditions: Conditions, z: dict[str, Array]) -> Array:
+    """Energies of both chains, ``(2, rows)``."""
+    graph, params = conditions.graph, conditions.params
+    return jax.vmap(jax.vmap(lambda t: derived.energy(graph, params, t)))(graph.statistics(z))
+
+
+def _poison(v: Array, broken: Array) -> Array:
+    """What no unit can be, where a log-ratio was not a number: better than a wrong draw."""
+    wrong = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
+    return jnp.where(broken.reshape(1, -1, *(1,) * (v.ndim - 2)), wrong, v)

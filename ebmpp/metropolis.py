@@ -1,0 +1,104 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The Metropolis move: all blocks proposed at once, without regard to where the chain is."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, derived
+from ebmpp.couplings import Attempt, where_rows
+from ebmpp.moves import Drawn
+from ebmpp.sweeps import Keep, Rows, hold, num_words, split_words
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
+
+#: Laws to propose from: uniform, or each family's law of initial values, which every family has.
+PROPOSALS = ("uniform", "initial")
+
+
+@dataclasses.dataclass(frozen=True)
+class Metropolis:
+    """``blocks`` proposed together, and accepted by the energy.
+
+    The two chains of a pair get one proposal and one uniform, and meet when both accept (or, from the same
+    state, when the leading chain stays). The target is the joint law given the other blocks or, with
+    ``marginalize``, what is left of it when those blocks are summed out in closed form.
+
+    :param blocks: what is proposed.
+    :param proposal: one of :data:`PROPOSALS`.
+    :param marginalize: blocks that are summed out; no two of them interact.
+
+    **References**
+
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithms 3 and 4; eqs. 20 to 26 for the marginals.
+    2. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings algorithm*.
+    """
+
+    blocks: tuple[str, ...]
+    proposal: str = "uniform"
+    marginalize: tuple[str, ...] = ()
+    proposes = True
+    stalls = False
+
+    def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
+        around = (*self.blocks, *graph.neighbours((*self.blocks, *self.marginalize)))
+        return tuple(b for b in dict.fromkeys(around) if b not in self.marginalize)
+
+    def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+        proposal, log_u = self._propose(graph, pairs)
+        proposed = hold(keep, x, proposal)
+        ratio = self._score(graph, params, {**x, **proposed}) - self._score(graph, params, x)
+        took = log_u < ratio
+        return {b: where_rows(took, v, x[b]) for b, v in proposed.items()}, took.astype(jnp.int32)
+
+    def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
+        return params  # nothing is worth keeping: there is one trial
+
+    def attempt(
+        self,
+        graph: "FactorGraph",
+        prepared: Any,
+        z: Rows,
+        pairs: Array,
+        keep: Keep,
+        first: Array,
+        same: Array,
+    ) -> Attempt:
+        rows = len(pairs)
+        proposal, log_u = self._propose(graph, pairs)
+        # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
+        now = {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in z.items()}
+        both = {b: jnp.concatenate([v, v]) for b, v in proposal.items()}
+        then = hold(keep, now, both)
+        stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
+        score = self._score(graph, prepared, stacked)
+        ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)
+        took = log_u < ratio
+        took = took.at[1].set(jnp.where(same, took[0], took[1]))
+        chosen = {b: where_rows(took.reshape(-1), then[b], now[b]) for b in self.blocks}
+        x, y = ({b: v[i * rows : (i + 1) * rows] for b, v in chosen.items()} for i in range(2))
+        every = jnp.ones(rows, bool)
+        return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), took.sum(0, dtype=jnp.int32))
+
+    def _propose(self, graph: "FactorGraph", pairs: Array) -> tuple[dict[str, Array], Array]:
+        count = num_words(graph, self.blocks)
+        words = bits.words(pairs, count + 1)
+        parts = split_words(graph, self.blocks, words[:, :count])
+        proposal = {b: graph.families[b].initial(parts[b]) for b in self.blocks}
+        return proposal, jnp.log(bits.uniform(words[:, count]))
+
+    def _score(self, graph: "FactorGraph", params: Any, x: Rows) -> Array:
+        """Log of target over proposal, row by row, up to a constant; the base measures cancel."""
+
+        def one(t: Mapping[str, Array]) -> Array:
+            reference = sum((graph.families[b].default_eta() * t[b]).sum() for b in self.blocks)
+            return derived.log_marginal(graph, params, t, self.marginalize) - reference
+
+        kept = {b: v for b, v in x.items() if b not in self.marginalize}
+        return jax.vmap(one)(graph.statistics(kept))

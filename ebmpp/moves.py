@@ -1,0 +1,150 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Moves: the steps that a sweep is made of, for one chain and for a coupled pair.
+
+A coupled sweep is a tuple of moves. :class:`~ebmpp.layer_move.Layer` redraws a layer from its conditionals
+(blocked Gibbs), :class:`~ebmpp.metropolis.Metropolis` proposes values of several layers at once. The engine
+and the coupled kernels know nothing else, so a new kind of step is one class.
+
+Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp import bits
+from ebmpp.couplings import Attempt, where_rows
+from ebmpp.sweeps import Keep, Rows
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
+
+Drawn = tuple[dict[str, Array], Array]
+
+
+@runtime_checkable
+class Move(Protocol):
+    """One step of a sweep; an immutable, hashable value."""
+
+    blocks: tuple[str, ...]
+    """The blocks that it changes."""
+    proposes: bool
+    """Whether it is a proposal that a chain may turn down, so that acceptance is worth counting."""
+    stalls: bool
+    """Whether a coupled trial can fail, so that more of them may be needed."""
+
+    def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
+        """What its draw depends on: chains that agree there are moved alike."""
+
+    def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+        """New values of ``blocks``, for one chain a row, and how many proposals each row took."""
+
+    def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
+        """What all trials of a coupled draw have in common."""
+
+    def attempt(
+        self,
+        graph: "FactorGraph",
+        prepared: Any,
+        z: Rows,
+        pairs: Array,
+        keep: Keep,
+        first: Array,
+        same: Array,
+    ) -> Attempt:
+        """One trial of the coupled draw.
+
+        :param prepared: of :meth:`prepare`, for the same ``z``.
+        :param pairs: key pairs of this trial, ``(rows, 2)``.
+        :param first: whether this is a row's first trial.
+        :param same: whether the chains of a row agree on all that the move reads.
+        """
+
+
+def draw_sweep(
+    graph: "FactorGraph", params: Any, x: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
+) -> Drawn:
+    """One sweep of one chain a row; for layers, that of :func:`ebmpp.sweeps.sweep_rows`."""
+    x, taken = dict(x), jnp.zeros(len(pairs), jnp.int32)
+    for index, move in enumerate(moves):
+        drawn, took = move.draw(graph, params, x, bits.fold_in(pairs, index), keep)
+        x, taken = x | drawn, taken + took
+    return x, taken
+
+
+def agree(graph: "FactorGraph", move: Move, same: Rows, rows: int) -> Array:
+    """Whether the chains of each row agree on what ``move`` reads.
+
+    :param same: whether they agree, block by block.
+    """
+    read = [same[b] for b in move.reads(graph)]
+    return jnp.stack(read).all(0) if read else jnp.ones(rows, bool)
+
+
+def equal(z: Array) -> Array:
+    """Whether the two chains agree on a block, row by row."""
+    return (z[0] == z[1]).reshape(z.shape[1], -1).all(-1)
+
+
+def coupled_sweep(
+    graph: "FactorGraph", params: Any, z: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
+) -> tuple[dict[str, Array], Array, Array]:
+    """One sweep of both chains of every row, residual trials run to their end; the engine's own words.
+
+    :param z: both chains, stacked.
+    :param pairs: key pairs of this sweep, ``(rows, 2)``; trial r of move i draws from
+        ``fold_in(pairs, i, r)``.
+    :return: both chains, which rows are broken (see :class:`~ebmpp.couplings.Attempt`), and how many
+        proposals each row accepted.
+    """
+    z, rows = dict(z), len(pairs)
+    broken, taken = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
+    for index, move in enumerate(moves):
+        same = agree(graph, move, {b: equal(v) for b, v in z.items()}, rows)
+        made = _couple(graph, params, z, move, index, pairs, keep, same)
+        z |= {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
+        broken, taken = broken | made.broken, taken + made.taken
+    return z, broken, taken
+
+
+def _couple(
+    graph: "FactorGraph",
+    params: Any,
+    z: Rows,
+    move: Move,
+    index: int,
+    pairs: Array,
+    keep: Keep,
+    same: Array,
+) -> Attempt:
+    """Trials of one move until every row is accepted."""
+    prepared = move.prepare(graph, params, z, keep)
+
+    def trial(number: Array | int) -> Attempt:
+        keys = bits.fold_in(pairs, index, number)
+        return move.attempt(graph, prepared, z, keys, keep, jnp.full(len(pairs), number == 0), same)
+
+    def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
+        number, held = carry
+        new = trial(number)
+        take_x, take_y = new.accept_x & ~held.accept_x, new.accept_y & ~held.accept_y
+        merged = held._replace(
+            x={b: where_rows(take_x, new.x[b], held.x[b]) for b in move.blocks},
+            y={b: where_rows(take_y, new.y[b], held.y[b]) for b in move.blocks},
+            accept_x=held.accept_x | new.accept_x,
+            accept_y=held.accept_y | new.accept_y,
+            broken=held.broken | new.broken,
+        )
+        return number + 1, merged
+
+    def pending(carry: tuple[Array, Attempt]) -> Array:
+        held = carry[1]
+        return (~(held.accept_x & held.accept_y) & ~held.broken).any()
+
+    made = trial(0)
+    if not move.stalls:
+        return made
+    return lax.while_loop(pending, again, (jnp.ones((), jnp.uint32), made))[1]
