@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine against masked lockstep and against the bound of its matrix products.
 
-``python benchmarks/engine.py`` trains an RBM of each size by PCD for a few hundred steps, then runs 1000
-pairs (k = lag = 1) with the engine and with a lockstep loop that draws the same pairs, all in one process,
-interleaved, minimum of several. "bound" is the time of four products a pair-sweep, nothing else.
+``python benchmarks/engine.py`` trains an RBM of each size until its pairs take some ten to thirty sweeps to
+meet, then runs 1000 pairs (k = lag = 1) with the engine and with a lockstep loop that draws the same pairs,
+all in one process, interleaved, minimum of several. "bound" is the time of four products a pair-sweep,
+nothing else. "16x16 heavy" has been trained until single pairs take more than a thousand sweeps.
 MNIST is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged.
 """
 
 import argparse
 from functools import partial
+from typing import NamedTuple
 
 from handwritten import interleaved
 import numpy as np
@@ -23,7 +25,7 @@ import ebmpp
 from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient, weighted_gradient
 from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
-from ebmpp.moves import coupled_sweep, draw_sweep, equal
+from ebmpp.moves import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.plan import resolve_moves
 
 PAIRS = 1000
@@ -41,8 +43,28 @@ def images(side: int) -> np.ndarray:
     return (pixels[:, grid][:, :, grid] > 0.5).astype(np.float32).reshape(-1, side * side)
 
 
-def trained(visible: int, hidden: int, steps: int) -> tuple[ebmpp.FactorGraph, dict, Array]:
-    """An RBM after ``steps`` of PCD, and rows to start pairs from."""
+class Recipe(NamedTuple):
+    """How a model is trained before it is measured."""
+
+    visible: int
+    hidden: int
+    estimator: object
+    rate: float
+    steps: int
+
+
+MODELS = {
+    "16x16": Recipe(16, 16, ebmpp.PCD(num_chains=500), 0.1, 400),
+    "16x16 heavy": Recipe(16, 16, ebmpp.PCD(num_chains=500), 0.1, 2400),
+    "200x100": Recipe(200, 100, ebmpp.CD(), 0.05, 600),
+    "784x500": Recipe(784, 500, ebmpp.CD(), 0.05, 110),
+    "784x1000": Recipe(784, 1000, ebmpp.CD(), 0.05, 120),
+}
+
+
+def trained(recipe: Recipe) -> tuple[ebmpp.FactorGraph, dict, Array]:
+    """An RBM, its params, and rows to start pairs from."""
+    visible, hidden, estimator, rate, steps = recipe
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(visible), h=ebmpp.Bernoulli(hidden))
     if visible == 16:
         rows = ebmpp.data.bars_and_stripes(4)
@@ -52,21 +74,24 @@ def trained(visible: int, hidden: int, steps: int) -> tuple[ebmpp.FactorGraph, d
         rbm,
         rows,
         rng_key=jax.random.key(0),
-        estimator=ebmpp.PCD(num_chains=500),
-        optimizer=optax.sgd(0.1),
+        estimator=estimator,
+        optimizer=optax.sgd(rate),
         num_steps=steps,
-        batch_size=100,
+        batch_size=min(100, len(rows)),
+        progress_bar=False,
     )
     return rbm, fit.params, jnp.asarray(np.resize(rows, (PAIRS, visible)), jnp.float32)
 
 
-@partial(jax.jit, static_argnums=0)
-def lockstep(rbm: ebmpp.FactorGraph, params: dict, start: dict, pair: Array) -> tuple[dict, Array]:
+@partial(jax.jit, static_argnums=(0, 1))
+def lockstep(
+    rbm: ebmpp.FactorGraph, moves: tuple[Move, ...], params: dict, start: dict, pair: Array
+) -> tuple[dict, Array]:
     """All pairs together until the last has met, finished ones masked."""
-    moves = resolve_moves(rbm, None)
     keys = bits.fold_in(pair, jnp.arange(PAIRS))
     x, _ = draw_sweep(rbm, params, start, moves, bits.fold_in(keys, 1), {})
-    tau = jnp.full(PAIRS, -1)
+    z = {b: jnp.stack([x[b], start[b]]) for b in x}
+    tau = jnp.where(jnp.stack([equal(v) for v in z.values()]).all(0), 1, -1)
     total = weighted_gradient(rbm, params, x, jnp.ones(PAIRS))
 
     def going(carry: tuple) -> Array:
@@ -82,7 +107,6 @@ def lockstep(rbm: ebmpp.FactorGraph, params: dict, start: dict, pair: Array) -> 
         step = weighted_gradient(rbm, params, both, jnp.concatenate([weight, -weight]))
         return z, t + 1, tau, jax.tree.map(jnp.add, total, step)
 
-    z = {b: jnp.stack([x[b], start[b]]) for b in x}
     _, _, tau, total = lax.while_loop(going, one, (z, jnp.int32(1), tau, total))
     return total, tau
 
@@ -101,27 +125,28 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--sizes", nargs="*", default=["16x16", "200x100", "784x500", "784x1000"])
-    parser.add_argument("--steps", type=int, default=400, help="PCD steps before the measurement")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--coupling", default=None, help="of every layer; the default one unless given")
     args = parser.parse_args()
     print(
-        f"{'model':10} {'tau mean':>8} {'max':>5} {'engine ms':>10} {'lockstep ms':>12} "
+        f"{'model':12} {'tau mean':>8} {'max':>5} {'engine ms':>10} {'lockstep ms':>12} "
         f"{'ratio':>6} {'of bound':>9} {'compile s':>10}"
     )
-    for size in args.sizes:
-        visible, hidden = map(int, size.split("x"))
-        measure(size, *trained(visible, hidden, args.steps), args.repeats)
+    for name in args.models:
+        measure(name, *trained(MODELS[name]), args.repeats, args.coupling)
 
 
-def measure(size: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, repeats: int) -> None:
+def measure(
+    name: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, repeats: int, coupling: str | None
+) -> None:
     """One row of the table."""
     h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
     start, pair = {"v": v, "h": h}, bits.key_pair(jax.random.key(2))
-    moves = resolve_moves(rbm, None)
+    moves = resolve_moves(rbm, coupling)
     engine = lambda: run_pairs(  # noqa: E731
         rbm, moves, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE
     )
-    tau, check = np.asarray(engine().meeting_time), np.asarray(lockstep(rbm, params, start, pair)[1])
+    tau, check = np.asarray(engine().meeting_time), np.asarray(lockstep(rbm, moves, params, start, pair)[1])
     agree = (tau == check).mean()
     pair_sweeps = int((tau - 1).sum())
     rows = jnp.zeros((2 * DEFAULT_SLOTS, v.shape[1]))
@@ -129,7 +154,7 @@ def measure(size: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, repeats: 
     found = interleaved(
         {
             "engine": engine,
-            "lockstep": lambda: lockstep(rbm, params, start, pair),
+            "lockstep": lambda: lockstep(rbm, moves, params, start, pair),
             "bound": lambda: products(params["v:h"], rows, count),
         },
         repeats,
@@ -138,7 +163,7 @@ def measure(size: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, repeats: 
     compiled = interleaved({"engine": engine}, 1)["engine"][0] - found["engine"][1]
     ours, theirs, bound = (found[name][1] for name in ("engine", "lockstep", "bound"))
     print(
-        f"{size:10} {tau.mean():8.1f} {tau.max():5d} {1e3 * ours:10.1f} {1e3 * theirs:12.1f} "
+        f"{name:12} {tau.mean():8.1f} {tau.max():5d} {1e3 * ours:10.1f} {1e3 * theirs:12.1f} "
         f"{theirs / ours:6.1f} {bound / ours:9.2f} {compiled:10.1f}"
         + ("" if agree == 1 else f"  ({agree:.1%} of tau agree)"),
         flush=True,

@@ -1,0 +1,185 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""How long pairs take to meet, by coupling: three experiments.
+
+``python benchmarks/meeting_times.py`` writes tables to the terminal and figures to ``benchmarks/report``:
+
+- ``untrained``: Qiu et al. (2020), figure 5. 500x100 units, every param N(0, 0.1^2), 1000 pairs.
+- ``trained``: the models of ``engine.py``, where what counts is the time until all pairs have met.
+- ``orthogonal``: Taniguchi et al. (2023), figure 1. d x d units, orthogonal weights, from uniform draws and
+  from local modes; units in {0, 1} and in {-1, +1}. A pair is stopped after 1000 sweeps and counted as unmet.
+"""
+
+import argparse
+from pathlib import Path
+import time
+import warnings
+
+from engine import DEFAULT_SLOTS, MODELS, ONE, trained
+from handwritten import interleaved
+import matplotlib
+from matplotlib import pyplot as plt
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import bits
+from ebmpp.accumulators import EnergyGradient
+from ebmpp.engine import run_pairs
+from ebmpp.plan import resolve_moves
+
+PAIRS, LIMIT = 1000, 1000
+REPORT = Path(__file__).parent / "report"
+COUPLINGS = {
+    "default": None,
+    "maximal on every layer": "maximal",
+    "Algorithm 3 (maximal, common)": ("maximal", "common"),
+    "common on every layer": "common",
+    "Algorithm 1 (maximal, independent)": ("maximal_independent", "independent"),
+}
+
+
+def starting(rbm: ebmpp.FactorGraph, params: dict, v: Array) -> dict[str, Array]:
+    """``v`` and latents drawn given it."""
+    h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1))
+    return {"v": v, "h": h.astype(jnp.float32)}
+
+
+def untrained() -> None:
+    """The table and the figure of the untrained model."""
+    rbm = ebmpp.layered(v=ebmpp.Bernoulli(500), h=ebmpp.Bernoulli(100))
+    normal = lambda key, a: 0.1 * jax.random.normal(key, a.shape)  # noqa: E731
+    shapes = rbm.init(jax.random.key(0))
+    params = dict(
+        zip(shapes, map(normal, jax.random.split(jax.random.key(7), 3), shapes.values()), strict=True)
+    )
+    v = jax.random.bernoulli(jax.random.key(2), 0.5, (PAIRS, 500)).astype(jnp.float32)
+    axes = plt.figure(figsize=(5.6, 3.8), layout="constrained").add_subplot()
+    print(f"{'500x100, untrained':36} {'tau mean':>8} {'<= 10':>7} {'trials':>7} {'ms':>8}")
+    runs = timed(rbm, params, starting(rbm, params, v), COUPLINGS)
+    for name, (outcome, seconds) in runs.items():
+        tau = np.asarray(outcome.meeting_time)
+        share = (tau <= 10).mean()
+        print(
+            f"{name:36} {tau.mean():8.1f} {share:7.1%} {outcome.trials:7.2f} {1e3 * seconds:8.0f}", flush=True
+        )
+        if name != "default":
+            ebmpp.plot_meeting_times(
+                tau, ax=axes, label=f"{name}: mean {tau.mean():.1f}, {share:.0%} $\\leq$ 10"
+            )
+    axes.set_xlim(0, 60)
+    axes.get_legend().remove()
+    axes.figure.legend(frameon=False, fontsize=8, loc="outside lower center")
+    axes.set_title("500x100, params $N(0, 0.1^2)$", fontsize=10)
+    save(axes, "meeting_times_untrained.png")
+
+
+def timed(rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict) -> dict[str, tuple]:
+    """Outcome and seconds (minimum of interleaved runs) by coupling."""
+    pair = bits.key_pair(jax.random.key(3))
+
+    def run(coupling: object) -> object:
+        moves = resolve_moves(rbm, coupling)
+        return run_pairs(rbm, moves, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE)
+
+    found = interleaved({name: lambda c=c: run(c) for name, c in names.items()}, 5)
+    return {name: (run(c), found[name][1]) for name, c in names.items()}
+
+
+def by_time() -> None:
+    """Time to meeting on trained models: what the default coupling is chosen by."""
+    names = {name: COUPLINGS[name] for name in ("Algorithm 3 (maximal, common)", "maximal on every layer")}
+    print(f"{'trained':14} {'coupling':32} {'tau mean':>8} {'max':>6} {'trials':>7} {'ms':>8}")
+    for model, recipe in MODELS.items():
+        rbm, params, v = trained(recipe)
+        for name, (outcome, seconds) in timed(rbm, params, starting(rbm, params, v), names).items():
+            tau = np.asarray(outcome.meeting_time)
+            told = f"{tau.mean():8.1f} {tau.max():6d} {outcome.trials:7.2f} {1e3 * seconds:8.1f}"
+            print(f"{model:14} {name:32} {told}", flush=True)
+
+
+#: name: coupling, start, line style
+METHODS = {
+    "Algorithm 1, uniform start": (("maximal_independent", "independent"), "uniform", "--"),
+    "Algorithm 3, uniform start": (("maximal", "common"), "uniform", "--"),
+    "maximal everywhere, uniform start": ("maximal", "uniform", "--"),
+    "maximal everywhere, local mode": ("maximal", "local_mode", "-"),
+    "Metropolis, uniform start": ("metropolis", "uniform", "--"),
+    "Metropolis, local mode": ("metropolis", "local_mode", "-"),
+}
+
+
+def first_unit(x: dict[str, Array]) -> Array:
+    """Something to estimate; the meeting times do not depend on it."""
+    return x["v"][0]
+
+
+def steps(graph: ebmpp.FactorGraph, params: dict, coupling: object, start: str) -> tuple[float, float]:
+    """Mean of local search steps plus meeting time (unmet pairs at the limit), and the share unmet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # unmet pairs and nominal unbiasedness: both are shown
+        try:
+            est = ebmpp.unbiased_expectation(
+                graph, params, first_unit, rng_key=jax.random.key(5), num_pairs=200, coupling=coupling,
+                init=start, max_sweeps=LIMIT, unmet="drop", num_slots=64,
+            )  # fmt: skip
+        except ebmpp.errors.UnmetError:
+            return float(LIMIT), 1.0
+    tau = np.minimum(est.meeting_time, LIMIT)
+    found = ebmpp.local_search(graph, params, rng_key=jax.random.key(6), num_rows=200).steps
+    search = float(found.mean()) + 1 if start == "local_mode" else 0.0
+    return search + tau.mean(), est.num_unmet / 200
+
+
+def toy() -> None:
+    """Steps against the number of units, for both kinds of units."""
+    sizes = (2, 10, 25, 50, 100, 200)
+    figure = plt.figure(figsize=(9.5, 3.9), layout="constrained")
+    for column, (family, units) in enumerate(((ebmpp.Bernoulli, "{0, 1}"), (ebmpp.Spin, "{-1, +1}"))):
+        axes = figure.add_subplot(1, 2, column + 1)
+        made = {name: [] for name in METHODS}
+        for d in sizes:
+            graph = ebmpp.layered(v=family(d), h=family(d))
+            params = graph.init(jax.random.key(d), scheme={"weight": "orthogonal", "bias": "zero"})
+            for name, (coupling, start, _) in METHODS.items():
+                made[name].append(steps(graph, params, coupling, start))
+                mean, unmet = made[name][-1]
+                print(f"{units:8} d={d:3d} {name:34} steps {mean:7.1f}  unmet {unmet:6.1%}", flush=True)
+        for (name, found), color in zip(made.items(), plt.cm.tab10.colors, strict=False):
+            mean, unmet = np.array(found).T
+            axes.plot(sizes, mean, METHODS[name][2], color=color, label=name, linewidth=1.5)
+            axes.scatter(
+                sizes, mean, s=18, facecolors=["none" if u else color for u in unmet], edgecolors=color
+            )
+        axes.set(title=f"units in {units}", xlabel="d", ylabel="local search + meeting time", yscale="log")
+        axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=7)
+    figure.text(0.01, 0.005, f"hollow: some pairs unmet after {LIMIT} sweeps, counted as {LIMIT}", fontsize=7)
+    save(axes, "meeting_times_orthogonal.png")
+
+
+def save(axes: plt.Axes, name: str) -> None:
+    """Write the figure."""
+    REPORT.mkdir(exist_ok=True)
+    axes.figure.savefig(REPORT / name, dpi=130)
+
+
+EXPERIMENTS = {"untrained": untrained, "trained": by_time, "orthogonal": toy}
+
+
+def main() -> None:
+    """Run what is asked for."""
+    matplotlib.use("Agg")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS), help=", ".join(EXPERIMENTS))
+    for name in parser.parse_args().experiments:
+        begun = time.time()
+        EXPERIMENTS[name]()
+        print(f"{name}: {time.time() - begun:.0f} s\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
