@@ -180,7 +180,7 @@ def test_common_and_independent_draws_meet_as_often_as_they_should(name: str) ->
         assert_law(share, exact, math.sqrt(exact * (1 - exact) / ROWS), 4 * len(eta))
 
 
-@pytest.mark.parametrize("kind", ["maximal", "maximal_independent", "common"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "independent"])
 @pytest.mark.parametrize("name", CASES)
 def test_equal_conditionals_give_equal_draws(name: str, kind: str) -> None:
     family, eta, _ = CASES[name]
@@ -196,6 +196,48 @@ def test_same_holds_chains_together_whatever_the_last_bits(name: str, kind: str)
     x, y = draw(family, kind, (eta, nudged), same=True)
     np.testing.assert_array_equal(x, y)
     assert_block_law(family, eta, x, 8 ** len(eta))
+
+
+# -- reflection ----------------------------------------------------------------------------------
+
+
+def learned(mean: list[float], scale: list[float]) -> list[list[float]]:
+    """Natural parameters of Gaussians of learned variance."""
+    return [[m / s**2, -0.5 / s**2] for m, s in zip(mean, scale, strict=True)]
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+@pytest.mark.parametrize("variance", ["unit", "learned"])
+def test_reflected_gaussians_meet_as_often_as_can_be_and_are_mirrored_otherwise(
+    units: int, variance: str
+) -> None:
+    family = Gaussian(units, variance=variance)
+    means = np.array([[0.3, -0.5, 1.0], [1.0, 0.2, 0.4]])[:, :units]
+    scale = np.array([0.5, 2.0, 1.0])[:units] if variance == "learned" else np.ones(units)
+    etas = tuple(learned(mean, scale) if variance == "learned" else mean for mean in means)
+    x, y = draw(family, "reflection", etas)
+    for eta, drawn in zip(etas, (x, y), strict=True):
+        assert_block_law(family, eta, drawn, 6 * 2 * 8**units)
+    distance = np.linalg.norm((means[1] - means[0]) / scale)
+    exact = 2 * stats.norm.cdf(-distance / 2)
+    assert 0.05 < exact < 0.95
+    equal = (x == y).all(-1)
+    assert_law(equal.mean(), exact, math.sqrt(exact * (1 - exact) / ROWS), 6)
+    # who does not meet has noise as long as the other's, mirrored at a plane across the gap
+    noise = np.stack([(x - means[0]) / scale, (y - means[1]) / scale])[:, ~equal]
+    np.testing.assert_allclose(*np.square(noise).sum(-1), rtol=1e-3, atol=1e-4)
+    gap = (means[1] - means[0]) / scale / distance
+    np.testing.assert_allclose(noise[0] @ gap, -noise[1] @ gap, atol=1e-4)
+    np.testing.assert_allclose(noise[1] - noise[0], np.outer((noise[1] - noise[0]) @ gap, gap), atol=1e-4)
+
+
+def test_reflection_of_unequal_scales_is_the_same_noise() -> None:
+    family = Gaussian(2, variance="learned")
+    etas = learned([0.3, -0.5], [0.5, 2.0]), learned([1.0, -0.5], [0.5, 1.0])  # one scale is the same
+    x, y = draw(family, "reflection", etas)
+    for eta, drawn in zip(etas, (x, y), strict=True):
+        assert_block_law(family, eta, drawn, 2 * 8**2)
+    np.testing.assert_allclose((x - [0.3, -0.5]) / [0.5, 2.0], (y - [1.0, -0.5]) / [0.5, 1.0], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", MAXIMAL)
@@ -249,7 +291,7 @@ LAYERS = (("v",), ("h",), ("g",))
 
 
 def test_resolve_names_one_kind_a_layer() -> None:
-    assert resolve(None, LAYERS) == ("maximal", "common", "common")
+    assert resolve(None, LAYERS) == ("maximal", "maximal", "maximal")
     assert resolve("maximal", LAYERS) == ("maximal",) * 3
     assert resolve(["common", "independent", "maximal_independent"], LAYERS) == (
         "common",

@@ -3,7 +3,6 @@
 """DataTrees of runs and fits, and the summary."""
 
 from types import SimpleNamespace
-from typing import NamedTuple
 import warnings
 
 import arviz_base
@@ -14,10 +13,8 @@ import pytest
 import xarray as xr
 
 import jax
-from jax import Array
-import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, BlockedGibbs, FactorGraph, layered, summary, to_datatree
+from ebmpp import Bernoulli, Bias, BlockedGibbs, FactorGraph, MaximalCoupling, layered, summary, to_datatree
 
 RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
 
@@ -81,42 +78,84 @@ def test_arviz_takes_it_and_netcdf_keeps_it(mcmc, tmp_path):
     assert not ours["frozen"].any()
 
 
-class _CoupledState(NamedTuple):
-    z: dict[str, Array]
-    i: Array
-    rng_key: Array
-    meeting_time: Array
-    met: Array
+DEEP = layered(v=Bernoulli(4), h1=Bernoulli(4), h2=Bernoulli(3))
+#: latents that hold on to each other, so that pairs take some sweeps to meet
+STRONG = {
+    "v": np.zeros(4, np.float32),
+    "h1": np.full(4, -2.4, np.float32),
+    "h2": np.full(3, -3.4, np.float32),
+    "v:h1": np.full((4, 4), 0.1, np.float32),
+    "h1:h2": np.full((4, 3), 1.8, np.float32),
+}
 
 
-class _Coupled(BlockedGibbs):
-    """A stand-in with the fields that coupled kernels have."""
-
-    lag = 3
-
-    def _init_one(self, rng_key, conditions, init_params):
-        state = super()._init_one(rng_key, conditions, init_params)
-        fields = jnp.zeros(conditions.batch, jnp.int32), jnp.zeros(conditions.batch, bool)
-        return _CoupledState(*state, *fields)
-
-    def _sample_one(self, state, conditions):
-        following = super()._sample_one(state, conditions)
-        return _CoupledState(*following, state.meeting_time + ~state.met, state.met | (following.i >= 5))
+def pairs(chains=3, **options):
+    """Coupled chains; "common" compiles fastest."""
+    settings = {"num_warmup": 0, "num_samples": 40} | options
+    kernel = MaximalCoupling(DEEP, lag=3, coupling="common")
+    return MCMC(kernel, num_chains=chains, chain_method="vectorized", progress_bar=False, **settings)
 
 
-@pytest.mark.parametrize("chains", [1, 3])
-def test_meeting_group(chains, tmp_path):
-    tree = to_datatree(run(kernel=_Coupled, chains=chains))
-    meeting = tree["meeting"]
-    assert meeting["meeting_time"].dims == ("chain",)
-    np.testing.assert_array_equal(meeting["meeting_time"], [5] * chains)
+ROWS = np.array([[1.0, 1, 1, 1], [1, 0, 1, 0]])
+
+
+def meeting_group(mcmc, key, **clamped):
+    mcmc.run(key, STRONG, **clamped)
+    return to_datatree(mcmc)["meeting"].to_dataset()
+
+
+@pytest.fixture(scope="module")
+def paths() -> MCMC:
+    """Three pairs of two rows each, from sweep 4 to 43."""
+    mcmc = pairs()
+    mcmc.run(jax.random.key(1), STRONG, v=ROWS, extra_fields=("met",))
+    return mcmc
+
+
+def test_meeting_group(paths, tmp_path):
+    tree = to_datatree(paths)
+    meeting = tree["meeting"].to_dataset()
+    assert meeting["meeting_time"].dims == meeting["met"].dims == ("chain", "row")
+    np.testing.assert_array_equal(meeting["meeting_time"], paths.last_state.meeting_time)
     assert meeting["met"].dtype == bool and meeting["met"].all()
     assert int(meeting["lag"]) == 3
+    np.testing.assert_array_equal(meeting["sweep"], 3 + 1 + np.arange(40))
+    for name in ("distance", "energy", "energy_following"):
+        assert meeting[name].dims == ("chain", "sweep", "row") and meeting[name].shape == (3, 40, 2)
+    apart = (meeting["sweep"] < meeting["meeting_time"]).transpose("chain", "sweep", "row")
+    np.testing.assert_array_equal(meeting["distance"] > 0, apart)
+    assert apart.sum() > 10
+    draws = {b: tree.posterior[b].values for b in ("h1", "h2")}
+    energy = DEEP.energy(STRONG, draws | {"v": np.broadcast_to(ROWS, (3, 40, 2, 4))})
+    np.testing.assert_allclose(meeting["energy"], energy, rtol=1e-5, atol=1e-6)
+    assert set(tree.sample_stats.data_vars) == {"met"}
     tree.to_netcdf(tmp_path / "pairs.nc", engine="h5netcdf")
     with xr.open_datatree(tmp_path / "pairs.nc", engine="h5netcdf") as loaded:
-        xr.testing.assert_equal(loaded["meeting"].to_dataset(), meeting.to_dataset())
-    rows = to_datatree(run(kernel=_Coupled, chains=chains, v=np.zeros((4, 4))))["meeting"]
-    assert rows["met"].dims == ("chain", "row") and rows["met"].shape == (chains, 4)
+        xr.testing.assert_identical(loaded["meeting"].to_dataset(), meeting)
+
+
+def test_sweeps_are_numbered_through_warm_up_and_thinning(paths):
+    """A pair's sweep draws from its key and its number, so a later run is a piece of the same path."""
+    whole = to_datatree(paths)["meeting"].to_dataset()
+    piece = meeting_group(pairs(num_warmup=6, num_samples=34, thinning=6), jax.random.key(1), v=ROWS)
+    np.testing.assert_array_equal(piece["sweep"], [19, 25, 31, 37, 43])
+    xr.testing.assert_equal(piece, whole.sel(sweep=piece["sweep"]))
+
+
+def test_one_pair_resumed():
+    """One chain keeps its dimension, and goes on counting; it meets in the second run."""
+    mcmc = pairs(chains=1, num_samples=4)
+    before = meeting_group(mcmc, jax.random.key(3))
+    assert not before["met"].any() and before["meeting_time"].item() == 7
+    mcmc.post_warmup_state = mcmc.last_state
+    after = meeting_group(mcmc, mcmc.last_state.rng_key)
+    for meeting, sweeps in ((before, range(4, 8)), (after, range(8, 12))):
+        assert meeting["meeting_time"].dims == ("chain",)
+        assert meeting["distance"].dims == ("chain", "sweep")
+        np.testing.assert_array_equal(meeting["sweep"], sweeps)
+        apart = (meeting["sweep"] < after["meeting_time"]).transpose("chain", "sweep")
+        np.testing.assert_array_equal(meeting["distance"] > 0, apart)
+    assert after["met"].all() and after["meeting_time"] > 8
 
 
 def test_a_fit_gives_its_history():

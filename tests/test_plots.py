@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian, layered, plots
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    layered,
+    plots,
+    tv_upper_bound,
+)
+from ebmpp.unbiased import Estimate
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +154,12 @@ def test_survival_with_censoring_is_unbiased():
     np.testing.assert_allclose(survival[at], 0.9 ** t[at], atol=0.02)
 
 
+@pytest.mark.xfail(raises=OverflowError, reason="whole numbers hold no infinity")
+def test_survival_takes_whole_numbers():
+    t, survival = plots.survival_curve(np.array([2, 3, 3, 7]), np.array([True, True, False, False]))
+    np.testing.assert_allclose(survival, [1, 3 / 4, 1 / 2, 1 / 2])
+
+
 def test_survival_by_hand():
     # 4 at risk at 2, one meets; 3 at risk at 3 (one is censored there); 1 at risk at 7, unmet
     t, survival = plots.survival_curve(np.array([2.0, 3, 3, 7]), np.array([True, True, False, False]))
@@ -179,3 +197,97 @@ def test_plot_meeting_times_of_a_datatree():
 def test_plot_meeting_times_refuses(times, met, message):
     with pytest.raises(ValueError, match=message):
         plots.plot_meeting_times(times, met=met)
+
+
+def estimate(times, met, max_sweeps=None, lag=1):
+    """An estimate with these meeting times; unmet ones are infinite."""
+    times = np.where(met, np.asarray(times, float), np.inf)
+    unmet = int((~np.isfinite(times)).sum())
+    return Estimate(0.0, 0.0, times, np.asarray(met), times, 1, 1, lag, max_sweeps, unmet, 1.0, np.nan)
+
+
+def test_plot_meeting_times_of_an_estimate():
+    ax = plots.plot_meeting_times(estimate([4, 5, 5, 9], [True] * 4, lag=4), label="default")
+    assert "lag 4" in ax.get_xlabel()
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0, 4, 5, 9])
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [1, 3 / 4, 1 / 4, 1 / 8])
+    assert not ax.texts
+
+
+@pytest.mark.xfail(raises=ValueError, reason="an estimate's unmet pairs have infinite times")
+def test_plot_meeting_times_of_an_estimate_with_unmet_pairs():
+    ax = plots.plot_meeting_times(estimate([1, 2, 2, 7], [True, True, True, False], max_sweeps=7))
+    assert "1 of 4 pairs unmet" in [t.get_text() for t in ax.texts]
+    assert ax.lines[1].get_xdata().tolist() == [7]
+
+
+# -- bounds ----------------------------------------------------------------------------------------
+
+
+def tree(times, met, lag=2):
+    group = xr.Dataset({"meeting_time": ("chain", times), "met": ("chain", met), "lag": lag})
+    return xr.DataTree.from_dict({"meeting": group})
+
+
+def bound(values, **attrs):
+    values = np.asarray(values, float)
+    columns = {"bound": values, "lower": 0.5 * values, "upper": 1.5 * values}
+    return xr.Dataset({n: ("t", v) for n, v in columns.items()}, {"t": np.arange(len(values))}, attrs)
+
+
+def band(ax, index=0):
+    """The corners of a band."""
+    return ax.collections[index].get_paths()[0].vertices
+
+
+@pytest.mark.parametrize("kind", ["tree", "estimate"])
+def test_plot_tv_bound(kind):
+    times = np.array([3, 4, 4, 6, 9])
+    source = tree(times, [True] * 5) if kind == "tree" else estimate(times, [True] * 5, lag=2)
+    ax = plots.plot_tv_bound(source)
+    wanted = tv_upper_bound(source)
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), wanted.t)
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), wanted.bound)
+    assert ax.lines[0].get_drawstyle() == "steps-post"
+    corners = band(ax)
+    for t, low, high in zip(wanted.t.values, wanted.lower.values, wanted.upper.values, strict=True):
+        for value in (low, high):
+            assert (np.abs(corners - [t, value]).max(1) < 1e-12).any()
+    assert "lag 2" in ax.get_xlabel() and ax.get_ylabel() == "total variation distance, at most"
+    assert ax.get_ylim()[0] == 0 and not ax.texts and ax.get_legend() is None
+    ax.figure.canvas.draw()
+
+
+def test_plot_tv_bound_tells_of_unmet_pairs():
+    ax = plots.plot_tv_bound(tree([5, 3, 2], [True, True, False]), label="a")
+    assert [t.get_text() for t in ax.texts] == ["a: 1 of 3 pairs unmet"]
+    ax.figure.canvas.draw()
+
+
+@pytest.mark.xfail(raises=OverflowError, reason="an estimate's unmet pairs have infinite times")
+def test_plot_tv_bound_of_an_estimate_with_unmet_pairs():
+    ax = plots.plot_tv_bound(estimate([1, 2, 2, 7], [True, True, True, False], max_sweeps=7))
+    assert "1 of 4 pairs unmet" in [t.get_text() for t in ax.texts]
+
+
+def test_plot_a_bound_that_was_computed():
+    ax = plots.plot_tv_bound(bound([6, 2, 0.5], lag=3, pairs=9, unmet=0), label="a")
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [6, 2, 0.5])
+    assert band(ax)[:, 1].max() == 9 and band(ax)[:, 1].min() == 0.25
+    assert ax.get_xlabel() == "t (sweeps, lag 3)" and ax.get_ylabel() == "distance to stationarity, at most"
+    again = plots.plot_tv_bound(bound([1, 0]), ax=ax, label="b")
+    assert again is ax and [t.get_text() for t in ax.get_legend().get_texts()] == ["a", "b"]
+    assert ax.lines[1].get_color() != ax.lines[0].get_color()
+    assert len(ax.collections) == 2 and ax.get_xlabel() == "t (sweeps)"
+    ax.figure.canvas.draw()
+
+
+def test_plot_an_infinite_bound():
+    ax = plots.plot_tv_bound(bound([np.inf, np.inf], lag=1, pairs=4, unmet=1))
+    assert [t.get_text() for t in ax.texts] == ["1 of 4 pairs unmet"]
+    ax.figure.canvas.draw()
+
+
+def test_plot_tv_bound_refuses():
+    with pytest.raises(ValueError, match="no 'meeting'"):
+        plots.plot_tv_bound(xr.DataTree())
