@@ -134,30 +134,39 @@ def steps(graph: ebmpp.FactorGraph, params: dict, coupling: object, start: str) 
     return search + tau.mean(), est.num_unmet / 200
 
 
+SIZES = (2, 10, 25, 50, 100, 200)
+UNITS = {"{0, 1}": ebmpp.Bernoulli, "{-1, +1}": ebmpp.Spin}
+
+
 def toy() -> None:
     """Steps against the number of units, for both kinds of units."""
-    sizes = (2, 10, 25, 50, 100, 200)
-    figure = plt.figure(figsize=(9.5, 3.9), layout="constrained")
-    for column, (family, units) in enumerate(((ebmpp.Bernoulli, "{0, 1}"), (ebmpp.Spin, "{-1, +1}"))):
-        axes = figure.add_subplot(1, 2, column + 1)
-        made = {name: [] for name in METHODS}
-        for d in sizes:
+    found = {}
+    for units, family in UNITS.items():
+        for d in SIZES:
             graph = ebmpp.layered(v=family(d), h=family(d))
             params = graph.init(jax.random.key(d), scheme={"weight": "orthogonal", "bias": "zero"})
             for name, (coupling, start, _) in METHODS.items():
-                made[name].append(steps(graph, params, coupling, start))
-                mean, unmet = made[name][-1]
+                mean, unmet = found[units, d, name] = steps(graph, params, coupling, start)
                 print(f"{units:8} d={d:3d} {name:34} steps {mean:7.1f}  unmet {unmet:6.1%}", flush=True)
-        for (name, found), color in zip(made.items(), plt.cm.tab10.colors, strict=False):
-            mean, unmet = np.array(found).T
-            axes.plot(sizes, mean, METHODS[name][2], color=color, label=name, linewidth=1.5)
-            axes.scatter(
-                sizes, mean, s=18, facecolors=["none" if u else color for u in unmet], edgecolors=color
-            )
+    draw_toy(found)
+
+
+def draw_toy(found: dict[tuple[str, int, str], tuple[float, float]]) -> None:
+    """The figure of steps by units, number of units and method."""
+    figure = plt.figure(figsize=(9.5, 4.3), layout="constrained")
+    for column, units in enumerate(UNITS):
+        axes = figure.add_subplot(1, 2, column + 1)
+        for (name, (_, _, style)), color in zip(METHODS.items(), plt.cm.tab10.colors, strict=False):
+            mean, unmet = np.array([found[units, d, name] for d in SIZES]).T
+            axes.plot(SIZES, mean, style, color=color, label=name, linewidth=1.5)
+            fill = ["white" if u else color for u in unmet]
+            axes.scatter(SIZES, mean, s=20, facecolors=fill, edgecolors=color, zorder=3)
         axes.set(title=f"units in {units}", xlabel="d", ylabel="local search + meeting time", yscale="log")
         axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=7)
-    figure.text(0.01, 0.005, f"hollow: some pairs unmet after {LIMIT} sweeps, counted as {LIMIT}", fontsize=7)
+    handles, labels = axes.get_legend_handles_labels()
+    note = f"hollow: some pairs unmet after {LIMIT} sweeps, counted as {LIMIT}"
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8, title=note,
+                  title_fontsize=8)  # fmt: skip
     save(axes, "meeting_times_orthogonal.png")
 
 

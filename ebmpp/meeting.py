@@ -28,7 +28,8 @@ def meeting_data(source: "xr.DataTree | Estimate") -> tuple[np.ndarray, np.ndarr
         group = source["meeting"]
         times = np.asarray(group["meeting_time"], float).ravel()
         return times, np.asarray(group["met"], bool).ravel(), int(group["lag"])
-    return np.asarray(source.meeting_time, float), np.asarray(source.met, bool), source.lag
+    met = np.asarray(source.met, bool)
+    return np.where(met, source.meeting_time, source.max_sweeps or 0).astype(float), met, source.lag
 
 
 def survival(times: np.ndarray, met: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -37,6 +38,7 @@ def survival(times: np.ndarray, met: np.ndarray, at: np.ndarray) -> np.ndarray:
     :param at: times to evaluate at.
     :return: nan beyond the last observation where that was censored: nothing is known there.
     """
+    times = np.asarray(times, float)
     data = CensoredData(uncensored=times[met], right=times[~met])
     curve = ecdf(data).sf
     value = curve.evaluate(at)

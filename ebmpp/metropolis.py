@@ -6,12 +6,16 @@ from collections.abc import Mapping
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.couplings import Attempt, where_rows
+from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.family import Family
 from ebmpp.moves import Drawn
 from ebmpp.sweeps import Keep, Rows, hold, num_words, split_words
 
@@ -46,12 +50,31 @@ class Metropolis:
     proposes = True
     stalls = False
 
+    def check(self, graph: "FactorGraph") -> None:
+        """Check proposal and blocks.
+
+        :raises ValueError: for an unknown proposal.
+        :raises DeclarationError: for a block without a uniform law.
+        :raises IntractableError: for two blocks that cannot be summed out together.
+        """
+        if self.proposal not in PROPOSALS:
+            raise ValueError(f"proposal {self.proposal!r} is unknown; choose among {PROPOSALS}")
+        for a, b in graph.interacting(self.marginalize):
+            raise IntractableError(f"blocks {a!r} and {b!r} interact, so they cannot be summed out together")
+        for b in self.blocks if self.proposal == "uniform" else ():
+            if not _is_uniform(graph.families[b]):
+                raise DeclarationError(
+                    f"block {b!r} ({graph.families[b]!r}) has no uniform law to propose from; "
+                    'proposal="initial" takes the law of its initial values instead'
+                )
+
     def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
         around = (*self.blocks, *graph.neighbours((*self.blocks, *self.marginalize)))
         return tuple(b for b in dict.fromkeys(around) if b not in self.marginalize)
 
     def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         proposal, log_u = self._propose(graph, pairs)
+        self._check_held(keep)
         proposed = hold(keep, x, proposal)
         ratio = self._score(graph, params, {**x, **proposed}) - self._score(graph, params, x)
         took = log_u < ratio
@@ -73,9 +96,10 @@ class Metropolis:
         rows = len(pairs)
         proposal, log_u = self._propose(graph, pairs)
         # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
-        now = {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in z.items()}
-        both = {b: jnp.concatenate([v, v]) for b, v in proposal.items()}
-        then = hold(keep, now, both)
+        self._check_held(keep)
+        flat = lambda x: {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in x.items()}  # noqa: E731
+        now = flat(z)
+        then = flat(hold(keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}))
         stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
         score = self._score(graph, prepared, stacked)
         ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)
@@ -85,6 +109,14 @@ class Metropolis:
         x, y = ({b: v[i * rows : (i + 1) * rows] for b, v in chosen.items()} for i in range(2))
         every = jnp.ones(rows, bool)
         return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), took.sum(0, dtype=jnp.int32))
+
+    def _check_held(self, keep: Keep) -> None:
+        """:raises IntractableError: the sum over a block runs over all its values, the observed ones too."""
+        for b in self.marginalize:
+            if b in keep:
+                raise IntractableError(
+                    f"block {b!r} has observed units, so it cannot be summed out: leave it out of marginalize"
+                )
 
     def _propose(self, graph: "FactorGraph", pairs: Array) -> tuple[dict[str, Array], Array]:
         count = num_words(graph, self.blocks)
@@ -102,3 +134,16 @@ class Metropolis:
 
         kept = {b: v for b, v in x.items() if b not in self.marginalize}
         return jax.vmap(one)(graph.statistics(kept))
+
+
+def _is_uniform(family: Family) -> bool:
+    """Whether the law of initial values gives every value of a unit the same probability."""
+    with jax.ensure_compile_time_eval():  # a kernel asks while it is traced
+        states = family.states()
+    if states is None:
+        return False
+    unit = dataclasses.replace(family, shape=(1,))
+    with jax.ensure_compile_time_eval():
+        values = jnp.asarray(states)[:, None]
+        inner = (unit.default_eta() * unit.statistics(values)).reshape(len(states), -1).sum(-1)
+        return bool(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0])) < 1e-6)

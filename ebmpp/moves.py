@@ -36,6 +36,9 @@ class Move(Protocol):
     stalls: bool
     """Whether a coupled trial can fail, so that more of them may be needed."""
 
+    def check(self, graph: "FactorGraph") -> None:
+        """Whether it is a move of this graph: raises what tells why not."""
+
     def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
         """What its draw depends on: chains that agree there are moved alike."""
 

@@ -2,20 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moves of a coupled sweep, from what a user asks for."""
 
-from collections.abc import Iterable
-import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-import jax
-import jax.numpy as jnp
-
 from ebmpp.couplings import resolve
-from ebmpp.errors import DeclarationError, IntractableError
-from ebmpp.family import Family
 from ebmpp.layer_move import Layer
-from ebmpp.metropolis import PROPOSALS, Metropolis
+from ebmpp.metropolis import Metropolis
 from ebmpp.moves import Move
 from ebmpp.sweeps import schedule
 
@@ -31,7 +23,9 @@ def resolve_moves(graph: "FactorGraph", coupling: Any, clamped: Iterable[str] = 
         or several.
     :param clamped: blocks that are held.
     :raises ValueError: for an unknown coupling, or moves that do not change every free block, or change
-        a clamped one.
+        a clamped one, or that are wrong in themselves.
+    :raises DeclarationError: for a uniform proposal of a block without a uniform law.
+    :raises IntractableError: for interacting blocks in one layer, or summed out together.
     """
     if coupling == "metropolis":
         return metropolis_sweep(graph, clamped)
@@ -46,26 +40,37 @@ def resolve_moves(graph: "FactorGraph", coupling: Any, clamped: Iterable[str] = 
             f"the moves change blocks {sorted(changed)}, and the free blocks are {sorted(free)}: "
             "give moves that change every free block and no other"
         )
+    _check(graph, given)
     return tuple(given)
+
+
+def _check(graph: "FactorGraph", moves: Sequence[Move]) -> None:
+    """:raises ValueError: for a move that is wrong in itself, or that leaves what it summed out undrawn."""
+    for move, following in zip(moves, (*moves[1:], None), strict=True):
+        move.check(graph)
+        summed = getattr(move, "marginalize", ())
+        if summed and not (isinstance(following, Layer) and set(summed) <= set(following.blocks)):
+            raise ValueError(
+                f"{move} sums out {summed}, so the next move must be a Layer that draws them again; it is "
+                f"{following}"
+            )
 
 
 def metropolis_sweep(
     graph: "FactorGraph",
     clamped: Iterable[str] = (),
     proposal: str = "uniform",
-    marginalize: tuple[str, ...] = (),
+    marginalize: str | Sequence[str] = (),
 ) -> tuple[Move, ...]:
     """A Metropolis move of the free blocks, and then a draw of those that it sums out.
 
     :param proposal: "uniform" or "initial", see :class:`~ebmpp.metropolis.Metropolis`.
     :param marginalize: blocks that are summed out of the acceptance ratio.
-
     :raises ValueError: for an unknown proposal, or blocks summed out so that none is left to propose.
     :raises DeclarationError: for a block without a uniform law.
     :raises IntractableError: for two blocks that cannot be summed out together.
     """
-    if proposal not in PROPOSALS:
-        raise ValueError(f"proposal {proposal!r} is unknown; choose among {PROPOSALS}")
+    marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
     free = tuple(b for layer in schedule(graph, clamped) for b in layer)
     unknown = [b for b in marginalize if b not in free]
     blocks = tuple(b for b in free if b not in marginalize)
@@ -73,27 +78,6 @@ def metropolis_sweep(
         raise ValueError(
             f"marginalize={marginalize} should name some of the free blocks {free} and leave at least one"
         )
-    if graph.interacting(marginalize):
-        a, b = graph.interacting(marginalize)[0]
-        raise IntractableError(f"blocks {a!r} and {b!r} interact, so they cannot be summed out together")
-    for b in blocks if proposal == "uniform" else ():
-        if not _is_uniform(graph.families[b]):
-            raise DeclarationError(
-                f"block {b!r} ({graph.families[b]!r}) has no uniform law to propose from; "
-                'proposal="initial" takes the law of its initial values instead'
-            )
     move = Metropolis(blocks, proposal, marginalize)
+    move.check(graph)
     return (move, Layer(marginalize, "maximal")) if marginalize else (move,)
-
-
-def _is_uniform(family: Family) -> bool:
-    """Whether the law of initial values gives every value of a unit the same probability."""
-    with jax.ensure_compile_time_eval():  # a kernel asks while it is traced
-        states = family.states()
-    if states is None:
-        return False
-    unit = dataclasses.replace(family, shape=(1,))
-    with jax.ensure_compile_time_eval():
-        values = jnp.asarray(states)[:, None]
-        inner = (unit.default_eta() * unit.statistics(values)).reshape(len(states), -1).sum(-1)
-        return bool(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0])) < 1e-6)

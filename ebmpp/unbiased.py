@@ -170,6 +170,9 @@ def unbiased_expectation(
     return estimate
 
 
+_near_modes = jax.jit(near_modes, static_argnums=(0, 3))
+
+
 def _starts(
     graph: "FactorGraph",
     params: Any,
@@ -203,7 +206,7 @@ def _starts(
     for b, known in held.keep.items():
         drawn[b] = jnp.where(known, held.partial[b], drawn[b])
     if init == "local_mode":
-        return near_modes(graph, params, drawn, schedule(graph, held.whole), pairs, held.keep)
+        return _near_modes(graph, params, drawn, schedule(graph, held.whole), pairs, held.keep)
     return drawn
 
 

@@ -11,8 +11,23 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Poisson, Spin, bits
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    FactorGraph,
+    Gaussian,
+    Observed,
+    Poisson,
+    Spin,
+    bits,
+    unbiased_expectation,
+)
 from ebmpp.couplings import KINDS
+from ebmpp.errors import IntractableError
+from ebmpp.layer_move import Layer
+from ebmpp.metropolis import Metropolis
 from ebmpp.moves import coupled_sweep, draw_sweep, equal
 from ebmpp.plan import metropolis_sweep, resolve_moves
 from ebmpp.sweeps import initial_rows, schedule, sweep_rows
@@ -46,6 +61,7 @@ def graphs(draw: st.DrawFn) -> FactorGraph:
 def sweeps_of(graph: FactorGraph, coupling: object, seed: int, apart: bool) -> list[dict[str, jax.Array]]:
     """The stacked pairs before and after each of some sweeps; ``apart`` or from one start."""
     moves = resolve_moves(graph, coupling)
+    sweep = jax.jit(coupled_sweep, static_argnums=(0, 3))
     params = random_params(graph, seed=seed % 1000, scale=0.3)
     key = bits.key_pair(jax.random.key(seed))
     x = initial_rows(graph, graph.families, bits.fold_in(key, 0, jnp.arange(ROWS)))
@@ -53,7 +69,7 @@ def sweeps_of(graph: FactorGraph, coupling: object, seed: int, apart: bool) -> l
     found = [{b: jnp.stack([x[b], y[b]]) for b in x}]
     for t in range(SWEEPS):
         pairs = bits.fold_in(key, 2 + t, jnp.arange(ROWS))
-        z, broken, _ = coupled_sweep(graph, params, found[-1], moves, pairs, {})
+        z, broken, _ = sweep(graph, params, found[-1], moves, pairs, {})
         assert not broken.any()
         found.append(z)
     return found
@@ -66,7 +82,7 @@ def coupling_of(graph: FactorGraph, kind: str) -> object:
 KINDS_AND_MORE = [kind for kind in KINDS if kind != "independent"] + ["metropolis"]
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(graphs(), st.sampled_from(KINDS_AND_MORE), st.integers(0, 2**31 - 1))
 def test_chains_that_agree_stay_together_and_in_their_support(
     graph: FactorGraph, kind: str, seed: int
@@ -77,7 +93,7 @@ def test_chains_that_agree_stay_together_and_in_their_support(
             assert graph.families[b].in_support(v).all()
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(graphs(), st.sampled_from(KINDS_AND_MORE), st.integers(0, 2**31 - 1))
 def test_pairs_that_met_stay_together_while_others_go_on(graph: FactorGraph, kind: str, seed: int) -> None:
     paths = sweeps_of(graph, coupling_of(graph, kind), seed, apart=True)
@@ -85,7 +101,7 @@ def test_pairs_that_met_stay_together_while_others_go_on(graph: FactorGraph, kin
     assert (np.diff(met.astype(int), axis=0) >= 0).all()
 
 
-@settings(max_examples=5)
+@settings(max_examples=4)
 @given(graphs(), st.sampled_from(["common", "reflection", "metropolis"]), st.integers(0, 2**31 - 1))
 def test_where_trials_cannot_fail_the_leading_chain_does_not_see_the_other(
     graph: FactorGraph, kind: str, seed: int
@@ -119,3 +135,32 @@ def test_moves_must_change_every_free_block() -> None:
         resolve_moves(RBM, only_a)
     assert resolve_moves(RBM, only_a, clamped=("b",)) == only_a
     assert resolve_moves(RBM, only_a[0], clamped=("b",)) == only_a
+
+
+@pytest.mark.parametrize(
+    ("moves", "error", "told"),
+    [
+        (
+            (Layer(("a", "b")),),
+            IntractableError,
+            "'a' and 'b' interact, so they cannot be drawn as one layer",
+        ),
+        ((Layer(("a",), "maximl"), Layer(("b",))), ValueError, "coupling 'maximl' is unknown"),
+        ((Metropolis(("a", "b"), "unform"),), ValueError, "proposal 'unform' is unknown"),
+        ((Layer(("b",)), Metropolis(("a",), marginalize=("b",))), ValueError, "must be a Layer that draws"),
+    ],
+)
+def test_moves_that_would_sample_another_law_are_refused(
+    moves: tuple, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        resolve_moves(RBM, moves)
+
+
+def test_a_block_with_observed_units_is_not_summed_out() -> None:
+    moves = metropolis_sweep(RBM, marginalize="b")
+    seen = Observed(jnp.ones(2), jnp.array([True, False]))
+    with pytest.raises(IntractableError, match="'b' has observed units, so it cannot be summed out"):
+        unbiased_expectation(
+            RBM, random_params(RBM), lambda x: x, rng_key=jax.random.key(0), coupling=moves, b=seen
+        )

@@ -11,6 +11,7 @@ from ebmpp import couplings, moves, plan
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Conditions
 from ebmpp.kernels.coupled import CoupledKernel, CouplingState
+from ebmpp.layer_move import Layer
 
 
 class MaximalCoupling(CoupledKernel):
@@ -124,6 +125,8 @@ class MetropolisCoupling(CoupledKernel):
     def _moves(self, conditions: Conditions) -> tuple[moves.Move, ...]:
         clamped = tuple(conditions.clamped)
         summed = tuple(b for b in self.marginalize if b not in clamped)
+        if set(summed) == set(conditions.free):  # nothing is left to propose: an exact draw
+            return (Layer(summed, "maximal"),)
         return plan.metropolis_sweep(conditions.graph, clamped, self.proposal, summed)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
