@@ -59,7 +59,8 @@ def cost_times_variance(source: "xr.DataTree | Estimate") -> xr.Dataset:
     From a coupled kernel's run the variance is measured, on the energy (usually among the slowest of a
     model's functions), for k above the lag and m up to the sweeps that were run. An estimate keeps no
     paths: its variance is modelled for a function of variance 1 whose autocorrelation falls as the tail
-    of the meeting times does, and whose two chains are independent until they meet.
+    of the meeting times does, and whose two chains are independent until they meet. Rows of clamped values
+    are pairs like others: what is measured then has the spread between their posteriors in it.
 
     :param source: as for :func:`suggest_k_m`.
     :return: a Dataset over ``k`` and ``extra`` (m - k) with ``cost`` (sweeps a pair), ``variance`` (of one

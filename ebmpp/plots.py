@@ -237,7 +237,7 @@ def plot_meeting_times(
         height = alive[np.searchsorted(t, watched, side="right") - 1]
         ax.plot(watched, height, "|", color=line.get_color(), markersize=9, markeredgewidth=1.4)
         note = f"{label + ': ' if label else ''}{int((~met).sum())} of {len(met)} pairs unmet"
-        ax.annotate(note, (0.97, 0.95), xycoords="axes fraction", ha="right", va="top", fontsize=8)
+        _note(ax, note)
     ax.set_yscale("log")
     ax.set_ylim(min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3)
     ax.set_xlim(left=0, auto=True)  # the right end still makes room for a longer curve to come
@@ -247,6 +247,12 @@ def plot_meeting_times(
         ax.legend(frameon=False, fontsize=8, loc="lower left")
     _tidy(ax)
     return ax
+
+
+def _note(ax: "Axes", text: str) -> None:
+    """A line in the upper right corner, below those that are there."""
+    height = 0.95 - 0.07 * len(ax.texts)
+    ax.annotate(text, (0.97, height), xycoords="axes fraction", ha="right", va="top", fontsize=8)
 
 
 def _next_color(ax: "Axes") -> str:
@@ -317,7 +323,7 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     ax.fill_between(t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post")
     if bound.attrs.get("unmet"):
         note = f"{label + ': ' if label else ''}{bound.attrs['unmet']} of {bound.attrs['pairs']} pairs unmet"
-        ax.annotate(note, (0.97, 0.95), xycoords="axes fraction", ha="right", va="top", fontsize=8)
+        _note(ax, note)
     ax.set_ylim(bottom=0)
     ax.set_xlabel(f"t (sweeps{', lag ' + str(bound.attrs['lag']) if 'lag' in bound.attrs else ''})")
     ax.set_ylabel("total variation distance, at most" if own else "distance to stationarity, at most")

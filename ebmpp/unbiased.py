@@ -170,6 +170,7 @@ def unbiased_expectation(
     return estimate
 
 
+_initial_rows = jax.jit(initial_rows, static_argnums=(0, 1))
 _near_modes = jax.jit(near_modes, static_argnums=(0, 3))
 
 
@@ -200,7 +201,7 @@ def _starts(
     if held.keep and held.batch:
         raise StateError("observed units are the same in all pairs: give Observed without leading axes")
     pairs = bits.fold_in(pair, jnp.arange(num_pairs))
-    drawn = initial_rows(graph, graph.families, pairs)
+    drawn = _initial_rows(graph, tuple(graph.families), pairs)
     for b, v in (rows | held.whole).items():
         drawn[b] = jnp.broadcast_to(v, drawn[b].shape).astype(drawn[b].dtype)
     for b, known in held.keep.items():
