@@ -24,7 +24,7 @@ not yet accepted *stalls*, and is tried again with fresh words.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
@@ -170,7 +170,8 @@ def _maximal(
     independent = kind == "maximal_independent"
     each = num_words(graph, blocks)
     rest = 2 * each if independent else num_words(graph, blocks, coupled=True)
-    words = bits.words(pairs, each + rest + 3)
+    # Several fusions read the words: without the barrier each hashes them again, a tenth of the whole sweep.
+    words = lax.optimization_barrier(bits.words(pairs, each + rest + 3))
     log_u = jnp.log(bits.uniform(words[:, -3:]))
     ratio = _LogRatio(graph, blocks, etas)
 

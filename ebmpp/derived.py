@@ -68,3 +68,10 @@ def log_base_measure(graph: "FactorGraph", x: Mapping[str, Array]) -> Array:
     """Sum of log r_b(x_b) over the blocks of ``x``, for one state."""
     total = jnp.zeros((), jnp.result_type(float))
     return total + sum(graph.families[b].log_base_measure(v).sum() for b, v in x.items())
+
+
+def log_unnormalized(
+    graph: "FactorGraph", params: Params, x: Mapping[str, Array], blocks: Iterable[str]
+) -> Array:
+    """log of the unnormalised density of the kept blocks ``x``, ``blocks`` summed out, for one state."""
+    return log_marginal(graph, params, graph.statistics(x), blocks) + log_base_measure(graph, x)

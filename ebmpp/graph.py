@@ -268,14 +268,9 @@ class FactorGraph:
         kept = {b: v for b, v in x.items() if b not in blocks}
         rows, batch = self._rows(params, kept, [b for b in self.families if b not in blocks])
         if not rows:  # nothing is kept, so there is no axis to map over
-            return self._log_marginal(params, {}, blocks)
-        value = jax.vmap(lambda r: self._log_marginal(params, r, blocks))(rows)
+            return derived.log_unnormalized(self, params, {}, blocks)
+        value = jax.vmap(lambda r: derived.log_unnormalized(self, params, r, blocks))(rows)
         return value.reshape(batch)
-
-    def _log_marginal(self, params: Params, x: State, blocks: tuple[str, ...]) -> Array:
-        """One state's log marginal, base measures of the kept blocks included; unchecked."""
-        inner = derived.log_marginal(self, params, self.statistics(x), blocks)
-        return inner + derived.log_base_measure(self, x)
 
     def free_energy(self, params: Params, x: State) -> Array:
         """F with p(x) proportional to exp(-F(x)): the blocks that ``x`` leaves out are summed out.

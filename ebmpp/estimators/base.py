@@ -8,7 +8,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits
+from ebmpp import bits, derived
 from ebmpp.accumulators import weighted_gradient
 from ebmpp.sweeps import initial_rows, schedule, sweep_rows
 
@@ -82,7 +82,7 @@ def signed_gradient(graph: "FactorGraph", params: Params, x: Rows, weights: Arra
     latents = tuple(graph.latent)
 
     def free_energy(p: Params) -> Array:
-        return -(weights @ jax.vmap(lambda row: graph._log_marginal(p, row, latents))(v))
+        return -(weights @ jax.vmap(lambda row: derived.log_unnormalized(graph, p, row, latents))(v))
 
     return jax.grad(free_energy)(params)
 

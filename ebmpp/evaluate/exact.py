@@ -20,7 +20,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from ebmpp import states
+from ebmpp import derived, states
 from ebmpp.errors import DomainError, IntractableError
 from ebmpp.factors import Bias
 from ebmpp.families import Gaussian
@@ -136,7 +136,7 @@ def _log_term(
     """log of one enumerated state's share of the sum."""
     x = {**given, **_decode(graph, plan.enumerated, index)}
     if not plan.integrated:
-        return graph._log_marginal(params, x, plan.summed)
+        return derived.log_unnormalized(graph, params, x, plan.summed)
     return _gaussian_integral(graph, params, x, plan)
 
 
@@ -144,7 +144,7 @@ def _gaussian_integral(graph: FactorGraph, params: Params, x: Mapping[str, Array
     """log of the integral over the Gaussian blocks: their log density is quadratic."""
     origin = {b: jnp.zeros(graph.families[b].shape, jnp.result_type(float)) for b in plan.integrated}
     flat, unravel = jax.flatten_util.ravel_pytree(origin)
-    energy = lambda z: -graph._log_marginal(params, {**x, **unravel(z)}, plan.summed)  # noqa: E731
+    energy = lambda z: -derived.log_unnormalized(graph, params, {**x, **unravel(z)}, plan.summed)  # noqa: E731
     at_zero, slope = jax.value_and_grad(energy)(flat)
     factor = jnp.linalg.cholesky(jax.hessian(energy)(flat))  # NaN where the integral diverges
     half = jax.scipy.linalg.solve_triangular(factor, slope, lower=True)
