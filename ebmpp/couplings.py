@@ -71,9 +71,9 @@ def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]
     """
     if coupling is None:
         # Milliseconds until 1000 pairs have met (and mean tau), against ("maximal", "common"): untrained
-        # 500x100 93 for 112 (7.8 for 10.6); trained 784x500 1130 for 1242 (25.4 for 28.7), 784x1000 3237
-        # for 3277 (43.6 for 44.9), 16x16 with a heavy tail 34 for 36 (15.0 for 18.5). It loses where few
-        # sweeps are needed: 200x100 120 for 102 (9.9 for 10.5), 16x16 3.3 for 3.1 (2.6 for 2.6).
+        # 500x100 93 for 112 (7.8 for 10.6); trained 200x100 46 for 48 (8.7 for 11.0), 784x500 754 for 787
+        # (27.0 for 29.3), 784x1000 1799 for 2342 (36.6 for 47.3). It loses where milliseconds matter least:
+        # 16x16 3.3 for 2.8 (2.6 for 2.6), with a heavy tail 18 for 13 (27.0 for 21.9).
         kinds = ("maximal",) * len(layers)
     else:
         kinds = (coupling,) * len(layers) if isinstance(coupling, str) else tuple(coupling)
