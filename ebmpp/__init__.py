@@ -19,7 +19,19 @@ from ebmpp.families import (
     Spin,
 )
 from ebmpp.graph import FactorGraph, layered
-from ebmpp.kernels import BlockedGibbs, LocalSearch, MaximalCoupling, MetropolisCoupling, local_search
+from ebmpp.kernels import (
+    BlockedGibbs,
+    Conjugate,
+    CoupledComposite,
+    GibbsBlock,
+    LocalSearch,
+    MaximalCoupling,
+    MetropolisCoupling,
+    composite_expectation,
+    gibbs_fn,
+    local_search,
+)
+from ebmpp.layout import Layout
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
@@ -37,22 +49,28 @@ __all__ = [
     "Binomial",
     "BlockedGibbs",
     "Categorical",
+    "Conjugate",
+    "CoupledComposite",
     "Exponential",
     "Factor",
     "FactorGraph",
     "Family",
     "Fit",
     "Gaussian",
+    "GibbsBlock",
+    "Layout",
     "LocalSearch",
     "MaximalCoupling",
     "MetropolisCoupling",
     "Observed",
     "Poisson",
     "Spin",
+    "composite_expectation",
     "cost_times_variance",
     "data",
     "exact",
     "fit",
+    "gibbs_fn",
     "layered",
     "local_search",
     "metropolis_sweep",

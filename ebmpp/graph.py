@@ -66,7 +66,8 @@ class FactorGraph:
         put("latent", MappingProxyType(dict(latent)))
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", _check_factors(tuple(factors), self.families))
-        put("_shapes", {f.name: _probed_shapes(f, self.families) for f in self.factors})
+        with jax.ensure_compile_time_eval():  # the probe looks at values, also in a model that is traced
+            put("param_shapes", {f.name: _probed_shapes(f, self.families) for f in self.factors})
         put("edges", frozenset(self._interactions()))
         put("layers", coloring.color(self._block_graph()))
         put("_identity", (tuple(visible.items()), tuple(latent.items()), self.factors))
@@ -174,7 +175,7 @@ class FactorGraph:
         :raises ParameterError: naming the factor.
         :raises DomainError: with an account of what does not normalise.
         """
-        states.check_params(self._shapes, params)
+        states.check_params(self.param_shapes, params)
         if not values:
             return
         states.check_finite(params)
@@ -203,7 +204,7 @@ class FactorGraph:
         return {b: self.families[b].statistics(v) for b, v in x.items()}
 
     def _rows(self, params: Params, x: State, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
-        states.check_params(self._shapes, params)
+        states.check_params(self.param_shapes, params)
         return states.as_rows(self.families, x, tuple(needed))
 
     def energy(self, params: Params, x: State) -> Array:

@@ -107,15 +107,16 @@ def coupled_sweep(
     broken, taken = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
     for index, move in enumerate(moves):
         same = agree(graph, move, {b: equal(v) for b, v in z.items()}, rows)
-        made = _couple(graph, params, z, move, index, pairs, keep, same)
+        prepared = move.prepare(graph, params, z, keep)
+        made = couple_prepared(graph, prepared, z, move, index, pairs, keep, same)
         z |= {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
         broken, taken = broken | made.broken, taken + made.taken
     return z, broken, taken
 
 
-def _couple(
+def couple_prepared(
     graph: "FactorGraph",
-    params: Any,
+    prepared: Any,
     z: Rows,
     move: Move,
     index: int,
@@ -123,8 +124,11 @@ def _couple(
     keep: Keep,
     same: Array,
 ) -> Attempt:
-    """Trials of one move until every row is accepted."""
-    prepared = move.prepare(graph, params, z, keep)
+    """Trials of move number ``index`` until every row is accepted.
+
+    :param prepared: what the move's ``prepare`` made, or the like of it.
+    :param same: whether the chains of a row have the same law for this move.
+    """
 
     def trial(number: Array | int) -> Attempt:
         keys = bits.fold_in(pairs, index, number)

@@ -193,17 +193,26 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
     :param expected: a dict of pytrees of ``jax.ShapeDtypeStruct``, keyed by factor name.
     :raises ParameterError: naming the factor.
     """
+    check_factors(expected, params)
+    for name, tree in expected.items():
+        wanted, given = jax.tree.map(np.shape, tree), jax.tree.map(np.shape, params[name])
+        if wanted != given:
+            raise ParameterError(f"factor {name!r}: params have shape {given}, expected {wanted}")
+
+
+def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    """Compare names with those of the declaration.
+
+    :raises ParameterError: naming the factor.
+    """
     if not isinstance(params, Mapping):
         raise ParameterError(f"params is a dict keyed by factor name, not {type(params).__name__}")
     for name in params:
         if name not in expected:
             raise ParameterError(f"params has {name!r}, and the factors are {sorted(expected)}")
-    for name, tree in expected.items():
+    for name in expected:
         if name not in params:
             raise ParameterError(f"params lacks factor {name!r}; it has {sorted(params)}")
-        wanted, given = jax.tree.map(np.shape, tree), jax.tree.map(np.shape, params[name])
-        if wanted != given:
-            raise ParameterError(f"factor {name!r}: params have shape {given}, expected {wanted}")
 
 
 def check_finite(params: Mapping[str, Any]) -> None:

@@ -145,7 +145,7 @@ def unbiased_expectation(
     ((4,), True)
     """
     m = k if m is None else m
-    _check(k=(k, 0), m=(m, k), lag=(lag, 1), num_pairs=(num_pairs, 1), max_sweeps=(max_sweeps or 1, 1))
+    check_numbers(k=(k, 0), m=(m, k), lag=(lag, 1), num_pairs=(num_pairs, 1), max_sweeps=(max_sweeps or 1, 1))
     if unmet not in ("raise", "drop"):
         raise ValueError(f'unmet is "raise" or "drop", not {unmet!r}')
     graph.check(params)
@@ -159,7 +159,7 @@ def unbiased_expectation(
     window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, max_sweeps or 0)))
     jobs = bits.fold_in(pair, 1, 1)
     made = run_pairs(graph, moves, Function(fn, shapes), num_slots, params, x, x, jobs, window, given.keep)
-    estimate = _estimate(made, _Asked(k, m, lag, max_sweeps, unmet))
+    estimate = estimate_from(made, Asked(k, m, lag, max_sweeps, unmet))
     if estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
         warnings.warn(
             f"all {num_pairs} pairs met at once, so no correction was seen (P(tau > {lag}) is at most "
@@ -211,13 +211,16 @@ def _starts(
     return drawn
 
 
-def _check(**numbers: tuple[int, int]) -> None:
+def check_numbers(**numbers: tuple[int, int]) -> None:
+    """:raises ValueError: for a number that is no int, or below its least."""
     for name, (value, least) in numbers.items():
         if not isinstance(value, (int, np.integer)) or value < least:
             raise ValueError(f"{name} is an int of at least {least}, not {value!r}")
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
+    """What an estimate was asked for."""
+
     k: int
     m: int
     lag: int
@@ -225,7 +228,11 @@ class _Asked(NamedTuple):
     unmet: str
 
 
-def _estimate(outcome: Outcome, asked: _Asked) -> Estimate:
+def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
+    """The mean over the pairs that met, and what became of the others.
+
+    :raises UnmetError: when pairs are unmet and ``asked.unmet`` is "raise".
+    """
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
     missing = int((~met).sum())

@@ -1,0 +1,290 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A graph as a block of a NumPyro model's Gibbs sampler."""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.infer.mcmc import MCMCKernel
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp import bits, bound, search, states, sweeps
+from ebmpp.bound import Bound
+from ebmpp.errors import IntractableError, StateError
+from ebmpp.graph import FactorGraph
+from ebmpp.kernels.base import STARTS
+from ebmpp.kernels.surroundings import Sites, Surroundings, Values, split_siblings
+
+
+class BlockState(NamedTuple):
+    """The state of :class:`GibbsBlock`.
+
+    - **z** - the sites, each ``(*batch, *shape)``, of the dtype that they came with.
+    - **latents** - blocks of the graph that are no site of the model, ``(rows, *shape)``.
+    - **i** - steps done.
+    - **accepted** - Metropolis proposals taken so far, ``(rows,)``; 0 without a ``log_weight``.
+    - **rng_key** - the block's key; step ``i`` draws from the key and ``i``, so it does not change.
+    """
+
+    z: dict[str, Array]
+    latents: dict[str, Array]
+    i: Array
+    accepted: Array
+    rng_key: Array
+
+
+class GibbsBlock(MCMCKernel):
+    """Some sites of a NumPyro model, updated by the sweeps of a graph: a block of ``numpyro.infer.Gibbs``.
+
+    The graph, with its params at this moment's values, must be the posterior of the sites given everything
+    else: the energy prior, and a factor for each likelihood that reads them. :meth:`verify` compares it
+    with the model. Blocks of the graph that are no site (the latent units of a Boltzmann machine that is
+    the prior of an image) are sampled along.
+
+    :param graph: the declaration.
+    :param sites: names of blocks that are sites; or a dict from site to block, or to the
+        :class:`~ebmpp.layout.Layout` of several blocks in one array. The visible blocks unless given.
+    :param params: by factor, arrays or functions ``fn(sites, *model_args, **model_kwargs)`` of the sibling
+        sites' values and the model's own arguments; or one function that returns them all; or None: the
+        model's first argument. A leaf may have leading axes like the sites' (rows of a plate).
+    :param given: blocks that are fixed: values, or functions as for ``params``.
+    :param log_weight: ``fn(x, sites, *model_args, **model_kwargs)`` of the block's own sites ``x``: a log
+        density beside the energy that is not affine, of shape ``batch``. Layers of the sites are then
+        proposed from their conditionals under the energy, and accepted by Metropolis.
+    :param fraction: of a layer's units that are proposed at a time; smaller is accepted more often.
+    :param num_sweeps: sweeps a step.
+    :param init: "uniform" (where the model's prototype is), or "local_mode".
+    :raises TypeError: for anything but a :class:`~ebmpp.FactorGraph`.
+    :raises StateError: for an unknown block, or one in two sites.
+    :raises ValueError: for an unknown ``init``, or numbers out of range.
+
+    **References**
+
+    1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
+       of images*.
+
+    **Example**
+
+    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC, NUTS, Gibbs
+    >>> from ebmpp import Bernoulli, GibbsBlock, EnergyDistribution, layered
+    >>> rbm = layered(x=Bernoulli(6), h=Bernoulli(3))
+    >>> prior = rbm.init(jax.random.key(0))
+    >>> def model(y):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    ...     x = numpyro.sample("x", EnergyDistribution(rbm, prior))
+    ...     numpyro.sample("y", dist.Normal(x, scale).to_event(1), obs=y)
+    >>> def field(sites, y):  # log N(y; 1, s) - log N(y; 0, s) is the likelihood's part of x's bias
+    ...     return prior["x"] + (y - 0.5) / sites["scale"] ** 2
+    >>> block = GibbsBlock(rbm, sites=["x"], params=prior | {"x": field})
+    >>> y = jnp.array([1.1, 0.9, 0.0, 0.2, 1.0, -0.1])
+    >>> block.verify(model, y)
+    >>> mcmc = MCMC(Gibbs([(block, ["x"]), (NUTS(model), None)]), num_warmup=20, num_samples=20,
+    ...             progress_bar=False)
+    >>> mcmc.run(jax.random.key(1), y)
+    >>> {name: draws.shape for name, draws in mcmc.get_samples().items()}
+    {'scale': (20,), 'x': (20, 6)}
+    """
+
+    sample_field = "z"
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        sites: Sites = None,
+        params: Mapping[str, Any] | Callable[..., Any] | None = None,
+        *,
+        given: Mapping[str, Any] | None = None,
+        log_weight: Callable[..., Array] | None = None,
+        fraction: float = 1.0,
+        num_sweeps: int = 1,
+        init: str = "uniform",
+    ) -> None:
+        if not isinstance(graph, FactorGraph):
+            raise TypeError(f"GibbsBlock takes a FactorGraph, not {type(graph).__name__}")
+        if init not in STARTS:
+            raise ValueError(f"init={init!r} is unknown; choose among {STARTS}")
+        if not 0 < fraction <= 1 or not isinstance(num_sweeps, int) or num_sweeps < 1:
+            raise ValueError(
+                f"fraction is in (0, 1] and num_sweeps an int of at least 1; got {fraction!r}, {num_sweeps!r}"
+            )
+        self.graph, self.start = graph, init
+        self.fraction, self.num_sweeps = fraction, num_sweeps
+        self.within = Surroundings(graph, sites, params, given, log_weight)
+
+    def __repr__(self) -> str:
+        return f"GibbsBlock({self.graph!r}, sites={list(self.within.layouts)})"
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def begin(self, values: Values, made: Bound, pairs: Array) -> dict[str, Array]:
+        """Rows of the first state: sites where ``values`` are, latents drawn."""
+        drawn = sweeps.initial_rows(self.graph, tuple(self.graph.families), pairs)
+        x = drawn | self.within.to_rows(values, {}, made)
+        if self.start == "local_mode":
+            x = made.map(lambda params, x, k: self._near_mode(params, x, k), x, pairs)
+        return x
+
+    def _near_mode(self, params: Any, x: Values, pairs: Array) -> dict[str, Array]:
+        return search.near_modes(self.graph, params, x, self.within.layers, pairs, {})
+
+    def advance(self, made: Bound, x: Values, pairs: Array) -> tuple[dict[str, Array], Array]:
+        """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
+
+        def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+            moved, took = bound.move(made, carry[0], bits.fold_in(pairs, s), self.fraction)
+            return moved, carry[1] + took
+
+        carry = dict(x), jnp.zeros(len(pairs), jnp.int32)
+        if self.num_sweeps == 1:
+            return one(jnp.uint32(0), carry)
+        return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, carry)
+
+    def step_pairs(self, rng_key: Array, index: Array | int, rows: int) -> Array:
+        """Key pairs of step ``index``, one a row."""
+        return bits.fold_in(bits.key_pair(rng_key), index, jnp.arange(rows, dtype=jnp.uint32))
+
+    # -- NumPyro's contract ----------------------------------------------------------------------
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Values | None,
+        model_args: tuple,
+        model_kwargs: Mapping[str, Any] | None,
+    ) -> BlockState:
+        """The first state; ``init_params`` are the sites' values, which Gibbs gives.
+
+        :raises StateError: for missing sites, or values outside of their support.
+        :raises ParameterError: for params that do not fit.
+        """
+        del num_warmup
+        if rng_key.ndim > (0 if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else 1):
+            raise StateError(
+                "GibbsBlock runs one chain a key, like numpyro.infer.Gibbs: for many chains use "
+                'chain_method="parallel", "sequential" or jax.vmap'
+            )
+        if not init_params:
+            raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.within.layouts)}")
+        values = {site: _no_bools(v) for site, v in init_params.items()}
+        self.within.batch_of(values)
+        for site, layout in self.within.layouts.items():
+            for b, v in layout.split(values[site]).items():
+                states.check_values(b, self.graph.families[b], v)
+        siblings, kwargs = split_siblings(model_kwargs)
+        made = self.within.bind(values, siblings, model_args, kwargs, check=True)
+        rows = math.prod(self.within.batch_of(values))
+        x = self.begin(values, made, self.step_pairs(rng_key, 0, rows))
+        return self._state(x, values, jnp.zeros((), jnp.int32), jnp.zeros(rows, jnp.int32), rng_key)
+
+    def sample(
+        self, state: BlockState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
+    ) -> BlockState:
+        """One step, given the siblings' values in ``model_kwargs``."""
+        siblings, kwargs = split_siblings(model_kwargs)
+        made = self.within.bind(state.z, siblings, model_args, kwargs)
+        x = self.within.to_rows(state.z, state.latents, made)
+        pairs = self.step_pairs(state.rng_key, (state.i + 1).astype(jnp.uint32), len(state.accepted))
+        x, took = self.advance(made, x, pairs)
+        return self._state(x, state.z, state.i + 1, state.accepted + took, state.rng_key)
+
+    def _state(self, x: Values, like: Values, i: Array, accepted: Array, rng_key: Array) -> BlockState:
+        z = self.within.to_sites(x, like, self.within.batch_of(like))
+        return BlockState(z, {b: x[b] for b in self.within.latents}, i, accepted, rng_key)
+
+    def refresh(
+        self, state: BlockState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
+    ) -> BlockState:
+        """The state as it is: nothing in it depends on the siblings."""
+        return state
+
+    def get_constrain_fn(
+        self, model_args: tuple, model_kwargs: Mapping[str, Any] | None
+    ) -> Callable[[Any], Any]:
+        """Identity: sites are kept as the model knows them."""
+        return lambda z: z
+
+    def get_diagnostics_str(self, state: BlockState) -> str:
+        """Steps done, and acceptance where there are Metropolis steps."""
+        steps = int(np.max(state.i))
+        layers = sum(bool(set(layer) & set(self.within.site_blocks)) for layer in self.within.layers)
+        told = f"{steps} steps of {list(self.within.layouts)}"
+        if self.within.log_weight is None:
+            return told
+        rate = np.asarray(state.accepted).mean() / max(1, steps * layers * self.num_sweeps)
+        return f"{told}, acceptance {rate:.2g}"
+
+    def verify(self, model: Callable[..., Any], *model_args: Any, **model_kwargs: Any) -> None:
+        """Compare the graph with the model: raises where it is not the posterior of the sites.
+
+        See :func:`ebmpp.kernels.verify.verify`.
+        """
+        from ebmpp.kernels.verify import verify  # it reads this module
+
+        verify(self, model, *model_args, **model_kwargs)
+
+
+def _no_bools(value: Array) -> Array:
+    """NumPyro's summary fails on booleans."""
+    value = jnp.asarray(value)
+    return value.astype(jnp.int8) if value.dtype == bool else value
+
+
+def gibbs_fn(
+    graph: FactorGraph,
+    sites: Sites = None,
+    params: Mapping[str, Any] | Callable[..., Any] | None = None,
+    **options: Any,
+) -> "GibbsFunction":
+    """The same update as a function for :class:`numpyro.infer.HMCGibbs`.
+
+    HMCGibbs does not pass the model's arguments on, so functions among ``params`` are of the sibling sites'
+    values alone, and there is no state but the sites: latent blocks are drawn afresh every time.
+
+    :param graph: the declaration.
+    :param sites: as for :class:`GibbsBlock`.
+    :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``.
+    :param options: the other arguments of :class:`GibbsBlock`, but ``init``.
+    :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` of new values of the sites.
+    :raises IntractableError: for latent blocks that interact: they cannot be drawn afresh in one go.
+
+    **Example**
+
+    >>> import jax, jax.numpy as jnp
+    >>> from ebmpp import Bernoulli, gibbs_fn, layered
+    >>> rbm = layered(x=Bernoulli(6), h=Bernoulli(3))
+    >>> update = gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
+    >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape
+    (6,)
+    """
+    block = GibbsBlock(graph, sites, params, **options)
+    clash = graph.interacting(block.within.latents)
+    if clash:
+        raise IntractableError(
+            f"latent blocks {clash[0]} interact, so they cannot be drawn afresh in one go, and HMCGibbs "
+            "keeps no state for them; use GibbsBlock in numpyro.infer.Gibbs"
+        )
+    return GibbsFunction(block)
+
+
+class GibbsFunction:
+    """What :func:`gibbs_fn` returns."""
+
+    def __init__(self, block: GibbsBlock) -> None:
+        self.block = block
+
+    def __call__(self, rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> dict[str, Array]:
+        within = self.block.within
+        made = within.bind(gibbs_sites, hmc_sites, (), {})
+        batch = within.batch_of(gibbs_sites)
+        rows = math.prod(batch)
+        drawn = sweeps.initial_rows(within.graph, within.latents, self.block.step_pairs(rng_key, 0, rows))
+        x = within.to_rows(gibbs_sites, drawn, made)
+        x, _ = self.block.advance(made, x, self.block.step_pairs(rng_key, 1, rows))
+        return within.to_sites(x, gibbs_sites, batch)

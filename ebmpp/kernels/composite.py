@@ -1,0 +1,351 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of chains of a whole composite: blocks of a graph, and sites with a conditional of their own."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.infer.mcmc import MCMCKernel
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp import bits, bound, couplings
+from ebmpp.errors import StateError
+from ebmpp.kernels.block import GibbsBlock
+from ebmpp.kernels.surroundings import Values
+from ebmpp.sweeps import initial_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Conjugate:
+    """A site that is drawn from its conditional, a NumPyro distribution in closed form.
+
+    :param site: its name.
+    :param conditional: ``fn(sites, *model_args, **model_kwargs)`` of all other sites' values to the
+        distribution of this one given everything else.
+    :param initial: the law of starting values, a distribution of the same shape.
+
+    The two chains of a pair are coupled maximally: they draw one value, with the largest probability that
+    two draws of their conditionals can be equal, for any distribution that has a density.
+
+    **References**
+
+    1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section 4.4.
+    """
+
+    site: str
+    conditional: Callable[..., dist.Distribution]
+    initial: dist.Distribution
+
+
+class CompositeState(NamedTuple):
+    """The state of :class:`CoupledComposite`.
+
+    - **z** - the leading chain: every site, and the latent blocks of the graphs.
+    - **y** - the chain that follows it, ``lag`` sweeps behind; equal to ``z`` once they have met.
+    - **t** - sweeps that the leading chain has done.
+    - **met** - whether the pair has met.
+    - **meeting_time** - the first t with ``z == y``; while unmet, the present ``t``.
+    - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does not change.
+    - **broken** - whether a conditional had no law (params out of their domain); such a pair never meets.
+    """
+
+    z: dict[str, Array]
+    y: dict[str, Array]
+    t: Array
+    met: Array
+    meeting_time: Array
+    rng_key: Array
+    broken: Array
+
+
+class CoupledComposite(MCMCKernel):
+    """Two coupled copies of a Gibbs sampler over several blocks, a kernel for :class:`numpyro.infer.MCMC`.
+
+    A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two chains would be given
+    the same values of the other sites. Here the whole composite is coupled: blocks of a graph by maximal
+    couplings layer by layer, other sites by :class:`Conjugate`. Meeting times and unbiased estimates
+    (:func:`ebmpp.composite_expectation`) of the posterior of a NumPyro model follow. A pair meets when all
+    sites and latent blocks are equal, and stays together. Use ``num_warmup=0``.
+
+    :param steps: :class:`~ebmpp.GibbsBlock` and :class:`Conjugate` objects, in the order of a sweep. They are
+        the posterior: no model is looked at (``GibbsBlock.verify`` does).
+    :param lag: sweeps that the leading chain is ahead, at least 1.
+    :param coupling: of the layers of the graphs: one of :data:`ebmpp.couplings.KINDS`.
+    :raises TypeError: for a step that is neither.
+    :raises ValueError: for a lag below 1, an unknown coupling, or a site in two steps.
+
+    **References**
+
+    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*.
+    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+
+    **Example**
+
+    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC
+    >>> from ebmpp import Bernoulli, Bias, Conjugate, CoupledComposite, FactorGraph, GibbsBlock
+    >>> pixels = FactorGraph({"x": Bernoulli(4)}, factors=[Bias("x")])
+    >>> field = lambda sites, y: (y - 0.5) * sites["precision"]
+    >>> precision = lambda sites, y: dist.Gamma(3.0, 1 + 0.5 * ((y - sites["x"]) ** 2).sum())
+    >>> kernel = CoupledComposite([GibbsBlock(pixels, ["x"], {"x": field}),
+    ...                            Conjugate("precision", precision, dist.Gamma(1.0, 1.0))])
+    >>> pairs = MCMC(kernel, num_warmup=0, num_samples=60, num_chains=3, chain_method="vectorized",
+    ...              progress_bar=False)
+    >>> pairs.run(jax.random.key(0), jnp.array([0.9, 0.1, 1.2, 0.0]))
+    >>> pairs.last_state.met.tolist()
+    [True, True, True]
+    """
+
+    sample_field = "z"
+
+    def __init__(
+        self, steps: Sequence[GibbsBlock | Conjugate], lag: int = 1, coupling: str | None = None
+    ) -> None:
+        if not isinstance(lag, int) or lag < 1:
+            raise ValueError(f"lag is an int of at least 1, not {lag!r}")
+        self.steps, self.lag, self.coupling = tuple(steps), lag, coupling
+        names: list[str] = []
+        for step in self.steps:
+            if not isinstance(step, GibbsBlock | Conjugate):
+                raise TypeError(f"a step is a GibbsBlock or a Conjugate, not {type(step).__name__}")
+            names.extend(_names(step))
+            if isinstance(step, GibbsBlock):
+                couplings.resolve(coupling, step.within.layers)
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice or not names:
+            raise ValueError(f"every site and latent block is in one step; {twice or 'no site'} is wrong")
+
+    # -- one sweep -------------------------------------------------------------------------------
+
+    def start(
+        self, rng_key: Array, args: tuple, kwargs: Mapping[str, Any], given: Values
+    ) -> dict[str, Array]:
+        """Sites drawn from their starting laws, or as ``given``; then the blocks' latents."""
+        z: dict[str, Array] = {}
+        for index, step in enumerate(self.steps):
+            key = jax.random.fold_in(rng_key, index)
+            if isinstance(step, Conjugate):
+                z[step.site] = jnp.asarray(given.get(step.site, step.initial.sample(key)))
+                continue
+            drawn = {site: _uniform(step, site, key) for site in step.within.layouts}
+            z |= {site: jnp.asarray(given.get(site, v)) for site, v in drawn.items()}
+        for index, step in enumerate(self.steps):
+            if isinstance(step, GibbsBlock):
+                made, own = _bind(step, z, args, kwargs, check=True)
+                pairs = step.step_pairs(jax.random.fold_in(rng_key, index), 0, _rows(step, own))
+                z |= _taken(step, step.begin(own, made, pairs), own)
+        return z
+
+    def single(self, z: Values, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]) -> dict:
+        """One sweep of one chain, over all steps."""
+        z = dict(z)
+        for index, step in enumerate(self.steps):
+            key = jax.random.fold_in(rng_key, index)
+            if isinstance(step, Conjugate):
+                law = step.conditional(z, *args, **kwargs)
+                z[step.site] = law.sample(jax.random.fold_in(key, t)).astype(z[step.site].dtype)
+                continue
+            made, own = _bind(step, z, args, kwargs)
+            pairs = step.step_pairs(key, t, _rows(step, own))
+            x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), pairs)
+            z |= _taken(step, x, own)
+        return z
+
+    def pair(
+        self, z: Values, y: Values, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """One coupled sweep; also whether a conditional had no law."""
+        z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
+        for index, step in enumerate(self.steps):
+            together = _equal(z, y)
+            key = jax.random.fold_in(rng_key, index)
+            move = self._conjugate if isinstance(step, Conjugate) else self._block
+            *new, wrong = move(step, z, y, key, t, args, kwargs)
+            broken |= wrong
+            # equal chains stay equal, whatever the last bits of their conditionals say
+            new[1] = {name: jnp.where(together, new[0][name], v) for name, v in new[1].items()}
+            z, y = z | new[0], y | new[1]
+        return z, y, broken
+
+    def _conjugate(
+        self,
+        step: Conjugate,
+        z: Values,
+        y: Values,
+        key: Array,
+        t: Array,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+    ) -> list:
+        laws = (step.conditional(chain, *args, **kwargs) for chain in (z, y))
+        *drawn, sound = maximal(jax.random.fold_in(key, t), *laws)
+        return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
+
+    def _block(
+        self,
+        step: GibbsBlock,
+        z: Values,
+        y: Values,
+        key: Array,
+        t: Array,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+    ) -> list:
+        bounds, own = zip(*(_bind(step, chain, args, kwargs) for chain in (z, y)), strict=True)
+        rows = [
+            step.within.to_rows(o, _latents(step, chain), made)
+            for o, chain, made in zip(own, (z, y), bounds, strict=True)
+        ]
+        x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
+        pairs = step.step_pairs(key, t, _rows(step, own[0]))
+        kinds = couplings.resolve(self.coupling, step.within.layers)
+        broken = jnp.zeros((), bool)
+        for sweep in range(step.num_sweeps):
+            x, wrong = bound.couple(bounds, x, bits.fold_in(pairs, sweep), kinds, step.fraction)
+            broken |= wrong.any()
+        return [*(_taken(step, {b: v[i] for b, v in x.items()}, own[i]) for i in range(2)), broken]
+
+    # -- NumPyro's contract ----------------------------------------------------------------------
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Values | None,
+        model_args: tuple,
+        model_kwargs: Mapping[str, Any] | None,
+    ) -> CompositeState:
+        """The first state: the leading chain ``lag`` sweeps ahead.
+
+        :raises StateError: for an unknown site in ``init_params``.
+        """
+        del num_warmup
+        given, kwargs = dict(init_params or {}), dict(model_kwargs or {})
+        sites = [site for step in self.steps for site in _sites(step)]
+        unknown = sorted(set(given) - set(sites))
+        if unknown:
+            raise StateError(f"init_params has {unknown}; the sites are {sites}")
+        one = lambda key, given: self._init_one(key, given, model_args, kwargs)  # noqa: E731
+        return jax.vmap(one)(rng_key, given) if _batched(rng_key) else one(rng_key, given)
+
+    def _init_one(self, key: Array, given: Values, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
+        start = self.start(key, args, kwargs, given)
+        ahead = lambda t, z: self.single(z, key, t + 1, args, kwargs)  # noqa: E731
+        z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
+        return self.state_at(key, z, start)
+
+    def state_at(self, key: Array, z: dict[str, Array], y: dict[str, Array]) -> CompositeState:
+        """The pair whose leading chain has done its first ``lag`` sweeps."""
+        t = jnp.full((), self.lag, jnp.int32)
+        return CompositeState(z, y, t, _equal(z, y), t, key, jnp.zeros((), bool))
+
+    def sample(
+        self, state: CompositeState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
+    ) -> CompositeState:
+        """One coupled sweep of every pair in ``state``."""
+        one = lambda s: self._sample_one(s, model_args, dict(model_kwargs or {}))  # noqa: E731
+        return jax.vmap(one)(state) if _batched(state.rng_key) else one(state)
+
+    def _sample_one(self, state: CompositeState, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
+        t = state.t + 1
+        z, y, wrong = self.pair(state.z, state.y, state.rng_key, t.astype(jnp.uint32), args, kwargs)
+        broken = state.broken | wrong
+        met = (state.met | _equal(z, y)) & ~broken
+        time = jnp.where(state.met, state.meeting_time, t)
+        return CompositeState(z, y, t, met, time, state.rng_key, broken)
+
+    def get_diagnostics_str(self, state: CompositeState) -> str:
+        """How many pairs have met, and their mean meeting time so far."""
+        met, time = np.asarray(state.met), np.asarray(state.meeting_time)
+        mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
+        return f"{int(met.sum())} of {met.size} pairs met{mean}"
+
+
+def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
+    """A draw of ``p`` and one of ``q``, equal with the largest probability possible.
+
+    The rejection loop has no cap. A log density that is not a number ends it, and is flagged.
+
+    :param key: a jax key.
+    :param p: a distribution.
+    :param q: another of the same shape.
+    :return: the two draws, and whether their log densities were numbers.
+
+    **References**
+
+    1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section 4.4.
+    """
+    density = lambda law, x: jnp.sum(law.log_prob(x))  # noqa: E731
+    first, second, rest = jax.random.split(key, 3)
+    x = p.sample(first)
+    gap = density(q, x) - density(p, x)
+    together = jnp.log(jax.random.uniform(second)) <= gap
+
+    def pending(carry: tuple[Array, Array, Array, Array]) -> Array:
+        return ~carry[2] & carry[3]
+
+    def again(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        a, b = jax.random.split(jax.random.fold_in(rest, carry[0]))
+        y = q.sample(a)
+        gap = density(p, y) - density(q, y)
+        return carry[0] + 1, y, jnp.log(jax.random.uniform(b)) > gap, ~jnp.isnan(gap)
+
+    _, y, _, sound = lax.while_loop(pending, again, (jnp.uint32(0), x, together, ~jnp.isnan(gap)))
+    return x, y, sound
+
+
+# -- sites of a step -----------------------------------------------------------------------------
+
+
+def _sites(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
+    return (step.site,) if isinstance(step, Conjugate) else tuple(step.within.layouts)
+
+
+def _names(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
+    return _sites(step) if isinstance(step, Conjugate) else (*_sites(step), *step.within.latents)
+
+
+def _bind(
+    step: GibbsBlock, z: Values, args: tuple, kwargs: Mapping[str, Any], check: bool = False
+) -> tuple[bound.Bound, dict[str, Array]]:
+    """The step's graph given the other sites in ``z``, and the step's own sites."""
+    own = {site: z[site] for site in step.within.layouts}
+    siblings = {name: v for name, v in z.items() if name not in _names(step)}
+    return step.within.bind(own, siblings, args, kwargs, check), own
+
+
+def _rows(step: GibbsBlock, own: Values) -> int:
+    return math.prod(step.within.batch_of(own))
+
+
+def _latents(step: GibbsBlock, z: Values) -> dict[str, Array]:
+    return {b: z[b] for b in step.within.latents}
+
+
+def _taken(step: GibbsBlock, x: Values, own: Values) -> dict[str, Array]:
+    """Sites and latents from rows."""
+    sites = step.within.to_sites(x, own, step.within.batch_of(own))
+    return sites | {b: x[b] for b in step.within.latents}
+
+
+def _uniform(step: GibbsBlock, site: str, key: Array) -> Array:
+    layout, families = step.within.layouts[site], step.graph.families
+    pairs = step.step_pairs(key, 1, 1)
+    drawn = initial_rows(step.graph, layout.names, pairs)
+    return layout.join({b: drawn[b].reshape(families[b].shape) for b in layout.names})
+
+
+def _equal(z: Values, y: Values) -> Array:
+    return jnp.stack([(z[name] == y[name]).all() for name in z]).all()
+
+
+def _batched(rng_key: Array) -> bool:
+    typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+    return rng_key.ndim > (0 if typed else 1)

@@ -1,0 +1,214 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Where a graph stands in a NumPyro model: its sites, and what its params are functions of."""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+from typing import Any
+
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bound, states
+from ebmpp.bound import Bound
+from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp.graph import FactorGraph
+from ebmpp.layout import Layout
+
+Sites = Sequence[str] | Mapping[str, str | Layout] | None
+Values = Mapping[str, Array]
+
+
+class _Seen(dict):
+    """The values of sibling sites; remembers whether anybody looked."""
+
+    looked = False
+
+    def __getitem__(self, name: str) -> Array:
+        self.looked = True
+        if name not in self:
+            raise StateError(
+                f"a function of the block's params asked for site {name!r}; the sibling sites are "
+                f"{sorted(self)} (none outside numpyro.infer.Gibbs)"
+            )
+        return super().__getitem__(name)
+
+
+class Surroundings:
+    """A graph among the sites of a model; the arguments are those of :class:`~ebmpp.GibbsBlock`."""
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        sites: Sites,
+        params: Mapping[str, Any] | Callable[..., Any] | None,
+        given: Mapping[str, Any] | None,
+        log_weight: Callable[..., Array] | None,
+    ) -> None:
+        self.graph, self.log_weight, self.given = graph, log_weight, dict(given or {})
+        self.layouts = _layouts(graph, sites, self.given)
+        self.params = dict(params) if isinstance(params, Mapping) else params
+        if isinstance(self.params, dict):
+            states.check_factors(graph.param_shapes, self.params)
+
+    # -- names -----------------------------------------------------------------------------------
+
+    @property
+    def site_blocks(self) -> tuple[str, ...]:
+        """The blocks that are sites, or parts of one."""
+        return tuple(b for layout in self.layouts.values() for b in layout.names)
+
+    @property
+    def latents(self) -> tuple[str, ...]:
+        """The blocks that are neither a site nor given."""
+        taken = {*self.site_blocks, *self.given}
+        return tuple(b for b in self.graph.families if b not in taken)
+
+    @property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """The layers of a sweep: the latents' before the sites'.
+
+        In this order the latents are drawn again before they are read: siblings are updated with the
+        latents summed out, and may have moved.
+        """
+        latents, found = set(self.latents), []
+        for wanted in (latents, set(self.site_blocks)):
+            layers = (tuple(b for b in layer if b in wanted) for layer in self.graph.layers)
+            found.extend(layer for layer in layers if layer)
+        return tuple(found)
+
+    # -- binding ---------------------------------------------------------------------------------
+
+    def batch_of(self, values: Values) -> tuple[int, ...]:
+        """The leading axes that the sites share.
+
+        :raises StateError: for missing sites, or axes that differ.
+        """
+        if set(values) != set(self.layouts):
+            raise StateError(
+                f"GibbsBlock has sites {sorted(self.layouts)}, and was given {sorted(values)}: name the same "
+                "sites in numpyro.infer.Gibbs([(block, sites), ...])"
+            )
+        axes = {}
+        for site, layout in self.layouts.items():
+            shape = jnp.shape(values[site])
+            axes[site] = shape[: len(shape) - len(layout.shape)]
+            if axes[site] + layout.shape != shape:
+                raise StateError(
+                    f"site {site!r} has shape {shape} in the model, and its blocks {layout.names} make "
+                    f"{layout.shape}"
+                )
+        if len(set(axes.values())) > 1:
+            raise StateError(f"the sites of one block have the same leading axes; got {axes}")
+        return next(iter(axes.values()))
+
+    def bind(
+        self, values: Values, siblings: Values, args: tuple, kwargs: Mapping[str, Any], check: bool = False
+    ) -> Bound:
+        """The graph at this moment's values of everything else.
+
+        :param values: the block's own sites (for their leading axes).
+        :param siblings: values of the other sites.
+        :raises ParameterError: for params that do not fit.
+        :raises IntractableError: for latents that interact, and whose params depend on siblings.
+        """
+        batch = self.batch_of(values)
+        seen, depends = self._evaluate(siblings, args, kwargs)
+        self._refuse_stale_latents(depends)
+        params, axes = bound.bind_params(self.graph, seen, batch, check)
+        clamped = self._clamped(_Seen(siblings), args, kwargs, batch, check)
+        weight = None
+        if self.log_weight is not None:
+            weight = lambda x: jnp.reshape(  # noqa: E731
+                self.log_weight(self.to_sites(x, values, batch), dict(siblings), *args, **kwargs), (-1,)
+            )
+        return Bound(self.graph, params, axes, clamped, self.layers, weight, self.site_blocks)
+
+    def _evaluate(
+        self, siblings: Values, args: tuple, kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], set[str]]:
+        """Params, and the factors whose params depend on siblings."""
+        seen = _Seen(siblings)
+        if self.params is None:
+            if not args:
+                raise ParameterError("GibbsBlock has no params: give them, or as the model's first argument")
+            return args[0], set()
+        if not isinstance(self.params, dict):
+            made = self.params(seen, *args, **kwargs)
+            return made, set(self.graph.param_shapes) if seen.looked else set()
+        made, depends = {}, set()
+        for name, value in self.params.items():
+            seen.looked = False
+            made[name] = value(seen, *args, **kwargs) if callable(value) else value
+            if seen.looked:
+                depends.add(name)
+        return made, depends
+
+    def _refuse_stale_latents(self, depends: set[str]) -> None:
+        stale = [
+            f.name for f in self.graph.factors if f.name in depends and set(f.blocks) & set(self.latents)
+        ]
+        clash = self.graph.interacting(self.latents)
+        if stale and clash:
+            raise IntractableError(
+                f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latent "
+                f"blocks {self.latents} summed out; {clash[0]} interact, so they cannot be drawn again in "
+                "one go before they are read. Make a latent block a site of the model, or let params of "
+                "the latents' factors not depend on siblings"
+            )
+
+    def _clamped(
+        self, seen: _Seen, args: tuple, kwargs: Mapping[str, Any], batch: tuple[int, ...], check: bool
+    ) -> dict[str, Array]:
+        made = {b: v(seen, *args, **kwargs) if callable(v) else v for b, v in self.given.items()}
+        held = states.as_given(self.graph.families, made, check)
+        rows = math.prod(batch)
+        if held.batch not in ((), batch):
+            raise StateError(f"given blocks have leading axes {held.batch}, and the sites have {batch}")
+        return {b: jnp.broadcast_to(v, (rows, *v.shape[1:])) for b, v in held.whole.items()}
+
+    def to_rows(self, values: Values, latents: Values, made: Bound) -> dict[str, Array]:
+        """Every block as rows."""
+        x = {}
+        for site, layout in self.layouts.items():
+            for b, v in layout.split(values[site]).items():
+                family = self.graph.families[b]
+                x[b] = v.reshape(-1, *family.shape).astype(family.dtype)
+        return x | dict(latents) | made.clamped
+
+    def to_sites(self, x: Values, like: Values, batch: tuple[int, ...]) -> dict[str, Array]:
+        """The sites' values, of the dtypes of ``like``."""
+        made = {}
+        for site, layout in self.layouts.items():
+            value = layout.join({b: x[b] for b in layout.names})
+            made[site] = value.reshape(batch + layout.shape).astype(jnp.result_type(like[site]))
+        return made
+
+
+def split_siblings(model_kwargs: Mapping[str, Any] | None) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Values of the sibling sites, and the model's own keyword arguments."""
+    kwargs = dict(model_kwargs or {})
+    return dict(kwargs.pop(GIBBS_SITES_KWARG, {})), kwargs
+
+
+def _layouts(graph: FactorGraph, sites: Sites, given: Mapping[str, Any]) -> dict[str, Layout]:
+    """:raises StateError: for an unknown block, or a block in two places."""
+    if isinstance(sites, str):
+        sites = (sites,)
+    if sites is None:
+        sites = tuple(b for b in graph.visible if b not in given)
+    named = dict(sites) if isinstance(sites, Mapping) else {b: b for b in sites}
+    states.check_names(given, graph.families)
+    made = {}
+    for site, what in named.items():
+        if not isinstance(what, Layout):
+            states.check_names([what], graph.families)
+            what = Layout.of(graph, [what])
+        made[site] = what
+    blocks = [*given, *(b for layout in made.values() for b in layout.names)]
+    twice = sorted({b for b in blocks if blocks.count(b) > 1})
+    if twice or not made:
+        raise StateError(f"every block is one site, given or latent; {twice or 'no site'} is wrong")
+    return made
