@@ -13,6 +13,7 @@ import pandas as pd
 import xarray as xr
 
 from ebmpp.kernels.base import RowKernel
+from ebmpp.kernels.composite import CoupledComposite
 from ebmpp.kernels.coupled import CoupledKernel
 from ebmpp.unbiased import Estimate
 
@@ -27,8 +28,8 @@ def to_datatree(result: Any) -> xr.DataTree:
     A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped
     values had leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were
     collected, and, for coupled kernels, ``meeting``: ``meeting_time``, ``met`` and ``lag``, and over
-    ``sweep`` the pairs' distances and energies. An estimate gives ``meeting`` without paths (a ``chain``
-    a pair), a fit the group ``history``.
+    ``sweep`` the pairs' distances and energies (not those of composites). An estimate gives ``meeting``
+    without paths (a ``chain`` a pair), a fit the group ``history``.
     Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
 
     :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
@@ -60,7 +61,7 @@ def to_datatree(result: Any) -> xr.DataTree:
     )
 
 
-def _attributes(graph: object, kernel: RowKernel | None = None) -> dict[str, str]:
+def _attributes(graph: object, kernel: object = None) -> dict[str, str]:
     try:
         number = version("ebmpp")
     except PackageNotFoundError:  # a source tree that is not installed
@@ -75,7 +76,7 @@ def _attributes(graph: object, kernel: RowKernel | None = None) -> dict[str, str
 
 def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
     kernel = mcmc.sampler
-    if not isinstance(kernel, RowKernel):
+    if not isinstance(kernel, RowKernel | CoupledComposite):
         raise TypeError(
             f"to_datatree takes an MCMC of an ebmpp kernel, not of {type(kernel).__name__}; "
             "arviz_base.from_numpyro converts those of NumPyro"
@@ -90,13 +91,13 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
     plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray) and name not in _BY_SWEEP}
     if plain:
         groups["sample_stats"] = plain
-    attrs = _attributes(kernel.graph, kernel)
-    dims = _dims(kernel, samples)
+    attrs = _attributes(getattr(kernel, "graph", None), kernel)
+    dims = _dims(kernel, samples) if isinstance(kernel, RowKernel) else None
     with warnings.catch_warnings():
         # many short coupled chains are what a meeting time is estimated from, and no mistake
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
         tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
-    if isinstance(kernel, CoupledKernel):
+    if isinstance(kernel, CoupledKernel | CoupledComposite):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
 
@@ -126,7 +127,8 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         rows = ["row"] if value.ndim == 2 else [f"row_{i}" for i in range(value.ndim - 1)]
         made[name] = (["chain", *rows], value)
     made["lag"] = mcmc.sampler.lag
-    made = made.assign(_by_sweep(mcmc))
+    if isinstance(mcmc.sampler, CoupledKernel):
+        made = made.assign(_by_sweep(mcmc))
     return made.assign_coords(chain=np.arange(made.sizes["chain"]))
 
 

@@ -13,7 +13,16 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Conjugate, CoupledComposite, GibbsBlock, composite_expectation, layered
+from ebmpp import (
+    Bernoulli,
+    Conjugate,
+    CoupledComposite,
+    GibbsBlock,
+    composite_expectation,
+    layered,
+    to_datatree,
+    tv_upper_bound,
+)
 from ebmpp.kernels.composite import maximal
 from helpers import assert_law, assert_rows_law
 
@@ -92,6 +101,14 @@ def test_pairs_meet_and_stay_together(pairs: MCMC) -> None:
     started_equal = np.asarray(fields["meeting_time"])[:, 0] == 2
     first = np.where(met.any(1), met.argmax(1) + 3, np.asarray(fields["t"])[:, -1])
     assert (np.asarray(fields["meeting_time"])[:, -1] == np.where(started_equal, 2, first)).all()
+
+
+def test_its_meeting_times_become_a_tree(pairs: MCMC) -> None:
+    tree = to_datatree(pairs)
+    assert tree.meeting.meeting_time.shape == (400,) and int(tree.meeting.lag) == 2
+    assert tree.posterior.x.shape == (400, 60, 2, 3)
+    bound = tv_upper_bound(tree)
+    assert float(bound.bound[0]) > float(bound.bound[-1]) >= 0
 
 
 def test_both_chains_of_a_pair_have_the_law_of_one_chain(pairs: MCMC) -> None:

@@ -1,0 +1,221 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Bayesian denoising: pixels under an energy prior, inside a NumPyro model that also infers the noise.
+
+``python models/denoising.py --out demo/denoising`` takes handwritten digits, adds Gaussian noise, and
+samples the posterior of the clean pixels and of the noise's scale, under an Ising prior on a 16x16 lattice
+and under a restricted Boltzmann machine trained on other digits. NUTS moves the scale and
+:class:`ebmpp.GibbsBlock` the pixels. It writes a picture and an ArviZ file for each prior.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, Gibbs
+import xarray as xr
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import Bernoulli, Bias, Bilinear, EnergyDistribution, FactorGraph, GibbsBlock, Layout
+
+_NOISE = 0.6  # standard deviation; pixels are 0 and 1
+_COUPLING = 0.4  # of neighbours in -1 and +1, just below the critical 0.44
+
+
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """An energy prior of images of ``layout.shape``."""
+
+    name: str
+    graph: FactorGraph
+    params: dict[str, Array]
+    layout: Layout
+
+    def law(self) -> EnergyDistribution:
+        """The prior as a distribution of images."""
+        return EnergyDistribution(self.graph, self.params, layout=self.layout)
+
+    def block(self) -> GibbsBlock:
+        """The pixels' posterior given the noise's scale: each bias gets its share of the likelihood."""
+        biases = {b: partial(posterior_bias, self, b) for b in self.layout.names}
+        return GibbsBlock(self.graph, {"x": self.layout}, self.params | biases)
+
+
+def posterior_bias(prior: Prior, block: str, sites: dict[str, Array], y: Array) -> Array:
+    """The prior's bias, and log N(y; 1, scale) - log N(y; 0, scale) of the block's pixels, row by row."""
+    return prior.params[block] + (prior.layout.split(y)[block] - 0.5) / sites["scale"] ** 2
+
+
+def model(prior: Prior, y: Array) -> None:
+    """Images ``y`` are pixels of the prior in noise of one unknown scale."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("images", len(y)):
+        x = numpyro.sample("x", prior.law())
+        numpyro.sample("y", dist.Normal(x, scale).to_event(2), obs=y)
+
+
+def ising(side: int = 16, coupling: float = _COUPLING) -> Prior:
+    """Neighbouring pixels of a lattice like to be equal; the two colours of its chessboard are blocks."""
+    lattice = nx.grid_2d_graph(side, side)
+    even = np.indices((side, side)).sum(0) % 2 == 0
+    half = side * side // 2
+    graph = FactorGraph(
+        {"even": Bernoulli(half), "odd": Bernoulli(half)},
+        factors=[Bias("even"), Bias("odd"), Bilinear("even", "odd")],
+    )
+    layout = Layout.at(graph, (side, side), {"even": even, "odd": ~even})
+    neighbours = nx.to_numpy_array(lattice, nodelist=sorted(lattice))
+    weights = neighbours[np.ix_(even.ravel(), ~even.ravel())]
+    # s = 2x - 1 turns coupling * s s' into these
+    params = {
+        "even": -2 * coupling * weights.sum(1),
+        "odd": -2 * coupling * weights.sum(0),
+        "even:odd": 4 * coupling * weights,
+    }
+    return Prior("ising", graph, jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params), layout)
+
+
+def boltzmann(rows: np.ndarray, latent: int, steps: int, progress_bar: bool) -> Prior:
+    """A restricted Boltzmann machine of 8x8 images, trained on ``rows``."""
+    graph = FactorGraph(
+        {"x": Bernoulli((8, 8))}, {"h": Bernoulli(latent)}, [Bias("x"), Bias("h"), Bilinear("x", "h")]
+    )
+    fit = ebmpp.fit(
+        graph,
+        rows.reshape(-1, 8, 8),
+        estimator=ebmpp.PCD(k=5, num_chains=200),
+        optimizer=optax.adam(optax.cosine_decay_schedule(0.02, steps, alpha=0.02)),
+        num_steps=steps,
+        batch_size=100,
+        rng_key=jax.random.key(0),
+        progress_bar=progress_bar,
+    )
+    return Prior("rbm", graph, fit.params, Layout.of(graph, ["x"]))
+
+
+def noisy(images: np.ndarray, seed: int) -> np.ndarray:
+    """Images with Gaussian noise."""
+    return (images + np.random.default_rng(seed).normal(0, _NOISE, images.shape)).astype(np.float32)
+
+
+def posterior(prior: Prior, y: np.ndarray, args: argparse.Namespace) -> MCMC:
+    """Draws of the pixels and of the scale."""
+    block, bound_model = prior.block(), partial(model, prior)
+    block.verify(bound_model, jnp.asarray(y))  # is the block the model's posterior?
+    mcmc = MCMC(
+        Gibbs([(block, ["x"]), (NUTS(bound_model), None)]),
+        num_warmup=args.warmup,
+        num_samples=args.samples,
+        num_chains=args.chains,
+        chain_method=jax.vmap,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(args.seed), jnp.asarray(y))
+    return mcmc
+
+
+# -- what is written -----------------------------------------------------------------------------
+
+
+def save(mcmc: MCMC, truth: np.ndarray, y: np.ndarray, path: Path) -> xr.DataTree:
+    """The draws with what is known, a netCDF file for ArviZ."""
+    import arviz_base
+
+    samples = {name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()}
+    dims = {"x": ["image", "row", "column"]}
+    tree = arviz_base.from_dict({"posterior": samples}, dims=dims)
+    named = {"y": (dims["x"], y), "truth": (dims["x"], truth)}
+    tree["observed_data"] = xr.DataTree(xr.Dataset(named))
+    tree.to_netcdf(path, engine="h5netcdf")
+    return tree
+
+
+def draw(tree: xr.DataTree, path: Path) -> None:
+    """True, noisy, posterior mean and posterior standard deviation, a row an image."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    x = tree.posterior.x.astype(float)
+    columns: dict[str, tuple[np.ndarray, tuple[float, float]]] = {
+        "true": (tree.observed_data.truth.values, (0, 1)),
+        "noisy": (tree.observed_data.y.values, (-1, 2)),
+        "posterior mean": (x.mean(("chain", "draw")).values, (0, 1)),
+        "posterior sd": (x.std(("chain", "draw")).values, (0, 0.5)),
+    }
+    count = len(tree.observed_data.truth)
+    size = (1.7 * len(columns), 1.75 * count + 0.3)
+    figure, axes = plt.subplots(count, len(columns), figsize=size, layout="constrained", squeeze=False)
+    for column, (title, (images, (low, high))) in enumerate(columns.items()):
+        axes[0, column].set_title(title, fontsize=10)
+        for row in range(count):
+            axes[row, column].imshow(images[row], cmap="gray_r", vmin=low, vmax=high)
+            axes[row, column].set(xticks=[], yticks=[])
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def report(tree: xr.DataTree) -> str:
+    """Errors of the posterior's best guess and of thresholding, and the scale's summary."""
+    truth, y = tree.observed_data.truth.values, tree.observed_data.y.values
+    mean = tree.posterior.x.astype(float).mean(("chain", "draw")).values
+    wrong = lambda guess: f"{100 * np.mean((guess > 0.5) != truth):.1f} %"  # noqa: E731
+    table = ebmpp.summary(tree, var_names=["scale"])
+    return f"pixels wrong: {wrong(y)} noisy, {wrong(mean)} by the posterior; true scale {_NOISE}\n{table}"
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add: Callable[..., Any] = parser.add_argument
+    add("--prior", choices=("ising", "rbm", "both"), default="both")
+    add("--images", type=int, default=4, help="how many are denoised together")
+    add("--warmup", type=int, default=300)
+    add("--samples", type=int, default=1000)
+    add("--chains", type=int, default=4)
+    add("--latent", type=int, default=64, help="latent units of the Boltzmann machine")
+    add("--steps", type=int, default=3000, help="of its training")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=Path("demo/denoising"), help="folder for pictures and files")
+    add("--no-progress", action="store_true", help="no progress bar")
+    args = parser.parse_args(argv)
+    for name in ("images", "warmup", "samples", "chains", "latent", "steps"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is at least 1, not {getattr(args, name)}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Denoise under each prior."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = ebmpp.data.binarize(ebmpp.data.digits())
+    rows = rows[np.random.default_rng(args.seed).permutation(len(rows))]
+    truth, training = rows[: args.images].reshape(-1, 8, 8), rows[args.images :]
+    chosen = []
+    if args.prior != "rbm":
+        chosen.append((ising(), np.kron(truth, np.ones((2, 2)))))
+    if args.prior != "ising":
+        chosen.append((boltzmann(training, args.latent, args.steps, not args.no_progress), truth))
+    for prior, clean in chosen:
+        y = noisy(clean, args.seed)
+        tree = save(posterior(prior, y, args), clean, y, args.out / f"{prior.name}.nc")
+        draw(tree, args.out / f"{prior.name}.png")
+        print(f"-- {prior.name} prior\n{report(tree)}\nwrote {args.out / prior.name}.nc and .png")
+
+
+if __name__ == "__main__":
+    main()
