@@ -31,7 +31,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, EnergyDistribution, FactorGraph, GibbsBlock, Layout
 
 _NOISE = 0.6  # standard deviation; pixels are 0 and 1
-_COUPLING = 0.4  # of neighbours in -1 and +1, just below the critical 0.44
+_COUPLING = 0.6  # of neighbours in -1 and +1: strokes are two pixels wide and long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def report(tree: xr.DataTree) -> str:
     truth, y = tree.observed_data.truth.values, tree.observed_data.y.values
     mean = tree.posterior.x.astype(float).mean(("chain", "draw")).values
     wrong = lambda guess: f"{100 * np.mean((guess > 0.5) != truth):.1f} %"  # noqa: E731
-    table = ebmpp.summary(tree, var_names=["scale"])
+    table = ebmpp.summary(tree, var_names=["scale"]).to_string()
     return f"pixels wrong: {wrong(y)} noisy, {wrong(mean)} by the posterior; true scale {_NOISE}\n{table}"
 
 

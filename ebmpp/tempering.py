@@ -1,0 +1,398 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Tempering: replicas of one model at inverse temperatures, and sweeps that exchange their states.
+
+Replica r has the energy "factors of one block, plus beta_r times the others": at beta = 0 the units are
+independent under their biases, at beta = 1 it is the model. All replicas together are a graph again (every
+block has one more axis), so that whatever is derived from an energy is derived for them too.
+
+Replicas go from hot (the first, the smallest beta) to cold (the last, beta = 1).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp import bits
+from ebmpp.couplings import Attempt, resolve
+from ebmpp.errors import DeclarationError, DomainError
+from ebmpp.factors import Factor
+from ebmpp.family import Family
+from ebmpp.graph import FactorGraph
+from ebmpp.layer_move import Layer
+from ebmpp.moves import Drawn, couple_prepared
+from ebmpp.states import Observed, as_array, as_rows
+from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
+
+# -- the graph of all replicas ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Replicated(Factor):
+    """A factor in every replica, weighted by the replica's beta if it is over two or more blocks.
+
+    :param factor: the factor of one replica.
+    :param num: how many replicas.
+    """
+
+    factor: Factor
+    num: int
+
+    def __init__(self, factor: Factor, num: int) -> None:
+        super().__init__(*factor.blocks, energy=factor.energy, name=factor.name)
+        object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "num", num)
+
+    def __repr__(self) -> str:
+        return f"Replicated({self.factor!r}, {self.num})"
+
+    @property
+    def tempered(self) -> bool:
+        """Whether beta weighs it."""
+        return len(self.blocks) > 1
+
+    def energies(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        """The factor's energy in each replica, beta left out: shape ``(num,)``."""
+        own = params[1] if self.tempered else params
+        single = tuple(map(_single, families))
+        return jax.vmap(lambda *t: self.factor.evaluate(own, *t, families=single))(*statistics)
+
+    def evaluate(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        energies = self.energies(params, *statistics, families=families)
+        return params[0] @ energies if self.tempered else energies.sum()
+
+    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
+        single = {b: _single(families[b]) for b in self.blocks}
+        own = self.factor.init_params(rng_key, single)
+        return (jnp.linspace(0.0, 1.0, self.num), own) if self.tempered else own
+
+
+def _single(family: Family) -> Family:
+    return dataclasses.replace(family, shape=family.shape[1:])
+
+
+@lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
+def replicate(graph: FactorGraph, num: int) -> FactorGraph:
+    """``num`` replicas as one graph: the same blocks, of shape ``(num, *shape)``.
+
+    :param graph: the model.
+    :param num: how many replicas.
+    :raises DeclarationError: for a graph without a factor over two or more blocks.
+
+    **Example**
+
+    >>> from ebmpp import Bernoulli, layered
+    >>> replicate(layered(v=Bernoulli(4), h=Bernoulli(3)), 10).families["v"].shape
+    (10, 4)
+    """
+    if not any(len(f.blocks) > 1 for f in graph.factors):
+        raise DeclarationError(
+            "no factor of this graph is over two or more blocks, so its blocks are independent and there is "
+            "nothing to temper; BlockedGibbs draws it exactly"
+        )
+    grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))  # noqa: E731
+    visible, latent = ({b: grow(f) for b, f in side.items()} for side in (graph.visible, graph.latent))
+    with jax.ensure_compile_time_eval():  # the probe looks at values, also when called under jit
+        return FactorGraph(visible, latent, [Replicated(f, num) for f in graph.factors])
+
+
+def tempered_params(graph: FactorGraph, params: Mapping[str, Any], betas: Array) -> dict[str, Any]:
+    """Params of :func:`replicate`: each factor's own, with the betas if they weigh it.
+
+    :param graph: the model.
+    :param params: its params.
+    :param betas: one a replica.
+    """
+    return {f.name: (betas, params[f.name]) if len(f.blocks) > 1 else params[f.name] for f in graph.factors}
+
+
+def check_betas(betas: Any) -> tuple[float, ...]:
+    """Inverse temperatures, checked.
+
+    :param betas: increasing from 0 or more to 1, at least two.
+    :raises ValueError: for anything else.
+
+    **Example**
+
+    >>> check_betas([0, 0.3, 1])
+    (0.0, 0.3, 1.0)
+    """
+    wanted = "betas are increasing inverse temperatures from 0 or more to 1, such as [0, 0.3, 1]"
+    try:
+        given = np.asarray(betas, float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{wanted}; got {betas!r}") from None
+    if given.ndim != 1 or len(given) < 2:
+        told = f"{wanted}; got an array of shape {given.shape}"
+        raise ValueError(f"{told}. Of chains that adapted a ladder each, take one: last_state.betas[0]")
+    if not (np.diff(given) > 0).all() or given[0] < 0 or given[-1] != 1:
+        raise ValueError(f"{wanted}; got {given.tolist()}")
+    return tuple(given.tolist())
+
+
+def check_hot(graph: FactorGraph, params: Mapping[str, Any], beta: float) -> None:
+    """Whether the hottest replica normalises; those between it and the model then do so too.
+
+    :raises DomainError: when it does not.
+    """
+    try:
+        replicate(graph, 1).check(tempered_params(graph, params, jnp.full(1, beta)))
+    except DomainError as error:
+        raise DomainError(
+            f"at beta = {beta:g}, where the factors of one block hold almost or quite alone: {error} "
+            "A ladder that starts at a larger beta leaves the other factors more of their say."
+        ) from None
+
+
+def equalized(betas: Array, rejection: Array) -> Array:
+    """Betas between which swaps would be refused equally often.
+
+    The rejection rates, summed from hot to cold, estimate the communication barrier as a function of beta;
+    the new betas cut it into equal parts.
+
+    :param betas: shape ``(num,)``.
+    :param rejection: of neighbours, ``(num - 1,)``.
+    :return: shape ``(num,)``, with the ends of ``betas``.
+
+    **References**
+
+    1. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*, section 5.
+
+    **Example**
+
+    >>> equalized(jnp.array([0, 0.5, 1]), jnp.array([0.1, 0.3])).round(2).tolist()
+    [0.0, 0.67, 1.0]
+    """
+    # neighbours that are never refused must not fall together
+    cumulated = jnp.cumsum(jnp.concatenate([jnp.zeros(1), rejection + 1e-4]))
+    wanted = jnp.linspace(0.0, 1.0, len(betas)) * cumulated[-1]
+    made = jnp.interp(wanted, cumulated, betas)
+    return made.at[0].set(betas[0]).at[-1].set(betas[-1])
+
+
+# -- what is given, in every replica ---------------------------------------------------------------
+
+
+def add_axis(graph: FactorGraph, x: Mapping[str, Array] | None) -> dict[str, Array]:
+    """An axis of replicas, of length 1, before the blocks' own."""
+    own = {b: len(graph.families[b].shape) for b in x or {}}
+    return {b: jnp.expand_dims(v, v.ndim - own[b]) for b, v in (x or {}).items()}
+
+
+def _spread(graph: FactorGraph, num: int, block: str, value: Any) -> Array:
+    made = add_axis(graph, {block: as_array(block, value)})[block]
+    return jnp.repeat(made, num, axis=made.ndim - len(graph.families[block].shape) - 1)
+
+
+def spread_given(graph: FactorGraph, num: int, block: str, value: Any) -> Array | Observed:
+    """A clamped block or an observed one, held alike in ``num`` replicas."""
+    if not isinstance(value, Observed):
+        return _spread(graph, num, block, value)
+    known = jnp.broadcast_to(value.known, jnp.shape(value.values))
+    return Observed(_spread(graph, num, block, value.values), _spread(graph, num, block, known))
+
+
+def spread_init(graph: FactorGraph, num: int, init: Any) -> Any:
+    """Starts of ``num`` replicas, from what :func:`~ebmpp.unbiased_expectation` takes as ``init``."""
+    if init is None or isinstance(init, str):
+        return init
+    if callable(init):
+        return lambda key: jax.vmap(init)(jax.random.split(key, num))
+    as_rows(graph.families, init)  # its errors speak of shapes that the user knows
+    return {b: _spread(graph, num, b, v) for b, v in init.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class OfColdest:
+    """A function of a state, as one of all replicas; compared by value, so that it is compiled once."""
+
+    fn: Callable[[dict[str, Array]], Any]
+
+    def __call__(self, x: dict[str, Array]) -> Any:
+        return self.fn({b: v[-1] for b, v in x.items()})
+
+
+# -- the sweep -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TemperedSweep:
+    """All layers of all replicas and even swaps, then all layers once more and odd swaps: one move.
+
+    Neighbouring replicas exchange states, accepted by their energies. Even swaps (of replicas 0 and 1, 2 and
+    3...) that alternate with odd ones, without drawing which, carry states from hot to cold and back without
+    turning at every step: the non-reversible scheme.
+
+    Coupled, each replica of a pair's one ensemble is coupled with its like in the other, on its own: a joint
+    coupling of all replicas would be accepted as rarely as the worst of them. It is tried until accepted
+    within one attempt, so nothing stalls. Swaps get the same uniforms in both.
+
+    :param graph: the graph of one replica.
+    :param layers: those of a sweep of one replica, with their couplings.
+
+    **References**
+
+    1. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*.
+    """
+
+    graph: FactorGraph
+    layers: tuple[Layer, ...]
+    proposes = False  # rates of swaps would drown in the acceptance of Metropolis moves
+    stalls = False
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(b for layer in self.layers for b in layer.blocks)
+
+    def check(self, graph: FactorGraph) -> None:
+        """:raises ValueError: for a graph that is not one of replicas."""
+        if not any(isinstance(f, Replicated) and f.tempered for f in graph.factors):
+            raise ValueError("a tempered sweep is one of replicas: take the graph that replicate makes")
+
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
+        return tuple(graph.families)
+
+    # -- one chain -------------------------------------------------------------------------------
+
+    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+        half = lambda x, parity: (self.half(graph, params, x, pairs, keep, parity)[0], None)  # noqa: E731
+        x, _ = lax.scan(half, dict(x), jnp.arange(2))
+        return {b: x[b] for b in self.blocks}, jnp.zeros(len(pairs), jnp.int32)
+
+    def half(
+        self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep, parity: Array
+    ) -> tuple[dict[str, Array], Array, Array]:
+        """All layers, and the swaps of one parity.
+
+        :param pairs: key pairs of the sweep, ``(rows, 2)``.
+        :param parity: 0 for even swaps, 1 for odd ones.
+        :return: the replicas; whose state each of them now has, ``(rows, num)``; and the log of the
+            acceptance ratio of all neighbours, those of the other parity too, ``(rows, num - 1)``.
+        """
+        x, pairs = dict(x), bits.fold_in(pairs, parity)
+        for index, layer in enumerate(self.layers):
+            x |= draw_layer(graph, params, x, layer.blocks, bits.fold_in(pairs, index), keep)
+        log_ratio = _log_ratio(graph, params, x)
+        order = _order(self._log_uniforms(pairs, log_ratio) < log_ratio, parity)
+        return x | {b: take(x[b], order) for b in self.blocks}, order, log_ratio
+
+    def _log_uniforms(self, pairs: Array, log_ratio: Array) -> Array:
+        words = bits.words(bits.fold_in(pairs, len(self.layers)), log_ratio.shape[-1])
+        return jnp.log(bits.uniform(words))
+
+    # -- a coupled pair --------------------------------------------------------------------------
+
+    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
+        return params  # the layers depend on one another: nothing can be made beforehand
+
+    def attempt(
+        self, graph: FactorGraph, prepared: Any, z: Rows, pairs: Array, keep: Keep, first: Array, same: Array
+    ) -> Attempt:
+        def half(z: Rows, parity: Array) -> tuple[Rows, Array]:
+            own, broken = bits.fold_in(pairs, parity), jnp.zeros(len(pairs), bool)
+            for index, layer in enumerate(self.layers):
+                z, wrong = self._couple(graph, prepared, z, layer, bits.fold_in(own, index), keep)
+                broken |= wrong
+            z, wrong = self._swap(graph, prepared, z, own, parity)
+            return z, broken | wrong
+
+        z, broken = lax.scan(half, dict(z), jnp.arange(2))
+        x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
+        return Attempt(x, y, jnp.ones_like(same), jnp.ones_like(same), broken.any(0))
+
+    def _couple(
+        self, graph: FactorGraph, params: Any, z: Rows, layer: Layer, pairs: Array, keep: Keep
+    ) -> tuple[dict[str, Array], Array]:
+        """A layer of both chains, every replica a row of its own; and which rows are broken."""
+        rows, num = next(iter(z.values())).shape[1:3]
+        apart = lambda v: v.reshape(2, rows * num, *v.shape[3:])  # noqa: E731
+        together = lambda v: v.reshape(rows, num, *v.shape[1:])  # noqa: E731
+        made = couple_prepared(
+            self.graph,
+            {b: apart(e) for b, e in layer.prepare(graph, params, z, keep).items()},
+            {b: apart(v) for b, v in z.items()},
+            layer,
+            0,
+            bits.fold_in(pairs[:, None], jnp.arange(num)).reshape(-1, 2),
+            {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()},
+            _alike(z, layer.reads(graph)).reshape(-1),
+        )
+        z = z | {b: jnp.stack([together(made.x[b]), together(made.y[b])]) for b in layer.blocks}
+        return z, together(made.broken).any(-1)
+
+    def _swap(
+        self, graph: FactorGraph, params: Any, z: Rows, pairs: Array, parity: Array
+    ) -> tuple[dict[str, Array], Array]:
+        """Swaps in both chains; and which rows are broken."""
+        flat = {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
+        ratio = _log_ratio(graph, params, flat)
+        ratio = ratio.reshape(2, -1, ratio.shape[-1])
+        # Equal states must be moved alike, whatever the last bits of their energies say.
+        alike = _alike(z, tuple(z))
+        ratio = ratio.at[1].set(jnp.where(alike[:, :-1] & alike[:, 1:], ratio[0], ratio[1]))
+        log_u = self._log_uniforms(pairs, ratio)
+        orders = [_order(log_u < r, parity) for r in ratio]
+        swapped = {b: jnp.stack([take(v, o) for v, o in zip(z[b], orders, strict=True)]) for b in self.blocks}
+        return z | swapped, jnp.isnan(ratio).any((0, 2))
+
+
+def tempered_sweep(
+    graph: FactorGraph, coupling: str | Sequence[str] | None = None, clamped: Iterable[str] = ()
+) -> TemperedSweep:
+    """The move of :class:`TemperingCoupling` and :class:`ParallelTempering`.
+
+    :param graph: the graph of one replica.
+    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.couplings.resolve`.
+    :param clamped: blocks that are held.
+    :raises ValueError: for an unknown coupling.
+    """
+    layers = schedule(graph, clamped)
+    kinds = resolve(coupling, layers)
+    return TemperedSweep(graph, tuple(Layer(b, kind) for b, kind in zip(layers, kinds, strict=True)))
+
+
+def take(v: Array, order: Array) -> Array:
+    """Replicas of every row in another order.
+
+    :param v: shape ``(rows, num, ...)``.
+    :param order: shape ``(rows, num)``.
+    """
+    return jnp.take_along_axis(v, order.reshape(order.shape + (1,) * (v.ndim - 2)), axis=1)
+
+
+def _order(took: Array, parity: Array) -> Array:
+    """Whose state each replica gets when the neighbours of this parity that ``took`` do swap."""
+    low = jnp.arange(took.shape[1])
+    moved = (took & (low % 2 == parity)).astype(jnp.int32)
+    still = jnp.zeros((len(took), 1), jnp.int32)
+    stays = jnp.arange(took.shape[1] + 1, dtype=jnp.int32)
+    return stays + jnp.concatenate([moved, still], 1) - jnp.concatenate([still, moved], 1)
+
+
+def _log_ratio(graph: FactorGraph, params: Any, x: Rows) -> Array:
+    """Log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``."""
+    tempered = [f for f in graph.factors if f.tempered]
+
+    def one(t: Mapping[str, Array]) -> Array:
+        """What beta weighs of each replica's energy."""
+        families = lambda f: tuple(graph.families[b] for b in f.blocks)  # noqa: E731
+        return sum(
+            f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered
+        )
+
+    betas = params[tempered[0].name][0]
+    return jnp.diff(betas) * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)
+
+
+def _alike(z: Rows, blocks: Iterable[str]) -> Array:
+    """Whether the two chains agree on ``blocks``, for each row and replica."""
+    agree = [(z[b][0] == z[b][1]).reshape(*z[b].shape[1:3], -1).all(-1) for b in blocks]
+    some = next(iter(z.values()))
+    return jnp.stack(agree).all(0) if agree else jnp.ones(some.shape[1:3], bool)
