@@ -55,6 +55,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/handwritten.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/meeting_times.py
+	$(BIN)/python benchmarks/denoising.py
 	$(BIN)/python benchmarks/bars_and_stripes.py
 
 format: $(STAMP)
