@@ -10,7 +10,17 @@ import numpyro.distributions as dist
 
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, Bilinear, Conjugate, FactorGraph, GibbsBlock, Layout, Spin
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Conjugate,
+    EnergyDistribution,
+    FactorGraph,
+    GibbsBlock,
+    Layout,
+    Spin,
+)
 
 SHAPE, COUPLING = (2, 3), 0.35
 _SITES = np.arange(6).reshape(SHAPE)
@@ -68,6 +78,15 @@ def model(y: Any) -> None:
     spins = 2.0 * x - 1
     numpyro.factor("prior", 0.5 * COUPLING * jnp.einsum("i,ij,j", spins.ravel(), adjacency(), spins.ravel()))
     numpyro.sample("y", dist.Normal(spins, precision**-0.5).to_event(2), obs=y)
+
+
+def spin_model(y: Any) -> None:
+    """The same with pixels in -1 and +1, and the prior as a distribution."""
+    graph, layout, weights = lattice()
+    params = {"even": jnp.zeros(3), "odd": jnp.zeros(3), "even:odd": jnp.asarray(weights)}
+    precision = numpyro.sample("precision", dist.Gamma(*SHAPE_RATE))
+    x = numpyro.sample("x", EnergyDistribution(graph, params, layout=layout, num_sweeps=1))
+    numpyro.sample("y", dist.Normal(x, precision**-0.5).to_event(2), obs=y)
 
 
 def binary_even_field(sites: dict, y: Any) -> Any:
