@@ -4,6 +4,7 @@
 
 from ebmpp import data, plots
 from ebmpp.diagnostics import summary, to_datatree
+from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
 from ebmpp.estimators import CD, PCD, UCD
 from ebmpp.evaluate import exact
@@ -23,16 +24,21 @@ from ebmpp.kernels import (
     BlockedGibbs,
     Conjugate,
     CoupledComposite,
+    Exchange,
     GibbsBlock,
     LocalSearch,
     MaximalCoupling,
     MetropolisCoupling,
+    ParallelTempering,
+    TemperingCoupling,
     composite_expectation,
     gibbs_fn,
     local_search,
+    tempered_expectation,
 )
 from ebmpp.layout import Layout
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
+from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.states import Observed
@@ -51,6 +57,8 @@ __all__ = [
     "Categorical",
     "Conjugate",
     "CoupledComposite",
+    "EnergyDistribution",
+    "Exchange",
     "Exponential",
     "Factor",
     "FactorGraph",
@@ -63,8 +71,11 @@ __all__ = [
     "MaximalCoupling",
     "MetropolisCoupling",
     "Observed",
+    "ParallelTempering",
     "Poisson",
     "Spin",
+    "TemperingCoupling",
+    "check_model",
     "composite_expectation",
     "cost_times_variance",
     "data",
@@ -74,11 +85,13 @@ __all__ = [
     "layered",
     "local_search",
     "metropolis_sweep",
+    "perfect_sample",
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
     "suggest_k_m",
     "summary",
+    "tempered_expectation",
     "to_datatree",
     "tv_upper_bound",
     "unbiased_expectation",

@@ -7,9 +7,17 @@ from ebmpp.kernels.block import BlockState, GibbsBlock, gibbs_fn
 from ebmpp.kernels.composite import CompositeState, Conjugate, CoupledComposite
 from ebmpp.kernels.coupled import CoupledKernel, CouplingState
 from ebmpp.kernels.coupling import MaximalCoupling, MetropolisCoupling
+from ebmpp.kernels.exchange import Exchange, ExchangeState
 from ebmpp.kernels.expectation import composite_expectation
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 from ebmpp.kernels.local_search import LocalMode, LocalSearch, SearchState, local_search
+from ebmpp.kernels.tempering import (
+    ParallelTempering,
+    TemperingCoupling,
+    TemperingCouplingState,
+    TemperingState,
+    tempered_expectation,
+)
 
 __all__ = [
     "BlockState",
@@ -20,15 +28,22 @@ __all__ = [
     "CoupledComposite",
     "CoupledKernel",
     "CouplingState",
+    "Exchange",
+    "ExchangeState",
     "GibbsBlock",
     "GibbsState",
     "LocalMode",
     "LocalSearch",
     "MaximalCoupling",
     "MetropolisCoupling",
+    "ParallelTempering",
     "RowKernel",
     "SearchState",
+    "TemperingCoupling",
+    "TemperingCouplingState",
+    "TemperingState",
     "composite_expectation",
     "gibbs_fn",
     "local_search",
+    "tempered_expectation",
 ]

@@ -1,0 +1,369 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange algorithm: posteriors of an energy model's params, without log Z."""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, NamedTuple
+import warnings
+
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import identity
+
+import jax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+
+from ebmpp import bits, derived, perfect, states, sweeps
+from ebmpp.errors import IntractableError, ParameterError
+from ebmpp.graph import FactorGraph, Params
+from ebmpp.kernels.base import _is_batched
+
+Sites = dict[str, Array]
+
+
+class ExchangeState(NamedTuple):
+    """The state of :class:`Exchange`.
+
+    - **z** - a dict of the sites, constrained.
+    - **unconstrained** - the same sites where the random walk lives.
+    - **i** - steps done.
+    - **num_warmup** - how many of them adapt the step size.
+    - **step_size** - standard deviation of a proposal, in each unconstrained dimension.
+    - **accept_prob** - acceptance probability of the last step.
+    - **mean_accept_prob** - its mean since the start, or since the end of the warm-up.
+    - **failures** - auxiliary draws that could not be made; from the first one on, ``z`` is NaN.
+    - **rng_key** - the key of the next step.
+    """
+
+    z: Sites
+    unconstrained: Sites
+    i: Array
+    num_warmup: Array
+    step_size: Array
+    accept_prob: Array
+    mean_accept_prob: Array
+    failures: Array
+    rng_key: Array
+
+
+class _Call(NamedTuple):
+    """What NumPyro passes, sorted."""
+
+    siblings: Sites
+    args: tuple
+    kwargs: dict[str, Any]
+
+
+class Exchange(MCMCKernel):
+    """Metropolis for what the params of an energy model depend on, given data: a NumPyro kernel.
+
+    The likelihood has log Z, which nobody knows. A proposal draws one auxiliary data set from the model
+    at the proposed params; in the acceptance ratio of Murray et al. (2006) log Z then cancels, and
+    with perfect draws the posterior is exact. Latent blocks are summed out of the data's and of the auxiliary
+    rows' densities. The proposal is a random walk in unconstrained space, whose step size adapts in
+    the warm-up and is fixed afterwards.
+
+    It runs alone in :class:`numpyro.infer.MCMC`, whose positional and keyword arguments reach the functions
+    below, or as a block of :class:`numpyro.infer.Gibbs`, beside ``NUTS(model)`` for example. There ``sites``
+    holds the other blocks' sites as well; ``data`` gets those alone, for data cannot depend on the params.
+
+    An auxiliary draw that cannot be made (params that are not attractive, or chains that had not met
+    after ``max_sweeps``) must be neither rejected nor replaced, for both would bias the posterior. It
+    is counted in the state's ``failures``, and the chain is NaN from there on.
+
+    :param graph: the declaration.
+    :param prior: by site, a NumPyro distribution of continuous values; the params' sites.
+    :param params: ``params(sites, *args, **kwargs)``, the graph's params.
+    :param data: ``data(sites, *args, **kwargs)``, a dict of the visible blocks or the only one's array, each
+        of shape ``(*batch, *shape)``: independent rows. Latent blocks may be given too.
+    :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past", or "auto": see
+        :func:`~ebmpp.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010, double
+        Metropolis-Hastings), which is **approximate**, and warns.
+    :param step_size: where adaptation starts.
+    :param target_accept: the acceptance that adaptation aims at; 0.44 in one dimension, else 0.234.
+    :param log_weight: ``log_weight(sites, *args, **kwargs)``, a number: log density of whatever else depends
+        on the sites of ``prior``, or what a prior that depends on siblings adds to ``prior``.
+    :param max_sweeps: how far into the past to couple.
+    :raises IntractableError: when the graph allows no such auxiliary draw.
+    :raises ParameterError: a prior that is no dict of continuous distributions.
+
+    **References**
+
+    1. Murray, Ghahramani, MacKay (2006), *MCMC for doubly-intractable distributions*.
+    2. Liang (2010), *A double Metropolis-Hastings sampler for spatial models with intractable normalizing
+       constants*.
+    3. Robbins, Monro (1951), *A stochastic approximation method*.
+
+    **Example**
+
+    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC
+    >>> from ebmpp import Exchange, Spin, layered
+    >>> pair = layered(a=Spin(2), b=Spin(2))
+    >>> def params(sites, x):
+    ...     return {"a": jnp.zeros(2), "b": jnp.zeros(2), "a:b": sites["J"] * jnp.eye(2)}
+    >>> kernel = Exchange(pair, {"J": dist.Uniform(0, 1)}, params, lambda sites, x: {"a": x[0], "b": x[1]})
+    >>> mcmc = MCMC(kernel, num_warmup=20, num_samples=50, progress_bar=False)
+    >>> mcmc.run(jax.random.key(0), (jnp.ones((4, 2)), jnp.ones((4, 2))))
+    >>> mcmc.get_samples()["J"].shape
+    (50,)
+    """
+
+    sample_field = "z"
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        prior: Mapping[str, dist.Distribution],
+        params: Callable[..., Params],
+        data: Callable[..., Mapping[str, Array] | Array],
+        *,
+        auxiliary: str | int = "auto",
+        step_size: float = 0.5,
+        target_accept: float | None = None,
+        log_weight: Callable[..., Array] | None = None,
+        max_sweeps: int = perfect.MAX_SWEEPS,
+    ) -> None:
+        if not isinstance(graph, FactorGraph):
+            raise TypeError(f"Exchange takes a FactorGraph, not {type(graph).__name__}")
+        for name, given in {"params": params, "data": data}.items():
+            if not callable(given):
+                raise TypeError(f"{name} is a function of the sites, {name}(sites, *args), not {given!r}")
+        self.graph, self.prior = graph, _check_prior(prior)
+        self.params, self.data, self.log_weight = params, data, log_weight
+        self.auxiliary = _check_auxiliary(graph, auxiliary)
+        self.step_size, self.max_sweeps = float(step_size), max_sweeps
+        size = sum(math.prod(p.shape()) for p in self.prior.values())
+        self.target_accept = target_accept or (0.44 if size == 1 else 0.234)
+
+    def __repr__(self) -> str:
+        return f"Exchange({self.graph!r}, sites={list(self.prior)}, auxiliary={self.auxiliary!r})"
+
+    # -- NumPyro's contract ------------------------------------------------------------------------
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Mapping[str, Array] | None,
+        model_args: tuple,
+        model_kwargs: dict[str, Any] | None,
+    ) -> ExchangeState:
+        """The initial state: ``init_params``, constrained, or draws from the prior.
+
+        :param rng_key: one key, or a batch of keys (``chain_method="vectorized"``).
+        :raises ParameterError: a wrong site or shape, or params that do not fit the graph.
+        :raises StateError: data that do not fit the graph.
+        :raises IntractableError: params that are not attractive, where they can be looked at now.
+        """
+        call, batched = _sort(model_args, model_kwargs), _is_batched(rng_key)
+        given = _check_init(self.prior, init_params, rng_key.shape[:1] if batched else ())
+        one = lambda key, z: self._init_one(key, num_warmup, z)  # noqa: E731
+        state = jax.vmap(one)(rng_key, given) if batched else one(rng_key, given)
+        self._check_start(jax.tree.map(lambda v: v[0], state) if batched else state, call)
+        return state
+
+    def sample(
+        self, state: ExchangeState, model_args: tuple, model_kwargs: dict[str, Any] | None
+    ) -> ExchangeState:
+        """One proposal in every chain of ``state``."""
+        call = _sort(model_args, model_kwargs)
+        one = lambda s: self._sample_one(s, call)  # noqa: E731
+        return jax.vmap(one)(state) if _is_batched(state.rng_key) else one(state)
+
+    def refresh(
+        self, state: ExchangeState, model_args: tuple, model_kwargs: dict[str, Any] | None
+    ) -> ExchangeState:
+        """Identity: nothing in the state depends on the other sites."""
+        return state
+
+    def wrap_model(self, wrapper: Callable) -> "Exchange":
+        """Itself: there is no model."""
+        return self
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
+        """Identity: the draws are constrained."""
+        return identity
+
+    def get_diagnostics_str(self, state: ExchangeState) -> str:
+        """Step size and acceptance, for the progress bar."""
+        said = f"exchange step size {np.mean(state.step_size):.2e}, "
+        said += f"acc. prob={np.mean(state.mean_accept_prob):.2f}"
+        failures = int(np.sum(state.failures))
+        return f"{said}, {failures} FAILED auxiliary draws: NaN from there on" if failures else said
+
+    # -- one chain ---------------------------------------------------------------------------------
+
+    def _init_one(self, rng_key: Array, num_warmup: int, given: Sites) -> ExchangeState:
+        rng_key, *keys = jax.random.split(rng_key, 1 + len(self.prior))
+        z = {s: p.sample(key) for (s, p), key in zip(self.prior.items(), keys, strict=True)} | given
+        u = {s: biject_to(p.support).inv(jnp.asarray(z[s])) for s, p in self.prior.items()}
+        zero = jnp.zeros((), jnp.result_type(float))
+        none = jnp.zeros((), jnp.int32)
+        step = zero + self.step_size
+        return ExchangeState(self._constrain(u), u, none, none + num_warmup, step, zero, zero, none, rng_key)
+
+    def _sample_one(self, state: ExchangeState, call: _Call) -> ExchangeState:
+        rng_key, walk, draw, accept = jax.random.split(state.rng_key, 4)
+        flat, unravel = ravel_pytree(state.unconstrained)
+        noise = jax.random.normal(walk, flat.shape, flat.dtype)
+        u = unravel(flat + state.step_size * noise)
+        log_ratio, failed = self._log_ratio(state.unconstrained, u, draw, call)
+        chance = jnp.where(log_ratio > 0, 1.0, jnp.exp(log_ratio))  # NaN never compares, and is rejected
+        chance = jnp.where(jnp.isnan(chance) | failed, 0.0, chance)
+        taken = jax.random.uniform(accept) < chance
+        new = jax.tree.map(lambda a, b: jnp.where(taken, a, b), u, state.unconstrained)
+        new = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), new)
+        z = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), self._constrain(new))
+        return self._adapt(state, chance)._replace(
+            z=z, unconstrained=new, failures=state.failures + failed, rng_key=rng_key
+        )
+
+    def _adapt(self, state: ExchangeState, chance: Array) -> ExchangeState:
+        i = state.i + 1
+        warm = i <= state.num_warmup
+        gain = jnp.where(warm, i.astype(chance.dtype) ** -0.6, 0.0)
+        step_size = state.step_size * jnp.exp(gain * (chance - self.target_accept))
+        number = jnp.where(warm, i, i - state.num_warmup)
+        mean = state.mean_accept_prob
+        mean = jnp.where(number == 1, chance, mean + (chance - mean) / number)
+        return state._replace(i=i, step_size=step_size, accept_prob=chance, mean_accept_prob=mean)
+
+    def _constrain(self, u: Sites) -> Sites:
+        return {s: biject_to(p.support)(u[s]) for s, p in self.prior.items()}
+
+    def _log_prior(self, u: Sites, call: _Call) -> Array:
+        z, total = self._constrain(u), 0.0
+        for s, p in self.prior.items():
+            volume = biject_to(p.support).log_abs_det_jacobian(u[s], z[s])
+            total += p.log_prob(z[s]).sum() + volume.sum()
+        if self.log_weight is not None:
+            total += self.log_weight(call.siblings | z, *call.args, **call.kwargs)
+        return total
+
+    def _params(self, z: Sites, call: _Call, values: bool = False) -> Params:
+        params = self.params(call.siblings | z, *call.args, **call.kwargs)
+        self.graph.check(params, values=values)
+        return params
+
+    def _rows(self, call: _Call) -> tuple[Sites, tuple[str, ...]]:
+        """The data as rows, and the blocks that they leave to be summed out."""
+        data = self.data(call.siblings, *call.args, **call.kwargs)
+        data = dict(data) if isinstance(data, Mapping) else self.graph.as_visible(data)
+        rows, _ = states.as_rows(self.graph.families, data, tuple(self.graph.visible))
+        summed = tuple(b for b in self.graph.families if b not in rows)
+        if self.graph.interacting(summed):
+            a, b = self.graph.interacting(summed)[0]
+            raise IntractableError(
+                f"blocks {a!r} and {b!r} interact and data gives neither, so they cannot be summed out in "
+                "closed form; sample one of them by another block of Gibbs, and let data return it"
+            )
+        return {b: v.astype(self.graph.families[b].dtype) for b, v in rows.items()}, summed
+
+    def _log_ratio(self, u: Sites, proposed: Sites, rng_key: Array, call: _Call) -> tuple[Array, Array]:
+        """log of the acceptance ratio, and whether the auxiliary draw failed."""
+        z, new = self._constrain(u), self._constrain(proposed)
+        rows, summed = self._rows(call)
+        old_params, params = self._params(z, call), self._params(new, call)
+        number = len(next(iter(rows.values())))
+        pairs = bits.fold_in(bits.key_pair(rng_key), jnp.arange(number, dtype=jnp.uint32))
+        drawn, perfect_rows = self._auxiliary(params, rows, summed, pairs)
+
+        def gain(x: Sites) -> Array:
+            one = lambda p, row: derived.log_unnormalized(self.graph, p, row, summed)  # noqa: E731
+            return jax.vmap(lambda row: one(params, row) - one(old_params, row))(x).sum()
+
+        prior = self._log_prior(proposed, call) - self._log_prior(u, call)
+        # impossible proposals are rejected whatever the auxiliary rows
+        failed = ~perfect_rows.all() & (prior > -jnp.inf)
+        return prior + gain(rows) - gain({b: drawn[b] for b in rows}), failed
+
+    def _auxiliary(
+        self, params: Params, rows: Sites, summed: tuple[str, ...], pairs: Array
+    ) -> tuple[Sites, Array]:
+        """A draw of the model for every row of data, and which of them are as they should be."""
+        graph = self.graph
+        if isinstance(self.auxiliary, str):
+            return perfect.draw_rows(graph, params, pairs, self.auxiliary, self.max_sweeps)
+        x, first = dict(rows), bits.fold_in(pairs, 0)
+        if summed:
+            x |= sweeps.initial_rows(graph, summed, first)
+            x |= sweeps.draw_layer(graph, params, x, summed, bits.fold_in(first, 1), {})
+        layers = sweeps.schedule(graph)
+        one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, bits.fold_in(pairs, i))  # noqa: E731
+        x = jax.lax.fori_loop(1, self.auxiliary + 1, one, x)
+        return x, jnp.ones(len(pairs), bool)
+
+    def _check_start(self, state: ExchangeState, call: _Call) -> None:
+        params = self._params(state.z, call, values=True)
+        self._rows(call)
+        known = all(map(states.is_concrete, jax.tree.leaves(params)))
+        if known and isinstance(self.auxiliary, str):
+            perfect.check(self.graph, params, self.auxiliary)
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def _sort(model_args: tuple, model_kwargs: dict[str, Any] | None) -> _Call:
+    kwargs = dict(model_kwargs or {})
+    return _Call(kwargs.pop(GIBBS_SITES_KWARG, {}), model_args, kwargs)
+
+
+def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distribution]:
+    """:raises ParameterError: when it is no dict of continuous distributions."""
+    if not isinstance(prior, Mapping) or not prior:
+        raise ParameterError(f"prior is a dict of site names and NumPyro distributions, not {prior!r}")
+    for site, given in prior.items():
+        if not isinstance(given, dist.Distribution):
+            raise ParameterError(f"prior of site {site!r} is a NumPyro distribution, not {given!r}")
+        if given.support.is_discrete:
+            raise ParameterError(
+                f"prior of site {site!r} is discrete ({type(given).__name__}), and Exchange walks over "
+                "continuous values; give it a continuous prior"
+            )
+    return dict(prior)
+
+
+def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
+    """:raises IntractableError: when the graph allows no such draw."""
+    if isinstance(auxiliary, str):
+        return perfect.resolve(graph, auxiliary)
+    if isinstance(auxiliary, bool) or not isinstance(auxiliary, int) or auxiliary < 1:
+        raise ValueError(
+            f"auxiliary is one of {perfect.METHODS} or a positive number of Gibbs sweeps, not {auxiliary!r}"
+        )
+    warnings.warn(
+        f"Exchange with auxiliary={auxiliary} Gibbs sweeps is approximate (double Metropolis-Hastings): its "
+        "posterior is exact only as their number grows. Compare with twice as many, or use perfect draws.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return auxiliary
+
+
+def _check_init(
+    prior: Mapping[str, dist.Distribution], given: Mapping[str, Array] | None, chains: tuple[int, ...]
+) -> Sites:
+    """:raises ParameterError: for initial values of an unknown site, a wrong shape, or at the edge."""
+    made = {}
+    for site, value in (given or {}).items():
+        if site not in prior:
+            raise ParameterError(f"init_params has site {site!r}, and Exchange updates {list(prior)}")
+        value, wanted = jnp.asarray(value, jnp.result_type(float)), chains + prior[site].shape()
+        if value.shape != wanted:
+            raise ParameterError(f"init_params of site {site!r} got shape {value.shape}, expected {wanted}")
+        free = biject_to(prior[site].support).inv(value)
+        if states.is_concrete(free) and not np.isfinite(np.asarray(free)).all():
+            raise ParameterError(
+                f"init_params of site {site!r} is not inside the support of its prior, "
+                f"{prior[site].support}: got {np.asarray(value)}"
+            )
+        made[site] = value
+    return made

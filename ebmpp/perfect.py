@@ -1,0 +1,340 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Perfect sampling: draws that have the model's law exactly, not in the limit of a long chain.
+
+Small models are enumerated. Attractive ones, of any size, are coupled from the past: sweeps are monotone
+in the state they start from, so all chains lie between those from the lowest and from the highest state, and
+once these two agree at time 0, so do all, also the one that has been running for ever.
+"""
+
+from collections import deque
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, derived, states, sweeps
+from ebmpp.errors import IntractableError, UnmetError
+from ebmpp.evaluate import exact
+from ebmpp.families import Bernoulli, Family, Spin
+from ebmpp.graph import FactorGraph, Params
+
+METHODS = ("auto", "enumerate", "coupling_from_the_past")
+
+#: sweeps into the past before coupling gives up, unless told
+MAX_SWEEPS = 2**16
+
+State = dict[str, Array]
+
+
+# -- enumeration -----------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """What is listed, and what is drawn given that."""
+
+    listed: tuple[str, ...]
+    drawn: tuple[str, ...]
+
+
+def _plan(graph: FactorGraph) -> _Plan:
+    """:raises IntractableError: when the model is not small enough to be enumerated."""
+    plan = exact._plan(graph)
+    if plan.integrated:
+        raise IntractableError(
+            f"the Gaussian blocks {list(plan.integrated)} interact, so they cannot be drawn by enumeration; "
+            "sample the model by ebmpp.BlockedGibbs"
+        )
+    exact._refuse_many(graph, plan.enumerated, plan.summed, exact._MOST_LISTED)
+    return _Plan(plan.enumerated, plan.summed)
+
+
+def _pick(u: Array, log_weight: Array) -> Array:
+    """An index drawn with the last axis' weights: the first whose cumulated weight exceeds ``u``."""
+    weight = jnp.exp(log_weight - log_weight.max(-1, keepdims=True))
+    total = jnp.cumsum(weight, axis=-1)
+    index = (total <= u[..., None] * total[..., -1:]).sum(-1)
+    return jnp.minimum(index, weight.shape[-1] - 1)
+
+
+def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[State, Array]:
+    listed, drawn = _plan(graph)
+    plan = exact._Plan(listed, drawn, ())
+    count = exact._count(graph, listed)
+    # Two stages, of about the root each: a uniform of 24 bits is too coarse for a million states.
+    width = math.isqrt(count - 1) + 1
+    index = jnp.arange(-(-count // width) * width, dtype=jnp.int32)
+    term = lambda i: exact._log_term(graph, params, {}, plan, i)  # noqa: E731
+    value = jax.lax.map(term, jnp.minimum(index, count - 1), batch_size=exact._chunk(graph, plan))
+    table = jnp.where(index < count, value, -jnp.inf).reshape(-1, width)
+    u = bits.uniform(bits.words(bits.fold_in(pairs, 0), 2))
+    group = _pick(u[:, 0], jax.nn.logsumexp(table, axis=-1)[None])
+    chosen = group * width + _pick(u[:, 1], table[group])
+    x = sweeps.initial_rows(graph, drawn, bits.fold_in(pairs, 1)) if drawn else {}
+    x |= jax.vmap(lambda i: exact._decode(graph, listed, i))(chosen)
+    if drawn:
+        x |= sweeps.draw_layer(graph, params, x, drawn, bits.fold_in(pairs, 2), {})
+    return {b: x[b] for b in graph.families}, jnp.isfinite(table).any() & jnp.ones(len(pairs), bool)
+
+
+# -- which models are attractive -------------------------------------------------------------------
+
+
+def _check_ordered(graph: FactorGraph) -> None:
+    """:raises IntractableError: for blocks without a lowest and a highest state, or factors of many."""
+    for b, family in graph.families.items():
+        if not _is_ordered(family):
+            raise IntractableError(
+                f"block {b!r} ({family!r}) has no lowest and highest state, which coupling from the past "
+                "starts from; it takes Bernoulli, Spin and Binomial blocks"
+            )
+    for factor in graph.factors:
+        if len(factor.blocks) > 2:
+            raise IntractableError(
+                f"factor {factor.name!r} is over {len(factor.blocks)} blocks; coupling from the past takes "
+                "factors of one or two blocks, whose interactions have one sign in every state"
+            )
+
+
+def _is_ordered(family: Family) -> bool:
+    with jax.ensure_compile_time_eval():  # under jit the values would be staged, not looked at
+        listed = family.states()
+        if listed is None or family.stat_shape:
+            return False
+        return bool((np.diff(np.asarray(family.statistics(listed))) > 0).all())
+
+
+def _slopes(graph: FactorGraph, params: Params) -> dict[tuple[str, str], Array]:
+    """How the natural parameters of one block grow with the statistics of another, for every edge."""
+    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
+    made = {}
+    for a, b in sorted(graph.edges):
+        # constant in the state: the energy is affine in each unit and factors join two blocks at most
+        of = lambda t, a=a, b=b: derived.natural(graph, params, zero | {b: t}, [a])[a]  # noqa: E731
+        made[a, b] = jax.jacobian(of)(zero[b])
+    return made
+
+
+def _orientation(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], dict[tuple, Array]]:
+    """Blocks turned upside down (-1) so that neighbours pull the same way, and which edges then do."""
+    slopes = _slopes(graph, params)
+    rising = {edge: (slope >= 0).all() for edge, slope in slopes.items()}
+    falling = {edge: (slope <= 0).all() for edge, slope in slopes.items()}
+    sign: dict[str, Array] = {}
+    for root in graph.families:  # along a spanning tree; the other edges can but agree or not
+        queue = deque([root] if root not in sign else [])
+        sign.setdefault(root, jnp.int32(1))
+        while queue:
+            block = queue.popleft()
+            for other in graph.neighbours([block]):
+                if other not in sign:
+                    edge = (block, other) if (block, other) in rising else (other, block)
+                    sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
+                    queue.append(other)
+    fine = {(a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b]) for a, b in slopes}
+    return sign, fine
+
+
+_orientation_jit = jax.jit(_orientation, static_argnames=("graph",))
+
+
+def _check_attractive(graph: FactorGraph, params: Params) -> None:
+    """:raises IntractableError: naming two blocks whose units pull in both directions."""
+    _, fine = _orientation_jit(graph, params)
+    for (a, b), attractive in fine.items():
+        if not bool(attractive):
+            raise IntractableError(
+                f"the model is not attractive: the interactions of blocks {a!r} and {b!r} are of both signs "
+                "(also with whole blocks turned upside down), so chains do not keep their order, and cannot "
+                "be coupled from the past; a small model can be enumerated, method='enumerate'"
+            )
+
+
+# -- coupling from the past ------------------------------------------------------------------------
+
+
+def _monotone(family: Family, words: Array, eta: Array) -> Array:
+    """A draw that does not fall when ``eta`` grows, from one word a unit."""
+    if type(family) in (Bernoulli, Spin):
+        return family.sample(words, eta)
+    values = family.states()
+    stats = family.statistics(values)
+    # exponential families have monotone likelihood ratios, so their inverse distribution functions rise
+    log_weight = eta[..., None] * stats + family.log_base_measure(values)
+    return values[_pick(bits.uniform(words[..., 0]), log_weight)]
+
+
+def _both_sweep(graph: FactorGraph, params: Params, x: State, pairs: Array) -> State:
+    """One sweep of the rows from below and, after them, of those from above, by the same words."""
+    for index, blocks in enumerate(graph.layers):
+        eta = sweeps.natural_rows(graph, params, x, blocks)
+        for place, b in enumerate(blocks):
+            family = graph.families[b]
+            words = bits.words(bits.fold_in(pairs, index, place), family.size)
+            words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
+            x |= {b: _monotone(family, words, eta[b])}
+    return x
+
+
+def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: int) -> tuple[State, Array]:
+    sign, fine = _orientation(graph, params)
+    attractive = jnp.all(jnp.stack([jnp.bool_(True), *fine.values()]))
+    rows = len(pairs)
+    start = {}
+    for b, family in graph.families.items():
+        values = family.states().astype(family.dtype)
+        low, high = (
+            jnp.where(sign[b] > 0, values[0], values[-1]),
+            jnp.where(sign[b] > 0, values[-1], values[0]),
+        )
+        ends = jnp.repeat(jnp.stack([low, high]), rows).reshape(-1, *(1,) * len(family.shape))
+        start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
+
+    def run(length: Array) -> State:
+        # the words of a time are its own, so a longer run ends with the sweeps of the shorter one
+        one = lambda i, x: _both_sweep(graph, params, x, bits.fold_in(pairs, length - i))  # noqa: E731
+        return jax.lax.fori_loop(0, length, one, dict(start))
+
+    def met(x: State) -> Array:
+        same = [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
+        return jnp.stack(same).all(0)
+
+    # rows that have met are run again with the others, and come out the same
+    unfinished = lambda c: attractive & ~met(c[1]).all() & (2 * c[0] <= max_sweeps)  # noqa: E731
+    again = lambda c: (2 * c[0], run(2 * c[0]))  # noqa: E731
+    _, x = jax.lax.while_loop(unfinished, again, (jnp.int32(1), run(jnp.int32(1))))
+    return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
+
+
+# -- the two together ------------------------------------------------------------------------------
+
+
+def resolve(graph: FactorGraph, method: str) -> str:
+    """The method that "auto" stands for, or the one that is given, if the graph allows it.
+
+    :raises ValueError: for an unknown method.
+    :raises IntractableError: when the graph does not allow it.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is unknown; choose among {METHODS}")
+    if method == "coupling_from_the_past":
+        _check_ordered(graph)
+    elif method == "enumerate":
+        _plan(graph)
+    else:
+        return _resolve_auto(graph)
+    return method
+
+
+def _resolve_auto(graph: FactorGraph) -> str:
+    try:
+        _plan(graph)
+        return "enumerate"
+    except IntractableError as large:
+        try:
+            _check_ordered(graph)
+            return "coupling_from_the_past"
+        except IntractableError as unordered:
+            raise IntractableError(
+                f"there is no perfect sample of this model: {unordered}; and it cannot be enumerated: {large}"
+            ) from None
+
+
+def check(graph: FactorGraph, params: Params, method: str) -> None:
+    """:raises IntractableError: when a resolved ``method`` does not take these params."""
+    if method == "coupling_from_the_past":
+        _check_attractive(graph, params)
+
+
+def draw_rows(
+    graph: FactorGraph, params: Params, pairs: Array, method: str, max_sweeps: int = MAX_SWEEPS
+) -> tuple[State, Array]:
+    """Perfect draws as a pure function, for use under ``jit`` and ``vmap``.
+
+    :param pairs: key pairs, shape ``(rows, 2)``.
+    :param method: what :func:`resolve` returned.
+    :param max_sweeps: how far into the past to go.
+    :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws, shape ``(rows,)``. The
+        others had not met, or the params are not attractive: they must not be used.
+    """
+    if method == "enumerate":
+        return _enumerated_rows(graph, params, pairs)
+    return _coupled_rows(graph, params, pairs, max_sweeps)
+
+
+_draw = jax.jit(draw_rows, static_argnames=("graph", "method", "max_sweeps"))
+
+
+def perfect_sample(
+    graph: FactorGraph,
+    params: Params,
+    rng_key: Array,
+    num_samples: int = 1,
+    method: str = "auto",
+    max_sweeps: int = MAX_SWEEPS,
+) -> State:
+    """Independent draws from the model's law, exactly.
+
+    "enumerate" lists the states of all blocks but an independent set of them, which is drawn given the
+    others; up to 2**20 states. "coupling_from_the_past" takes Bernoulli, Spin and Binomial blocks and
+    *attractive* params: every natural parameter is non-decreasing in its neighbours, as in a ferromagnet,
+    perhaps after whole blocks are turned upside down, as in an antiferromagnet on a chessboard. Its
+    time is random, and long in the ordered phase of a large model. "auto" enumerates where that is feasible.
+
+    Works under ``jit`` and ``vmap`` (``graph`` closed over); where params are traced nothing can be raised,
+    and what is no perfect draw is NaN.
+
+    :param graph: the declaration.
+    :param params: a dict keyed by factor name.
+    :param rng_key: a jax key; a draw depends on it and on its own index alone.
+    :param num_samples: how many draws.
+    :param method: "auto", "enumerate" or "coupling_from_the_past".
+    :param max_sweeps: how many sweeps into the past to go before giving up.
+    :return: a dict of blocks, each of shape ``(num_samples, *shape)``.
+    :raises IntractableError: when the model is neither small nor attractive.
+    :raises UnmetError: when chains had not met after ``max_sweeps``.
+    :raises ParameterError: params that do not fit, or do not normalise.
+
+    **References**
+
+    1. Propp, Wilson (1996), *Exact sampling with coupled Markov chains and applications to statistical
+       mechanics*.
+
+    **Example**
+
+    >>> import jax
+    >>> from ebmpp import Spin, layered, perfect_sample
+    >>> chain = layered(a=Spin(6), b=Spin(6))
+    >>> params = chain.init(jax.random.key(0)) | {"a:b": 0.3 * jax.numpy.eye(6)}
+    >>> x = perfect_sample(chain, params, jax.random.key(1), 10, method="coupling_from_the_past")
+    >>> {b: v.shape for b, v in x.items()}
+    {'a': (10, 6), 'b': (10, 6)}
+    """
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+        raise ValueError(f"num_samples is a positive int, not {num_samples!r}")
+    graph.check(params)
+    chosen = resolve(graph, method)
+    known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
+    if known:
+        check(graph, params, chosen)
+    pairs = bits.fold_in(bits.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
+    x, perfect = _draw(graph, params, pairs, chosen, max_sweeps)
+    if not known:
+        each = lambda v: perfect.reshape(-1, *(1,) * (v.ndim - 1))  # noqa: E731
+        return {b: jnp.where(each(v), v, jnp.nan) for b, v in x.items()}
+    if not bool(perfect.all()):
+        _refuse_unmet(int((~perfect).sum()), num_samples, max_sweeps, chosen)
+    return x
+
+
+def _refuse_unmet(number: int, num_samples: int, max_sweeps: int, method: str) -> None:
+    if method == "enumerate":
+        raise IntractableError("no state of the model has a finite energy; look at its params")
+    raise UnmetError(
+        f"{number} of {num_samples} pairs of chains had not met after {max_sweeps} sweeps from the past; "
+        "raise max_sweeps, weaken the interactions, or enumerate, if the model is small"
+    )
