@@ -6,7 +6,7 @@ from ebmpp import data, plots
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.estimators import CD, PCD, UCD
+from ebmpp.estimators import CD, FPCD, PCD, UCD
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
@@ -47,6 +47,7 @@ from ebmpp.unbiased import unbiased_expectation
 
 __all__ = [
     "CD",
+    "FPCD",
     "PCD",
     "UCD",
     "Bernoulli",

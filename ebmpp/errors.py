@@ -27,6 +27,10 @@ class IntractableError(ValueError):
     """An exact computation that was asked for where none is feasible."""
 
 
+class CheckpointError(RuntimeError):
+    """Checkpoints that cannot be used: another run's, damaged, or in the way."""
+
+
 class UnmetError(RuntimeError):
     """Coupled pairs that had not met when they were needed."""
 

@@ -204,9 +204,11 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
         return jnp.stack(same).all(0)
 
     # rows that have met are run again with the others, and come out the same
-    unfinished = lambda c: attractive & ~met(c[1]).all() & (2 * c[0] <= max_sweeps)  # noqa: E731
-    again = lambda c: (2 * c[0], run(2 * c[0]))  # noqa: E731
-    _, x = jax.lax.while_loop(unfinished, again, (jnp.int32(1), run(jnp.int32(1))))
+    longer = lambda length: jnp.maximum(1, 2 * length)  # noqa: E731
+    unfinished = lambda c: attractive & ~met(c[1]).all() & (longer(c[0]) <= max_sweeps)  # noqa: E731
+    again = lambda c: (longer(c[0]), run(longer(c[0])))  # noqa: E731
+    # from length 0, where no row has met, so that a run is compiled once
+    _, x = jax.lax.while_loop(unfinished, again, (jnp.int32(0), start))
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
 

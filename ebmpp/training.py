@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training loop: data, an estimator, an optimiser, and a history."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 from functools import partial
+import itertools
+import os
 import time
 from typing import Any, NamedTuple
 
@@ -18,12 +20,13 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp import bits, states
+from ebmpp.checkpoint import Checkpoints, digest
 from ebmpp.errors import DivergenceError, StateError
 from ebmpp.estimators import UCD, Estimator
 from ebmpp.graph import FactorGraph
+from ebmpp.history import Log, Monitor
 
 Params = Any
-Monitor = Callable[[Params], Array]
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
 
 
@@ -60,6 +63,9 @@ def fit(
     scheme: str | Mapping[str, str] = "gaussian",
     monitors: Mapping[str, Monitor] | None = None,
     monitor_every: int = 100,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 500,
+    resume: bool = False,
     progress_bar: bool = True,
 ) -> Fit:
     """Maximise the likelihood of ``data`` by stochastic gradients.
@@ -78,12 +84,18 @@ def fit(
     :param scheme: see :meth:`FactorGraph.init`.
     :param monitors: functions of the params to a scalar, kept in the history.
     :param monitor_every: steps between monitor values (the first step and the last are included).
+    :param checkpoint_dir: keep checkpoints of params, optimiser, estimator and history there. A resumed run
+        ends with bitwise the params of one that was never stopped.
+    :param checkpoint_every: steps between checkpoints; the last step makes one too.
+    :param resume: go on from the newest whole checkpoint in ``checkpoint_dir``, or start where there is none.
+        Call ``fit`` as the stopped run was called; ``num_steps`` may be larger.
     :param progress_bar: show one.
     :return: a :class:`Fit`.
     :raises StateError: for data of a wrong name, shape or value, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the
         last good params and the history.
+    :raises CheckpointError: for checkpoints of another run, all of them damaged, or there without ``resume``.
 
     **Example**
 
@@ -96,7 +108,12 @@ def fit(
     """
     estimator = UCD() if estimator is None else estimator
     optimizer = optax.sgd(0.1) if optimizer is None else optimizer
-    _check_counts(num_steps=num_steps, batch_size=batch_size, monitor_every=monitor_every)
+    _check_counts(
+        num_steps=num_steps,
+        batch_size=batch_size,
+        monitor_every=monitor_every,
+        checkpoint_every=checkpoint_every,
+    )
     rows = _device_rows(graph, data)
     size = len(next(iter(rows.values())))
     init_key, base_key, order_key = jax.random.split(rng_key, 3)
@@ -111,22 +128,73 @@ def fit(
         estimator.init(graph, params, rows, batch_size, bits.fold_in(pair, 0, 1)),
         jnp.array(True),
     )
-    log = _Log(monitors or {}, monitor_every)
-    with tqdm(total=num_steps, disable=not progress_bar, desc="training", unit="step") as bar:
-        looked = 0.0
-        for step, index in zip(range(num_steps), _batches(size, batch_size, order_key), strict=False):
-            if step % monitor_every == 0:
-                log.monitor(step, state.params)
-            state, metrics = loop.step(state, index, step)
-            log.append(metrics)
-            bar.update()
-            if (progress_bar and time.monotonic() - looked > 0.5) or step % _LOOK_EVERY == 0:
-                bar.set_postfix(log.latest(), refresh=False)
-                _stop_if_failed(state, log)
-                looked = time.monotonic()
+    log = Log(monitors or {}, monitor_every)
+    start, save = 0, None
+    if checkpoint_dir is not None:
+        run = _identity(graph, estimator, rows, batch_size, state, rng_key, monitors, monitor_every)
+        save = Checkpoints(checkpoint_dir, run, resume)
+    try:
+        if save is not None:
+            start, state = _restored(save, state, log)
+        batches = itertools.islice(_batches(size, batch_size, order_key), start, num_steps)
+        with _bar(num_steps, start, progress_bar) as bar:
+            looked = 0.0
+            for step, index in enumerate(batches, start):
+                if step % monitor_every == 0:
+                    log.monitor(step, state.params)
+                state, metrics = loop.step(state, index, step)
+                log.append(metrics)
+                bar.update()
+                if (progress_bar and time.monotonic() - looked > 0.5) or step % _LOOK_EVERY == 0:
+                    bar.set_postfix(log.latest(), refresh=False)
+                    _stop_if_failed(state, log)
+                    looked = time.monotonic()
+                if save is not None and ((step + 1) % checkpoint_every == 0 or step + 1 == num_steps):
+                    _stop_if_failed(state, log)  # what failed is not kept
+                    save.save(step + 1, jax.tree.leaves(state), log.arrays())
+    finally:
+        if save is not None:
+            save.close()
     _stop_if_failed(state, log)
     log.monitor(num_steps, state.params)
     return Fit(graph, state.params, log.dataset(), state.optimizer, state.estimator)
+
+
+def _bar(num_steps: int, start: int, shown: bool) -> tqdm:
+    return tqdm(total=num_steps, initial=start, disable=not shown, desc="training", unit="step")
+
+
+def _identity(
+    graph: FactorGraph,
+    estimator: Estimator,
+    rows: dict[str, Array],
+    batch_size: int,
+    state: "_State",
+    rng_key: Array,
+    monitors: Mapping[str, Monitor] | None,
+    monitor_every: int,
+) -> dict[str, Any]:
+    """What two runs must have in common for one to go on where the other stopped."""
+    shapes = [[list(jnp.shape(leaf)), str(jnp.result_type(leaf))] for leaf in jax.tree.leaves(state)]
+    return {
+        "graph": repr(graph),
+        "estimator": repr(estimator) if dataclasses.is_dataclass(estimator) else type(estimator).__qualname__,
+        "batch_size": batch_size,
+        "rng_key": np.asarray(bits.key_pair(rng_key)).tolist(),
+        "monitors": [sorted(monitors or {}), monitor_every],
+        "state": shapes,
+        "start": digest({"params": np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])}),
+        "data": digest(jax.device_get(rows)),
+    }
+
+
+def _restored(save: Checkpoints, state: "_State", log: Log) -> tuple[int, "_State"]:
+    """Steps done and the state after them; the log gets its history back."""
+    found = save.restore()
+    if found is None:
+        return 0, state
+    log.load(found.history)
+    return found.step, jax.tree.unflatten(jax.tree.structure(state), map(jnp.asarray, found.leaves))
 
 
 class _State(NamedTuple):
@@ -229,54 +297,7 @@ def _batches(size: int, batch_size: int, order_key: Array) -> Iterator[Array]:
         waiting = waiting[batch_size:]
 
 
-class _Log:
-    """Metrics as they come, on the device until somebody looks."""
-
-    def __init__(self, monitors: Mapping[str, Monitor], every: int) -> None:
-        self.monitors = {name: jax.jit(fn) for name, fn in monitors.items()}
-        self.every = every
-        self.steps: list[dict[str, Array]] = []
-        self.monitored: list[tuple[int, dict[str, Array]]] = []
-
-    def append(self, metrics: dict[str, Array]) -> None:
-        self.steps.append(metrics)
-
-    def monitor(self, step: int, params: Params) -> None:
-        if self.monitors:
-            self.monitored.append((step, {name: fn(params) for name, fn in self.monitors.items()}))
-
-    def latest(self) -> dict[str, str]:
-        """What the progress bar shows."""
-        shown = {"meeting_time_mean": "tau", "meeting_time_max": "max", "lag": "lag", "gradient_norm": "grad"}
-        last = self.steps[-1]
-        line = {short: f"{float(last[name]):.3g}" for name, short in shown.items() if name in last}
-        if self.monitored:
-            line |= {name: f"{float(value):.4g}" for name, value in self.monitored[-1][1].items()}
-        return line
-
-    def failed_at(self) -> int | None:
-        """The first step whose gradient or params were not finite."""
-        bad = [i for i, metrics in enumerate(self.steps) if not bool(metrics["ok"])]
-        return bad[0] if bad else None
-
-    def dataset(self, stop: int | None = None) -> xr.Dataset:
-        """The history so far."""
-        steps = jax.device_get(self.steps[:stop])
-        names = [name for name in (steps[0] if steps else {}) if name != "ok"]
-        made = xr.Dataset(
-            {name: ("step", np.array([metrics[name] for metrics in steps])) for name in names},
-            coords={"step": np.arange(len(steps))},
-        )
-        if not self.monitored:
-            return made
-        monitored = jax.device_get(self.monitored)
-        values = {
-            name: ("monitor_step", np.array([row[name] for _, row in monitored])) for name in self.monitors
-        }
-        return made.assign(values).assign_coords(monitor_step=[step for step, _ in monitored])
-
-
-def _stop_if_failed(state: _State, log: _Log) -> None:
+def _stop_if_failed(state: _State, log: Log) -> None:
     if bool(state.ok):
         return
     step = log.failed_at()

@@ -3,7 +3,7 @@
 """Estimators of the gradient of the log-likelihood: a positive minus a negative phase."""
 
 from ebmpp.estimators.base import Estimator
-from ebmpp.estimators.contrastive import CD, PCD
+from ebmpp.estimators.contrastive import CD, FPCD, PCD
 from ebmpp.estimators.unbiased import UCD
 
-__all__ = ["CD", "PCD", "UCD", "Estimator"]
+__all__ = ["CD", "FPCD", "PCD", "UCD", "Estimator"]

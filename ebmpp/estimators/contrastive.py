@@ -1,11 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Contrastive divergence, plain and persistent: a negative phase of fixed length, hence biased."""
+"""Contrastive divergence, plain, persistent and with fast weights: of fixed length, hence biased."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 from jax import Array, lax
+import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.errors import IntractableError
@@ -116,3 +118,69 @@ class PCD:
         """Data minus the chains, k sweeps on."""
         model = _sweeps(graph, params, state, self.k, pair)
         return Estimate(two_phases(graph, params, batch, model), model, {})
+
+
+class FPCDState(NamedTuple):
+    """What :class:`FPCD` carries."""
+
+    chains: Rows
+    fast: Params
+
+
+@dataclasses.dataclass(frozen=True)
+class FPCD:
+    """Persistent CD with fast weights: the chains run under params that flee from where they have been.
+
+    Beside the params there are fast ones, which learn at ``rate`` from the same gradient and decay by
+    ``decay`` a step; the chains see the sum of both. So they mix fast while the params themselves learn
+    slowly. The negative phase is of no model that is kept, hence **biased**, and on purpose.
+
+    :param k: sweeps a step, at least 1.
+    :param num_chains: persistent chains.
+    :param rate: learning rate of the fast weights, at least 0; 0 is :class:`PCD`.
+    :param decay: what is left of the fast weights after a step, in [0, 1).
+    :raises ValueError: for numbers out of range.
+
+    **References**
+
+    1. Tieleman, Hinton (2009), *Using fast weights to improve persistent contrastive divergence*.
+    2. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from an RBM-derived
+       process*, section 3.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
+    ...                 estimator=ebmpp.FPCD(num_chains=20, rate=0.05), progress_bar=False)
+    >>> fit.history.gradient_norm.shape
+    (5,)
+    """
+
+    k: int = 1
+    num_chains: int = 1000
+    rate: float = 0.01
+    decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        _positive("k", self.k)
+        _positive("num_chains", self.num_chains)
+        if not (self.rate >= 0 and 0 <= self.decay < 1):
+            raise ValueError(
+                f"FPCD: rate is at least 0 and decay in [0, 1); got rate={self.rate!r}, decay={self.decay!r}"
+            )
+
+    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> FPCDState:
+        """Chains at initial draws of every block, and fast weights of 0."""
+        _check(graph, "FPCD")
+        chains = initial_rows(graph, graph.families, row_pairs(pair, self.num_chains))
+        return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
+
+    def estimate(
+        self, graph: "FactorGraph", params: Params, state: FPCDState, batch: Rows, pair: Array
+    ) -> Estimate:
+        """Data minus the chains, k sweeps on under the sum of params and fast weights."""
+        model = _sweeps(graph, jax.tree.map(jnp.add, params, state.fast), state.chains, self.k, pair)
+        gradient = two_phases(graph, params, batch, model)
+        fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
+        return Estimate(gradient, FPCDState(model, fast), {})

@@ -11,9 +11,9 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, PCD, Bernoulli, bits, exact, layered
+from ebmpp import CD, FPCD, PCD, Bernoulli, bits, exact, layered
 from ebmpp.errors import IntractableError
-from ebmpp.estimators.base import Estimate
+from ebmpp.estimators.base import Estimate, two_phases
 from helpers import assert_rows_law, pair, random_params
 
 RBM = pair(Bernoulli(3), Bernoulli(2))
@@ -143,3 +143,29 @@ def test_posterior_that_is_not_one_layer_is_refused() -> None:
 def test_counts_are_positive(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_fast_weights_learn_decay_and_drive_the_chains_alone():
+    fpcd, pcd = FPCD(num_chains=7, rate=0.3, decay=0.6), PCD(num_chains=7)
+    state = fpcd.init(RBM, PARAMS, DATA, 4, key(0))
+    np.testing.assert_array_equal(state.chains["a"], pcd.init(RBM, PARAMS, DATA, 4, key(0))["a"])
+    first = fpcd.estimate(RBM, PARAMS, state, DATA, key(1))
+    plain = pcd.estimate(RBM, PARAMS, state.chains, DATA, key(1))  # fast weights are 0 at first
+    jax.tree.map(np.testing.assert_array_equal, first.gradient, plain.gradient)
+    jax.tree.map(lambda f, g: np.testing.assert_allclose(f, -0.3 * g), first.state.fast, first.gradient)
+
+    second = fpcd.estimate(RBM, PARAMS, first.state, DATA, key(2))
+    moved = jax.tree.map(jnp.add, PARAMS, first.state.fast)
+    driven = pcd.estimate(RBM, moved, first.state.chains, DATA, key(2))
+    jax.tree.map(np.testing.assert_array_equal, second.state.chains, driven.state)
+    expected = jax.tree.map(lambda f, g: 0.6 * f - 0.3 * g, first.state.fast, second.gradient)
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=1e-6), second.state.fast, expected)
+    # the gradient is that of the params themselves
+    at_params = two_phases(RBM, PARAMS, DATA, second.state.chains)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, atol=1e-6), second.gradient, at_params)
+
+
+@pytest.mark.parametrize("options", [{"rate": -0.1}, {"decay": 1.0}, {"k": 0}, {"rate": float("nan")}])
+def test_fpcd_refuses_numbers_out_of_range(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        FPCD(**options)

@@ -1,0 +1,164 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that stop and go on: bitwise the same, or refused with a reason."""
+
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import jax
+import optax
+
+import ebmpp
+from ebmpp import CD, PCD, UCD, Bernoulli
+from ebmpp.checkpoint import digest
+from ebmpp.errors import CheckpointError
+
+RBM = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(3))
+DATA = np.asarray(ebmpp.data.bars_and_stripes(3))
+ESTIMATORS = {
+    "cd": CD(),
+    "pcd": PCD(num_chains=10),
+    "ucd": UCD(num_pairs=4, num_slots=4, coupling="common"),
+}
+
+
+def run(steps=12, directory=None, estimator="cd", resume=False, data=DATA, graph=RBM, **options):
+    options = {"rng_key": jax.random.key(0), "batch_size": 5} | options
+    return ebmpp.fit(
+        graph,
+        data,
+        estimator=ESTIMATORS[estimator],
+        optimizer=optax.adam(0.05),
+        num_steps=steps,
+        monitors={"size": lambda p: (p["v:h"] ** 2).sum()},
+        monitor_every=3,
+        checkpoint_dir=directory,
+        checkpoint_every=4,
+        resume=resume,
+        progress_bar=False,
+        **options,
+    )
+
+
+def assert_same(first, second):
+    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+    jax.tree.map(np.testing.assert_array_equal, first.optimizer_state, second.optimizer_state)
+    jax.tree.map(np.testing.assert_array_equal, first.estimator_state, second.estimator_state)
+    assert first.history.identical(second.history)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_resumed_run_is_the_run_that_never_stopped(estimator, tmp_path):
+    whole = run(estimator=estimator)
+    run(6, tmp_path, estimator)
+    assert_same(run(12, tmp_path, estimator, resume=True), whole)
+    assert_same(run(12, tmp_path, estimator, resume=True), whole)  # nothing is left to do
+
+
+def test_resuming_where_there_is_nothing_starts(tmp_path):
+    assert_same(run(12, tmp_path / "new", resume=True), run())
+
+
+SCRIPT = """
+import sys, test_checkpoint
+test_checkpoint.run(10**6, sys.argv[1])
+"""
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    here = Path(__file__).parent
+    code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\n{SCRIPT}"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    deadline = time.monotonic() + 300
+    while (
+        len(list(tmp_path.glob("[0-9]*.json"))) < 2 and process.poll() is None and time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = max(int(path.stem) for path in tmp_path.glob("[0-9]*.json"))
+    assert_same(run(done + 6, tmp_path, resume=True), run(done + 6))
+
+
+def files(directory):
+    every = [directory / "12.json", *(directory / "12").rglob("*")]
+    return sorted(path for path in every if path.is_file() and path.stat().st_size > 3)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    return directory, run(12, directory)
+
+
+def copy(directory, to):
+    for path in directory.rglob("*"):
+        if path.is_file():
+            target = to / path.relative_to(directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return to
+
+
+def test_a_damaged_checkpoint_is_found_and_the_one_before_is_taken(finished, tmp_path):
+    """Whatever file is cut or changed: no damage passes, and none stops the run."""
+    directory, whole = finished
+    changes = {"cut": lambda b: b[: len(b) // 2], "flipped": lambda b: b[:-3] + bytes([b[-3] ^ 255]) + b[-2:]}
+    for number, original in enumerate(files(directory)):
+        for name, change in changes.items():
+            to = copy(directory, tmp_path / f"{name}-{number}")
+            broken = to / original.relative_to(directory)
+            broken.write_bytes(change(broken.read_bytes()))
+            with pytest.warns(UserWarning, match="checkpoint 12 in .* is damaged"):
+                again = run(12, to, resume=True)
+            assert_same(again, whole)
+
+
+def test_all_damaged(finished, tmp_path):
+    to = copy(finished[0], tmp_path)
+    for path in to.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(CheckpointError, match=r"steps \[12, 8, 4\]\) are damaged; start anew"),
+    ):
+        warnings.simplefilter("ignore")
+        run(12, to, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"estimator": "pcd"}, "estimator: 'CD"),
+        ({"graph": ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4))}, "graph: "),
+        ({"data": DATA[:-1]}, "data: "),
+        ({"rng_key": jax.random.key(1)}, "rng_key: "),
+        ({"batch_size": 7}, "batch_size: 5 there, 7 here"),
+    ],
+)
+def test_another_runs_checkpoint_is_refused(options, told, finished, tmp_path):
+    with pytest.raises(CheckpointError, match="of another run") as error:
+        run(12, copy(finished[0], tmp_path), resume=True, **options)
+    assert told in str(error.value)
+
+
+def test_checkpoints_are_not_overwritten(finished):
+    with pytest.raises(CheckpointError, match="pass resume=True"):
+        run(12, finished[0])
+
+
+def test_a_digest_tells_shapes_types_and_names_apart():
+    a = np.arange(6, dtype=np.float32)
+    made = {
+        digest(d)
+        for d in ({"a": a}, {"b": a}, {"a": a.reshape(2, 3)}, {"a": a.astype(np.float64)}, {"a": a + 1})
+    }
+    assert len(made) == 5
