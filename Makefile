@@ -17,8 +17,8 @@ WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile
 # What a new version of jax, numpyro, xarray or ArviZ is likely to break.
 FAST ?= tests/test_data.py tests/test_bits.py tests/test_graph.py tests/test_graph_errors.py \
-	tests/test_diagnostics.py tests/test_plots.py tests/test_training.py tests/test_unbiased.py \
-	tests/kernels/test_gibbs.py tests/kernels/test_coupling.py tests/kernels/test_local_search.py
+	tests/test_diagnostics.py tests/test_plots.py tests/test_training.py tests/test_checkpoint.py \
+	tests/kernels/test_gibbs.py tests/kernels/test_coupling.py
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)

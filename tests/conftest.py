@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that must stand before jax starts; shared helpers live in helpers.py."""
 
+from collections.abc import Iterator
+import gc
 import os
 
 # Set the variable yourself to run the tests on an accelerator.
@@ -14,7 +16,28 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 from hypothesis import settings  # noqa: E402 - after the environment
+import pytest  # noqa: E402
+
+import jax  # noqa: E402
 
 # No deadline: an example that compiles takes seconds, the next one microseconds.
 settings.register_profile("ebmpp", parent=settings(), deadline=None)
 settings.load_profile("ebmpp")
+
+
+def _mappings() -> int:
+    """Memory mappings of this process; 0 where nobody tells."""
+    try:
+        with open("/proc/self/maps") as listed:
+            return sum(1 for _ in listed)
+    except OSError:
+        return 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs_before_there_are_too_many() -> Iterator[None]:
+    """Each compiled program takes some 18 mappings, and Linux grants a process 65530: then it crashes."""
+    yield
+    if _mappings() > 15_000:
+        jax.clear_caches()
+        gc.collect()

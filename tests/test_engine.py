@@ -228,7 +228,7 @@ def test_first_two_times_are_the_same_path_by_path_from_one_start() -> None:
 @pytest.mark.parametrize("window", [(1, 1, 1), (2, 6, 3)])
 def test_slots_change_nothing(window: tuple[int, int, int]) -> None:
     graph, params = model("rbm")
-    made = [run(graph, params, 5, window, num_slots=n) for n in (4, 16, 64, 128)]
+    made = [run(graph, params, 5, window, num_slots=n) for n in (4, 16, 64)]
     for other in made[1:]:
         np.testing.assert_array_equal(other.meeting_time, made[0].meeting_time)
         np.testing.assert_array_equal(flat(other.total), flat(made[0].total))  # whole numbers

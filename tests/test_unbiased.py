@@ -53,20 +53,20 @@ def test_a_clamped_block_gives_posterior_expectations() -> None:
 
 
 def test_a_pair_depends_on_its_number_and_not_on_how_many_run() -> None:
-    few, many = estimate(num_pairs=32), estimate(num_pairs=256)
-    assert (few.meeting_time == many.meeting_time[:32]).all()
+    few, many = (estimate(num_pairs=n, num_slots=4) for n in (8, 40))
+    assert (few.meeting_time == many.meeting_time[:8]).all()
 
 
 def test_starts_are_used_and_checked() -> None:
     ones = {"v": jnp.ones(3)}
-    same = estimate(num_pairs=64, init=lambda key: ones)
-    assert (same.meeting_time == estimate(num_pairs=64, init=ones).meeting_time).all()
+    same = estimate(num_pairs=16, num_slots=4, init=lambda key: ones)
+    assert (same.meeting_time == estimate(num_pairs=16, num_slots=4, init=ones).meeting_time).all()
     with pytest.raises(StateError, match=r"block 'v'.*values in \{0, 1\}"):
-        estimate(num_pairs=64, init={"v": jnp.full(3, 2.0)})
-    with pytest.raises(StateError, match=r"leading axes \(5,\), expected none or \(64,\)"):
-        estimate(num_pairs=64, init={"v": jnp.ones((5, 3))})
+        estimate(num_pairs=16, num_slots=4, init={"v": jnp.full(3, 2.0)})
+    with pytest.raises(StateError, match=r"leading axes \(5,\), expected none or \(16,\)"):
+        estimate(num_pairs=16, num_slots=4, init={"v": jnp.ones((5, 3))})
     with pytest.raises(StateError, match="every block is clamped"):
-        estimate(num_pairs=64, v=jnp.ones(3), h1=jnp.ones(2), h2=jnp.zeros(2, int))
+        estimate(num_pairs=16, num_slots=4, v=jnp.ones(3), h1=jnp.ones(2), h2=jnp.zeros(2, int))
 
 
 def test_unmet_pairs_are_never_averaged_unseen() -> None:

@@ -165,9 +165,9 @@ def test_latent_blocks_are_sampled_along(init: str) -> None:
 def test_chain_methods_give_the_same_chains() -> None:
     made = [
         np.asarray(run(composite(), 3, 2, 8, method).get_samples(group_by_chain=True)["x"])
-        for method in ("sequential", "parallel", jax.vmap)
+        for method in ("parallel", jax.vmap)
     ]
-    assert (made[0] == made[1]).all() and (made[0] == made[2]).all()
+    assert (made[0] == made[1]).all()
 
 
 def test_it_pickles_resumes_and_takes_legacy_keys() -> None:

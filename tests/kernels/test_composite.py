@@ -35,7 +35,9 @@ def everything(sites: dict) -> dict:
     return {"x": sites["x"] > 0, "precision": sites["precision"]}
 
 
-@pytest.mark.parametrize(("k", "m", "lag"), [(1, 1, 1), (3, 6, 2)])
+@pytest.mark.parametrize(
+    ("k", "m", "lag"), [pytest.param(1, 1, 1, marks=pytest.mark.slow), (3, 6, 2)]
+)  # compiles anew
 def test_estimates_of_the_posterior_are_unbiased(k: int, m: int, lag: int) -> None:
     made = composite_expectation(
         composite(lag), everything, NOISY, rng_key=jax.random.key(3), num_pairs=3000, k=k, m=m
