@@ -82,7 +82,7 @@ def coupling_of(graph: FactorGraph, kind: str) -> object:
 KINDS_AND_MORE = [kind for kind in KINDS if kind != "independent"] + ["metropolis"]
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(graphs(), st.sampled_from(KINDS_AND_MORE), st.integers(0, 2**31 - 1))
 def test_chains_that_agree_stay_together_and_in_their_support(
     graph: FactorGraph, kind: str, seed: int
@@ -93,7 +93,7 @@ def test_chains_that_agree_stay_together_and_in_their_support(
             assert graph.families[b].in_support(v).all()
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(graphs(), st.sampled_from(KINDS_AND_MORE), st.integers(0, 2**31 - 1))
 def test_pairs_that_met_stay_together_while_others_go_on(graph: FactorGraph, kind: str, seed: int) -> None:
     paths = sweeps_of(graph, coupling_of(graph, kind), seed, apart=True)
@@ -101,7 +101,7 @@ def test_pairs_that_met_stay_together_while_others_go_on(graph: FactorGraph, kin
     assert (np.diff(met.astype(int), axis=0) >= 0).all()
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(graphs(), st.sampled_from(["common", "reflection", "metropolis"]), st.integers(0, 2**31 - 1))
 def test_where_trials_cannot_fail_the_leading_chain_does_not_see_the_other(
     graph: FactorGraph, kind: str, seed: int
@@ -113,7 +113,7 @@ def test_where_trials_cannot_fail_the_leading_chain_does_not_see_the_other(
             np.testing.assert_allclose(one[b][0], other[b][0], rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(graphs(), st.integers(0, 2**31 - 1))
 def test_one_chain_alone_is_blocked_gibbs(graph: FactorGraph, seed: int) -> None:
     params, key = random_params(graph, scale=0.3), bits.key_pair(jax.random.key(seed))

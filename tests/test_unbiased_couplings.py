@@ -67,25 +67,26 @@ class Proposals:
         return f"metropolis, {self.options}"
 
 
-#: the default coupling of the other models is the engine's own test
+#: the default coupling of the other models is the engine's own test; each compiles for seconds, so that
+#: what others come close to is slow
 CASES = [
     ("rbm", None),
     ("rbm", "maximal_independent"),
     ("rbm", "common"),
     ("rbm", ("maximal", "common")),
-    ("rbm", ("common", "maximal")),
-    ("rbm", ("maximal", "independent")),
+    pytest.param("rbm", ("common", "maximal"), marks=pytest.mark.slow),
+    pytest.param("rbm", ("maximal", "independent"), marks=pytest.mark.slow),
     ("rbm", "metropolis"),
-    ("rbm", Proposals(marginalize=("b",))),
-    ("spin", Proposals(proposal="initial")),
-    ("categorical", Proposals(marginalize=("a",))),
+    pytest.param("rbm", Proposals(marginalize=("b",)), marks=pytest.mark.slow),
+    pytest.param("spin", Proposals(proposal="initial"), marks=pytest.mark.slow),
+    pytest.param("categorical", Proposals(marginalize=("a",)), marks=pytest.mark.slow),
     ("gaussian", "reflection"),
     ("gaussian_learned", Proposals(proposal="initial")),
     ("poisson", Proposals(proposal="initial", marginalize=("b",))),
     ("deep", "maximal_independent"),
-    ("deep", Proposals(marginalize=("v", "h2"))),
+    pytest.param("deep", Proposals(marginalize=("v", "h2")), marks=pytest.mark.slow),
     ("gated", ("common", "maximal", "independent")),
-    ("gated", "metropolis"),
+    pytest.param("gated", "metropolis", marks=pytest.mark.slow),
 ]
 
 

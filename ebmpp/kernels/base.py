@@ -167,7 +167,7 @@ class RowKernel(MCMCKernel):
         """
         del num_warmup
         made = self.conditions(model_args, model_kwargs, check=True)
-        chains = rng_key.shape[:1] if _is_batched(rng_key) else ()
+        chains = rng_key.shape[:1] if is_batched(rng_key) else ()
         init_params = _check_init(made, init_params, chains)
         one = lambda key, given: self._init_one(key, made, given)  # noqa: E731
         return jax.vmap(one)(rng_key, init_params) if chains else one(rng_key, init_params)
@@ -178,7 +178,7 @@ class RowKernel(MCMCKernel):
         :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
         """
         made = self.conditions(model_args, model_kwargs, check=False)
-        batched = _is_batched(state.rng_key)
+        batched = is_batched(state.rng_key)
         _check_state(made, state, batched)
         one = lambda s: self._sample_one(s, made)  # noqa: E731
         return jax.vmap(one)(state) if batched else one(state)
@@ -206,7 +206,7 @@ class RowKernel(MCMCKernel):
         return Conditions(graph, params, given)
 
 
-def _is_batched(rng_key: Array) -> bool:
+def is_batched(rng_key: Array) -> bool:
     """Whether this is an array of keys (one a chain), typed ``(C,)`` or legacy ``(C, 2)``."""
     typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     return rng_key.ndim > (0 if typed else 1)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
@@ -17,7 +16,7 @@ from ebmpp import bits, bound, search, states, sweeps
 from ebmpp.bound import Bound
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import STARTS
+from ebmpp.kernels.base import STARTS, is_batched
 from ebmpp.kernels.surroundings import Sites, Surroundings, Values, split_siblings
 
 
@@ -165,7 +164,7 @@ class GibbsBlock(MCMCKernel):
         :raises ParameterError: for params that do not fit.
         """
         del num_warmup
-        if rng_key.ndim > (0 if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else 1):
+        if is_batched(rng_key):
             raise StateError(
                 "GibbsBlock runs one chain a key, like numpyro.infer.Gibbs: for many chains use "
                 'chain_method="parallel", "sequential" or jax.vmap'

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, bound, couplings
 from ebmpp.errors import StateError
+from ebmpp.kernels.base import is_batched
 from ebmpp.kernels.block import GibbsBlock
 from ebmpp.kernels.surroundings import Values
 from ebmpp.sweeps import initial_rows
@@ -233,7 +234,7 @@ class CoupledComposite(MCMCKernel):
         if unknown:
             raise StateError(f"init_params has {unknown}; the sites are {sites}")
         one = lambda key, given: self._init_one(key, given, model_args, kwargs)  # noqa: E731
-        return jax.vmap(one)(rng_key, given) if _batched(rng_key) else one(rng_key, given)
+        return jax.vmap(one)(rng_key, given) if is_batched(rng_key) else one(rng_key, given)
 
     def _init_one(self, key: Array, given: Values, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
         start = self.start(key, args, kwargs, given)
@@ -251,7 +252,7 @@ class CoupledComposite(MCMCKernel):
     ) -> CompositeState:
         """One coupled sweep of every pair in ``state``."""
         one = lambda s: self._sample_one(s, model_args, dict(model_kwargs or {}))  # noqa: E731
-        return jax.vmap(one)(state) if _batched(state.rng_key) else one(state)
+        return jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
 
     def _sample_one(self, state: CompositeState, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
         t = state.t + 1
@@ -344,8 +345,3 @@ def _uniform(step: GibbsBlock, site: str, key: Array) -> Array:
 
 def _equal(z: Values, y: Values) -> Array:
     return jnp.stack([(z[name] == y[name]).all() for name in z]).all()
-
-
-def _batched(rng_key: Array) -> bool:
-    typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    return rng_key.ndim > (0 if typed else 1)

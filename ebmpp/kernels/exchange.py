@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from ebmpp import bits, derived, perfect, states, sweeps
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.graph import FactorGraph, Params
-from ebmpp.kernels.base import _is_batched
+from ebmpp.kernels.base import is_batched
 
 Sites = dict[str, Array]
 
@@ -162,7 +162,7 @@ class Exchange(MCMCKernel):
         :raises StateError: data that do not fit the graph.
         :raises IntractableError: params that are not attractive, where they can be looked at now.
         """
-        call, batched = _sort(model_args, model_kwargs), _is_batched(rng_key)
+        call, batched = _sort(model_args, model_kwargs), is_batched(rng_key)
         given = _check_init(self.prior, init_params, rng_key.shape[:1] if batched else ())
         one = lambda key, z: self._init_one(key, num_warmup, z)  # noqa: E731
         state = jax.vmap(one)(rng_key, given) if batched else one(rng_key, given)
@@ -175,7 +175,7 @@ class Exchange(MCMCKernel):
         """One proposal in every chain of ``state``."""
         call = _sort(model_args, model_kwargs)
         one = lambda s: self._sample_one(s, call)  # noqa: E731
-        return jax.vmap(one)(state) if _is_batched(state.rng_key) else one(state)
+        return jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
 
     def refresh(
         self, state: ExchangeState, model_args: tuple, model_kwargs: dict[str, Any] | None

@@ -48,6 +48,7 @@ def test_estimates_of_the_posterior_are_unbiased(k: int, m: int, lag: int) -> No
     assert made.num_unmet == 0 and (made.meeting_time > lag).any()
 
 
+@pytest.mark.slow
 def test_metropolis_steps_are_coupled_too() -> None:
     def weight(x: dict, sites: dict, y: jax.Array) -> jax.Array:
         return -0.3 * (x["x"].sum() - 1.0) ** 2
