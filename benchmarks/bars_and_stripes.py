@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, bits, exact
-from ebmpp.estimators import Estimator
+from ebmpp.estimators import Batch, Estimator
 
 ROWS = ebmpp.data.bars_and_stripes(4)
 #: of the 32 rows, 28 patterns occur once and two (blank and full) twice
@@ -82,7 +82,9 @@ def ascend(
     rbm: FactorGraph, estimator: Estimator, params: Any, state: Any, pair: Array, step: Array, rate: Array
 ) -> tuple[Any, Any, dict[str, Array]]:
     """One gradient step from all rows. Not ``fit``, so that a run can be kept while it goes."""
-    made = estimator.estimate(rbm, params, state, {"v": jnp.asarray(ROWS)}, bits.fold_in(pair, step))
+    made = estimator.estimate(
+        rbm, params, state, Batch.of({"v": jnp.asarray(ROWS)}), bits.fold_in(pair, step)
+    )
     finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(made.gradient)]).all()
     moved = jax.tree.map(lambda p, g: p - rate * g, params, made.gradient)
     return moved, made.state, {"finite": finite, **made.metrics}

@@ -125,6 +125,7 @@ def run_pairs(
     pair: Array,
     window: Window,
     keep: Keep | None = None,
+    job_weights: Array | None = None,
 ) -> Outcome:
     """Run every job to its meeting and to time ``m``.
 
@@ -133,8 +134,9 @@ def run_pairs(
     :param y: starts of the following chains.
     :param pair: the key pair of the run; job j draws from ``fold_in(pair, j)``.
     :param keep: units that are held in all pairs, masks of shape ``(1, *shape)``.
+    :param job_weights: what a job counts in the sum, ``(jobs,)``; 1 each by default.
     """
-    engine = _Engine(graph, moves, accumulator, params, window, keep or {})
+    engine = _Engine(graph, moves, accumulator, params, window, keep or {}, job_weights)
     num_jobs = len(next(iter(x.values())))
     keys = bits.fold_in(pair, jnp.arange(num_jobs))
     total = accumulator.init(graph, params, num_jobs)
@@ -181,8 +183,9 @@ class _Engine:
         params: Any,
         window: Window,
         keep: Keep,
+        job_weights: Array | None,
     ) -> None:
-        self.graph, self.moves, self.keep = graph, moves, keep
+        self.graph, self.moves, self.keep, self.job_weights = graph, moves, keep, job_weights
         self.accumulator, self.params, self.window = accumulator, params, window
         self.free = tuple({b: None for move in moves for b in move.blocks})
         self.proposes = sum(move.proposes for move in moves)
@@ -224,6 +227,8 @@ class _Engine:
 
     def _add(self, total: Any, x: dict[str, Array], weights: Array, jobs: Array) -> Any:
         weights = weights.astype(jnp.result_type(float))
+        if self.job_weights is not None:
+            weights = weights * self.job_weights[jobs]
         return self.accumulator.add(self.graph, self.params, total, x, weights, jobs)
 
     # -- slots -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import optax
 from ebmpp import bits, states
 from ebmpp.checkpoint import Checkpoints, digest
 from ebmpp.errors import DivergenceError, StateError
-from ebmpp.estimators import UCD, Estimator
+from ebmpp.estimators import UCD, Batch, Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.history import Log, Monitor
 
@@ -243,7 +243,7 @@ def estimate_step(
     step: Array,
 ) -> tuple[Params, Any, dict[str, Array]]:
     """One gradient estimate from the rows ``index``."""
-    batch = {b: v[index] for b, v in rows.items()}
+    batch = Batch.of({b: v[index] for b, v in rows.items()})
     made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, step, 2))
     return made.gradient, made.state, made.metrics
 

@@ -43,7 +43,7 @@ class Recorder:
         return jnp.array(batch)
 
     def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
-        first = next(iter(batch.values())).reshape(len(next(iter(batch.values()))), -1)[:, 0]
+        first = next(iter(batch.rows.values())).reshape(len(batch.weights), -1)[:, 0]
         gradient = jax.tree.map(lambda p: p - 1, params)
         seen = {f"row {i}": row for i, row in enumerate(first)}
         return Estimate(gradient, state, {"word": pair[0], **seen})

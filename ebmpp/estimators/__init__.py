@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimators of the gradient of the log-likelihood: a positive minus a negative phase."""
 
-from ebmpp.estimators.base import Estimator
+from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
 from ebmpp.estimators.unbiased import UCD
 
-__all__ = ["CD", "FPCD", "PCD", "UCD", "Estimator"]
+__all__ = ["CD", "FPCD", "PCD", "UCD", "Batch", "Estimator"]

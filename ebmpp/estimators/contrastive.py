@@ -10,16 +10,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.errors import IntractableError
-from ebmpp.estimators.base import (
-    Estimate,
-    Params,
-    Rows,
-    row_pairs,
-    sample_latents,
-    tractable_posterior,
-    two_phases,
-)
+from ebmpp.estimators.base import Batch, Estimate, Params, Rows
+from ebmpp.estimators.phases import Posterior, check_posterior, row_pairs, sample_latents, two_phases
 from ebmpp.sweeps import initial_rows, schedule, sweep_rows
 
 if TYPE_CHECKING:
@@ -36,15 +28,6 @@ def _sweeps(graph: "FactorGraph", params: Params, x: Rows, count: int, pair: Arr
     return one(0, x) if count == 1 else lax.fori_loop(0, count, one, x)
 
 
-def _check(graph: "FactorGraph", name: str) -> None:
-    if not tractable_posterior(graph):
-        a, b = graph.interacting(graph.latent)[0]
-        raise IntractableError(
-            f"{name} needs an exact positive phase, and latent blocks {a!r} and {b!r} interact given the "
-            "visible ones; UCD() runs a second set of coupled chains on the posterior"
-        )
-
-
 def _positive(name: str, value: object) -> None:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is a positive int, not {value!r}")
@@ -55,6 +38,7 @@ class CD:
     """CD-k: chains of k sweeps from the data rows. Biased, and the more so the slower the chain mixes.
 
     :param k: sweeps, at least 1.
+    :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :raises ValueError: for another k.
 
     **References**
@@ -63,22 +47,24 @@ class CD:
     """
 
     k: int = 1
+    posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
         _positive("k", self.k)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> tuple:
         """Nothing is carried."""
-        _check(graph, "CD")
+        check_posterior(graph, "CD", self.posterior)
         return ()
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: tuple, batch: Rows, pair: Array
+        self, graph: "FactorGraph", params: Params, state: tuple, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus their k-sweep reconstructions."""
-        start = sample_latents(graph, params, batch, bits.fold_in(pair, 0))
+        start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
         model = _sweeps(graph, params, start, self.k, bits.fold_in(pair, 1))
-        return Estimate(two_phases(graph, params, batch, model), state, {})
+        options = {"weights": batch.weights, "posterior": self.posterior}
+        return Estimate(two_phases(graph, params, batch, model, **options), state, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +73,7 @@ class PCD:
 
     :param k: sweeps a step, at least 1.
     :param num_chains: persistent chains.
+    :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :raises ValueError: for a k or num_chains that is not a positive int.
 
     **References**
@@ -97,6 +84,7 @@ class PCD:
 
     k: int = 1
     num_chains: int = 1000
+    posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
         _positive("k", self.k)
@@ -104,7 +92,7 @@ class PCD:
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Rows:
         """Chains at initial draws of every block."""
-        _check(graph, "PCD")
+        check_posterior(graph, "PCD", self.posterior)
         return initial_rows(graph, graph.families, row_pairs(pair, self.num_chains))
 
     def estimate(
@@ -112,12 +100,12 @@ class PCD:
         graph: "FactorGraph",
         params: Params,
         state: Any,
-        batch: Rows,
+        batch: Batch,
         pair: Array,
     ) -> Estimate:
         """Data minus the chains, k sweeps on."""
         model = _sweeps(graph, params, state, self.k, pair)
-        return Estimate(two_phases(graph, params, batch, model), model, {})
+        return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, {})
 
 
 class FPCDState(NamedTuple):
@@ -139,6 +127,7 @@ class FPCD:
     :param num_chains: persistent chains.
     :param rate: learning rate of the fast weights, at least 0; 0 is :class:`PCD`.
     :param decay: what is left of the fast weights after a step, in [0, 1).
+    :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :raises ValueError: for numbers out of range.
 
     **References**
@@ -161,6 +150,7 @@ class FPCD:
     num_chains: int = 1000
     rate: float = 0.01
     decay: float = 0.95
+    posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
         _positive("k", self.k)
@@ -172,15 +162,15 @@ class FPCD:
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> FPCDState:
         """Chains at initial draws of every block, and fast weights of 0."""
-        _check(graph, "FPCD")
+        check_posterior(graph, "FPCD", self.posterior)
         chains = initial_rows(graph, graph.families, row_pairs(pair, self.num_chains))
         return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: FPCDState, batch: Rows, pair: Array
+        self, graph: "FactorGraph", params: Params, state: FPCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the chains, k sweeps on under the sum of params and fast weights."""
         model = _sweeps(graph, jax.tree.map(jnp.add, params, state.fast), state.chains, self.k, pair)
-        gradient = two_phases(graph, params, batch, model)
+        gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
         return Estimate(gradient, FPCDState(model, fast), {})

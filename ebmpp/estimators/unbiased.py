@@ -12,14 +12,8 @@ import jax.numpy as jnp
 from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
-from ebmpp.estimators.base import (
-    Estimate,
-    Params,
-    Rows,
-    sample_latents,
-    signed_gradient,
-    tractable_posterior,
-)
+from ebmpp.estimators.base import Batch, Estimate, Params, Rows
+from ebmpp.estimators.phases import sample_latents, signed_gradient, tractable_posterior
 from ebmpp.plan import resolve_moves
 
 if TYPE_CHECKING:
@@ -110,21 +104,24 @@ class UCD:
         return Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, limit)))
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: dict, batch: Rows, pair: Array
+        self, graph: "FactorGraph", params: Params, state: dict, batch: Batch, pair: Array
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
-        rows = len(next(iter(batch.values())))
-        pairs = self.num_pairs or rows
-        tiled = {b: jnp.take(v, jnp.arange(pairs) % rows, axis=0) for b, v in batch.items()}
-        negative, outcome, window = self._phase(graph, params, tiled, state["negative"], pair, ())
+        pairs = self.num_pairs or len(batch.weights)
+        turn = jnp.arange(pairs) % len(batch.weights)
+        tiled = {b: jnp.take(v, turn, axis=0) for b, v in batch.rows.items()}
+        equal = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
+        negative, outcome, window = self._phase(graph, params, tiled, equal, state["negative"], pair, ())
         state = {**state, "negative": self._follow(state["negative"], outcome, window)}
         metrics = _metrics(outcome, window)
         unmet = metrics["num_unmet"]
         if tractable_posterior(graph):
-            positive = signed_gradient(graph, params, batch, jnp.full(rows, 1 / rows))
+            positive = signed_gradient(graph, params, batch.rows, batch.weights)
         else:
             held, other = tuple(graph.visible), bits.fold_in(pair, 7)
-            positive, outcome, window = self._phase(graph, params, batch, state["positive"], other, held)
+            positive, outcome, window = self._phase(
+                graph, params, batch.rows, batch.weights, state["positive"], other, held
+            )
             state["positive"] = self._follow(state["positive"], outcome, window)
             metrics |= {f"posterior_{name}": v for name, v in _metrics(outcome, window).items()}
             unmet = unmet + metrics["posterior_num_unmet"]
@@ -138,6 +135,7 @@ class UCD:
         graph: "FactorGraph",
         params: Params,
         v: Rows,
+        weights: Array,
         time_to_meet: Array,
         pair: Array,
         clamped: tuple[str, ...],
@@ -147,8 +145,8 @@ class UCD:
         moves = resolve_moves(graph, None if clamped else self.coupling, clamped)
         slots = self.num_slots or DEFAULT_SLOTS
         args = (graph, moves, EnergyGradient(), slots, params, start, start)
-        outcome = run_pairs(*args, bits.fold_in(pair, 1), window)
-        count = len(outcome.meeting_time) * (window.m - window.k + 1)
+        outcome = run_pairs(*args, bits.fold_in(pair, 1), window, job_weights=weights)
+        count = window.m - window.k + 1
         return jax.tree.map(lambda g: g / count, outcome.total), outcome, window
 
     def _follow(self, before: Array, outcome: Outcome, window: Window) -> Array:

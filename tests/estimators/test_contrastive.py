@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from ebmpp import CD, FPCD, PCD, Bernoulli, bits, exact, layered
 from ebmpp.errors import IntractableError
-from ebmpp.estimators.base import Estimate, two_phases
+from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.phases import two_phases
 from helpers import assert_rows_law, pair, random_params
 
 RBM = pair(Bernoulli(3), Bernoulli(2))
@@ -28,7 +29,7 @@ def key(seed: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def estimate(estimator: Any, state: Any, batch: Any, pair: jax.Array) -> Estimate:
-    return estimator.estimate(RBM, PARAMS, state, batch, pair)
+    return estimator.estimate(RBM, PARAMS, state, Batch.of(batch), pair)
 
 
 # -- the oracle: transition matrices over the eight visible states, in numpy ---------------------
@@ -149,19 +150,19 @@ def test_fast_weights_learn_decay_and_drive_the_chains_alone():
     fpcd, pcd = FPCD(num_chains=7, rate=0.3, decay=0.6), PCD(num_chains=7)
     state = fpcd.init(RBM, PARAMS, DATA, 4, key(0))
     np.testing.assert_array_equal(state.chains["a"], pcd.init(RBM, PARAMS, DATA, 4, key(0))["a"])
-    first = fpcd.estimate(RBM, PARAMS, state, DATA, key(1))
-    plain = pcd.estimate(RBM, PARAMS, state.chains, DATA, key(1))  # fast weights are 0 at first
+    first = fpcd.estimate(RBM, PARAMS, state, Batch.of(DATA), key(1))
+    plain = pcd.estimate(RBM, PARAMS, state.chains, Batch.of(DATA), key(1))  # fast weights are 0 at first
     jax.tree.map(np.testing.assert_array_equal, first.gradient, plain.gradient)
     jax.tree.map(lambda f, g: np.testing.assert_allclose(f, -0.3 * g), first.state.fast, first.gradient)
 
-    second = fpcd.estimate(RBM, PARAMS, first.state, DATA, key(2))
+    second = fpcd.estimate(RBM, PARAMS, first.state, Batch.of(DATA), key(2))
     moved = jax.tree.map(jnp.add, PARAMS, first.state.fast)
-    driven = pcd.estimate(RBM, moved, first.state.chains, DATA, key(2))
+    driven = pcd.estimate(RBM, moved, first.state.chains, Batch.of(DATA), key(2))
     jax.tree.map(np.testing.assert_array_equal, second.state.chains, driven.state)
     expected = jax.tree.map(lambda f, g: 0.6 * f - 0.3 * g, first.state.fast, second.gradient)
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=1e-6), second.state.fast, expected)
     # the gradient is that of the params themselves
-    at_params = two_phases(RBM, PARAMS, DATA, second.state.chains)
+    at_params = two_phases(RBM, PARAMS, Batch.of(DATA), second.state.chains)
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, atol=1e-6), second.gradient, at_params)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import UCD, Bernoulli, FactorGraph, Gaussian, bits, exact, layered
-from ebmpp.estimators.base import Estimate
+from ebmpp.estimators.base import Batch, Estimate
 from helpers import assert_rows_law, pair, random_params
 
 BATCHES, ROWS = 40, 400
@@ -37,7 +37,7 @@ def problem(name: str) -> tuple[FactorGraph, dict[str, Any], dict[str, jax.Array
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def estimate(estimator: UCD, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
-    return estimator.estimate(graph, params, state, batch, pair)
+    return estimator.estimate(graph, params, state, Batch.of(batch), pair)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The positive and the negative phase, which all estimators share."""
+
+from typing import TYPE_CHECKING, Protocol
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, derived
+from ebmpp.accumulators import gradient_at, weighted_gradient
+from ebmpp.errors import IntractableError
+from ebmpp.estimators.base import Batch, Params, Rows
+from ebmpp.sweeps import initial_rows, schedule, sweep_rows
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
+
+
+class Posterior(Protocol):
+    """An approximation of the posterior, for graphs whose latents are not one layer; a hashable value."""
+
+    def statistics(self, graph: "FactorGraph", params: Params, rows: Rows) -> Rows:
+        """Mean statistics of every block given the rows, ``(rows, *statistic_shape)`` each."""
+
+
+def tractable_posterior(graph: "FactorGraph") -> bool:
+    """Whether the latents given the visibles are one layer, so that they can be summed out."""
+    return not graph.interacting(graph.latent)
+
+
+def check_posterior(graph: "FactorGraph", name: str, posterior: Posterior | None) -> None:
+    """:raises IntractableError: where the exact positive phase is asked for and there is none."""
+    if posterior is None and not tractable_posterior(graph):
+        a, b = graph.interacting(graph.latent)[0]
+        raise IntractableError(
+            f"{name} needs an exact positive phase, and latent blocks {a!r} and {b!r} interact given the "
+            "visible ones; UCD() runs a second set of coupled chains on the posterior, and "
+            f"{name}(posterior=MeanField()) takes a variational one"
+        )
+
+
+def row_pairs(pair: Array, rows: int) -> Array:
+    """A key pair a row."""
+    return bits.fold_in(pair, jnp.arange(rows))
+
+
+def sample_latents(graph: "FactorGraph", params: Params, v: Rows, pair: Array) -> Rows:
+    """States at the rows of ``v``: the latents drawn given them.
+
+    Exact where the posterior is one layer; else one sweep over the latents from initial draws, which is
+    a start and not a posterior draw.
+    """
+    rows = len(next(iter(v.values())))
+    first, second = (row_pairs(bits.fold_in(pair, i), rows) for i in range(2))
+    state = {**v, **initial_rows(graph, graph.latent, first)}
+    return sweep_rows(graph, params, state, schedule(graph, clamped=graph.visible), second)
+
+
+def signed_gradient(graph: "FactorGraph", params: Params, x: Rows, weights: Array) -> Params:
+    """Gradient of ``sum_i w_i E`` over rows, the latents summed out where that is exact.
+
+    With weights 1/n on data rows and -1/N on model rows this is the gradient of the mean negative
+    log-likelihood (Qiu et al. 2020, eq. 2): one product a weight matrix for both phases.
+    """
+    if not tractable_posterior(graph):
+        return weighted_gradient(graph, params, x, weights)
+    v = {b: x[b] for b in graph.visible}
+    latents = tuple(graph.latent)
+
+    def free_energy(p: Params) -> Array:
+        return -(weights @ jax.vmap(lambda row: derived.log_unnormalized(graph, p, row, latents))(v))
+
+    return jax.grad(free_energy)(params)
+
+
+def two_phases(
+    graph: "FactorGraph",
+    params: Params,
+    batch: Batch,
+    model: Rows,
+    *,
+    weights: Array | None = None,
+    posterior: Posterior | None = None,
+) -> Params:
+    """Gradient of the batch's loss, with rows ``model`` for draws of the model.
+
+    :param weights: of the model rows, of the same sum as those of the batch; equal ones by default.
+    :param posterior: where the latents cannot be summed out.
+    """
+    if weights is None:
+        size = len(next(iter(model.values())))
+        weights = jnp.broadcast_to(batch.weights.sum() / size, size)
+    signed = jnp.concatenate([batch.weights, -weights])
+    join = lambda a, b: {n: jnp.concatenate([a[n], b[n]]) for n in b if n in a}  # noqa: E731
+    if posterior is None or tractable_posterior(graph):
+        return signed_gradient(graph, params, join(batch.rows, model), signed)
+    data = posterior.statistics(graph, params, batch.rows)
+    return gradient_at(graph, params, join(data, graph.statistics(model)), signed)
