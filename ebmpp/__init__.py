@@ -6,7 +6,7 @@ from ebmpp import data, plots
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.estimators import CD, FPCD, PCD, UCD
+from ebmpp.estimators import CD, FPCD, PCD, UCD, LocalModeUCD, MeanField
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
@@ -68,8 +68,10 @@ __all__ = [
     "Gaussian",
     "GibbsBlock",
     "Layout",
+    "LocalModeUCD",
     "LocalSearch",
     "MaximalCoupling",
+    "MeanField",
     "MetropolisCoupling",
     "Observed",
     "ParallelTempering",

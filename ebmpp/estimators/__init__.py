@@ -4,6 +4,8 @@
 
 from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
+from ebmpp.estimators.local_mode import LocalModeUCD
+from ebmpp.estimators.mean_field import MeanField
 from ebmpp.estimators.unbiased import UCD
 
-__all__ = ["CD", "FPCD", "PCD", "UCD", "Batch", "Estimator"]
+__all__ = ["CD", "FPCD", "PCD", "UCD", "Batch", "Estimator", "LocalModeUCD", "MeanField"]

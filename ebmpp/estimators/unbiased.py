@@ -2,48 +2,83 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased contrastive divergence."""
 
+from collections.abc import Callable, Mapping
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.accumulators import EnergyGradient
-from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
+from ebmpp.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
+from ebmpp.errors import IntractableError
+from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.phases import sample_latents, signed_gradient, tractable_posterior
+from ebmpp.estimators.phases import row_pairs, sample_latents, signed_gradient, tractable_posterior
+from ebmpp.moves import Move
 from ebmpp.plan import resolve_moves
+from ebmpp.search import near_modes
+from ebmpp.states import as_rows
+from ebmpp.sweeps import initial_rows, schedule, sweep_rows
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
+Start = str | Callable[[Array], Mapping[str, Array]]
+_STARTS = ("data", "persistent", "uniform", "local_mode")
+
+
+class UCDState(NamedTuple):
+    """What :class:`UCD` carries."""
+
+    negative: Array
+    """How far the pairs of the next step run, if that is adaptive."""
+    positive: Array
+    """The same for the pairs on the posterior, where there are such."""
+    chains: Rows | tuple[()]
+    """Persistent chains, with ``start="persistent"``."""
+
 
 @dataclasses.dataclass(frozen=True)
 class UCD:
-    """Unbiased contrastive divergence: pairs of chains from the data rows, run until they meet.
+    """Unbiased contrastive divergence: pairs of chains that run until they meet.
 
     The negative phase is H_{k:m} of the energy's gradient over coupled pairs, and its expectation is the
-    model's own. Its variance depends on k and the lag, so by default both follow a smoothed quantile of
-    the times to meet in the steps *before*, which keeps the gradient unbiased given the past and its
-    variance held (with k = lag = 1 single steps with meeting times in the hundreds can wreck a model).
+    model's own. Its variance depends on k and the lag, so by default both follow the times to meet in the
+    steps *before*, which keeps the gradient unbiased given the past and its variance held (with k = lag = 1
+    single steps with meeting times in the hundreds can wreck a model).
 
     The positive phase is exact where the latents given the visibles are one layer; elsewhere a second
-    set of coupled pairs runs on the posterior, and is unbiased too.
+    set of coupled pairs, one a row, runs on the posterior, and is unbiased too.
 
     :param num_pairs: pairs a step; the batch's rows are reused in turn. Default: one a row.
     :param k: first sweep that counts. Default: adaptive.
     :param m: last sweep that counts, at least k; default k. With an adaptive k: how many more sweeps.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 where only k is given.
-    :param coupling: see :func:`ebmpp.plan.resolve_moves`.
+    :param coupling: see :func:`ebmpp.plan.resolve_moves`. One that is a single name holds for the posterior
+        too.
+    :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that go on from step to
+        step by one sweep each, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local
+        mode that is searched from uniform draws), or a function of a jax key to values of some or all blocks
+        of one pair, the others being drawn uniformly. Pairs on the posterior start at latents that fit the
+        row, at uniform ones or at local modes. The estimate is unbiased whatever the start; its variance and
+        its cost depend on it.
+    :param marginalize: sum blocks out of the energy before its gradient is taken: a tuple of blocks that do
+        not interact, or "layers" for the mean over all layers, each summed out in turn (Taniguchi et al.
+        2023, eq. 27). Unbiased too.
+    :param quantile: which quantile of the times to meet the adaptive k and lag follow.
+    :param target_variance: instead, take the least k = lag that keeps the variance that the times to meet
+        predict at this multiple (above 1) of that of independent draws of the model.
+    :param target_cost: instead, spend so many sweeps a pair on average: k = lag is what meeting leaves of
+        them, at least 1.
+    :param smoothing: weight of the past in what the adaptive k and lag follow, in [0, 1).
     :param max_sweeps: stop a pair after so many sweeps. The default, no limit, is unbiased; a limit makes
         training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
-    :param quantile: which quantile of the times to meet the adaptive k and lag follow.
-    :param smoothing: weight of the past in that quantile, in [0, 1).
     :param num_slots: pairs that run at once; only speed depends on it.
-    :raises ValueError: for numbers out of range.
+    :raises ValueError: for numbers out of range, an unknown start, or a target beside a fixed k.
 
     **References**
 
@@ -53,8 +88,8 @@ class UCD:
     **Example**
 
     >>> from ebmpp import UCD
-    >>> UCD(k=1, lag=1).adaptive
-    False
+    >>> UCD(k=1, lag=1).adaptive, UCD(start="persistent", target_variance=1.5).adaptive
+    (False, True)
     """
 
     num_pairs: int | None = None
@@ -67,6 +102,10 @@ class UCD:
     quantile: float = 0.95
     smoothing: float = 0.9
     num_slots: int | None = None
+    start: Start = "data"
+    marginalize: str | tuple[str, ...] = ()
+    target_variance: float | None = None
+    target_cost: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("num_pairs", 1), ("k", 0), ("m", 0), ("lag", 1), ("max_sweeps", 1)):
@@ -77,25 +116,68 @@ class UCD:
             raise ValueError(f"UCD: m is at least k; got k={self.k}, m={self.m}")
         if not 0 < self.quantile < 1 or not 0 <= self.smoothing < 1:
             raise ValueError("UCD: quantile is in (0, 1) and smoothing in [0, 1)")
-        if self.coupling is not None and not isinstance(self.coupling, str):
-            object.__setattr__(self, "coupling", tuple(self.coupling))
+        if not callable(self.start) and self.start not in _STARTS:
+            raise ValueError(f"UCD: start is one of {_STARTS} or a function of a key, not {self.start!r}")
+        self._check_targets()
+        for name in ("coupling", "marginalize"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.marginalize, str) and self.marginalize != "layers":
+            object.__setattr__(self, "marginalize", (self.marginalize,))
+
+    def _check_targets(self) -> None:
+        given = {n: getattr(self, n) for n in ("target_variance", "target_cost")}
+        given = {n: v for n, v in given.items() if v is not None}
+        if len(given) > 1 or (given and not self.adaptive):
+            raise ValueError(
+                f"UCD: {given} with k={self.k}: give one target, and leave k and the lag to follow it"
+            )
+        for name, value in given.items():
+            if not value > 1:
+                raise ValueError(f"UCD: {name} is above 1, not {value!r}")
 
     @property
     def adaptive(self) -> bool:
         """Whether k and the lag follow past meeting times."""
         return self.k is None
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> dict:
-        """The smoothed time to meet of each phase, 1 at first."""
-        resolve_moves(graph, self.coupling)
-        phases = ("negative",) if tractable_posterior(graph) else ("negative", "positive")
-        return {phase: jnp.ones(()) for phase in phases}
+    # -- the state -------------------------------------------------------------------------------
 
-    def window(self, time_to_meet: Array) -> Window:
+    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> UCDState:
+        """Pairs run one sweep at first; persistent chains start at initial draws of every block."""
+        resolve_moves(graph, self.coupling)
+        self._check_marginals(graph)
+        chains: Any = ()
+        if self.start == "persistent":
+            chains = initial_rows(graph, graph.families, row_pairs(pair, self.num_pairs or batch))
+        return UCDState(jnp.ones(()), jnp.ones(()), chains)
+
+    def adopt(self, before: Any, fresh: UCDState) -> UCDState:
+        """Go on with the chains of another estimator, as many as fit."""
+        chains = getattr(before, "chains", before)
+        if self.start != "persistent" or not isinstance(chains, dict) or set(chains) != set(fresh.chains):
+            return fresh
+        turn = jnp.arange(len(next(iter(fresh.chains.values())))) % len(next(iter(chains.values())))
+        return fresh._replace(chains={b: jnp.take(v, turn, axis=0) for b, v in chains.items()})
+
+    def _check_marginals(self, graph: "FactorGraph") -> None:
+        """:raises IntractableError: for blocks that cannot be summed out together."""
+        given = () if isinstance(self.marginalize, str) else self.marginalize
+        unknown = [b for b in given if b not in graph.families]
+        if unknown:
+            raise ValueError(f"UCD: marginalize names {unknown}, and the blocks are {list(graph.families)}")
+        for a, b in graph.interacting(given):
+            raise IntractableError(
+                f"UCD: blocks {a!r} and {b!r} interact, so they cannot be summed out together; "
+                'marginalize="layers" sums out every layer in turn'
+            )
+
+    def window(self, length: Array) -> Window:
         """k, m, lag and the limit, as arrays."""
         limit = self.max_sweeps or 0
         if self.adaptive:
-            follow = jnp.maximum(1, jnp.round(time_to_meet)).astype(jnp.int32)
+            follow = jnp.maximum(1, jnp.round(length)).astype(jnp.int32)
             k, extra = follow, self.m or 0
             m, lag = k + extra, follow if self.lag is None else self.lag
         else:
@@ -103,68 +185,134 @@ class UCD:
             m = k if self.m is None else self.m
         return Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, limit)))
 
+    # -- a step ----------------------------------------------------------------------------------
+
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: dict, batch: Batch, pair: Array
+        self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
-        pairs = self.num_pairs or len(batch.weights)
-        turn = jnp.arange(pairs) % len(batch.weights)
-        tiled = {b: jnp.take(v, turn, axis=0) for b, v in batch.rows.items()}
-        equal = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
-        negative, outcome, window = self._phase(graph, params, tiled, equal, state["negative"], pair, ())
-        state = {**state, "negative": self._follow(state["negative"], outcome, window)}
-        metrics = _metrics(outcome, window)
-        unmet = metrics["num_unmet"]
+        negative = self._negative(graph, params, state, batch, pair)
+        metrics, unmet = dict(negative.metrics), negative.metrics["num_unmet"]
+        state = state._replace(negative=negative.length, chains=self._go_on(graph, params, state, pair))
         if tractable_posterior(graph):
             positive = signed_gradient(graph, params, batch.rows, batch.weights)
         else:
-            held, other = tuple(graph.visible), bits.fold_in(pair, 7)
-            positive, outcome, window = self._phase(
-                graph, params, batch.rows, batch.weights, state["positive"], other, held
-            )
-            state["positive"] = self._follow(state["positive"], outcome, window)
-            metrics |= {f"posterior_{name}": v for name, v in _metrics(outcome, window).items()}
-            unmet = unmet + metrics["posterior_num_unmet"]
-        gradient = jax.tree.map(jnp.subtract, positive, negative)
+            other = self._positive(graph, params, state, batch, bits.fold_in(pair, 7))
+            positive, state = other.gradient, state._replace(positive=other.length)
+            metrics |= {f"posterior_{name}": v for name, v in other.metrics.items()}
+            unmet = unmet + other.metrics["num_unmet"]
+        gradient = jax.tree.map(jnp.subtract, positive, negative.gradient)
         if not self.allow_unmet:  # an unmet pair must not pass: training stops on what is not finite
             gradient = jax.tree.map(lambda g: jnp.where(unmet > 0, jnp.nan, g), gradient)
         return Estimate(gradient, state, metrics)
+
+    def _negative(
+        self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
+    ) -> "_Phase":
+        pairs = self.num_pairs or len(batch.weights)
+        if self.start == "persistent":
+            start = state.chains
+        elif self.start == "data":
+            turn = jnp.arange(pairs) % len(batch.weights)
+            tiled = {b: jnp.take(v, turn, axis=0) for b, v in batch.rows.items()}
+            start = sample_latents(graph, params, tiled, bits.fold_in(pair, 0))
+        else:
+            start = self._anywhere(graph, params, pairs, {}, bits.fold_in(pair, 0))
+        weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
+        moves = resolve_moves(graph, self.coupling)
+        return self._phase(graph, params, start, moves, weights, state.negative, bits.fold_in(pair, 1))
+
+    def _positive(
+        self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
+    ) -> "_Phase":
+        if callable(self.start) or self.start in ("data", "persistent"):
+            start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
+        else:
+            rows = len(batch.weights)
+            start = self._anywhere(graph, params, rows, batch.rows, bits.fold_in(pair, 0))
+        coupling = self.coupling if isinstance(self.coupling, str) else None
+        moves = resolve_moves(graph, coupling, graph.visible)
+        return self._phase(graph, params, start, moves, batch.weights, state.positive, bits.fold_in(pair, 1))
+
+    def _anywhere(self, graph: "FactorGraph", params: Params, rows: int, held: Rows, pair: Array) -> Rows:
+        """Starts that owe nothing to the data, but for the blocks that are held."""
+        pairs = row_pairs(pair, rows)
+        x = initial_rows(graph, graph.families, pairs) | held
+        if callable(self.start):
+            given, _ = as_rows(
+                graph.families, jax.vmap(self.start)(jax.random.wrap_key_data(pairs, impl="threefry2x32"))
+            )
+            x |= {b: v.astype(x[b].dtype) for b, v in given.items()}
+        if self.start == "local_mode":
+            return near_modes(graph, params, x, schedule(graph, held), pairs, {})
+        return x
+
+    def _go_on(self, graph: "FactorGraph", params: Params, state: UCDState, pair: Array) -> Any:
+        """The persistent chains, a sweep on."""
+        if self.start != "persistent":
+            return state.chains
+        rows = len(next(iter(state.chains.values())))
+        return sweep_rows(
+            graph, params, state.chains, schedule(graph), row_pairs(bits.fold_in(pair, 3), rows)
+        )
 
     def _phase(
         self,
         graph: "FactorGraph",
         params: Params,
-        v: Rows,
+        start: Rows,
+        moves: tuple[Move, ...],
         weights: Array,
-        time_to_meet: Array,
+        length: Array,
         pair: Array,
-        clamped: tuple[str, ...],
-    ) -> tuple[Params, Outcome, Window]:
-        window = self.window(time_to_meet)
-        start = sample_latents(graph, params, v, bits.fold_in(pair, 0))
-        moves = resolve_moves(graph, None if clamped else self.coupling, clamped)
+    ) -> "_Phase":
+        window = self.window(length)
+        free = {b for move in moves for b in move.blocks}
+        accumulator = self._accumulator(graph, free)
         slots = self.num_slots or DEFAULT_SLOTS
-        args = (graph, moves, EnergyGradient(), slots, params, start, start)
-        outcome = run_pairs(*args, bits.fold_in(pair, 1), window, job_weights=weights)
-        count = window.m - window.k + 1
-        return jax.tree.map(lambda g: g / count, outcome.total), outcome, window
+        args = (graph, moves, accumulator, slots, params, start, start)
+        outcome = run_pairs(*args, pair, window, job_weights=weights)
+        gradient = jax.tree.map(lambda g: g / (window.m - window.k + 1), outcome.total)
+        proposes = any(move.proposes for move in moves)
+        return _Phase(gradient, self._follow(length, outcome, window), _metrics(outcome, window, proposes))
+
+    def _accumulator(self, graph: "FactorGraph", free: set[str]) -> Accumulator:
+        groups = graph.layers if self.marginalize == "layers" else (self.marginalize,)
+        groups = tuple(tuple(b for b in group if b in free) for group in groups)
+        groups = tuple(group for group in groups if group)
+        return MarginalGradient(groups) if groups else EnergyGradient()
 
     def _follow(self, before: Array, outcome: Outcome, window: Window) -> Array:
-        """The next smoothed time to meet; an unmet pair counts as the limit it was stopped at."""
+        """The next length; an unmet pair counts as the limit it was stopped at."""
         met = outcome.meeting_time >= 0
         times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
-        now = jnp.quantile(times.astype(jnp.result_type(float)), self.quantile)
+        if self.target_variance is not None:
+            now = horizon.for_variance(times, self.target_variance)
+        elif self.target_cost is not None:
+            now = horizon.for_cost(times, self.target_cost)
+        else:
+            now = horizon.quantile(times, self.quantile)
         return self.smoothing * before + (1 - self.smoothing) * now
 
 
-def _metrics(outcome: Outcome, window: Window) -> dict[str, Any]:
+class _Phase(NamedTuple):
+    """What a set of coupled pairs gives."""
+
+    gradient: Params
+    length: Array
+    metrics: dict[str, Array]
+
+
+def _metrics(outcome: Outcome, window: Window, proposes: bool) -> dict[str, Array]:
     met = outcome.meeting_time >= 0
     tau = jnp.where(met, outcome.meeting_time, 0)
-    return {
+    made = {
         "meeting_time_mean": tau.sum() / jnp.maximum(met.sum(), 1),
         "meeting_time_max": tau.max(),
         "num_unmet": (~met).sum(),
         "lag": window.lag,
         "k": window.k,
         "trials": outcome.trials,
+        "late": (~met | (tau > window.lag)).mean(),
     }
+    return made | {"acceptance": outcome.acceptance} if proposes else made

@@ -70,32 +70,40 @@ def test_adaptive_lag_follows_the_past_only() -> None:
     estimator = UCD(num_slots=16)
     assert estimator.adaptive and not UCD(k=1).adaptive
     first = estimator.init(graph, params, data, ROWS, key(0))
-    assert first == {"negative": 1.0}
+    assert first == (1.0, 1.0, ())
     for past, lag in ((1.0, 1), (2.4, 2), (2.6, 3), (0.1, 1), (30.0, 30)):
         made = [
-            estimate(estimator, graph, params, {"negative": jnp.float32(past)}, data, key(seed))
+            estimate(estimator, graph, params, first._replace(negative=jnp.float32(past)), data, key(seed))
             for seed in range(2)
         ]
         for out in made:  # whatever happens in the step itself
             assert (int(out.metrics["lag"]), int(out.metrics["k"])) == (lag, lag)
-        moved = {float(out.state["negative"]) for out in made}
+        moved = {float(out.state.negative) for out in made}
         assert all(value != past for value in moved)
     # 0.9 of the past and 0.1 of the quantile of this step's times to meet, which are small here
-    assert 27 <= float(made[0].state["negative"]) < 28
+    assert 27 <= float(made[0].state.negative) < 28
 
 
 def test_metrics_tell_the_meeting_times() -> None:
     graph, params, data = problem("rbm")
-    state = {"negative": jnp.float32(1)}
+    state = UCD().init(graph, params, data, ROWS, key(0))
     metrics = estimate(UCD(k=1, num_slots=16), graph, params, state, data, key(1)).metrics
-    assert set(metrics) == {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "trials"}
+    assert set(metrics) == {
+        "meeting_time_mean",
+        "meeting_time_max",
+        "num_unmet",
+        "lag",
+        "k",
+        "trials",
+        "late",
+    }
     assert 1 < metrics["meeting_time_mean"] < metrics["meeting_time_max"]
     assert metrics["trials"] >= 1
 
 
 def test_unmet_pairs_make_the_gradient_not_a_number_unless_allowed() -> None:
     graph, params, data = problem("rbm")
-    state = {"negative": jnp.float32(1)}
+    state = UCD().init(graph, params, data, ROWS, key(0))
     strict = estimate(UCD(k=1, max_sweeps=2, num_slots=16), graph, params, state, data, key(1))
     assert strict.metrics["num_unmet"] > 0
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(strict.gradient))
