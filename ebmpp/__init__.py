@@ -6,7 +6,7 @@ from ebmpp import data, plots
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.estimators import CD, FPCD, PCD, UCD, LocalModeUCD, MeanField
+from ebmpp.estimators import CD, FPCD, PCD, UCD, Herding, LocalModeUCD, MeanField, TemperedPCD
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
@@ -67,6 +67,7 @@ __all__ = [
     "Fit",
     "Gaussian",
     "GibbsBlock",
+    "Herding",
     "Layout",
     "LocalModeUCD",
     "LocalSearch",
@@ -77,6 +78,7 @@ __all__ = [
     "ParallelTempering",
     "Poisson",
     "Spin",
+    "TemperedPCD",
     "TemperingCoupling",
     "check_model",
     "composite_expectation",

@@ -4,8 +4,21 @@
 
 from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
+from ebmpp.estimators.herding import Herding
 from ebmpp.estimators.local_mode import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
+from ebmpp.estimators.tempered import TemperedPCD
 from ebmpp.estimators.unbiased import UCD
 
-__all__ = ["CD", "FPCD", "PCD", "UCD", "Batch", "Estimator", "LocalModeUCD", "MeanField"]
+__all__ = [
+    "CD",
+    "FPCD",
+    "PCD",
+    "UCD",
+    "Batch",
+    "Estimator",
+    "Herding",
+    "LocalModeUCD",
+    "MeanField",
+    "TemperedPCD",
+]
