@@ -20,7 +20,18 @@ from numpy.typing import ArrayLike
 
 import jax
 
-__all__ = ["bars_and_stripes", "binarize", "digits", "idx", "mnist", "shifting_bar"]
+from ebmpp.encoding import decode_bits, encode_bits
+
+__all__ = [
+    "bars_and_stripes",
+    "binarize",
+    "decode_bits",
+    "digits",
+    "encode_bits",
+    "idx",
+    "mnist",
+    "shifting_bar",
+]
 
 Array = np.ndarray
 Labelled = tuple[np.ndarray, np.ndarray]
