@@ -32,7 +32,7 @@ RBM = pair(Bernoulli(3), Bernoulli(2))
 DATA = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, 0]], np.float32)
 KEY = jax.random.key(0)
 UCD_SMALL = UCD(k=1, num_pairs=16, num_slots=4)
-MEETING = {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "trials", "late"}
+MEETING = {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "trials", "corrected"}
 
 
 @dataclasses.dataclass(frozen=True)

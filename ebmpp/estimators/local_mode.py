@@ -20,7 +20,7 @@ class LocalModeUCD(UCD):
     with orthogonal weights one in 10^59). What is left is a gradient at one Gibbs sweep from local modes: a
     fine learning rule, which pushes up the energy of the modes that a search finds, but not the likelihood's
     gradient. The history says so at each step: ``acceptance`` is the share of proposals that were taken,
-    ``late`` the share of pairs with tau > lag, those whose corrections were seen.
+    ``corrected`` the share of pairs with tau > 1, those that made a correction.
 
     **References**
 

@@ -313,6 +313,6 @@ def _metrics(outcome: Outcome, window: Window, proposes: bool) -> dict[str, Arra
         "lag": window.lag,
         "k": window.k,
         "trials": outcome.trials,
-        "late": (~met | (tau > window.lag)).mean(),
+        "corrected": (~met | (tau > window.k + window.lag)).mean(),
     }
     return made | {"acceptance": outcome.acceptance} if proposes else made

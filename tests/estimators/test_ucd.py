@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,40 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import UCD, Bernoulli, FactorGraph, Gaussian, bits, exact, layered
+from ebmpp import (
+    FPCD,
+    PCD,
+    UCD,
+    Bernoulli,
+    FactorGraph,
+    Gaussian,
+    LocalModeUCD,
+    Spin,
+    bits,
+    exact,
+    layered,
+    perfect_sample,
+)
+from ebmpp.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.errors import IntractableError
+from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.search import near_modes
+from ebmpp.sweeps import initial_rows, sweep_rows
 from helpers import assert_rows_law, pair, random_params
 
 BATCHES, ROWS = 40, 400
+
+
+def slow(*case: Any) -> Any:
+    """Each case compiles for 5 to 10 s."""
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+def ones(key: jax.Array) -> dict[str, jax.Array]:
+    return {"a": jnp.ones(3)}
+
+
 MODELS = {
     "rbm": (pair(Bernoulli(3), Bernoulli(2)), 1.2),
     "gaussian": (pair(Gaussian(2), Bernoulli(2)), 0.8),
@@ -47,6 +77,16 @@ def estimate(estimator: UCD, graph: FactorGraph, params: Any, state: Any, batch:
         ("rbm", UCD(num_slots=16)),
         ("gaussian", UCD(k=2, m=4, lag=2, num_slots=16)),
         ("deep", UCD(k=1, num_slots=16)),  # the positive phase is a second set of pairs
+        ("rbm", UCD(start="persistent", num_pairs=300, num_slots=16)),
+        slow("rbm", UCD(k=1, start="uniform", num_slots=16, marginalize="b")),
+        slow("rbm", UCD(k=1, start=ones, num_slots=16)),
+        slow("rbm", UCD(target_variance=1.3, num_slots=16)),
+        slow("rbm", UCD(target_cost=12.0, m=2, num_slots=16)),
+        slow("gaussian", UCD(k=2, num_slots=16, marginalize="layers")),
+        slow("deep", UCD(num_slots=16, start="local_mode", marginalize="layers")),
+        slow("deep", UCD(num_slots=16, start="persistent", marginalize=("h1",), coupling="common")),
+        # so small that uniform proposals are accepted, and the name is true
+        slow("deep", LocalModeUCD(num_slots=16)),
     ],
 )
 def test_mean_gradient_is_that_of_the_negative_log_likelihood(name: str, estimator: UCD) -> None:
@@ -137,3 +177,134 @@ def test_coupling_is_checked_against_the_layers_before_training() -> None:
         UCD(coupling="crn").init(graph, params, data, ROWS, key(0))
     with pytest.raises(ValueError, match="names 1 layers, and the sweep has 2"):
         UCD(coupling=("maximal",)).init(graph, params, data, ROWS, key(0))
+
+
+# -- starts, sums, targets -----------------------------------------------------------------------
+
+
+def test_persistent_chains_go_on_by_one_sweep_whatever_the_pairs_do() -> None:
+    graph, params, data = problem("rbm")
+    estimator = UCD(k=1, start="persistent", num_pairs=6, num_slots=4)
+    first = estimator.init(graph, params, data, ROWS, key(0))
+    assert {b: v.shape for b, v in first.chains.items()} == {"a": (6, 3), "b": (6, 2)}
+    moved = [first]
+    for seed in range(1, 4):
+        moved.append(estimate(estimator, graph, params, moved[-1], data, key(seed)).state)
+    for before, after in itertools.pairwise(moved):
+        assert any((before.chains[b] != after.chains[b]).any() for b in before.chains)
+    # what the pairs do is no business of the chains: they are those of the sweep alone
+    alone = sweep_rows(
+        graph, params, first.chains, graph.layers, bits.fold_in(bits.fold_in(key(1), 3), jnp.arange(6))
+    )
+    jax.tree.map(np.testing.assert_array_equal, alone, moved[1].chains)
+
+
+def test_chains_of_another_estimator_are_taken_over() -> None:
+    graph, params, data = problem("rbm")
+    estimator = UCD(start="persistent", num_pairs=5)
+    fresh = estimator.init(graph, params, data, ROWS, key(0))
+    chains = PCD(num_chains=3).init(graph, params, data, ROWS, key(1))
+    taken = estimator.adopt(chains, fresh).chains
+    for b, v in chains.items():
+        np.testing.assert_array_equal(taken[b], np.asarray(v)[[0, 1, 2, 0, 1]])
+    fast = FPCD(num_chains=5).init(graph, params, data, ROWS, key(1))
+    np.testing.assert_array_equal(estimator.adopt(fast, fresh).chains["a"], fast.chains["a"])
+    for before in ((), {"negative": jnp.ones(())}):  # nothing to take
+        assert estimator.adopt(before, fresh) is fresh
+    other = UCD().init(graph, params, data, ROWS, key(0))
+    assert UCD().adopt(chains, other) is other
+
+
+def test_summing_layers_out_lowers_the_variance() -> None:
+    graph, params, _ = problem("deep")
+    groups = {"h1": (("h1",),), "h1 of a posterior": (("h1",), ("h2",)), "layers": graph.layers}
+    draws = perfect_sample(graph, params, jax.random.key(0), num_samples=4000)
+    one, jobs = jnp.ones(1), jnp.zeros(1, int)
+
+    def spread(accumulator: Any) -> tuple[float, np.ndarray]:
+        def gradient(x: Any) -> Any:
+            row = {b: v[None] for b, v in x.items()}
+            return accumulator.add(graph, params, accumulator.init(graph, params, 1), row, one, jobs)
+
+        made = jax.tree.leaves(jax.jit(jax.vmap(gradient))(draws))
+        flat = np.concatenate([np.asarray(g).reshape(4000, -1) for g in made], axis=1)
+        return flat.var(0, ddof=1).sum(), flat
+
+    plain, whole = spread(EnergyGradient())
+    for name, summed in groups.items():
+        made, each = spread(MarginalGradient(summed))
+        assert made < 0.9 * plain, name
+        assert_rows_law(each - whole, 0.0)  # of one mean, draw by draw
+
+
+def test_horizon_of_a_variance_is_the_shortest_that_keeps_it() -> None:
+    times = jnp.asarray(np.random.default_rng(0).geometric(0.02, 1000) - 1)
+    predicted = lambda length: 1 + 2 * np.maximum(np.ceil(np.asarray(times) / length) - 1, 0).mean()  # noqa: E731
+    for target in (1.1, 1.5, 3.0):
+        made = int(horizon.for_variance(times, target))
+        assert predicted(made) <= target
+        assert predicted(0.93 * made) > target  # the candidates are 5 % apart
+    assert int(horizon.for_variance(jnp.zeros(10, int), 1.1)) == 1
+
+
+def test_horizon_of_a_cost_is_what_meeting_leaves() -> None:
+    times = jnp.array([0, 3, 9])
+    assert float(horizon.for_cost(times, 50.0)) == 50 - 2 * 4
+    assert float(horizon.for_cost(times, 6.0)) == 1
+
+
+def test_the_share_of_pairs_with_a_correction_is_told() -> None:
+    graph, params, data = problem("rbm")
+    state = UCD().init(graph, params, data, ROWS, key(0))
+    estimator = UCD(num_slots=16)  # one program: k and lag are what the state says
+    short, long = (
+        estimate(estimator, graph, params, state._replace(negative=jnp.float32(n)), data, key(1)).metrics
+        for n in (1, 60)
+    )
+    assert 0.1 < short["corrected"] < 1 and short["meeting_time_max"] > 2
+    assert long["corrected"] == 0 and 60 < long["meeting_time_max"] < 120
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"start": "noise"}, "start is one of .*'persistent'.* not 'noise'"),
+        ({"target_variance": 1.0}, "target_variance is above 1, not 1.0"),
+        ({"target_cost": 0.5}, "target_cost is above 1, not 0.5"),
+        ({"target_variance": 2.0, "k": 3}, "give one target, and leave k"),
+        ({"target_variance": 2.0, "target_cost": 9.0}, "give one target"),
+    ],
+)
+def test_starts_and_targets_are_checked(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        UCD(**given)
+
+
+def test_blocks_to_sum_out_are_checked_before_training() -> None:
+    graph, params, data = problem("deep")
+    with pytest.raises(IntractableError, match="blocks 'h1' and 'h2' interact"):
+        UCD(marginalize=("h1", "h2")).init(graph, params, data, ROWS, key(0))
+    with pytest.raises(ValueError, match=r"marginalize names \['h'\], and the blocks are"):
+        UCD(marginalize="h").init(graph, params, data, ROWS, key(0))
+
+
+def test_local_modes_of_a_model_of_real_size_meet_at_once_and_say_so() -> None:
+    graph = layered(v=Spin(60), h=Spin(40))
+    params = graph.init(jax.random.key(0), scheme="orthogonal")
+    data = {"v": 2.0 * jax.random.bernoulli(jax.random.key(1), shape=(20, 60)) - 1}
+    estimator = LocalModeUCD(num_slots=16)
+    made = estimate(estimator, graph, params, estimator.init(graph, params, data, 20, key(0)), data, key(1))
+    assert made.metrics["acceptance"] == 0 and made.metrics["corrected"] == 0
+    assert made.metrics["meeting_time_max"] == 1
+    # what is left is the mean over the starts: one Gibbs sweep from modes
+    pairs = bits.fold_in(bits.fold_in(key(1), 0), jnp.arange(20))
+    free = initial_rows(graph, graph.families, pairs)
+    modes = near_modes(graph, params, free, (("v",), ("h",)), pairs, {})
+    wanted = jax.grad(
+        lambda p: (
+            graph.free_energy(p, data).mean()
+            - (graph.free_energy(p, {"v": modes["v"]}) + graph.free_energy(p, {"h": modes["h"]})).mean() / 2
+        )
+    )(params)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(made.gradient[name], value, atol=2e-5)
