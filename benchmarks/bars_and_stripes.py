@@ -4,7 +4,9 @@
 
 Sixteen latent units, all 32 rows a step, learning rate 0.1. The total log-likelihood of the rows is
 computed exactly along the way; the best that any model can reach is ``BEST``. Every method takes plain
-gradient steps from the same start. A curve ends where its steps do, or where a gradient is not finite.
+gradient steps from the same start. A run ends where its steps do, where a gradient is not finite, or where
+``--seconds`` are over: an unbiased gradient costs what the chains take to meet, and near the optimum that is
+long. The variance of the gradient (its trace, for one step's estimate) is that of repeats at the same params.
 
 ``python benchmarks/bars_and_stripes.py`` runs every method after another. Each run is kept in a file of
 its own as it goes (``raw/`` in the output folder), so runs can be left in the background side by side
@@ -16,20 +18,20 @@ its own as it goes (``raw/`` in the output folder), so runs can be left in the b
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 import json
 import math
 import os
 from pathlib import Path
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 import ebmpp
@@ -39,13 +41,43 @@ from ebmpp.estimators import Batch, Estimator
 ROWS = ebmpp.data.bars_and_stripes(4)
 #: of the 32 rows, 28 patterns occur once and two (blank and full) twice
 BEST = 28 * math.log(1 / 32) + 4 * math.log(2 / 32)
-METHODS: dict[str, tuple[str, Any]] = {
-    "ucd": ("UCD, adaptive k and lag", UCD(num_pairs=1000)),
-    "ucd1": ("UCD, k = lag = 1", UCD(num_pairs=1000, k=1, lag=1)),
-    "cd1": ("CD-1", CD(k=1)),
-    "pcd": ("PCD-1, 1000 chains", PCD(k=1, num_chains=1000)),
+
+
+class Part(NamedTuple):
+    """Steps of one estimator at one rate."""
+
+    until: float
+    estimator: Estimator
+    rate: float = 1.0
+    """Times the rate that is asked for."""
+
+
+_ADAPTIVE = UCD(num_pairs=1000)
+_PERSISTENT = UCD(num_pairs=200, start="persistent", marginalize="layers", quantile=0.9)
+METHODS: dict[str, tuple[str, str, list[Part]]] = {
+    "ucd": ("UCD, adaptive k and lag", "#2b6cb0", [Part(math.inf, _ADAPTIVE)]),
+    "ucd_few": ("UCD, adaptive, 100 pairs", "#63b3ed", [Part(math.inf, UCD(num_pairs=100))]),
+    "persistent": (
+        "UCD, adaptive, persistent, layers summed out, 200 pairs",
+        "#0d9488",
+        [Part(math.inf, _PERSISTENT)],
+    ),
+    "ucd1": ("UCD, k = lag = 1", "#6b46c1", [Part(math.inf, UCD(num_pairs=1000, k=1, lag=1))]),
+    "truncated": (
+        "UCD, k = lag = 1, stopped at 100 sweeps (biased)",
+        "#d53f8c",
+        [Part(math.inf, UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True))],
+    ),
+    "cd1": ("CD-1", "#c05621", [Part(math.inf, CD(k=1))]),
+    "cd5": ("CD-5", "#dd6b20", [Part(math.inf, CD(k=5))]),
+    "cd20": ("CD-20", "#ecc94b", [Part(math.inf, CD(k=20))]),
+    "pcd": ("PCD-1, 1000 chains", "#2f855a", [Part(math.inf, PCD(k=1, num_chains=1000))]),
+    "pcd_ucd": (
+        "PCD for 3000 steps, then UCD from its chains",
+        "#1a202c",
+        [Part(3000, PCD(k=1, num_chains=200)), Part(math.inf, _PERSISTENT, 0.5)],
+    ),
 }
-_COLORS = {"ucd": "#2b6cb0", "ucd1": "#6b46c1", "cd1": "#c05621", "pcd": "#2f855a"}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -57,6 +89,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=5000)
     add("--rate", type=float, default=0.1)
     add("--every", type=int, default=20, help="steps between values of the exact log-likelihood")
+    add("--seconds", type=float, default=math.inf, help="for one run")
+    add("--variance-every", type=int, default=0, help="steps between values of the gradient's variance")
     add("--save-every", type=float, default=20.0, help="seconds between saves of a run")
     add("--out", type=Path, default=Path("benchmarks/report"))
     add("--draw", action="store_true", help="run nothing; draw what there is")
@@ -77,17 +111,39 @@ def total(rbm: FactorGraph, params: Any) -> Array:
     return exact.log_likelihood(rbm, params, ROWS).sum()
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def ascend(
-    rbm: FactorGraph, estimator: Estimator, params: Any, state: Any, pair: Array, step: Array, rate: Array
+    rbm: FactorGraph,
+    estimator: Estimator,
+    count: int,
+    params: Any,
+    state: Any,
+    pair: Array,
+    start: Array,
+    rate: Array,
 ) -> tuple[Any, Any, dict[str, Array]]:
-    """One gradient step from all rows. Not ``fit``, so that a run can be kept while it goes."""
-    made = estimator.estimate(
-        rbm, params, state, Batch.of({"v": jnp.asarray(ROWS)}), bits.fold_in(pair, step)
-    )
-    finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(made.gradient)]).all()
-    moved = jax.tree.map(lambda p, g: p - rate * g, params, made.gradient)
-    return moved, made.state, {"finite": finite, **made.metrics}
+    """``count`` gradient steps from all rows. Not ``fit``, so that a run can be kept while it goes."""
+    batch = Batch.of({"v": jnp.asarray(ROWS)})
+
+    def one(carry: tuple, step: Array) -> tuple[tuple, dict[str, Array]]:
+        params, state, going = carry
+        made = estimator.estimate(rbm, params, state, batch, bits.fold_in(pair, step))
+        going &= jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(made.gradient)]).all()
+        params = jax.tree.map(lambda p, g: jnp.where(going, p - rate * g, p), params, made.gradient)
+        return (params, made.state, going), {"finite": going, **made.metrics}
+
+    carry = params, state, jnp.array(True)
+    (params, state, _), metrics = lax.scan(one, carry, start + jnp.arange(count, dtype=jnp.uint32))
+    return params, state, metrics
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def spread(rbm: FactorGraph, estimator: Estimator, params: Any, state: Any, pair: Array) -> Array:
+    """Trace of the covariance of the gradient at these params, from repeats."""
+    batch = Batch.of({"v": jnp.asarray(ROWS)})
+    one = lambda i: estimator.estimate(rbm, params, state, batch, bits.fold_in(pair, i)).gradient  # noqa: E731
+    made = lax.map(one, jnp.arange(20, dtype=jnp.uint32))
+    return sum(g.reshape(20, -1).var(0, ddof=1).sum() for g in jax.tree.leaves(made))
 
 
 class Recorder:
@@ -95,19 +151,32 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.begin = path, time.monotonic()
-        self.steps: list[dict[str, Array]] = []
+        self.steps: list[dict[str, np.ndarray]] = []
         self.curve: list[tuple[int, float, float]] = []
+        self.variance: list[tuple[int, float]] = []
 
     def add(self, step: int, value: float) -> None:
         """A point of the curve."""
         self.curve.append((step, value, time.monotonic() - self.begin))
 
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self.begin
+
     def save(self, ended: str = "still running, or killed") -> None:
         """Write, then rename: a run killed while it writes leaves the file before."""
         step, value, seconds = (list(column) for column in zip(*self.curve, strict=True))
-        rows = jax.device_get(self.steps)
-        columns = {n: ("step", np.array([row[n] for row in rows])) for n in (rows[0] if rows else {})}
+        names = {n: None for part in self.steps for n in part}
+        size = lambda part: len(next(iter(part.values())))  # noqa: E731
+        columns = {
+            n: ("step", np.concatenate([part.get(n, np.full(size(part), np.nan)) for part in self.steps]))
+            for n in names
+        }
         columns |= {"log_likelihood": ("monitor_step", value), "seconds": ("monitor_step", seconds)}
+        if self.variance:
+            at, values = (list(column) for column in zip(*self.variance, strict=True))
+            columns |= {"variance_step": ("point", at), "variance": ("point", values)}
         made = xr.Dataset(columns, {"monitor_step": step}, {"ended": ended})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_suffix(".tmp")
@@ -122,28 +191,36 @@ def raw(out: Path, method: str, seed: int) -> Path:
 
 def run(method: str, seed: int, args: argparse.Namespace) -> None:
     """One training run, kept as it goes."""
-    label, estimator = METHODS[method]
+    label, _, parts = METHODS[method]
     rbm, key = declare(), jax.random.key(seed)
     recorder = Recorder(raw(args.out, method, seed))
     params, pair = rbm.init(key, ROWS), bits.key_pair(jax.random.fold_in(key, 1))
-    state = estimator.init(rbm, params, {"v": jnp.asarray(ROWS)}, len(ROWS), bits.fold_in(pair, 0, 1))
-    ended, saved = "all steps", time.monotonic()
     recorder.add(0, float(total(rbm, params)))
-    for step in range(args.steps):
-        before = params
-        params, state, metrics = ascend(rbm, estimator, params, state, pair, np.uint32(step), args.rate)
-        if not metrics.pop("finite"):
-            params, ended = before, f"stopped: the gradient of step {step} is not finite"
-            break
-        recorder.steps.append(metrics)
-        if (step + 1) % args.every == 0:
-            recorder.add(step + 1, float(total(rbm, params)))
-        if time.monotonic() - saved > args.save_every:
-            recorder.save()
-            saved = time.monotonic()
-    if recorder.curve[-1][0] < len(recorder.steps):
-        recorder.add(len(recorder.steps), float(total(rbm, params)))
-    recorder.save(ended)
+    step, state, saved, ended = 0, None, time.monotonic(), ""
+    for part in parts:
+        made = (rbm, params, {"v": jnp.asarray(ROWS)}, len(ROWS), bits.fold_in(pair, step, 1))
+        fresh = part.estimator.init(*made)
+        state = fresh if state is None else part.estimator.adopt(state, fresh)
+        while step < min(part.until, args.steps) and not ended:
+            rate = args.rate * part.rate
+            args_ = (params, state, pair, np.uint32(step), rate)
+            params, state, metrics = jax.device_get(ascend(rbm, part.estimator, args.every, *args_))
+            finite = metrics.pop("finite")
+            if not finite.all():
+                ended = f"stopped: the gradient of step {step + int(np.argmin(finite))} is not finite"
+                break
+            recorder.steps.append(metrics or {"none": np.full(args.every, np.nan)})
+            step += args.every
+            recorder.add(step, float(total(rbm, params)))
+            if args.variance_every and step % args.variance_every == 0:
+                value = spread(rbm, part.estimator, params, state, bits.fold_in(pair, step, 2))
+                recorder.variance.append((step, float(value)))
+            if recorder.seconds > args.seconds:
+                ended = f"stopped after {args.seconds:.0f} s"
+            if time.monotonic() - saved > args.save_every:
+                recorder.save()
+                saved = time.monotonic()
+    recorder.save(ended or "all steps")
     step, value, seconds = recorder.curve[-1]
     print(f"{label}, seed {seed}: {value:.2f} at step {step} after {seconds:.0f} s ({ended})", flush=True)
 
@@ -186,32 +263,50 @@ def numbers(runs: dict[tuple[str, int], xr.Dataset]) -> list[dict[str, Any]]:
 
 
 def draw(runs: dict[tuple[str, int], xr.Dataset], path: Path) -> None:
-    """Log-likelihood and meeting times against the step."""
+    """Log-likelihood, meeting times and variances against the step: medians, and bands from 10 to 90 %."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    named = set()
-    for (method, _), made in runs.items():
-        label = None if method in named else METHODS[method][0]  # a legend entry a method, not a seed
-        named.add(method)
-        style = {"color": _COLORS[method], "linewidth": 1.3, "label": label}
-        axes[0].plot(made["monitor_step"], made["log_likelihood"], **style)
-        if "meeting_time_mean" in made:
-            waited = (made["meeting_time_mean"] - made["lag"]).values  # the lag's sweeps are not coupled
-            axes[1].plot(made["step"], _smooth(waited), **style)
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    for method in dict.fromkeys(m for m, _ in runs):
+        label, color, _ = METHODS[method]
+        own = [made for (m, _), made in runs.items() if m == method]
+        many = f", {len(own)} seeds" if len(own) > 1 else ""
+        style = {"color": color, "linewidth": 1.3, "label": label + many}
+        _band(axes[0], own, "monitor_step", lambda made: made["log_likelihood"].values, style)
+        if "meeting_time_mean" in own[0]:  # the lag's sweeps are not coupled
+            waited = lambda made: _smooth((made["meeting_time_mean"] - made["lag"]).values)  # noqa: E731
+            _band(axes[1], own, "step", waited, style)
+        own = [made for made in own if "variance" in made]
+        if own:
+            _band(axes[2], own, "variance_step", lambda made: made["variance"].values, style)
     axes[0].axhline(BEST, color="0.4", linestyle="--", linewidth=1, label=f"best possible, {BEST:.2f}")
-    axes[0].set(xlabel="step", ylabel="total log-likelihood of the 32 rows", ylim=(-360, -90))
-    axes[1].set(xlabel="step", ylabel="mean sweeps to meet, after the lag", yscale="log")
+    axes[0].set(ylabel="total log-likelihood of the 32 rows", ylim=(-360, -90))
+    axes[1].set(ylabel="mean sweeps to meet, after the lag", yscale="log")
+    axes[2].set(ylabel="variance of a gradient (trace)", yscale="log")
     for ax in axes:
+        ax.set_xlabel("step")
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-        if ax.get_legend_handles_labels()[1]:
-            ax.legend(frameon=False, fontsize=8)
+    axes[0].legend(frameon=False, fontsize=7, loc="lower right")
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _band(ax: Any, runs: list[xr.Dataset], x: str, of: Callable, style: dict[str, Any]) -> None:
+    """The median of runs, as far as half of them go, and where 80 % of them are."""
+    values = [of(made) for made in runs]
+    steps = max((made[x].values for made in runs), key=len)
+    full = np.full((len(runs), len(steps)), np.nan)
+    for row, v in zip(full, values, strict=True):
+        row[: len(v)] = v
+    there = np.isfinite(full).sum(0) * 2 >= len(runs)
+    low, middle, high = np.nanquantile(full[:, there], [0.1, 0.5, 0.9], axis=0)
+    ax.plot(steps[there], middle, **style)
+    if len(runs) > 1:
+        ax.fill_between(steps[there], low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _smooth(y: np.ndarray, window: int = 20) -> np.ndarray:
