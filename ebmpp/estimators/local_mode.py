@@ -7,7 +7,7 @@ import dataclasses
 from ebmpp.estimators.unbiased import UCD, Start
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LocalModeUCD(UCD):
     """UCD-LMI: pairs that start one Gibbs sweep from a local mode and move by Metropolis proposals.
 

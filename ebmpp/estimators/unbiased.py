@@ -41,7 +41,7 @@ class UCDState(NamedTuple):
     """Persistent chains, with ``start="persistent"``."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class UCD:
     """Unbiased contrastive divergence: pairs of chains that run until they meet.
 
@@ -136,6 +136,11 @@ class UCD:
         for name, value in given.items():
             if not value > 1:
                 raise ValueError(f"UCD: {name} is above 1, not {value!r}")
+
+    def __repr__(self) -> str:
+        fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
+        given = ", ".join(f"{name}={value!r}" for name, (value, usual) in fields.items() if value != usual)
+        return f"{type(self).__name__}({given})"
 
     @property
     def adaptive(self) -> bool:

@@ -308,3 +308,9 @@ def test_local_modes_of_a_model_of_real_size_meet_at_once_and_say_so() -> None:
     )(params)
     for name, value in wanted.items():
         np.testing.assert_allclose(made.gradient[name], value, atol=2e-5)
+
+
+def test_it_prints_what_was_asked_for() -> None:
+    assert repr(UCD(num_pairs=10, k=2)) == "UCD(num_pairs=10, k=2)"
+    assert repr(LocalModeUCD(num_pairs=10)) == "LocalModeUCD(num_pairs=10)"
+    assert eval(repr(LocalModeUCD(start="uniform"))) == LocalModeUCD(start="uniform")
