@@ -27,7 +27,9 @@ from ebmpp.sources import check_rows
 Params = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(
+    frozen=True, eq=False
+)  # known by itself, so that it can be traced: arrays have no hash
 class Monitor:
     """A function of the params that is compiled, with arrays that it reads.
 

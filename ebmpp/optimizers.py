@@ -20,6 +20,9 @@ def projected(
 ) -> optax.GradientTransformationExtraArgs:
     """An optimiser after each of whose updates the params are projected.
 
+    An update is a difference that is added to the params, so they are in the set up to its rounding: leave a
+    margin to a bound that must not be touched.
+
     :param optimizer: any optax transformation.
     :param projection: params to params: :func:`box`, :func:`ball`, or a function of ``optax.projections``.
     :return: an optax transformation.
@@ -35,8 +38,8 @@ def projected(
     >>> small = ebmpp.optimizers.projected(optax.sgd(1.0), ebmpp.optimizers.box(-0.01, 0.01))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
     ...                 estimator=ebmpp.CD(), optimizer=small, progress_bar=False)
-    >>> bool(abs(fit.params["v:h"]).max() <= 0.01)
-    True
+    >>> print(f"{abs(fit.params['v:h']).max():.4f}")
+    0.0100
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -44,10 +47,7 @@ def projected(
         params = _needed("projected", params)
         updates, state = optimizer.update(updates, state, params, **extra)
         wanted = projection(optax.apply_updates(params, updates))
-        # What counts is params + updates, after rounding: the second line takes off what rounding left over.
-        updates = jax.tree.map(jnp.subtract, wanted, params)
-        left = jax.tree.map(jnp.subtract, wanted, optax.apply_updates(params, updates))
-        return jax.tree.map(jnp.add, updates, left), state
+        return jax.tree.map(jnp.subtract, wanted, params), state
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
