@@ -3,6 +3,7 @@
 """Where a training step's rows come from: the device, files on the host, or a stream of batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
 from functools import lru_cache
 import itertools
 from typing import Any, NamedTuple, Protocol
@@ -303,6 +304,9 @@ def check_rows(graph: FactorGraph, data: Any) -> tuple[Rows, int]:
     return {b: jax.device_put(v.astype(graph.families[b].dtype)) for b, v in rows.items()}, batch[0]
 
 
-def _on_host() -> Any:
+def _on_host() -> contextlib.AbstractContextManager:
     """A look at values must not wait for the accelerator, which has steps to do."""
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS may leave the host out
+        return contextlib.nullcontext()

@@ -71,7 +71,7 @@ def test_optaxs_own_projections_do():
     assert leaves(made).min() == 0 and leaves(made).max() > 1
 
 
-@pytest.mark.parametrize("start", [0, 1, 4, 100])
+@pytest.mark.parametrize("start", [0, 4, 100])
 def test_the_mean_is_that_of_the_params_from_its_start(start):
     steps = gradients(10)
     free, _ = iterates(optax.adam(0.1), steps)

@@ -7,12 +7,11 @@ import itertools
 
 import numpy as np
 import pytest
-from training_tools import NUMBERED, ROWS, Recorder, leaves, numbered, rows_seen
+from training_tools import NUMBERED, ROWS, assert_same_run, leaves, numbered, rows_seen, weights_seen
 
 import jax
 import jax.numpy as jnp
 
-import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, exact, sources
 from ebmpp.errors import DataError, StateError
 from ebmpp.estimators.base import Estimate
@@ -82,10 +81,6 @@ def test_rows_of_weight_zero_do_not_move_the_start():
     weights = np.array([1, 1, 0, 0, 1, 0])
     wanted = RBM.init(KEY, DATA[[0, 1, 4] * 2])
     jax.tree.map(np.testing.assert_array_equal, RBM.init(KEY, DATA, weights=weights), wanted)
-    made = ebmpp.fit(
-        RBM, DATA, weights=weights, rng_key=KEY, num_steps=1, estimator=Recorder(), progress_bar=False
-    )
-    np.testing.assert_array_equal(made.history["gradient_norm"].shape, (1,))
 
 
 @pytest.mark.parametrize(
@@ -127,12 +122,11 @@ def test_a_batch_is_a_function_of_its_number(size, batch_size):
 
 
 def test_rows_in_a_file_train_as_rows_in_memory(tmp_path):
-    options = {"batch_size": 4, "weights": np.arange(10), "estimator": ebmpp.CD(), "num_steps": 6}
-    plain = numbered(ROWS / 10, **options)
-    read = numbered(mapped(ROWS / 10, tmp_path / "rows"), **options)
-    np.testing.assert_allclose(leaves(read.params), leaves(plain.params), rtol=1e-5, atol=1e-7)
-    seen = [rows_seen(numbered(d, batch_size=4)) for d in (ROWS, mapped(ROWS, tmp_path / "whole"))]
-    np.testing.assert_array_equal(*seen)
+    options = {"batch_size": 4, "weights": np.arange(10), "num_steps": 6}
+    plain, read = (numbered(data, **options) for data in (ROWS, mapped(ROWS, tmp_path / "rows")))
+    assert_same_run(read, plain)
+    np.testing.assert_allclose(weights_seen(read), rows_seen(read) / 4.5 / 4, rtol=1e-6)  # w_i / batch size
+    np.testing.assert_array_equal(weights_seen(numbered(ROWS, batch_size=4)), 0.25)
 
 
 TWO = FactorGraph(

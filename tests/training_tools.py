@@ -31,6 +31,7 @@ class Recorder:
         first = next(iter(batch.rows.values())).reshape(len(batch.weights), -1)[:, 0]
         gradient = jax.tree.map(lambda p: p - 1, params)
         seen = {f"row {i}": row for i, row in enumerate(first)}
+        seen |= {f"weight {i}": weight for i, weight in enumerate(batch.weights)}
         return Estimate(gradient, state, {"word": pair[0], **seen})
 
 
@@ -46,8 +47,17 @@ def numbered(data: Any = ROWS, estimator: Any = Recorder(), **given: Any) -> Fit
 
 def rows_seen(made: Fit) -> np.ndarray:
     """Which rows each step saw, shape (steps, batch)."""
-    names = [name for name in made.history if str(name).startswith("row ")]
-    return np.stack([made.history[name].values for name in names], axis=1).astype(int)
+    return _seen(made, "row ").astype(int)
+
+
+def weights_seen(made: Fit) -> np.ndarray:
+    """Their weights, likewise."""
+    return _seen(made, "weight ")
+
+
+def _seen(made: Fit, kind: str) -> np.ndarray:
+    names = [name for name in made.history if str(name).startswith(kind)]
+    return np.stack([made.history[name].values for name in names], axis=1)
 
 
 def leaves(tree: Any) -> np.ndarray:
