@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
 
-from ebmpp import data, plots
+from ebmpp import data, monitors, optimizers, plots
+from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
@@ -41,6 +42,7 @@ from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.stages import Stage
 from ebmpp.states import Observed
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
@@ -58,6 +60,7 @@ __all__ = [
     "Categorical",
     "Conjugate",
     "CoupledComposite",
+    "EarlyStop",
     "EnergyDistribution",
     "Exchange",
     "Exponential",
@@ -77,7 +80,9 @@ __all__ = [
     "Observed",
     "ParallelTempering",
     "Poisson",
+    "Progress",
     "Spin",
+    "Stage",
     "TemperedPCD",
     "TemperingCoupling",
     "check_model",
@@ -90,6 +95,8 @@ __all__ = [
     "layered",
     "local_search",
     "metropolis_sweep",
+    "monitors",
+    "optimizers",
     "perfect_sample",
     "plot_meeting_times",
     "plot_tv_bound",

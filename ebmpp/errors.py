@@ -35,7 +35,7 @@ class UnmetError(RuntimeError):
     """Coupled pairs that had not met when they were needed."""
 
 
-class DivergenceError(RuntimeError):
+class TrainingError(RuntimeError):
     """Training that cannot go on; it carries the last good state.
 
     :param message: what happened.
@@ -47,3 +47,11 @@ class DivergenceError(RuntimeError):
     def __init__(self, message: str, params: object, history: object, step: int) -> None:
         super().__init__(message)
         self.params, self.history, self.step = params, history, step
+
+
+class DivergenceError(TrainingError):
+    """Params or a gradient that stopped being finite, or a pair that was unmet."""
+
+
+class DataError(TrainingError, StateError):
+    """Data that ended in the middle of training, or turned out wrong."""

@@ -145,6 +145,7 @@ class FactorGraph:
         rng_key: Array,
         data: Mapping[str, Array] | Array | None = None,
         scheme: str | Mapping[str, str] = "gaussian",
+        weights: Array | None = None,
     ) -> Params:
         """Initial params, a dict keyed by factor name.
 
@@ -153,6 +154,7 @@ class FactorGraph:
         :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
             (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with
             "weight" ("gaussian", "orthogonal", "zero") and "bias" ("base_rate", "logistic", "zero").
+        :param weights: of the rows in the base rates, not all 0; equal ones by default.
         :raises ParameterError: for an unknown scheme.
         :raises StateError: for data of a wrong name, shape or value.
         """
@@ -161,7 +163,8 @@ class FactorGraph:
         if data is not None:
             rows, _ = states.as_rows(self.families, self.as_visible(data), tuple(self.visible))
             for block, x in rows.items():
-                means[block] = (self.families[block].statistics(x).mean(0), len(x))
+                each = self.families[block].statistics(x)
+                means[block] = (jnp.average(each, axis=0, weights=weights), len(x))
         keys = jax.random.split(rng_key, max(1, len(self.factors)))
         return {
             factor.name: initialization.init_factor(factor, key, self.families, made, means)

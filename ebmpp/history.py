@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a training run, as it comes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,71 +11,136 @@ import xarray as xr
 import jax
 from jax import Array
 
-Monitor = Callable[[Any], Array]
+from ebmpp.monitors import Monitor
+
+_MOST_WAITING = 4096  # rows on the device; each scalar is an array of its own there
+
+
+class Table:
+    """Rows of scalars by name, in columns; on the device until somebody looks.
+
+    What a row lacks is nan, and a column of whole numbers that lacks one is of floats.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray] | None = None) -> None:
+        self._columns = dict(columns or {})
+        self._length = len(next(iter(self._columns.values()), ()))
+        self._waiting: list[dict[str, Any]] = []
+        self.last = {name: v[-1] for name, v in self._columns.items()} if self._length else {}
+
+    def __len__(self) -> int:
+        return self._length + len(self._waiting)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """One more row."""
+        self._waiting.append(row)
+        self.last = row
+        if len(self._waiting) >= _MOST_WAITING:
+            self._fetch()
+
+    def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
+        """The columns by name, up to row ``stop``."""
+        self._fetch()
+        return {name: v[:stop] for name, v in self._columns.items()}
+
+    def _fetch(self) -> None:
+        rows, self._waiting = jax.device_get(self._waiting), []
+        if not rows:
+            return
+        for name in dict.fromkeys([*self._columns, *(n for row in rows for n in row)]):
+            new = _column([row.get(name) for row in rows])
+            self._columns[name] = _joined(self._columns.get(name), self._length, new, len(rows))
+        self._length += len(rows)
+
+
+def _column(values: Sequence[Any]) -> np.ndarray | None:
+    """None where a value is missing throughout."""
+    given = [np.asarray(v) for v in values if v is not None]
+    if not given:
+        return None
+    dtype = np.result_type(*(v.dtype for v in given))
+    if len(given) == len(values):
+        return np.array(given, dtype)
+    dtype = _with_nan(dtype)
+    return np.array([np.nan if v is None else v for v in values], dtype)
+
+
+def _joined(old: np.ndarray | None, rows: int, new: np.ndarray | None, more: int) -> np.ndarray:
+    old = _missing(new, rows) if old is None else old
+    new = _missing(old, more) if new is None else new
+    return np.concatenate([old, new]) if rows else new
+
+
+def _missing(like: np.ndarray, rows: int) -> np.ndarray:
+    return np.full(rows, np.nan, _with_nan(like.dtype))
+
+
+def _with_nan(dtype: np.dtype) -> np.dtype:
+    return dtype if np.issubdtype(dtype, np.floating) else np.dtype(float)
 
 
 class Log:
-    """Metrics as they come, on the device until somebody looks."""
+    """Metrics step by step, and what monitors say now and then.
 
-    def __init__(self, monitors: Mapping[str, Monitor], every: int) -> None:
-        self.monitors = {name: jax.jit(fn) for name, fn in monitors.items()}
-        self.every = every
-        self.steps: list[dict[str, Array]] = []
-        self.monitored: list[tuple[int, dict[str, Array]]] = []
+    :param monitors: functions of the params, or :class:`~ebmpp.monitors.Monitor`.
+    """
+
+    def __init__(self, monitors: Mapping[str, Callable[..., Array]]) -> None:
+        self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
+        self.steps, self.monitored = Table(), Table()
 
     def append(self, metrics: dict[str, Array]) -> None:
         """The metrics of the next step."""
         self.steps.append(metrics)
 
-    def monitor(self, step: int, params: Any) -> None:
+    def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""
         if self.monitors:
-            self.monitored.append((step, {name: fn(params) for name, fn in self.monitors.items()}))
+            values = {name: _value(fn, params, estimator_state) for name, fn in self.monitors.items()}
+            self.monitored.append({"monitor_step": step, **values})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The history as arrays: what :meth:`load` takes."""
-        self.steps = jax.device_get(self.steps)  # host values pass through: each is fetched once
-        self.monitored = jax.device_get(self.monitored)
-        made = {f"step:{n}": np.array([m[n] for m in self.steps]) for n in (self.steps or [{}])[0]}
-        made |= {f"monitor:{n}": np.array([row[n] for _, row in self.monitored]) for n in self.monitors}
-        return made | {"monitor_step": np.array([step for step, _ in self.monitored], int)}
+        made = {f"step:{n}": v for n, v in self.steps.columns().items()}
+        return made | {f"monitor:{n}": v for n, v in self.monitored.columns().items()}
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on after what :meth:`arrays` made."""
-        by_step = {n.removeprefix("step:"): v for n, v in arrays.items() if n.startswith("step:")}
-        count = len(next(iter(by_step.values()), ()))
-        self.steps = [{n: v[i] for n, v in by_step.items()} for i in range(count)]
-        at = {n: arrays[f"monitor:{n}"] for n in self.monitors}
-        self.monitored = [
-            (int(s), {n: v[i] for n, v in at.items()}) for i, s in enumerate(arrays["monitor_step"])
-        ]
+    def load(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        """Go on before ``step`` after what :meth:`arrays` made."""
+        of = lambda kind: {n.removeprefix(kind): v for n, v in arrays.items() if n.startswith(kind)}  # noqa: E731
+        self.steps = Table(of("step:"))
+        monitored = of("monitor:")
+        # A run that was stopped by a callback looked at this step already, and the one that goes on will.
+        before = monitored.get("monitor_step", np.empty(0)) < step
+        self.monitored = Table({name: v[before] for name, v in monitored.items()})
 
     def latest(self) -> dict[str, str]:
         """What the progress bar shows."""
         shown = {"meeting_time_mean": "tau", "meeting_time_max": "max", "lag": "lag", "gradient_norm": "grad"}
-        last = self.steps[-1]
+        last = self.steps.last
         line = {short: f"{float(last[name]):.3g}" for name, short in shown.items() if name in last}
-        if self.monitored:
-            line |= {name: f"{float(value):.4g}" for name, value in self.monitored[-1][1].items()}
-        return line
+        return line | {n: f"{float(v):.4g}" for n, v in self.monitored.last.items() if n != "monitor_step"}
 
     def failed_at(self) -> int | None:
         """The first step whose gradient or params were not finite."""
-        bad = [i for i, metrics in enumerate(self.steps) if not bool(metrics["ok"])]
-        return bad[0] if bad else None
+        bad = np.flatnonzero(~self.steps.columns()["ok"])
+        return int(bad[0]) if len(bad) else None
 
     def dataset(self, stop: int | None = None) -> xr.Dataset:
-        """The history so far."""
-        steps = jax.device_get(self.steps[:stop])
-        names = [name for name in (steps[0] if steps else {}) if name != "ok"]
+        """The history so far, up to step ``stop``."""
+        columns = self.steps.columns(stop)
         made = xr.Dataset(
-            {name: ("step", np.array([metrics[name] for metrics in steps])) for name in names},
-            coords={"step": np.arange(len(steps))},
+            {name: ("step", v) for name, v in columns.items() if name != "ok"},
+            coords={"step": np.arange(len(self.steps))[:stop]},
         )
-        if not self.monitored:
+        monitored = self.monitored.columns()
+        if not monitored:
             return made
-        monitored = jax.device_get(self.monitored)
-        values = {
-            name: ("monitor_step", np.array([row[name] for _, row in monitored])) for name in self.monitors
-        }
-        return made.assign(values).assign_coords(monitor_step=[step for step, _ in monitored])
+        at = monitored.pop("monitor_step")
+        values = {name: ("monitor_step", v) for name, v in monitored.items()}
+        return made.assign(values).assign_coords(monitor_step=at)
+
+
+def _value(monitor: Callable[..., Array], params: Any, estimator_state: Any) -> Array:
+    if isinstance(monitor, Monitor):
+        return monitor(params, estimator_state)
+    return monitor(params)

@@ -1,17 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: data, an estimator, an optimiser, and a history."""
+"""``fit``: data, an estimator, an optimiser, and a history."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from functools import partial
-import itertools
 import os
-import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 import xarray as xr
 
 import jax
@@ -19,15 +15,20 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, states
+from ebmpp import bits
+from ebmpp.callbacks import Best, Callback
 from ebmpp.checkpoint import Checkpoints, digest
-from ebmpp.errors import DivergenceError, StateError
-from ebmpp.estimators import UCD, Batch, Estimator
+from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
-from ebmpp.history import Log, Monitor
+from ebmpp.history import Log
+from ebmpp.loop import Loop, State, estimate_step
+from ebmpp.sources import Data, as_source
+from ebmpp.stages import DEFAULT_ESTIMATOR, DEFAULT_OPTIMIZER, Stage, Stages, check_count
+
+__all__ = ["Fit", "estimate_step", "fit"]
 
 Params = Any
-_LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
+_DEFAULT_STEPS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +39,12 @@ class Fit:
     :param params: the last params.
     :param history: an ``xarray.Dataset``: per ``step`` the gradient norm and, where the estimator couples
         chains, ``meeting_time_mean``, ``meeting_time_max``, ``num_unmet``, ``lag``, ``k``, ``trials``;
-        per ``monitor_step`` the monitors.
+        per ``monitor_step`` the monitors. With a schedule also ``stage``, and nan where a stage does not
+        have a metric.
     :param optimizer_state: optax state after the last step.
     :param estimator_state: what the estimator carries (persistent chains, the adaptive lag).
+    :param best_params: with ``keep_best``, the params at the monitor's best value; None where it had none.
+    :param best_step: how many steps had been done then.
     """
 
     graph: FactorGraph
@@ -48,21 +52,27 @@ class Fit:
     history: xr.Dataset
     optimizer_state: Any
     estimator_state: Any
+    best_params: Params | None = None
+    best_step: int | None = None
 
 
 def fit(
     graph: FactorGraph,
-    data: Mapping[str, Array] | Array,
+    data: Data,
     *,
     rng_key: Array,
     estimator: Estimator | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    num_steps: int = 1000,
-    batch_size: int = 100,
+    num_steps: int | None = None,
+    schedule: Sequence[Stage] | None = None,
+    batch_size: int | None = None,
+    weights: Array | None = None,
     params: Params | None = None,
     scheme: str | Mapping[str, str] = "gaussian",
-    monitors: Mapping[str, Monitor] | None = None,
+    monitors: Mapping[str, Callable[..., Array]] | None = None,
     monitor_every: int = 100,
+    callbacks: Sequence[Callback] = (),
+    keep_best: str | tuple[str, str] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 500,
     resume: bool = False,
@@ -70,32 +80,49 @@ def fit(
 ) -> Fit:
     """Maximise the likelihood of ``data`` by stochastic gradients.
 
-    One step is compiled once; data stay on the device, and batches are rows of a fresh permutation each
-    epoch.
+    One step is compiled once. Batches are rows of a fresh permutation each epoch.
+
+    ``data`` are one of these:
+
+    * arrays, which are put on the device: rows of the visible blocks, ``(rows, *shape)`` each, in a dict, or
+      a bare array for a single block;
+    * ``numpy.memmap`` arrays, likewise: each step's rows are read from the file and checked when their step
+      comes, and the base rates are those of some thousand rows;
+    * batches that somebody else makes: an iterable of arrays or dicts, or a function that returns one. All
+      have one size, each is used once, and the first makes the base rates. A resumed run passes over those
+      that were used before, so the iterable is given anew, from its beginning.
 
     :param graph: the model.
-    :param data: rows of the visible blocks, ``(rows, *shape)`` each; a bare array for a single block.
+    :param data: as above.
     :param rng_key: a jax key: the same key gives the same run.
     :param estimator: :class:`UCD` (default), :class:`CD`, :class:`PCD`, or your own.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
-    :param num_steps: gradient steps.
-    :param batch_size: rows a step, or all rows where there are fewer.
+    :param num_steps: gradient steps; default 1000.
+    :param schedule: in place of estimator, optimizer and num_steps: a :class:`Stage` after the other.
+    :param batch_size: rows a step, or all rows where there are fewer; default 100, or the stream's.
+    :param weights: one a row, not negative: row i counts w_i times, up to a constant factor. Not for streams.
     :param params: start from these instead of ``graph.init(rng_key, data, scheme)``.
     :param scheme: see :meth:`FactorGraph.init`.
-    :param monitors: functions of the params to a scalar, kept in the history.
+    :param monitors: functions of the params to a scalar, kept in the history; see :mod:`ebmpp.monitors`.
     :param monitor_every: steps between monitor values (the first step and the last are included).
+    :param callbacks: called at each of these steps with a :class:`Progress`; one that returns True stops the
+        run, such as :class:`EarlyStop`. An exception in one ends the run and keeps the checkpoints.
+    :param keep_best: the name of a monitor, or ``(name, "min")``: the params at its best value are kept.
     :param checkpoint_dir: keep checkpoints of params, optimiser, estimator and history there. A resumed run
-        ends with bitwise the params of one that was never stopped.
+        ends with bitwise the params of one that was never stopped, whatever stopped it: an interrupt from
+        the keyboard or a kill costs the steps since the last checkpoint.
     :param checkpoint_every: steps between checkpoints; the last step makes one too.
     :param resume: go on from the newest whole checkpoint in ``checkpoint_dir``, or start where there is none.
-        Call ``fit`` as the stopped run was called; ``num_steps`` may be larger.
+        Call ``fit`` as the stopped run was called; the number of steps (of the last stage) may be larger.
     :param progress_bar: show one.
     :return: a :class:`Fit`.
-    :raises StateError: for data of a wrong name, shape or value, NaN included.
+    :raises StateError: for data or weights of a wrong name, shape or value, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the
         last good params and the history.
+    :raises DataError: when a stream ends too early, or a row that comes later is wrong; it carries the same.
     :raises CheckpointError: for checkpoints of another run, all of them damaged, or there without ``resume``.
+    :raises ValueError: for numbers out of range, or a schedule beside what it replaces.
 
     **Example**
 
@@ -106,215 +133,70 @@ def fit(
     >>> fit.history.sizes["step"]
     5
     """
-    estimator = UCD() if estimator is None else estimator
-    optimizer = optax.sgd(0.1) if optimizer is None else optimizer
-    _check_counts(
-        num_steps=num_steps,
-        batch_size=batch_size,
-        monitor_every=monitor_every,
-        checkpoint_every=checkpoint_every,
-    )
-    rows = _device_rows(graph, data)
-    size = len(next(iter(rows.values())))
+    given = {"num_steps": num_steps, "batch_size": batch_size}
+    for name, value in {k: v for k, v in given.items() if v is not None}.items():
+        check_count(f"fit: {name}", value)
+    check_count("fit: monitor_every", monitor_every)
+    check_count("fit: checkpoint_every", checkpoint_every)
+    stages = _stages(schedule, estimator, optimizer, num_steps)
+    monitors = dict(monitors or {})
     init_key, base_key, order_key = jax.random.split(rng_key, 3)
-    params = graph.init(init_key, rows, scheme) if params is None else params
+    source = as_source(graph, data, weights, batch_size, order_key)
+    if params is None:
+        sample = source.sample()
+        params = graph.init(init_key, sample.rows, scheme, sample.weights)
     graph.check(params)
-    pair = bits.key_pair(base_key)
-    batch_size = min(batch_size, size)
-    loop = _Loop(graph, estimator, optimizer, rows, pair)
-    state = _State(
-        jax.tree.map(jnp.asarray, params),
-        optimizer.init(params),
-        estimator.init(graph, params, rows, batch_size, bits.fold_in(pair, 0, 1)),
-        jnp.array(True),
-    )
-    log = Log(monitors or {}, monitor_every)
-    start, save = 0, None
+    params = jax.tree.map(jnp.asarray, params)
+    best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
+    log = Log(monitors)
+    loop = Loop(graph, stages, source, bits.key_pair(base_key), log, monitor_every, tuple(callbacks), best)
+    start, state = 0, loop.begin(0, params)
+    save = None
     if checkpoint_dir is not None:
-        run = _identity(graph, estimator, rows, batch_size, state, rng_key, monitors, monitor_every)
+        run = {
+            "graph": repr(graph),
+            **stages.identity(),
+            "batch_size": source.batch_size,
+            "rng_key": np.asarray(bits.key_pair(rng_key)).tolist(),
+            "monitors": [sorted(monitors), monitor_every],
+            "keep_best": None if best is None else [best.name, best.mode],
+            **_state_identity(state),
+            **source.identity(),
+        }
         save = Checkpoints(checkpoint_dir, run, resume)
     try:
         if save is not None:
-            start, state = _restored(save, state, log)
-        batches = itertools.islice(_batches(size, batch_size, order_key), start, num_steps)
-        with _bar(num_steps, start, progress_bar) as bar:
-            looked = 0.0
-            for step, index in enumerate(batches, start):
-                if step % monitor_every == 0:
-                    log.monitor(step, state.params)
-                state, metrics = loop.step(state, index, step)
-                log.append(metrics)
-                bar.update()
-                if (progress_bar and time.monotonic() - looked > 0.5) or step % _LOOK_EVERY == 0:
-                    bar.set_postfix(log.latest(), refresh=False)
-                    _stop_if_failed(state, log)
-                    looked = time.monotonic()
-                if save is not None and ((step + 1) % checkpoint_every == 0 or step + 1 == num_steps):
-                    _stop_if_failed(state, log)  # what failed is not kept
-                    save.save(step + 1, jax.tree.leaves(state), log.arrays())
+            start, state = loop.keep(save, checkpoint_every, state)
+        state = loop.run(start, state, progress_bar)
     finally:
         if save is not None:
             save.close()
-    _stop_if_failed(state, log)
-    log.monitor(num_steps, state.params)
-    return Fit(graph, state.params, log.dataset(), state.optimizer, state.estimator)
+    kept = {} if best is None else {"best_params": best.params, "best_step": best.step}
+    return Fit(graph, state.params, log.dataset(), state.optimizer, state.estimator, **kept)
 
 
-def _bar(num_steps: int, start: int, shown: bool) -> tqdm:
-    return tqdm(total=num_steps, initial=start, disable=not shown, desc="training", unit="step")
+def _stages(
+    schedule: Sequence[Stage] | None,
+    estimator: Estimator | None,
+    optimizer: optax.GradientTransformation | None,
+    num_steps: int | None,
+) -> Stages:
+    single = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
+    if schedule is None:
+        made = Stage(
+            num_steps=_DEFAULT_STEPS if num_steps is None else num_steps,
+            estimator=DEFAULT_ESTIMATOR if estimator is None else estimator,
+            optimizer=DEFAULT_OPTIMIZER if optimizer is None else optimizer,
+        )
+        return Stages([made], scheduled=False)
+    both = [name for name, value in single.items() if value is not None]
+    if both:
+        raise ValueError(f"fit: schedule takes the place of {', '.join(both)}; give them to its stages")
+    return Stages(schedule, scheduled=True)
 
 
-def _identity(
-    graph: FactorGraph,
-    estimator: Estimator,
-    rows: dict[str, Array],
-    batch_size: int,
-    state: "_State",
-    rng_key: Array,
-    monitors: Mapping[str, Monitor] | None,
-    monitor_every: int,
-) -> dict[str, Any]:
-    """What two runs must have in common for one to go on where the other stopped."""
+def _state_identity(state: State) -> dict[str, Any]:
+    """Where a run starts: the shapes of its state, and its params."""
     shapes = [[list(jnp.shape(leaf)), str(jnp.result_type(leaf))] for leaf in jax.tree.leaves(state)]
-    return {
-        "graph": repr(graph),
-        "estimator": repr(estimator) if dataclasses.is_dataclass(estimator) else type(estimator).__qualname__,
-        "batch_size": batch_size,
-        "rng_key": np.asarray(bits.key_pair(rng_key)).tolist(),
-        "monitors": [sorted(monitors or {}), monitor_every],
-        "state": shapes,
-        "start": digest({"params": np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])}),
-        "data": digest(jax.device_get(rows)),
-    }
-
-
-def _restored(save: Checkpoints, state: "_State", log: Log) -> tuple[int, "_State"]:
-    """Steps done and the state after them; the log gets its history back."""
-    found = save.restore()
-    if found is None:
-        return 0, state
-    log.load(found.history)
-    return found.step, jax.tree.unflatten(jax.tree.structure(state), map(jnp.asarray, found.leaves))
-
-
-class _State(NamedTuple):
-    """Everything a step changes."""
-
-    params: Params
-    optimizer: Any
-    estimator: Any
-    ok: Array  # False from the first step that was not finite
-
-
-class _Loop:
-    def __init__(
-        self,
-        graph: FactorGraph,
-        estimator: Estimator,
-        optimizer: optax.GradientTransformation,
-        rows: dict[str, Array],
-        pair: Array,
-    ) -> None:
-        self.graph, self.estimator, self.optimizer = graph, estimator, optimizer
-        self.rows, self.pair = rows, pair
-
-    def step(self, state: _State, index: Array, step: int) -> tuple[_State, dict[str, Array]]:
-        """One gradient and one update; after a failure the state stays as it was."""
-        key = np.uint32(step)
-        gradient, carried, metrics = estimate_step(
-            self.graph, self.estimator, state.params, state.estimator, self.rows, index, self.pair, key
-        )
-        # Two programs: trying another optimiser does not compile the estimator again.
-        params, optimizer, ok, norm = _update(
-            self.optimizer, gradient, state.params, state.optimizer, state.ok
-        )
-        return _State(params, optimizer, carried, ok), {"gradient_norm": norm, "ok": ok, **metrics}
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def estimate_step(
-    graph: FactorGraph,
-    estimator: Estimator,
-    params: Params,
-    state: Any,
-    rows: dict[str, Array],
-    index: Array,
-    pair: Array,
-    step: Array,
-) -> tuple[Params, Any, dict[str, Array]]:
-    """One gradient estimate from the rows ``index``."""
-    batch = Batch.of({b: v[index] for b, v in rows.items()})
-    made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, step, 2))
-    return made.gradient, made.state, made.metrics
-
-
-@partial(jax.jit, static_argnums=0)
-def _update(
-    optimizer: optax.GradientTransformation,
-    gradient: Params,
-    params: Params,
-    state: Any,
-    ok: Array,
-) -> tuple[Params, Any, Array, Array]:
-    updates, moved = optimizer.update(gradient, state, params)
-    proposed = optax.apply_updates(params, updates)
-    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, proposed))]
-    ok = ok & jnp.stack(finite).all()
-    keep = lambda new, old: jnp.where(ok, new, old)  # noqa: E731
-    params, state = jax.tree.map(keep, (proposed, moved), (params, state))
-    return params, state, ok, optax.tree.norm(gradient)
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"fit: {name} is a positive int, not {value!r}")
-
-
-def _device_rows(graph: FactorGraph, data: Mapping[str, Array] | Array) -> dict[str, Array]:
-    """Checked data on the device."""
-    rows, batch = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
-    if len(batch) != 1 or batch[0] < 1:
-        raise StateError(
-            f"data need one leading axis of at least one row; got leading axes {batch} before the blocks' "
-            f"own shapes { ({b: f.shape for b, f in graph.visible.items()}) }"
-        )
-    return {b: jax.device_put(v.astype(graph.families[b].dtype)) for b, v in rows.items()}
-
-
-def _batches(size: int, batch_size: int, order_key: Array) -> Iterator[Array]:
-    """Row indices: permutation after permutation, cut into batches; no row is left out."""
-    if batch_size == size:
-        everything = jnp.arange(size)
-        while True:
-            yield everything
-    generator = np.random.default_rng(np.asarray(bits.key_pair(order_key)))
-    waiting = np.empty(0, np.int32)
-    while True:
-        while len(waiting) < batch_size:
-            waiting = np.concatenate([waiting, generator.permutation(size).astype(np.int32)])
-        yield jnp.asarray(waiting[:batch_size])
-        waiting = waiting[batch_size:]
-
-
-def _stop_if_failed(state: _State, log: Log) -> None:
-    if bool(state.ok):
-        return
-    step = log.failed_at()
-    unmet = sum(float(log.steps[step].get(name, 0)) for name in ("num_unmet", "posterior_num_unmet"))
-    if unmet:
-        reason = (
-            f"{unmet:.0f} coupled pairs had not met: raise max_sweeps, or see "
-            "UCD(allow_unmet=True), which biases the gradient. Without max_sweeps, params are too large "
-            "for float32"
-        )
-    else:
-        norm = float(log.steps[step]["gradient_norm"])
-        reason = f"gradient or params were not finite (gradient norm {norm:.4g}): lower the learning rate"
-    raise DivergenceError(
-        f"training stopped at step {step}: {reason}. The error's .params are those before that step, and "
-        ".history holds the steps before",
-        state.params,
-        log.dataset(step),
-        step,
-    )
+    flat = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+    return {"state": shapes, "start": digest({"params": flat})}

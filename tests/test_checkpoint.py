@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that stop and go on: bitwise the same, or refused with a reason."""
 
+import itertools
 from pathlib import Path
 import signal
 import subprocess
@@ -11,14 +12,16 @@ import warnings
 
 import numpy as np
 import pytest
+from training_tools import ROWS, Walker, assert_same_run, numbered
 
 import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli
+from ebmpp import CD, PCD, UCD, Bernoulli, Stage
 from ebmpp.checkpoint import digest
-from ebmpp.errors import CheckpointError
+from ebmpp.errors import CheckpointError, DataError
+from ebmpp.optimizers import averaged, box, projected
 
 RBM = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(3))
 DATA = np.asarray(ebmpp.data.bars_and_stripes(3))
@@ -47,23 +50,82 @@ def run(steps=12, directory=None, estimator="cd", resume=False, data=DATA, graph
     )
 
 
-def assert_same(first, second):
-    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
-    jax.tree.map(np.testing.assert_array_equal, first.optimizer_state, second.optimizer_state)
-    jax.tree.map(np.testing.assert_array_equal, first.estimator_state, second.estimator_state)
-    assert first.history.identical(second.history)
-
-
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_resumed_run_is_the_run_that_never_stopped(estimator, tmp_path):
     whole = run(estimator=estimator)
     run(6, tmp_path, estimator)
-    assert_same(run(12, tmp_path, estimator, resume=True), whole)
-    assert_same(run(12, tmp_path, estimator, resume=True), whole)  # nothing is left to do
+    assert_same_run(run(12, tmp_path, estimator, resume=True), whole)
+    assert_same_run(run(12, tmp_path, estimator, resume=True), whole)  # nothing is left to do
 
 
 def test_resuming_where_there_is_nothing_starts(tmp_path):
-    assert_same(run(12, tmp_path / "new", resume=True), run())
+    assert_same_run(run(12, tmp_path / "new", resume=True), run())
+
+
+OPTIONS = {"num_steps": 11, "monitor_every": 3, "monitors": {"size": lambda p: p["a"].sum()}}
+SCHEDULE = [
+    Stage(num_steps=4, estimator=Walker(steps_per_batch=2), optimizer=optax.adam(0.1)),
+    Stage(num_steps=2, estimator=Walker(adopts=True)),
+    Stage(num_steps=5, estimator=Walker(steps_per_batch=3, adopts=True, metric="other")),
+]
+KINDS = {
+    "weights": {"weights": np.arange(10), "batch_size": 3, "estimator": Walker()},
+    "rows kept": {"estimator": Walker(steps_per_batch=4), "batch_size": 3},
+    "best": {"estimator": Walker(), "keep_best": ("size", "min"), "optimizer": optax.sgd(0.5)},
+    "mean": {"estimator": Walker(), "optimizer": averaged(projected(optax.adam(0.1), box(-1, 1)), start=3)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_run_has_goes_on(kind, tmp_path):
+    options = OPTIONS | KINDS[kind]
+    numbered(**options | {"num_steps": 6}, checkpoint_dir=tmp_path)
+    assert_same_run(numbered(**options, checkpoint_dir=tmp_path, resume=True), numbered(**options))
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5, 8])
+def test_schedules_go_on(stop, tmp_path):
+    """Within a stage, between two of them, and amid steps of one batch."""
+    options = OPTIONS | {"schedule": SCHEDULE, "monitor_every": 1}
+    numbered(**options, callbacks=[lambda progress: progress.step == stop], checkpoint_dir=tmp_path)
+    assert_same_run(numbered(**options, checkpoint_dir=tmp_path, resume=True), numbered(**options))
+
+
+def test_real_estimators_in_stages_go_on_and_the_last_may_be_longer(tmp_path):
+    stages = lambda last: [  # noqa: E731
+        Stage(num_steps=3, estimator=PCD(num_chains=4)),
+        Stage(num_steps=last, estimator=CD(), optimizer=optax.adam(0.01)),
+    ]
+    run = lambda last, **kept: numbered(ROWS / 10, schedule=stages(last), **kept)  # noqa: E731
+    run(1, checkpoint_dir=tmp_path)
+    assert_same_run(run(4, checkpoint_dir=tmp_path, resume=True), run(4))
+    with pytest.raises(CheckpointError, match="holds 7 steps, and this run has 5"):
+        run(2, checkpoint_dir=tmp_path, resume=True)
+
+
+def test_files_and_streams_go_on(tmp_path):
+    batches = [ROWS[i : i + 2] for i in range(0, 10, 2)]
+    file = np.memmap(tmp_path / "rows", mode="w+", dtype=ROWS.dtype, shape=ROWS.shape)
+    file[:] = ROWS
+    others = {"file": ROWS, "stream": iter(batches[1:])}
+    makes = {"file": lambda: file, "stream": lambda: itertools.cycle(batches)}
+    for name, make in makes.items():
+        options = OPTIONS | {"estimator": Walker(steps_per_batch=2), "batch_size": 2}
+        kept = {"checkpoint_dir": tmp_path / name}
+        numbered(make(), **options | {"num_steps": 5}, **kept)
+        assert_same_run(numbered(make(), **options, **kept, resume=True), numbered(make(), **options))
+        with pytest.raises(CheckpointError, match="of another run: .*data: "):
+            numbered(others[name], **options, **kept, resume=True)
+
+
+def test_a_stream_that_ended_is_mended_and_goes_on(tmp_path):
+    batches = [ROWS[i : i + 2] for i in range(0, 10, 2)]
+    kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    with pytest.raises(DataError, match="with checkpoint_dir the run can be resumed here"):
+        numbered(iter(batches), estimator=Walker(), num_steps=8, **kept)
+    assert (tmp_path / "5.json").exists()
+    again = numbered(itertools.cycle(batches), estimator=Walker(), num_steps=8, **kept, resume=True)
+    assert_same_run(again, numbered(itertools.cycle(batches), estimator=Walker(), num_steps=8))
 
 
 SCRIPT = """
@@ -84,7 +146,7 @@ def test_a_killed_run_goes_on(tmp_path):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     done = max(int(path.stem) for path in tmp_path.glob("[0-9]*.json"))
-    assert_same(run(done + 6, tmp_path, resume=True), run(done + 6))
+    assert_same_run(run(done + 6, tmp_path, resume=True), run(done + 6))
 
 
 def files(directory):
@@ -118,7 +180,7 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_taken(finished, tmp
             broken.write_bytes(change(broken.read_bytes()))
             with pytest.warns(UserWarning, match="checkpoint 12 in .* is damaged"):
                 again = run(12, to, resume=True)
-            assert_same(again, whole)
+            assert_same_run(again, whole)
 
 
 def test_all_damaged(finished, tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from training_tools import NUMBERED, ROWS, Recorder, leaves, rows_seen
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ from ebmpp import (
     Bias,
     Bilinear,
     FactorGraph,
-    Gaussian,
     exact,
     fit,
 )
@@ -33,20 +33,6 @@ DATA = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, 0
 KEY = jax.random.key(0)
 UCD_SMALL = UCD(k=1, num_pairs=16, num_slots=4)
 MEETING = {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "trials", "corrected"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorder:
-    """An estimator of one's own: its history tells which rows a step saw, its gradient pulls to zero."""
-
-    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, pair: jax.Array) -> jax.Array:
-        return jnp.array(batch)
-
-    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
-        first = next(iter(batch.rows.values())).reshape(len(batch.weights), -1)[:, 0]
-        gradient = jax.tree.map(lambda p: p - 1, params)
-        seen = {f"row {i}": row for i, row in enumerate(first)}
-        return Estimate(gradient, state, {"word": pair[0], **seen})
 
 
 class Broken(Recorder):
@@ -63,16 +49,6 @@ class Broken(Recorder):
 def train(estimator: Any = CD(), data: Any = DATA, graph: FactorGraph = RBM, **given: Any) -> Fit:  # noqa: B008
     settings = {"rng_key": KEY, "num_steps": 7, "batch_size": 4, "progress_bar": False, **given}
     return fit(graph, data, estimator=estimator, **settings)
-
-
-def rows_seen(made: Fit) -> np.ndarray:
-    """Which rows each step saw, shape (steps, batch)."""
-    names = [name for name in made.history if str(name).startswith("row ")]
-    return np.stack([made.history[name].values for name in names], axis=1).astype(int)
-
-
-def leaves(tree: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)])
 
 
 @pytest.mark.parametrize(
@@ -153,10 +129,6 @@ def test_order_of_blocks_in_the_data_does_not_matter() -> None:
     swapped = train(data={"v": DATA, "u": DATA[:, :2]}, graph=TWO)
     assert made.history.identical(swapped.history)
     np.testing.assert_array_equal(leaves(made.params), leaves(swapped.params))
-
-
-NUMBERED = pair(Gaussian(1), Bernoulli(1))
-ROWS = np.arange(10, dtype=np.float32)[:, None]
 
 
 def test_every_row_is_seen_once_an_epoch() -> None:

@@ -1,0 +1,258 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a training run, and what happens between them."""
+
+from collections.abc import Sequence
+from functools import partial
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm.auto import tqdm
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import optax
+
+from ebmpp import bits
+from ebmpp.callbacks import Best, Callback, Progress
+from ebmpp.checkpoint import Checkpoints
+from ebmpp.errors import CheckpointError, DataError, DivergenceError, StateError
+from ebmpp.estimators import Batch, Estimator
+from ebmpp.graph import FactorGraph
+from ebmpp.history import Log
+from ebmpp.sources import Rows, Selection, Source
+from ebmpp.stages import Stages
+
+Params = Any
+_LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
+
+
+class State(NamedTuple):
+    """Everything a step changes."""
+
+    params: Params
+    optimizer: Any
+    estimator: Any
+    ok: Array
+    """False from the first step that was not finite."""
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def estimate_step(
+    graph: FactorGraph,
+    estimator: Estimator,
+    params: Params,
+    state: Any,
+    rows: Rows,
+    index: Array | None,
+    pair: Array,
+    step: Array,
+    weights: Array | None = None,
+) -> tuple[Params, Any, dict[str, Array]]:
+    """One gradient estimate from the rows ``index``; from all of them where that is None.
+
+    :param weights: of all ``rows``, of mean 1 over the data; None for equal ones.
+    """
+    take = lambda a: a if index is None else a[index]  # noqa: E731
+    batch = Batch.of({b: take(v) for b, v in rows.items()})
+    if weights is not None:
+        batch = batch._replace(weights=take(weights) * batch.weights)
+    made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, step, 2))
+    return made.gradient, made.state, made.metrics
+
+
+@partial(jax.jit, static_argnums=0)
+def _update(
+    optimizer: optax.GradientTransformation,
+    gradient: Params,
+    params: Params,
+    state: Any,
+    ok: Array,
+) -> tuple[Params, Any, Array, Array]:
+    updates, moved = optimizer.update(gradient, state, params)
+    proposed = optax.apply_updates(params, updates)
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, proposed))]
+    ok = ok & jnp.stack(finite).all()
+    keep = lambda new, old: jnp.where(ok, new, old)  # noqa: E731
+    params, state = jax.tree.map(keep, (proposed, moved), (params, state))
+    return params, state, ok, optax.tree.norm(gradient)
+
+
+class Loop:
+    """A run: the source's batches through the stages' estimators and optimisers, with what looks on.
+
+    :param pair: the run's key pair; a step's draws depend on it and on the step's number.
+    :param every: steps between monitor values.
+    :param best: what keeps the best params, or None.
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        stages: Stages,
+        source: Source,
+        pair: Array,
+        log: Log,
+        every: int,
+        callbacks: Sequence[Callback],
+        best: Best | None,
+    ) -> None:
+        self.graph, self.stages, self.source, self.pair = graph, stages, source, pair
+        self.log, self.every, self.callbacks, self.best = log, every, callbacks, best
+        self.save: Checkpoints | None = None
+        self._save_every = self._saved = 0
+        self._looked = 0.0
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def begin(self, number: int, params: Params) -> State:
+        """The state in which stage ``number`` begins."""
+        stage, rows = self.stages[number], self.source.sample().rows
+        pair = bits.fold_in(self.pair, number, 1)
+        estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, pair)
+        return State(params, stage.optimizer.init(params), estimator, jnp.array(True))
+
+    def _enter(self, number: int, state: State) -> State:
+        """From one stage to the next."""
+        fresh = self.begin(number, state.params)._replace(ok=state.ok)
+        adopt = getattr(self.stages[number].estimator, "adopt", None)
+        if adopt is None:
+            return fresh
+        adopted = adopt(state.estimator, fresh.estimator)
+        if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
+            name = type(self.stages[number].estimator).__name__
+            raise TypeError(
+                f"{name}.adopt returned a pytree of another structure than the fresh state it was given: "
+                f"{jax.tree.structure(adopted)}, not {jax.tree.structure(fresh.estimator)}"
+            )
+        return fresh._replace(estimator=adopted)
+
+    def keep(self, save: Checkpoints, every: int, first: State) -> tuple[int, State]:
+        """Checkpoints from now on.
+
+        :param first: the state before the first step.
+        :return: the steps that were done when the run stopped, and the state after them.
+        :raises CheckpointError: for one of more steps than this run has.
+        """
+        self.save, self._save_every = save, every
+        found = save.restore()
+        if found is None:
+            return 0, first
+        if found.step > self.stages.num_steps:
+            raise CheckpointError(
+                f"{save.directory} holds {found.step} steps, and this run has {self.stages.num_steps}: give "
+                "num_steps of at least as many, or another directory"
+            )
+        like = self.begin(self.stages.at(found.step - 1), first.params) if found.step else first
+        count = len(jax.tree.leaves(like))
+        state = jax.tree.unflatten(jax.tree.structure(like), map(jnp.asarray, found.leaves[:count]))
+        self.log.load(found.history, found.step)
+        if self.best is not None:
+            self.best.load(found.leaves[count:])
+        self._saved = found.step
+        return found.step, state
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    def run(self, start: int, state: State, progress_bar: bool) -> State:
+        """The steps from ``start`` on; the state after the last."""
+        total = self.stages.num_steps
+        bar = tqdm(total=total, initial=start, disable=not progress_bar, desc="training", unit="step")
+        with bar:
+            for step in range(start, total):
+                if step % self.every == 0 and self._monitor(step, state):
+                    self._checkpoint(step, state)
+                    return state
+                number = self.stages.at(step)
+                if number and step == self.stages.first[number]:
+                    state = self._enter(number, state)
+                state, metrics = self._step(step, number, state)
+                self.log.append(metrics)
+                bar.update()
+                self._look(step, state, bar, progress_bar)
+                if self.save is not None and ((step + 1) % self._save_every == 0 or step + 1 == total):
+                    self._checkpoint(step + 1, state)
+        stop_if_failed(state, self.log)
+        self._monitor(total, state)
+        return state
+
+    def _step(self, step: int, number: int, state: State) -> tuple[State, dict[str, Any]]:
+        """One gradient and one update; after a failure the state stays as it was."""
+        rows, index, weights = self._select(step, state)
+        stage, key = self.stages[number], np.uint32(step)
+        gradient, carried, metrics = estimate_step(
+            self.graph, stage.estimator, state.params, state.estimator, rows, index, self.pair, key, weights
+        )
+        # Two programs: trying another optimiser does not compile the estimator again.
+        params, optimizer, ok, norm = _update(
+            stage.optimizer, gradient, state.params, state.optimizer, state.ok
+        )
+        told = {"stage": np.int32(number)} if self.stages.scheduled else {}
+        return State(params, optimizer, carried, ok), {"gradient_norm": norm, "ok": ok, **told, **metrics}
+
+    def _select(self, step: int, state: State) -> Selection:
+        """:raises DataError: where the data fail; a checkpoint keeps what was done."""
+        try:
+            return self.source.batch(self.stages.batch(step))
+        except StateError as error:
+            stop_if_failed(state, self.log)
+            self._checkpoint(step, state)
+            raise DataError(
+                f"training stopped at step {step}: {error}. The error's .params are those before that step, "
+                "and .history holds the steps before; with checkpoint_dir the run can be resumed here",
+                state.params,
+                self.log.dataset(),
+                step,
+            ) from error
+
+    def _monitor(self, step: int, state: State) -> bool:
+        """Whether a callback stops the run."""
+        self.log.monitor(step, state.params, state.estimator)
+        if self.best is not None:
+            self.best.see(step, self.log.monitored.last[self.best.name], state.params)
+        if not self.callbacks:
+            return False
+        stop_if_failed(state, self.log)
+        progress = Progress(step, state.params, state.estimator, self.log.dataset())
+        return any([bool(fn(progress)) for fn in self.callbacks])  # a list: each of them is called
+
+    def _look(self, step: int, state: State, bar: tqdm, shown: bool) -> None:
+        if (shown and time.monotonic() - self._looked > 0.5) or step % _LOOK_EVERY == 0:
+            bar.set_postfix(self.log.latest(), refresh=False)
+            stop_if_failed(state, self.log)
+            self._looked = time.monotonic()
+
+    def _checkpoint(self, steps: int, state: State) -> None:
+        if self.save is None or steps == self._saved:
+            return
+        stop_if_failed(state, self.log)  # what failed is not kept
+        kept = [] if self.best is None else self.best.leaves()
+        self.save.save(steps, [*jax.tree.leaves(state), *kept], self.log.arrays())
+        self._saved = steps
+
+
+def stop_if_failed(state: State, log: Log) -> None:
+    """:raises DivergenceError: where a step was not finite."""
+    if bool(state.ok):
+        return
+    step = log.failed_at()
+    told = {name: v[step] for name, v in log.steps.columns().items()}
+    unmet = np.nansum([told.get(name, 0) for name in ("num_unmet", "posterior_num_unmet")])
+    if unmet:
+        reason = (
+            f"{unmet:.0f} coupled pairs had not met: raise max_sweeps, or see "
+            "UCD(allow_unmet=True), which biases the gradient. Without max_sweeps, params are too large "
+            "for float32"
+        )
+    else:
+        norm = float(told["gradient_norm"])
+        reason = f"gradient or params were not finite (gradient norm {norm:.4g}): lower the learning rate"
+    raise DivergenceError(
+        f"training stopped at step {step}: {reason}. The error's .params are those before that step, and "
+        ".history holds the steps before",
+        state.params,
+        log.dataset(step),
+        step,
+    )

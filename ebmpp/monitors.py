@@ -1,0 +1,272 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What to watch while a model is trained: functions that make monitors for :func:`ebmpp.fit`.
+
+A monitor is a function of the params, and can be called as one. Data are arguments of the compiled
+program, not constants in it.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import optax
+
+from ebmpp import bits, derived
+from ebmpp.errors import IntractableError
+from ebmpp.estimators.base import Batch, Estimator, Rows
+from ebmpp.estimators.phases import sample_latents, tractable_posterior
+from ebmpp.evaluate import exact
+from ebmpp.graph import FactorGraph
+from ebmpp.sources import check_rows
+
+Params = Any
+
+
+@dataclasses.dataclass(
+    frozen=True, eq=False
+)  # known by itself, so that it can be traced: arrays have no hash
+class Monitor:
+    """A function of the params that is compiled, with arrays that it reads.
+
+    A plain function of the params is a monitor too; this adds the arrays, and the estimator's state.
+
+    :param fn: called with the params, then the estimator's state if it ``takes_state``, then the arguments.
+        Hashable: one that compares equal to another is not compiled again.
+    :param arguments: arrays, or pytrees of them.
+    :param takes_state: whether it takes what the estimator of the run carries (persistent chains, say).
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> distance = Monitor(lambda params, truth: abs(params["v"] - truth).max(), (jnp.ones(2),))
+    >>> float(distance({"v": jnp.array([1.0, 3.0])}))
+    2.0
+    """
+
+    fn: Callable[..., Array]
+    arguments: tuple[Any, ...] = ()
+    takes_state: bool = False
+
+    def __call__(self, params: Params, estimator_state: Any = None) -> Array:
+        """The value."""
+        state = (estimator_state,) if self.takes_state else ()
+        return _evaluate(self.fn, params, *state, *self.arguments)
+
+
+@partial(jax.jit, static_argnums=0)
+def _evaluate(fn: Callable[..., Array], *given: Any) -> Array:
+    return fn(*given)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Of:
+    """A function with values that do not change, known by both."""
+
+    fn: Callable[..., Array]
+    fixed: tuple[Any, ...]
+
+    def __call__(self, *given: Any) -> Array:
+        return self.fn(*self.fixed, *given)
+
+
+def _rows(graph: FactorGraph, data: Any) -> Rows:
+    return check_rows(graph, data)[0]
+
+
+# -- likelihood ----------------------------------------------------------------------------------
+
+
+def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
+    """The exact mean of log p(v) over rows.
+
+    :param graph: the model.
+    :param data: rows of the visible blocks.
+    :return: a monitor.
+    :raises IntractableError: at once, where there is too much to sum.
+    :raises StateError: for data of a wrong name, shape or value.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> monitor = ebmpp.monitors.log_likelihood(rbm, ebmpp.data.bars_and_stripes(3))
+    >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
+    -6.2383
+    """
+    rows = _rows(graph, data)
+    monitor = Monitor(_Of(_log_likelihood, (graph,)), (rows,))
+    try:
+        jax.eval_shape(monitor, graph.param_shapes)  # plans the sum, and sums nothing
+    except IntractableError as error:
+        raise IntractableError(
+            f"{error}. To watch training, monitors.free_energy_gap or monitors.reconstruction need no sum"
+        ) from None
+    return monitor
+
+
+def _log_likelihood(graph: FactorGraph, params: Params, rows: Rows) -> Array:
+    return exact.log_likelihood(graph, params, rows).mean()
+
+
+def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
+    """Mean free energy of held-out rows minus that of training rows: it grows when a model overfits.
+
+    log Z cancels, so no sum over states is needed.
+
+    :param graph: a model whose latents given the visibles are one layer.
+    :param train: rows of the visible blocks; some of the training data, as many as are held out, will do.
+    :param held_out: rows of the visible blocks.
+    :return: a monitor.
+    :raises IntractableError: at once, where the latents cannot be summed out in closed form.
+    :raises StateError: for data of a wrong name, shape or value.
+
+    **References**
+
+    1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*, section 6.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data = ebmpp.data.bars_and_stripes(3)
+    >>> gap = ebmpp.monitors.free_energy_gap(rbm, data[::2], data[1::2])
+    >>> gap(rbm.init(jax.random.key(0))).shape
+    ()
+    """
+    if not tractable_posterior(graph):
+        a, b = graph.interacting(graph.latent)[0]
+        raise IntractableError(
+            f"free_energy_gap: latent blocks {a!r} and {b!r} interact given the visible ones, so the free "
+            "energy has no closed form; monitors.reconstruction needs none"
+        )
+    return Monitor(_Of(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
+
+
+def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: Rows) -> Array:
+    return graph.free_energy(params, held_out).mean() - graph.free_energy(params, train).mean()
+
+
+# -- reconstruction ------------------------------------------------------------------------------
+
+
+def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
+    """Mean squared error of the visible blocks' means given latents that were drawn given the data.
+
+    Per unit: t(v) - E[t(v) | the rest], squared, averaged over rows and statistics, where the latents are
+    a draw given v (exact where they are one layer; else one sweep from initial draws). Easy to watch, and
+    **not what is maximised**: a chain that does not mix makes it small too.
+
+    :param graph: the model.
+    :param data: rows of the visible blocks.
+    :param rng_key: a jax key; the same draws at each call, so that the curve is smooth.
+    :return: a monitor.
+    :raises StateError: for data of a wrong name, shape or value.
+
+    **References**
+
+    1. Hinton (2012), section 5: how far to trust it.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> error = ebmpp.monitors.reconstruction(rbm, ebmpp.data.bars_and_stripes(3), jax.random.key(0))
+    >>> float(error(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))))  # a mean of 1/2 everywhere
+    0.25
+    """
+    return Monitor(_Of(_reconstruction, (graph,)), (_rows(graph, data), bits.key_pair(rng_key)))
+
+
+def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, pair: Array) -> Array:
+    statistics = graph.statistics(sample_latents(graph, params, rows, pair))
+    total, count = jnp.zeros(()), 0
+    for b in graph.visible:
+        mean = lambda t, b=b: graph.families[b].mean(derived.natural(graph, params, t, [b])[b])  # noqa: E731
+        error = statistics[b] - jax.vmap(mean)(statistics)
+        total, count = total + (error**2).sum(), count + error.size
+    return total / count
+
+
+# -- variance ------------------------------------------------------------------------------------
+
+
+def gradient_variance(
+    graph: FactorGraph, data: Any, estimator: Estimator, num_repeats: int, rng_key: Array
+) -> Monitor:
+    """The total variance of an estimator's gradient: the sum over all params, estimated by repeats.
+
+    The rows are the same in each repeat, so it is the variance of the estimator's own draws. One that carries
+    a state (persistent chains, an adaptive lag) starts each repeat from the state that the run is in, so the
+    variance is conditional on it; where the run carries a state of another make (in another stage of a
+    schedule, or trained by another estimator) the value is nan. Called by hand, such a monitor takes the
+    state as its second argument.
+
+    :param graph: the model.
+    :param data: rows of the visible blocks: the batch of each repeat.
+    :param estimator: whose gradient; of the run, or one that carries nothing.
+    :param num_repeats: at least 2.
+    :param rng_key: a jax key; the same draws at each call.
+    :return: a monitor.
+    :raises ValueError: for fewer repeats.
+    :raises StateError: for data of a wrong name, shape or value.
+
+    **References**
+
+    1. Qiu, Zhang, Wang (2020), section 5, where the variance along training is compared.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data, key = ebmpp.data.bars_and_stripes(3), jax.random.key(0)
+    >>> variance = ebmpp.monitors.gradient_variance(rbm, data, ebmpp.CD(k=1), 20, key)
+    >>> bool(variance(rbm.init(key)) > 0)
+    True
+    """
+    if not isinstance(num_repeats, int) or num_repeats < 2:
+        raise ValueError(f"gradient_variance: num_repeats is an int of at least 2, not {num_repeats!r}")
+    rows, pair = _rows(graph, data), bits.key_pair(rng_key)
+    size = len(next(iter(rows.values())))
+    start = lambda p: estimator.init(graph, p, rows, size, pair)  # noqa: E731
+    carries = bool(jax.tree.leaves(jax.eval_shape(start, graph.param_shapes)))
+    fn = _gradient_variance if carries else _gradient_variance_without
+    return Monitor(_Of(fn, (graph, estimator, num_repeats)), (rows, pair), takes_state=carries)
+
+
+def _gradient_variance_without(
+    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, rows: Rows, pair: Array
+) -> Array:
+    state = estimator.init(graph, params, rows, len(next(iter(rows.values()))), pair)  # no arrays
+    return _gradient_variance(graph, estimator, num_repeats, params, state, rows, pair)
+
+
+def _gradient_variance(
+    graph: FactorGraph,
+    estimator: Estimator,
+    num_repeats: int,
+    params: Params,
+    state: Any,
+    rows: Rows,
+    pair: Array,
+) -> Array:
+    batch = Batch.of(rows)
+    fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), pair), params)
+    if jax.tree.structure(fresh) != jax.tree.structure(state):
+        return jnp.full((), jnp.nan)
+
+    def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:
+        """Welford's update: no difference of large sums, and no more than two gradients in memory."""
+        mean, total = carry
+        made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, repeat)).gradient
+        off = jax.tree.map(jnp.subtract, made, mean)
+        mean = jax.tree.map(lambda m, d: m + d / (repeat + 1), mean, off)
+        return (mean, total + optax.tree.vdot(off, jax.tree.map(jnp.subtract, made, mean))), None
+
+    none = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
+    (_, total), _ = jax.lax.scan(one, none, jnp.arange(num_repeats))
+    return total / (num_repeats - 1)

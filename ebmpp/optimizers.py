@@ -1,0 +1,188 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What optax lacks for training by stochastic approximation: projections of the params, and their mean."""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import optax
+
+Params = Any
+Bound = float | Mapping[str, Any]
+
+
+def projected(
+    optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]
+) -> optax.GradientTransformationExtraArgs:
+    """An optimiser after each of whose updates the params are projected.
+
+    An update is a difference that is added to the params, so they are in the set up to its rounding: leave a
+    margin to a bound that must not be touched.
+
+    :param optimizer: any optax transformation.
+    :param projection: params to params: :func:`box`, :func:`ball`, or a function of ``optax.projections``.
+    :return: an optax transformation.
+
+    **References**
+
+    1. Qiu, Zhang, Wang (2020), Algorithm 2: the projection onto a compact set in which the chains meet.
+
+    **Example**
+
+    >>> import jax, optax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> small = ebmpp.optimizers.projected(optax.sgd(1.0), ebmpp.optimizers.box(-0.01, 0.01))
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
+    ...                 estimator=ebmpp.CD(), optimizer=small, progress_bar=False)
+    >>> print(f"{abs(fit.params['v:h']).max():.4f}")
+    0.0100
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def update(updates: Params, state: Any, params: Params | None = None, **extra: Any) -> tuple[Params, Any]:
+        params = _needed("projected", params)
+        updates, state = optimizer.update(updates, state, params, **extra)
+        wanted = projection(optax.apply_updates(params, updates))
+        return jax.tree.map(jnp.subtract, wanted, params), state
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params], Params]:
+    """The projection onto ``low <= params <= high``, param by param.
+
+    :param low: a number for all params, or a dict from the names of some factors to numbers or arrays like
+        their params; None for no bound.
+    :param high: likewise.
+    :return: a function from params to params.
+    :raises ValueError: for a low above high, where both are numbers.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> box(high={"v:h": 1.0})({"v": jnp.array([5.0]), "v:h": jnp.array([5.0, -5.0])})["v:h"].tolist()
+    [1.0, -5.0]
+    """
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not low <= high:
+        raise ValueError(f"box: low is at most high; got low={low!r}, high={high!r}")
+
+    def project(params: Params) -> Params:
+        bounds = (_bound(low, params, -math.inf), _bound(high, params, math.inf))
+        return optax.projections.projection_box(params, *bounds)
+
+    return project
+
+
+def _bound(given: Bound | None, params: Params, without: float) -> Params:
+    """A bound for every leaf of the params."""
+    if not isinstance(given, Mapping):
+        return jax.tree.map(lambda _: without if given is None else given, params)
+    unknown = sorted(set(given) - set(params))
+    if unknown:
+        raise ValueError(f"box: {unknown[0]!r} is not among the factors {sorted(params)}")
+    return {name: _bound_of(given.get(name, without), tree) for name, tree in params.items()}
+
+
+def _bound_of(given: Any, tree: Any) -> Any:
+    if jax.tree.structure(given) == jax.tree.structure(tree):
+        return given
+    return jax.tree.map(lambda _: given, tree)
+
+
+def ball(radius: float) -> Callable[[Params], Params]:
+    """The projection onto the params of Euclidean norm at most ``radius``, all of them together.
+
+    :param radius: above 0.
+    :return: a function from params to params.
+    :raises ValueError: for another radius.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> ball(1.0)({"a": jnp.array([3.0]), "b": jnp.array([4.0])})["b"].tolist()
+    [0.8]
+    """
+    if not radius > 0:
+        raise ValueError(f"ball: radius is above 0, not {radius!r}")
+    return lambda params: optax.projections.projection_l2_ball(params, radius)
+
+
+class AveragedState(NamedTuple):
+    """What :func:`averaged` carries."""
+
+    inner: Any
+    count: Array
+    """Steps done."""
+    mean: Params
+
+
+def averaged(
+    optimizer: optax.GradientTransformation, start: int = 0
+) -> optax.GradientTransformationExtraArgs:
+    """An optimiser that also keeps the mean of the params over its steps; the steps stay as they are.
+
+    Around :func:`projected`, so that the mean is of the projected params.
+
+    :param optimizer: any optax transformation.
+    :param start: the first step, counted from 0, whose result enters the mean.
+    :return: an optax transformation; see :func:`averaged_params`.
+    :raises ValueError: for a negative start.
+
+    **References**
+
+    1. Polyak, Juditsky (1992), *Acceleration of stochastic approximation by averaging*.
+    2. Qiu, Zhang, Wang (2020), Algorithm 2, which averages its iterates.
+
+    **Example**
+
+    >>> import jax, optax, ebmpp
+    >>> from ebmpp.optimizers import averaged, averaged_params
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
+    ...                 estimator=ebmpp.CD(), optimizer=averaged(optax.sgd(0.1), start=2),
+    ...                 progress_bar=False)
+    >>> averaged_params(fit.optimizer_state)["v:h"].shape
+    (9, 4)
+    """
+    if not isinstance(start, int) or start < 0:
+        raise ValueError(f"averaged: start is an int of at least 0, not {start!r}")
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params: Params) -> AveragedState:
+        return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)
+
+    def update(
+        updates: Params, state: AveragedState, params: Params | None = None, **extra: Any
+    ) -> tuple[Params, AveragedState]:
+        params = _needed("averaged", params)
+        updates, inner = optimizer.update(updates, state.inner, params, **extra)
+        count = state.count + 1
+        new = optax.apply_updates(params, updates)
+        # Until the mean begins, it is the params.
+        mean = optax.incremental_update(new, state.mean, 1 / jnp.maximum(1, count - start))
+        return updates, AveragedState(inner, count, mean)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def averaged_params(optimizer_state: Any) -> Params:
+    """The mean that :func:`averaged` keeps; before its start, the last params.
+
+    :param optimizer_state: of an optimiser that holds one :func:`averaged`, such as ``Fit.optimizer_state``.
+    :raises ValueError: for none, or more than one.
+    """
+    mine = lambda s: isinstance(s, AveragedState)  # noqa: E731
+    found = [s for s in jax.tree.leaves(optimizer_state, is_leaf=mine) if mine(s)]
+    if len(found) != 1:
+        raise ValueError(f"averaged_params: the state holds {len(found)} of averaged(...), not one")
+    return found[0].mean
+
+
+def _needed(who: str, params: Params | None) -> Params:
+    if params is None:
+        raise ValueError(f"{who}: update needs the params: optimizer.update(gradient, state, params)")
+    return params

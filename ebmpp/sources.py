@@ -1,0 +1,312 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training step's rows come from: the device, files on the host, or a stream of batches."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+from functools import lru_cache
+import itertools
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, states
+from ebmpp.checkpoint import digest
+from ebmpp.errors import StateError
+from ebmpp.graph import FactorGraph
+
+Rows = dict[str, Array]
+Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
+
+DEFAULT_BATCH = 100
+_SAMPLE_ROWS = 4096
+_SAMPLE_BYTES = 2**26
+
+
+class Selection(NamedTuple):
+    """Rows, and which of them are meant."""
+
+    rows: Rows
+    """The visible blocks, ``(rows, *shape)`` each."""
+    index: Array | None = None
+    """Which rows; None for all, as they are."""
+    weights: Array | None = None
+    """One a row of ``rows``, of mean 1 over the data; None for equal ones."""
+
+
+class Source(Protocol):
+    """Rows, batch by batch."""
+
+    batch_size: int
+
+    def sample(self) -> Selection:
+        """Rows to start from, whole: base rates, and an estimator's first state."""
+
+    def batch(self, number: int) -> Selection:
+        """The batch of this number, from 0. Numbers never go down, and may be skipped.
+
+        :raises StateError: for rows that are wrong, or where there are no more.
+        """
+
+    def identity(self) -> dict[str, Any]:
+        """What tells these data from others, JSON values by name."""
+
+
+def as_source(
+    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, order_key: Array
+) -> Source:
+    """The source that ``data`` are: see :func:`ebmpp.fit`.
+
+    :param weights: one a row, or None.
+    :param batch_size: None for the default, 100, or the stream's own.
+    :param order_key: a jax key for the order of the rows.
+    :raises StateError: for data or weights that do not fit.
+    """
+    if _is_stream(data):
+        if weights is not None:
+            raise StateError("weights are one a row of data in arrays; a stream of batches has none")
+        return Stream(graph, data, batch_size)
+    order = Order(bits.key_pair(order_key), DEFAULT_BATCH if batch_size is None else batch_size)
+    if any(isinstance(v, np.memmap) for v in (data.values() if isinstance(data, Mapping) else [data])):
+        return HostRows(graph, data, weights, order)
+    return DeviceRows(graph, data, weights, order)
+
+
+def _is_stream(data: object) -> bool:
+    if isinstance(data, (Mapping, list, tuple)) or hasattr(data, "__array__") or hasattr(data, "shape"):
+        return False
+    return callable(data) or isinstance(data, Iterable)
+
+
+class Order:
+    """Which rows a batch holds: permutation after permutation, cut into batches; no row is left out.
+
+    A batch is a function of its number, so a resumed run goes on at once.
+    """
+
+    def __init__(self, pair: Array, batch_size: int) -> None:
+        self.pair, self.batch_size = [int(word) for word in np.asarray(pair)], batch_size
+        self.size = 0
+
+    def of(self, size: int) -> "Order":
+        """The order of so many rows; a batch holds at most all."""
+        self.size, self.batch_size = size, min(size, self.batch_size)
+        self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may run across the end of one
+        return self
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([*self.pair, epoch]).permutation(self.size)
+
+    def batch(self, number: int) -> np.ndarray:
+        """Row numbers, ``(batch_size,)``."""
+        if self.batch_size == self.size:
+            return np.arange(self.size)
+        first = number * self.batch_size
+        epoch, start = divmod(first, self.size)
+        stop = start + self.batch_size
+        found = self._epoch(epoch)[start:stop]
+        if stop <= self.size:
+            return found
+        return np.concatenate([found, self._epoch(epoch + 1)[: stop - self.size]])
+
+
+class DeviceRows:
+    """All rows on the device; a batch is an index into them."""
+
+    def __init__(self, graph: FactorGraph, data: Any, weights: Any, order: Order) -> None:
+        self.rows, size = check_rows(graph, data)
+        self.order = order.of(size)
+        self.batch_size = self.order.batch_size
+        self.weights = None if weights is None else jax.device_put(check_weights(weights, size))
+        self._whole = jnp.arange(size) if self.batch_size == size else None
+
+    def sample(self) -> Selection:
+        """All of them."""
+        return Selection(self.rows, None, self.weights)
+
+    def batch(self, number: int) -> Selection:
+        """An index."""
+        index = self._whole
+        if index is None:
+            index = jnp.asarray(self.order.batch(number).astype(np.int32))
+        return Selection(self.rows, index, self.weights)
+
+    def identity(self) -> dict[str, Any]:
+        """A digest of every byte."""
+        return {"data": digest(jax.device_get(self.rows)), "weights": _weights_digest(self.weights)}
+
+
+class HostRows:
+    """Memory-mapped arrays: a batch's rows are read and checked when their step comes."""
+
+    def __init__(self, graph: FactorGraph, data: Any, weights: Any, order: Order) -> None:
+        if not isinstance(data, Mapping):
+            data = dict.fromkeys(graph.as_visible(data[:0]), data)  # nothing is read
+        self.graph = graph
+        self.data = {b: v if isinstance(v, np.memmap) else np.asarray(v) for b, v in data.items()}
+        states.check_names(data, graph.visible, "visible block")
+        states.batch_shape(graph.families, self.data)
+        leading = {b: v.shape[: v.ndim - len(graph.families[b].shape)] for b, v in self.data.items()}
+        if len(set(leading.values())) != 1 or any(
+            len(shape) != 1 or 0 in shape for shape in leading.values()
+        ):
+            raise StateError(
+                "memory-mapped data need one leading axis of at least one row, the same for every block; got "
+                f"leading axes {leading}"
+            )
+        states.as_rows(graph.families, {b: v[:0] for b, v in self.data.items()}, tuple(graph.visible))
+        ((self.size,),) = set(leading.values())
+        self.order = order.of(self.size)
+        self.batch_size = self.order.batch_size
+        self.weights = None if weights is None else check_weights(weights, self.size)
+
+    def _chosen(self) -> np.ndarray:
+        """Numbers of some thousand rows, evenly spread, and not too many bytes."""
+        row = sum(v[0].nbytes for v in self.data.values())
+        count = min(self.size, _SAMPLE_ROWS, max(1, _SAMPLE_BYTES // max(1, row)))
+        return np.linspace(0, self.size - 1, count).astype(np.int64)
+
+    def sample(self) -> Selection:
+        """Some thousand rows, evenly spread."""
+        return self._read(self._chosen())
+
+    def batch(self, number: int) -> Selection:
+        """The rows themselves."""
+        return self._read(self.order.batch(number))
+
+    def identity(self) -> dict[str, Any]:
+        """A digest of shapes, types and some thousand rows."""
+        made = {f"rows of {b}": np.asarray(v[self._chosen()]) for b, v in self.data.items()}
+        return {
+            "data": digest({**made, "size": np.array(self.size)}),
+            "weights": _weights_digest(self.weights),
+        }
+
+    def _read(self, index: np.ndarray) -> Selection:
+        rows = {}
+        for b, v in self.data.items():
+            read, family = np.asarray(v[index]), self.graph.families[b]
+            with _on_host():
+                try:
+                    states.check_values(b, family, read)
+                except StateError:
+                    self._refuse(b, read, index)
+                    raise
+            rows[b] = jax.device_put(read.astype(family.dtype))
+        weights = None if self.weights is None else jax.device_put(self.weights[index])
+        return Selection(rows, None, weights)
+
+    def _refuse(self, block: str, read: np.ndarray, index: np.ndarray) -> None:
+        """:raises StateError: for the first wrong row, with its number in the data."""
+        for number, row in zip(index, read, strict=True):
+            try:
+                states.check_values(block, self.graph.families[block], row)
+            except StateError as error:
+                raise StateError(f"row {number} of the data: {error}") from None
+
+
+class Stream:
+    """Batches that somebody else makes, each used once, in their order."""
+
+    def __init__(self, graph: FactorGraph, data: Any, batch_size: int | None) -> None:
+        self.graph = graph
+        self._batches: Iterator[Any] = iter(data() if callable(data) else data)
+        self._number = -1
+        self.batch_size = 0  # until there is a batch
+        self._first = self.batch(0)
+        if batch_size not in (None, self.batch_size):
+            raise StateError(
+                f"the stream's batches have {self.batch_size} rows, and batch_size={batch_size}: leave "
+                "batch_size out, it is the stream's"
+            )
+
+    def sample(self) -> Selection:
+        """The first batch."""
+        return self._first
+
+    def batch(self, number: int) -> Selection:
+        """The rows; batches before it that nobody asked for are passed over unseen."""
+        if number > self._number:
+            passed = number - self._number - 1
+            for given in itertools.islice(self._batches, passed, passed + 1):
+                self._number, self._rows = number, self._check(number, given)
+                break
+            else:
+                raise StateError(self._end(number))
+        return Selection(self._rows)
+
+    def identity(self) -> dict[str, Any]:
+        """A digest of the first batch."""
+        return {"data": digest(jax.device_get(self._first.rows)), "weights": None}
+
+    def _check(self, number: int, given: Any) -> Rows:
+        try:
+            with _on_host():
+                rows, size = check_rows(self.graph, given)
+        except StateError as error:
+            raise StateError(f"batch {number} of the stream: {error}") from None
+        if self.batch_size not in (0, size):
+            raise StateError(
+                f"batch {number} of the stream has {size} rows, and those before have {self.batch_size}: "
+                "all batches need one size (drop an incomplete last one)"
+            )
+        self.batch_size = size
+        # A copy, for a loader may write its next batch where this one stands.
+        return {b: jax.device_put(np.array(v)) for b, v in rows.items()}
+
+    @staticmethod
+    def _end(number: int) -> str:
+        return (
+            f"the stream of batches ended before batch {number} (counted from 0); give one that goes on, "
+            "such as itertools.cycle(batches), or a generator function with a loop over epochs"
+        )
+
+
+def check_weights(weights: Any, size: int) -> np.ndarray:
+    """Weights of the rows, scaled to mean 1.
+
+    :raises StateError: for a wrong shape, a weight that is negative or not finite, or all zero.
+    """
+    given = np.asarray(weights)
+    if given.shape != (size,) or given.dtype.kind not in "fiub":
+        raise StateError(
+            f"weights are one number a row of the data, shape ({size},); got shape {given.shape} of "
+            f"{given.dtype}"
+        )
+    given = given.astype(float)
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    if len(wrong):
+        raise StateError(
+            f"weights are finite and not negative; got {given[wrong[0]]} at row {wrong[0]} "
+            f"({len(wrong)} such)"
+        )
+    if not given.any():
+        raise StateError("weights are all zero: at least one row needs a positive weight")
+    return (given / given.mean()).astype(np.dtype(jnp.result_type(float)))
+
+
+def _weights_digest(weights: Any) -> str | None:
+    return None if weights is None else digest({"weights": jax.device_get(weights)})
+
+
+def check_rows(graph: FactorGraph, data: Any) -> tuple[Rows, int]:
+    """Checked data as arrays, and how many rows."""
+    rows, batch = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    if len(batch) != 1 or batch[0] < 1:
+        raise StateError(
+            f"data need one leading axis of at least one row; got leading axes {batch} before the blocks' "
+            f"own shapes { ({b: f.shape for b, f in graph.visible.items()}) }"
+        )
+    return {b: jax.device_put(v.astype(graph.families[b].dtype)) for b, v in rows.items()}, batch[0]
+
+
+def _on_host() -> contextlib.AbstractContextManager:
+    """A look at values must not wait for the accelerator, which has steps to do."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS may leave the host out
+        return contextlib.nullcontext()

@@ -1,0 +1,113 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Stages of a training run: which estimator and which optimiser, for how many steps."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+
+import optax
+
+from ebmpp.estimators import UCD, Estimator
+
+DEFAULT_ESTIMATOR = UCD()
+# One object: an optax transformation is known by its functions, so a new one would compile again.
+DEFAULT_OPTIMIZER = optax.sgd(0.1)
+
+
+def check_count(name: str, value: object) -> None:
+    """:raises ValueError: for what is not a positive int."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} is a positive int, not {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a run with its own estimator and optimiser: see ``schedule`` of :func:`ebmpp.fit`.
+
+    Params go on from the stage before; the optimiser starts anew, and so does the estimator, unless it has a
+    method ``adopt(old_state, fresh_state)`` that makes its first state of what the estimator before carried.
+
+    :param num_steps: gradient steps.
+    :param estimator: :class:`UCD` (default) or another.
+    :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
+    :raises ValueError: for a num_steps that is not a positive int.
+
+    **References**
+
+    1. Qiu, Zhang, Wang (2020), section 5: PCD for 500 steps, then UCD at a smaller rate.
+
+    **Example**
+
+    >>> import jax, optax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> fast = ebmpp.Stage(num_steps=3, estimator=ebmpp.PCD(num_chains=20), optimizer=optax.sgd(0.1))
+    >>> slow = ebmpp.Stage(num_steps=2, estimator=ebmpp.CD(k=2), optimizer=optax.sgd(0.01))
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0),
+    ...                 schedule=[fast, slow], progress_bar=False)
+    >>> fit.history.stage.values.tolist()
+    [0, 0, 0, 1, 1]
+    """
+
+    num_steps: int
+    estimator: Estimator = DEFAULT_ESTIMATOR
+    optimizer: optax.GradientTransformation = DEFAULT_OPTIMIZER
+
+    def __post_init__(self) -> None:
+        check_count("Stage: num_steps", self.num_steps)
+
+
+class Stages:
+    """The stages of one run, and what each step belongs to.
+
+    :param stages: in order.
+    :param scheduled: whether somebody wrote a schedule; else there is one stage, the whole run.
+    :raises TypeError: for something that is not a :class:`Stage`.
+    :raises ValueError: for none, or a ``steps_per_batch`` that is not a positive int.
+    """
+
+    def __init__(self, stages: Sequence[Stage], scheduled: bool) -> None:
+        self.stages, self.scheduled = tuple(stages), scheduled
+        if not self.stages:
+            raise ValueError("fit: schedule needs at least one Stage")
+        for stage in self.stages:
+            if not isinstance(stage, Stage):
+                raise TypeError(f"fit: schedule holds {stage!r}, which is not an ebmpp.Stage")
+            check_count(f"{type(stage.estimator).__name__}: steps_per_batch", _steps_per_batch(stage))
+        lengths = [stage.num_steps for stage in self.stages]
+        self.first = [0, *itertools.accumulate(lengths)][:-1]
+        self.num_steps = sum(lengths)
+        used = [-(-stage.num_steps // _steps_per_batch(stage)) for stage in self.stages]
+        self._batches = [0, *itertools.accumulate(used)][:-1]
+
+    def __getitem__(self, number: int) -> Stage:
+        return self.stages[number]
+
+    def at(self, step: int) -> int:
+        """The number of the stage of a step."""
+        return bisect_right(self.first, step) - 1
+
+    def batch(self, step: int) -> int:
+        """The number of the batch of a step: an estimator may want one for several steps."""
+        number = self.at(step)
+        return self._batches[number] + (step - self.first[number]) // _steps_per_batch(self.stages[number])
+
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must have too; the last stage may be longer."""
+        told = [_told(stage.estimator) for stage in self.stages]
+        if not self.scheduled:
+            return {"estimator": told[0]}
+        lengths = [stage.num_steps for stage in self.stages[:-1]]
+        return {"schedule": [*map(list, zip(lengths, told, strict=False)), ["the rest", told[-1]]]}
+
+
+def _steps_per_batch(stage: Stage) -> int:
+    return getattr(stage.estimator, "steps_per_batch", 1)
+
+
+def _told(estimator: Estimator) -> str:
+    return repr(estimator) if dataclasses.is_dataclass(estimator) else type(estimator).__qualname__

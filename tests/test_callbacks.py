@@ -1,0 +1,159 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks, stopping early, and the best params."""
+
+import numpy as np
+import pytest
+from training_tools import Recorder, Walker, assert_same_run, leaves, numbered
+import xarray as xr
+
+import jax.numpy as jnp
+import optax
+
+from ebmpp import EarlyStop, Progress
+
+ZERO = {"a": jnp.zeros(1), "b": jnp.zeros(1), "a:b": jnp.zeros((1, 1))}
+SIZE = {"size": lambda p: p["a"].sum()}
+
+
+def hill(p):
+    """Up and down again: the params run from 0 to 1, one half nearer a step."""
+    return -((p["a"].sum() - 0.8) ** 2)
+
+
+def options(**given):
+    return {"params": ZERO, "optimizer": optax.sgd(0.5), "monitor_every": 1, "num_steps": 12, **given}
+
+
+nan = np.nan
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "stops"),
+    [
+        ([1, 2, 3, 4], {"patience": 1}, False),
+        ([1, 2, 2], {"patience": 1}, True),
+        ([1, 3, 2, 2.9], {"patience": 3}, False),
+        ([1, 3, 2, 2.9, 3], {"patience": 3}, True),
+        ([1, 3, 2, 2.9, 3.1], {"patience": 3}, False),
+        ([1, 2, 3, 4], {"patience": 3, "mode": "min"}, True),
+        ([4, 3, 2, 1], {"patience": 1, "mode": "min"}, False),
+        ([0, 0.4, 0.8, 1.2], {"patience": 3, "min_delta": 0.5}, False),
+        ([0, 0.4, 0.5, 0.5], {"patience": 3, "min_delta": 0.5}, True),
+        ([1, nan, nan], {"patience": 2}, True),
+        ([nan, nan, 1], {"patience": 2}, False),
+        ([], {"patience": 1}, False),
+    ],
+)
+def test_early_stopping_is_a_function_of_the_history(values, settings, stops):
+    history = xr.Dataset({"m": ("monitor_step", np.array(values, float))})
+    assert EarlyStop("m", **settings)(Progress(0, None, None, history)) is stops
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patience": 0}, "patience is a positive int, not 0"),
+        ({"mode": "most"}, "EarlyStop: mode is 'max' or 'min', not 'most'"),
+        ({"min_delta": -1.0}, "min_delta is at least 0, not -1.0"),
+    ],
+)
+def test_early_stop_refuses(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EarlyStop("m", **settings)
+
+
+def test_a_run_stops_where_its_monitor_gets_worse():
+    made = numbered(monitors={"hill": hill}, callbacks=[EarlyStop("hill", patience=2)], **options())
+    # values at a = 0, 1/2, 3/4, 7/8, 15/16: the best is the third, and two more are waited for
+    np.testing.assert_array_equal(made.history["monitor_step"], [0, 1, 2, 3, 4])
+    assert made.history.sizes["step"] == 4
+    np.testing.assert_allclose(made.params["a"], 15 / 16)
+
+
+def test_an_unknown_monitor_is_named_before_anything_is_compiled():
+    with pytest.raises(ValueError, match=r"the monitors are \['size'\], and 'loss' is not among them"):
+        numbered(monitors=SIZE, callbacks=[EarlyStop("loss")], **options())
+
+
+def test_callbacks_see_the_run():
+    seen = []
+
+    def look(progress):
+        values = progress.history.get("size")
+        seen.append((progress.step, float(progress.params["a"][0]), progress.history.sizes["step"]))
+        assert int(progress.estimator_state["steps"]) == progress.step
+        assert len(values) == len(seen) and values[-1] == progress.params["a"][0]
+
+    given = options(monitor_every=4, num_steps=10)
+    made = numbered(estimator=Walker(), monitors=SIZE, callbacks=[look], **given)
+    assert [step for step, _, _ in seen] == [n for _, _, n in seen] == [0, 4, 8, 10]
+    np.testing.assert_array_equal([a for _, a, _ in seen], made.history["size"])
+
+
+def test_every_callback_is_called_also_where_one_stops():
+    calls = []
+    first, second = (lambda p, n=n: calls.append(n) or p.step == 2 for n in range(2))
+    made = numbered(callbacks=[first, second], **options())
+    assert calls == [0, 1] * 3 and made.history.sizes["step"] == 2
+
+
+def test_the_best_params_are_kept():
+    made = numbered(monitors={"hill": hill, **SIZE}, keep_best="hill", **options())
+    assert made.best_step == 2 == made.history["hill"].values.argmax()
+    np.testing.assert_allclose(made.best_params["a"], 0.75)
+    least = numbered(monitors={"hill": hill, **SIZE}, keep_best=("size", "min"), **options())
+    assert least.best_step == 0
+    np.testing.assert_array_equal(leaves(least.best_params), leaves(ZERO))
+    most = numbered(monitors=SIZE, keep_best="size", **options(num_steps=5, monitor_every=2))
+    assert most.best_step == 5  # the params after the last step are looked at too
+
+
+def test_there_is_no_best_of_nan():
+    made = numbered(monitors={"none": lambda p: p["a"].sum() * jnp.nan}, keep_best="none", **options())
+    assert made.best_params is None and made.best_step is None
+    plain = numbered(**options())
+    assert plain.best_params is None and plain.best_step is None
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "message"),
+    [
+        ("loss", r"'loss' is the name of a monitor, and they are \['size'\]"),
+        (("size", "up"), "mode is 'max'"),
+    ],
+)
+def test_keep_best_refuses(keep_best, message):
+    with pytest.raises(ValueError, match=message):
+        numbered(monitors=SIZE, keep_best=keep_best, **options())
+
+
+# -- with checkpoints ----------------------------------------------------------------------------
+
+
+def test_a_stopped_run_stops_again_and_goes_on_without_the_callback(tmp_path):
+    given = {"monitors": {"hill": hill}, "keep_best": "hill", "estimator": Walker(), "params": ZERO}
+    given |= {"monitor_every": 2, "num_steps": 12, "optimizer": optax.sgd(0.5)}
+    stop = [lambda progress: progress.step == 6]
+    kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 4, "resume": True}
+    stopped = numbered(**given, callbacks=stop)
+    for _ in range(2):
+        assert_same_run(numbered(**given, callbacks=stop, **kept), stopped)
+        assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["4", "6"]
+    assert stopped.history.sizes["step"] == 6
+    assert_same_run(numbered(**given, **kept), numbered(**given))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_a_callback_keeps_the_checkpoints(tmp_path, error):
+    given = {"estimator": Recorder(), "num_steps": 9, "monitor_every": 3}
+    kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+
+    def fail(progress):
+        if progress.step == 6:
+            raise error("no disk")
+
+    with pytest.raises(error, match="no disk"):
+        numbered(**given, **kept, callbacks=[fail])
+    assert (tmp_path / "6.json").exists()
+    assert_same_run(numbered(**given, **kept, resume=True), numbered(**given))
