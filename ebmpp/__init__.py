@@ -6,7 +6,7 @@ from ebmpp import data, plots
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.estimators import CD, FPCD, PCD, UCD
+from ebmpp.estimators import CD, CSDCP, FPCD, PCD, SDCP, UCD, Centered
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
@@ -41,14 +41,17 @@ from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.spectral import spectral_descent
 from ebmpp.states import Observed
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
 
 __all__ = [
     "CD",
+    "CSDCP",
     "FPCD",
     "PCD",
+    "SDCP",
     "UCD",
     "Bernoulli",
     "Bias",
@@ -56,6 +59,7 @@ __all__ = [
     "Binomial",
     "BlockedGibbs",
     "Categorical",
+    "Centered",
     "Conjugate",
     "CoupledComposite",
     "EnergyDistribution",
@@ -90,6 +94,7 @@ __all__ = [
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
+    "spectral_descent",
     "suggest_k_m",
     "summary",
     "tempered_expectation",
