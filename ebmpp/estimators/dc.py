@@ -17,11 +17,10 @@ from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
     row_pairs,
-    sample_latents,
     signed_gradient,
     tractable_posterior,
 )
-from ebmpp.sweeps import initial_rows
+from ebmpp.sweeps import initial_rows, schedule, sweep_rows
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -100,14 +99,18 @@ class SDCP:
         if self.d == 1:
             return CD(self.k, self.posterior).estimate(graph, params, state, batch, pair)
 
+        size, at = len(batch.weights), bits.fold_in(pair, 0)
+
         def begin() -> tuple[Params, Rows]:
-            start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
-            return self._positive_phase(graph, params, batch), _like(start, state.chains)
+            latents = initial_rows(graph, graph.latent, row_pairs(bits.fold_in(at, 0), size))
+            return self._positive_phase(graph, params, batch), _like({**batch.rows, **latents}, state.chains)
 
         go_on = lambda: (state.positive, state.chains)  # noqa: E731
-        positive, start = lax.cond(state.inner == 0, begin, go_on)
+        positive, chains = lax.cond(state.inner == 0, begin, go_on)
+        # Algorithm 2 goes on from the visible units: latents are drawn anew under the params of the step.
+        held = schedule(graph, clamped=graph.visible)
+        start = sweep_rows(graph, params, chains, held, row_pairs(bits.fold_in(at, 1), size))
         model = _sweeps(graph, params, start, self.k, bits.fold_in(pair, 1))
-        size = len(next(iter(model.values())))
         weights = jnp.broadcast_to(-batch.weights.sum() / size, size)
         negative = signed_gradient(graph, params, model, weights)
         state = SDCPState((state.inner + 1) % self.d, positive, model)
