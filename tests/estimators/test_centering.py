@@ -32,7 +32,7 @@ from ebmpp import (
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.centering import CenteredState, _own_params, centered_direction
-from helpers import FAMILIES, enumerate_numpy, gated, pair, random_params
+from helpers import FAMILIES, assert_rows_law, enumerate_numpy, gated, pair, random_params
 
 RBM = pair(Bernoulli(3), Bernoulli(2))
 PARAMS = random_params(RBM, seed=1, scale=2.0)
@@ -132,6 +132,22 @@ def test_direction_is_j_times_its_transpose(name):
     made = ravel_pytree(jax.jit(centered_direction, static_argnums=0)(graph, params, offsets, g))[0]
     np.testing.assert_allclose(made, wanted, atol=1e-4)
     assert np.abs(wanted - np.asarray(ravel_pytree(g)[0])).max() > 0.1
+
+
+@pytest.mark.slow  # compiles the engine
+def test_mean_direction_of_an_unbiased_estimator_is_that_of_the_exact_gradient():
+    data = {"a": jnp.tile(DATA["a"], (100, 1))}
+    estimator = Centered(UCD(k=1, num_slots=16), sliding=0.0)
+    state = estimator.init(RBM, PARAMS, data, 400, key(0))
+    made = []
+    for seed in range(40):
+        out = estimate(RBM, estimator, PARAMS, state, Batch.of(data), key(seed + 1))
+        assert "meeting_time_mean" in out.metrics
+        made.append(out.gradient)
+        state = out.state
+    gradient = jax.tree.map(jnp.negative, exact.grad_log_likelihood(RBM, PARAMS, DATA))
+    for name, value in centered_direction(RBM, PARAMS, state.offsets, gradient).items():
+        assert_rows_law([np.asarray(g[name]) for g in made], value, 11)
 
 
 # -- with no offsets, the estimator inside -----------------------------------------------------------
