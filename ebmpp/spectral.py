@@ -11,7 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp.factors import Bias
+from ebmpp.factors import Bias, Bilinear
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -109,7 +109,7 @@ def _cut(graph: "FactorGraph", factor: Any, shape: tuple[int, ...]) -> int:
     """How many axes are the matrix's rows; 0 for a vector."""
     if isinstance(factor, Bias):
         return 0
-    if factor is not None and factor.role == "weight":
+    if isinstance(factor, Bilinear):
         return len(graph.families[factor.blocks[0]].interaction_shape)
     return _squarest(shape)
 

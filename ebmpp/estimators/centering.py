@@ -93,7 +93,7 @@ class Centered:
     (9,)
     """
 
-    estimator: Any
+    estimator: Estimator
     sliding: float = 0.01
     offsets: str = "data"
 
