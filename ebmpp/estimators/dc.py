@@ -47,7 +47,7 @@ class SDCP:
     step to inner step, each time under the params of that step.
 
     An inner step is a step of :func:`ebmpp.fit`, so that any optimiser takes it, and ``steps_per_batch``
-    asks for every batch d times in a row. The d steps of k sweeps are the sweeps of one step of CD(d k), and d
+    asks for every batch d times in a row. The d steps of k sweeps sum to those of one of CD(d k), with d
     updates instead of one. Biased like CD, which d = 1 is.
 
     :param d: inner steps a batch, at least 1.
