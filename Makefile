@@ -58,6 +58,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/meeting_times.py
 	$(BIN)/python benchmarks/denoising.py
 	$(BIN)/python benchmarks/bars_and_stripes.py
+	$(BIN)/python benchmarks/dc_programming.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

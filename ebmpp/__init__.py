@@ -7,7 +7,19 @@ from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.estimators import CD, FPCD, PCD, UCD, Herding, LocalModeUCD, MeanField, TemperedPCD
+from ebmpp.estimators import (
+    CD,
+    CSDCP,
+    FPCD,
+    PCD,
+    SDCP,
+    UCD,
+    Centered,
+    Herding,
+    LocalModeUCD,
+    MeanField,
+    TemperedPCD,
+)
 from ebmpp.evaluate import exact
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
@@ -42,6 +54,7 @@ from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
 from ebmpp.states import Observed
 from ebmpp.training import Fit, fit
@@ -49,8 +62,10 @@ from ebmpp.unbiased import unbiased_expectation
 
 __all__ = [
     "CD",
+    "CSDCP",
     "FPCD",
     "PCD",
+    "SDCP",
     "UCD",
     "Bernoulli",
     "Bias",
@@ -58,6 +73,7 @@ __all__ = [
     "Binomial",
     "BlockedGibbs",
     "Categorical",
+    "Centered",
     "Conjugate",
     "CoupledComposite",
     "EarlyStop",
@@ -101,6 +117,7 @@ __all__ = [
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
+    "spectral_descent",
     "suggest_k_m",
     "summary",
     "tempered_expectation",

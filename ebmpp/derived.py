@@ -54,6 +54,14 @@ def natural(
     return jax.grad(around)(_zeros(graph, blocks))
 
 
+def contributed(
+    graph: "FactorGraph", factors: Iterable, params: Params, statistics: Statistics
+) -> dict[str, Array]:
+    """What ``factors`` alone add to the natural parameter of every block, the others at ``statistics``."""
+    around = lambda t: -_energy_of(graph, factors, params, t)  # noqa: E731
+    return jax.grad(around)(dict(statistics))
+
+
 def log_marginal(
     graph: "FactorGraph", params: Params, statistics: Statistics, blocks: Iterable[str]
 ) -> Array:

@@ -3,7 +3,9 @@
 """Estimators of the gradient of the log-likelihood: a positive minus a negative phase."""
 
 from ebmpp.estimators.base import Batch, Estimator
+from ebmpp.estimators.centering import CSDCP, Centered
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
+from ebmpp.estimators.dc import SDCP
 from ebmpp.estimators.herding import Herding
 from ebmpp.estimators.local_mode import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
@@ -12,10 +14,13 @@ from ebmpp.estimators.unbiased import UCD
 
 __all__ = [
     "CD",
+    "CSDCP",
     "FPCD",
     "PCD",
+    "SDCP",
     "UCD",
     "Batch",
+    "Centered",
     "Estimator",
     "Herding",
     "LocalModeUCD",

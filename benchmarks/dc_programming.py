@@ -1,0 +1,277 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Difference-of-convex programming: exact log-likelihood along training on two small data sets.
+
+Four latent units, all rows a step, plain gradient steps, the same starts for every method: CD, PCD and the
+centered gradient with 12 sweeps a step against S-DCP and CS-DCP with 3 inner steps of 4 sweeps each. An epoch
+is one pass over the data: one step of the former, three inner steps of the latter, 12 sweeps for all. CD-4
+with three plain steps an epoch tells what of the gain is more steps for the same sweeps. The log-likelihood
+is the exact mean over rows; the dashed line is the best that any model can reach.
+
+``python benchmarks/dc_programming.py`` takes a few minutes; ``--trials 25 --epochs 50000`` is the paper's
+setting. Trials run side by side in one compiled loop. Every panel and method is kept in a file of its own
+(``raw/`` in the output folder) and drawn again with ``--draw``.
+
+**References**
+
+1. Upadhya, Sastry (2017), *Learning RBM with a DC programming approach*, section 4, figures 1 and 2.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+import json
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import CD, CSDCP, PCD, SDCP, Bernoulli, Centered, FactorGraph, bits, exact
+from ebmpp.estimators import Batch, Estimator
+
+
+class Panel(NamedTuple):
+    """A data set and a learning rate."""
+
+    title: str
+    rows: np.ndarray
+    rate: float
+
+    @property
+    def best(self) -> float:
+        """The highest mean log-likelihood: that of the rows' own distribution."""
+        count = np.unique(self.rows, axis=0, return_counts=True)[1]
+        return float((count * np.log(count / count.sum())).sum() / count.sum())
+
+
+_BAS, _BAR = ebmpp.data.bars_and_stripes(3), ebmpp.data.shifting_bar(9, 1)
+PANELS = {
+    "bas": Panel("bars and stripes 3x3, 16 rows, rate 0.3", _BAS, 0.3),
+    "bas14": Panel("bars and stripes 3x3, 14 distinct rows, rate 0.3", np.unique(_BAS, axis=0), 0.3),
+    "bar3": Panel("shifting bar (9, 1), rate 0.3", _BAR, 0.3),
+    "bar5": Panel("shifting bar (9, 1), rate 0.5", _BAR, 0.5),
+}
+METHODS = {
+    "cd": "CD-12",
+    "cd4": "CD-4, 3 steps an epoch",
+    "pcd": "PCD-12",
+    "cg": "centered gradient, CD-12",
+    "sdcp": "S-DCP, d = 3, K' = 4",
+    "csdcp": "CS-DCP, d = 3, K' = 4",
+}
+_COLORS = {
+    "cd": "#c05621",
+    "cd4": "#d69e2e",
+    "pcd": "#2f855a",
+    "cg": "#6b46c1",
+    "sdcp": "#2b6cb0",
+    "csdcp": "#1a202c",
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), help="methods to run")
+    add("--panels", nargs="+", choices=tuple(PANELS), default=["bas", "bar3", "bar5"])
+    add("--trials", type=int, default=5)
+    add("--epochs", type=int, default=10_000, help="cut to a multiple of --points")
+    add("--points", type=int, default=200, help="values of the exact log-likelihood along the way")
+    add("--out", type=Path, default=Path("benchmarks/report"))
+    add("--draw", action="store_true", help="run nothing; draw what there is")
+    args = parser.parse_args(argv)
+    if min(args.trials, args.epochs, args.points) < 1:
+        parser.error("--trials, --epochs and --points are positive")
+    args.points = min(args.points, args.epochs)
+    return args
+
+
+def make(method: str, rows: int) -> tuple[Estimator, int]:
+    """The estimator of that name and its steps an epoch; persistent chains are as many as rows."""
+    return {
+        "cd": (CD(k=12), 1),
+        "cd4": (CD(k=4), 3),
+        "pcd": (PCD(k=12, num_chains=rows), 1),
+        "cg": (Centered(CD(k=12)), 1),
+        "sdcp": (SDCP(d=3, k=4), 3),
+        "csdcp": (CSDCP(d=3, k=4), 3),
+    }[method]
+
+
+def declare() -> FactorGraph:
+    """A 9-4 restricted Boltzmann machine."""
+    return ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4))
+
+
+def begin(rbm: FactorGraph, rows: np.ndarray, key: Array) -> Any:
+    """Weights N(0, 0.01^2), visible biases at the rows' base rates, latent ones 0."""
+    return {**rbm.init(key, rows), "v": jax.scipy.special.logit(jnp.asarray(rows).mean(0))}
+
+
+@partial(jax.jit, static_argnums=(0, 1, 4, 5))
+def train(
+    rbm: FactorGraph, estimator: Estimator, rows: Array, rate: Array, points: int, every: int, keys: Array
+) -> Array:
+    """Mean log-likelihood of the rows at the start and after each ``every`` steps, a row a trial."""
+    batch = Batch.of({"v": rows})
+    mean = lambda params: exact.log_likelihood(rbm, params, rows).mean()  # noqa: E731
+
+    def step(carry: Any, index: Array, pair: Array) -> tuple[Any, None]:
+        params, state = carry
+        made = estimator.estimate(rbm, params, state, batch, bits.fold_in(pair, index, 2))
+        return (jax.tree.map(lambda p, g: p - rate * g, params, made.gradient), made.state), None
+
+    def one(key: Array) -> Array:
+        pair = bits.key_pair(jax.random.fold_in(key, 1))
+        params = begin(rbm, rows, key)
+        state = estimator.init(rbm, params, batch.rows, len(rows), bits.fold_in(pair, 0, 1))
+
+        def some(carry: Any, start: Array) -> tuple[Any, Array]:
+            steps = start + jnp.arange(every)
+            carry, _ = lax.scan(lambda c, i: step(c, i, pair), carry, steps)
+            return carry, mean(carry[0])
+
+        _, values = lax.scan(some, (params, state), every * jnp.arange(points))
+        return jnp.concatenate([mean(params)[None], values])
+
+    return jax.vmap(one)(keys)
+
+
+def raw(out: Path, panel: str, method: str) -> Path:
+    """Where the curves of a panel and method are kept."""
+    return out / "raw" / f"dc_programming-{panel}-{method}.nc"
+
+
+def run(panel: str, method: str, args: argparse.Namespace) -> None:
+    """All trials of a method on a panel."""
+    given, begun = PANELS[panel], time.monotonic()
+    keys = jax.random.split(jax.random.key(0), args.trials)  # the same starts for every method
+    every = args.epochs // args.points
+    estimator, inner = make(method, len(given.rows))
+    rows = jnp.asarray(given.rows)
+    curves = jax.device_get(train(declare(), estimator, rows, given.rate, args.points, every * inner, keys))
+    seconds = time.monotonic() - begun
+    made = xr.Dataset(
+        {"log_likelihood": (("trial", "epoch"), curves)},
+        {"epoch": every * np.arange(args.points + 1)},
+        {"seconds": round(seconds, 1)},
+    )
+    path = raw(args.out, panel, method)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.to_netcdf(path, engine="h5netcdf")
+    last = made["log_likelihood"][:, -1].values
+    print(f"{panel}, {METHODS[method]}: {last.mean():.3f} +- {last.std():.3f} in {seconds:.0f} s", flush=True)
+
+
+# -- the report ----------------------------------------------------------------------------------
+
+
+def gather(out: Path) -> dict[str, dict[str, xr.Dataset]]:
+    """Every panel and method that there is."""
+    found: dict[str, dict[str, xr.Dataset]] = {}
+    for panel in PANELS:
+        for method in METHODS:
+            if raw(out, panel, method).exists():
+                with xr.open_dataset(raw(out, panel, method), engine="h5netcdf") as made:
+                    found.setdefault(panel, {})[method] = made.load()
+    return found
+
+
+def numbers(panel: str, method: str, made: xr.Dataset) -> dict[str, Any]:
+    """A method on a panel in a few numbers."""
+    curves = made["log_likelihood"].values
+    last, mean, best = curves[:, -1], curves.mean(0), PANELS[panel].best
+    near = np.flatnonzero(mean >= best / 0.9)
+    return {
+        "panel": panel,
+        "method": METHODS[method],
+        "trials": len(curves),
+        "epochs": int(made["epoch"][-1]),
+        "best_possible": round(best, 3),
+        "last_mean": round(float(last.mean()), 3),
+        "last_std": round(float(last.std()), 3),
+        "last_min": round(float(last.min()), 3),
+        "last_max": round(float(last.max()), 3),
+        "highest_mean": round(float(mean.max()), 3),
+        "epochs_until_mean_within_10_percent": int(made["epoch"][near[0]]) if len(near) else None,
+        "seconds": made.attrs["seconds"],
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The numbers as lines of text."""
+    columns = f"{'last mean':>11}{'std':>7}{'min':>8}{'max':>8}{'within 10 %':>13}"
+    lines = [f"{'panel':<7}{'method':<27}{'best':>8}{columns}"]
+    for row in rows:
+        reached = row["epochs_until_mean_within_10_percent"]
+        lines.append(
+            f"{row['panel']:<7}{row['method']:<27}{row['best_possible']:>8.3f}{row['last_mean']:>11.3f}"
+            f"{row['last_std']:>7.3f}{row['last_min']:>8.3f}{row['last_max']:>8.3f}"
+            f"{'-' if reached is None else reached:>13}"
+        )
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, dict[str, xr.Dataset]], path: Path) -> None:
+    """Means over trials, with bands of one standard deviation."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    size = (4.6 * len(found), 3.9)
+    figure, axes = plt.subplots(1, len(found), figsize=size, layout="constrained", squeeze=False)
+    for ax, (panel, methods) in zip(axes[0], found.items(), strict=True):
+        lowest = []
+        for method, made in methods.items():
+            curves, epoch = made["log_likelihood"].values, made["epoch"].values
+            mean, spread = curves.mean(0), curves.std(0)
+            ax.plot(epoch, mean, color=_COLORS[method], linewidth=1.3, label=METHODS[method])
+            ax.fill_between(
+                epoch, mean - spread, mean + spread, color=_COLORS[method], alpha=0.13, linewidth=0
+            )
+            lowest.append(mean.min())
+        best = PANELS[panel].best
+        ax.axhline(best, color="0.4", linestyle="--", linewidth=1, label="best possible")
+        title = f"{PANELS[panel].title}\n(best possible: {best:.3f})"
+        ax.set(xlabel="epoch", title=title, ylim=(min(lowest) - 0.1, best + 0.1))
+        ax.title.set_fontsize(9)
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("mean log-likelihood of a row")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def report(out: Path) -> None:
+    """Draw and tabulate what there is."""
+    found = gather(out)
+    if not found:
+        raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
+    rows = [numbers(panel, m, made) for panel, methods in found.items() for m, made in methods.items()]
+    draw(found, out / "dc_programming.png")
+    (out / "dc_programming.json").write_text(json.dumps({"runs": rows}, indent=1) + "\n", encoding="utf-8")
+    print(table(rows))
+    print(f"wrote {out / 'dc_programming.png'} and {out / 'dc_programming.json'}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, then report."""
+    args = parse(argv)
+    for panel in [] if args.draw else args.panels:
+        for method in args.only:
+            run(panel, method, args)
+    report(args.out)
+
+
+if __name__ == "__main__":
+    main()
