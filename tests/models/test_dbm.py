@@ -1,0 +1,50 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The deep Boltzmann machine runs from beginning to end."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import jax
+
+import ebmpp
+from models import dbm
+
+FEW = ["--sides", "12", "8", "--steps=4", "--batch-size=10", "--num-pairs=4", "--no-progress"]
+
+
+@pytest.mark.parametrize("estimator", ["pcd", pytest.param("lmi", marks=pytest.mark.slow)])
+def test_it_writes_what_it_says(estimator: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    dbm.main([f"--out={tmp_path}", f"--estimator={estimator}", *FEW])
+    for name in ("samples", "completions", "history"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+    with xr.open_datatree(tmp_path / "history.nc", engine="h5netcdf") as tree:
+        assert "gradient_norm" in {v for node in tree.subtree for v in node.data_vars}
+    told = capsys.readouterr().out
+    assert ("accepted 0 of the proposals" in told) == (estimator == "lmi")
+    assert told.count("wrote") == 4
+
+
+def test_grey_images_are_eight_digits_a_pixel_and_come_back() -> None:
+    data = dbm.images("digits", grey=True, seed=0)
+    assert data.train.shape == (1797 - 20, 64 * 8) and set(np.unique(data.train)) == {-1.0, 1.0}
+    order = np.random.default_rng(0).permutation(1797)
+    np.testing.assert_allclose(data.intensities(data.held_out), ebmpp.data.digits()[order[:20]], atol=1 / 255)
+
+
+def test_completions_keep_what_is_known() -> None:
+    data = dbm.images("digits", grey=False, seed=0)
+    model = dbm.declare(64, (6, 5))
+    halves, whole = dbm.complete(model, model.init(jax.random.key(0), data.train), data, seed=0)
+    np.testing.assert_array_equal(whole[:, :32], halves[:, :32])
+    np.testing.assert_array_equal(halves[:, :32], (data.held_out[:, :32] + 1) / 2)
+    assert (halves[:, 32:] == 0).all() and ((whole >= 0) & (whole <= 1)).all()
+
+
+def test_numbers_are_checked(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        dbm.parse(["--steps=0"])
+    assert "--steps is at least 1" in capsys.readouterr().err
