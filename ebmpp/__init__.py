@@ -41,6 +41,7 @@ from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.pretraining import pretrain
 from ebmpp.states import Observed
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
@@ -90,6 +91,7 @@ __all__ = [
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
+    "pretrain",
     "suggest_k_m",
     "summary",
     "tempered_expectation",

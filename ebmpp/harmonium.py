@@ -90,21 +90,34 @@ def start(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def train_step(
+def train(
     graph: FactorGraph,
     estimator: Estimator,
     optimizer: optax.GradientTransformation,
     params: Params,
     carried: Carried,
-    batch: Batch,
+    batches: Batch,
     pair: Array,
-    step: Array,
+    first: Array,
 ) -> tuple[Params, Carried, dict[str, Array]]:
-    """One gradient estimate and one update."""
-    made = estimator.estimate(graph, params, carried.estimator, batch, bits.fold_in(pair, step))
-    updates, moved = optimizer.update(made.gradient, carried.optimizer, params)
-    metrics = {"gradient_norm": optax.tree.norm(made.gradient), **made.metrics}
-    return optax.apply_updates(params, updates), Carried(moved, made.state), metrics
+    """Gradient steps, one batch after another in one program: small steps cost no more than their sums.
+
+    :param batches: with a leading axis of batches.
+    :param first: the number of the first step.
+    :return: params, what is carried, and the metrics of each step.
+    """
+
+    def one(state: tuple[Params, Carried, Array], batch: Batch) -> tuple[tuple, dict[str, Array]]:
+        params, carried, step = state
+        made = estimator.estimate(graph, params, carried.estimator, batch, bits.fold_in(pair, step))
+        updates, moved = optimizer.update(made.gradient, carried.optimizer, params)
+        metrics = {"gradient_norm": optax.tree.norm(made.gradient), **made.metrics}
+        return (optax.apply_updates(params, updates), Carried(moved, made.state), step + 1), metrics
+
+    steps = getattr(estimator, "steps_per_batch", 1)
+    several = lambda state, batch: lax.scan(lambda s, _: one(s, batch), state, length=steps)  # noqa: E731
+    (params, carried, _), metrics = lax.scan(several, (params, carried, first), batches)
+    return params, carried, {name: v.ravel() for name, v in metrics.items()}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -129,7 +142,7 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Arra
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
             key = bits.fold_in(rows, i, index)
-            x |= sweeps.draw_layer(graph, params, x, (block,), key)
+            x |= sweeps.draw_layer(graph, params, x, (block,), key, {})
         return x["v"]
 
     return lax.fori_loop(0, count, one, v)

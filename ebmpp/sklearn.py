@@ -29,7 +29,6 @@ from ebmpp.estimators import PCD, Batch, Estimator
 from ebmpp.evaluate import exact
 from ebmpp.families import Family
 from ebmpp.harmonium import Carried, Units
-from ebmpp.history import Log
 
 __all__ = ["HarmoniumTransformer"]
 
@@ -63,8 +62,10 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         not.
     :param optimizer: None (gradient steps), a function of the learning rate such as ``optax.adam``, or an
         optax transformation, which then has its own rate and cannot be pickled.
-    :param learning_rate: see ``optimizer``.
-    :param batch_size: rows a step; the last batch of an epoch may have fewer.
+    :param learning_rate: of the optimiser; "auto" is 0.1, and 0.01 where the statistics of visible or latent
+        units have no bounds, such as Gaussian units (Hinton 2012, section 13.2).
+    :param batch_size: rows a step, as few as ``BernoulliRBM`` takes: ten epochs are then enough. The last
+        batch of an epoch may have fewer.
     :param n_iter: epochs that :meth:`fit` makes; rows are permuted in each.
     :param verbose: print a line an epoch.
     :param random_state: an int, a ``RandomState`` or None, as everywhere in scikit-learn.
@@ -86,6 +87,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
        retrieval*.
     2. Tieleman (2008), *Training restricted Boltzmann machines using approximations to the likelihood
        gradient*.
+    3. Hinton (2012), *A practical guide to training restricted Boltzmann machines*.
 
     **Example**
 
@@ -95,7 +97,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     >>> from sklearn.preprocessing import MinMaxScaler
     >>> from ebmpp.sklearn import HarmoniumTransformer
     >>> X, y = load_digits(return_X_y=True)
-    >>> model = make_pipeline(MinMaxScaler(), HarmoniumTransformer(50, n_iter=3, random_state=0),
+    >>> model = make_pipeline(MinMaxScaler(clip=True), HarmoniumTransformer(50, n_iter=3, random_state=0),
     ...                       LogisticRegression(C=10, max_iter=500))
     >>> bool(model.fit(X[:500], y[:500]).score(X[500:600], y[500:600]) > 0.8)
     True
@@ -109,8 +111,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         latent: Units = "bernoulli",
         estimator: Estimator | None = None,
         optimizer: Callable[[float], _Optimizer] | _Optimizer | None = None,
-        learning_rate: float = 0.1,
-        batch_size: int = 100,
+        learning_rate: float | str = "auto",
+        batch_size: int = 10,
         n_iter: int = 10,
         verbose: int = 0,
         random_state: int | np.random.RandomState | None = None,
@@ -182,22 +184,16 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     def _epoch(self, rows: np.ndarray) -> None:
         """One pass over the rows; batches have one size, and what fills up the last has weight 0."""
-        begin, log, step = time.monotonic(), Log({}, 1), self.n_steps_
-        device, params, carried = jnp.asarray(rows), self.params_, self._carried
+        begin = time.monotonic()
+        size, count = self.batch_size, math.ceil(len(rows) / self.batch_size)
         order = np.random.default_rng([*self._pair.tolist(), self.n_iter_]).permutation(len(rows))
-        estimator, optimizer = self._estimator(), self._optimizer()
-        for start in range(0, len(rows), self.batch_size):
-            index = np.resize(order[start : start + self.batch_size], self.batch_size)
-            real = np.arange(self.batch_size) < len(rows) - start
-            weights = (real / real.sum()).astype(jnp.result_type(float))
-            batch = Batch({"v": device[index]}, weights)
-            for _ in range(getattr(estimator, "steps_per_batch", 1)):
-                args = (self.graph_, estimator, optimizer, params, carried, batch, self._pair)
-                params, carried, metrics = harmonium.train_step(*args, np.uint32(step))
-                log.append(metrics)
-                step += 1
-        made = log.dataset()
-        params, carried = jax.device_get((params, carried))
+        real = (np.arange(count * size) < len(rows)).reshape(count, size)
+        weights = (real / real.sum(1, keepdims=True)).astype(jnp.result_type(float))
+        batches = Batch({"v": rows[np.resize(order, (count, size))]}, weights)
+        given = (self.params_, self._carried, batches, self._pair, np.uint32(self.n_steps_))
+        made = harmonium.train(self.graph_, self._estimator(), self._optimizer(), *given)
+        params, carried, metrics = jax.device_get(made)
+        step = self.n_steps_ + len(metrics["gradient_norm"])
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
             raise DivergenceError(
                 f"{type(self).__name__}: params were not finite after epoch {self.n_iter_ + 1} (step "
@@ -206,12 +202,15 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
                 self.history_,
                 self.n_steps_,
             )
-        made = made.assign_coords(step=made.step + self.n_steps_)
+        made = xr.Dataset(
+            {name: ("step", values) for name, values in metrics.items()},
+            coords={"step": np.arange(self.n_steps_, step)},
+        )
         self.history_ = xr.concat([self.history_, made], "step") if self.n_steps_ else made
         self.params_, self._carried, self.n_steps_ = params, carried, step
         self.n_iter_ += 1
         if self.verbose:
-            seconds, norm = time.monotonic() - begin, float(made.gradient_norm.mean())
+            seconds, norm = time.monotonic() - begin, made.gradient_norm.values.mean()
             print(f"[{type(self).__name__}] epoch {self.n_iter_}: gradient norm {norm:.4g}, {seconds:.2f} s")
 
     # -- what a fitted model tells ---------------------------------------------------------------
@@ -353,8 +352,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             wanted = f"values from {low:g} to {high:g}" if means else states.describe(family)
             raise ValueError(
                 f"{type(self).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
-                f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X before, or "
-                'choose another family by visible=..., such as "gaussian" for reals'
+                f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X "
+                "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such as "
+                '"gaussian" for reals'
             )
         return values.reshape(-1, *family.shape).astype(family.dtype)
 
@@ -381,8 +381,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
             _check_count(self, name, getattr(self, name), least)
         rate = self.learning_rate
-        if not isinstance(rate, Real) or not 0 < rate < math.inf:
-            raise ValueError(f"{type(self).__name__}: learning_rate is a positive number, not {rate!r}")
+        auto = isinstance(rate, str) and rate == "auto"
+        if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
+            raise ValueError(f'{type(self).__name__}: learning_rate is positive or "auto", not {rate!r}')
         if self.estimator is not None and not isinstance(self.estimator, Estimator):
             raise ValueError(
                 f"{type(self).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not "
@@ -400,7 +401,11 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def _optimizer(self) -> _Optimizer:
         if hasattr(self.optimizer, "update"):
             return self.optimizer
-        return harmonium.make_optimizer(self.optimizer or optax.sgd, float(self.learning_rate))
+        rate = self.learning_rate
+        if rate == "auto":
+            bounded = all(np.isfinite(family.bounds).all() for family in self.graph_.families.values())
+            rate = 0.1 if bounded else 0.01
+        return harmonium.make_optimizer(self.optimizer or optax.sgd, float(rate))
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))
