@@ -353,8 +353,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             raise ValueError(
                 f"{type(self).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
                 f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X "
-                "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such as "
-                '"gaussian" for reals'
+                "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such "
+                'as "gaussian" for reals'
             )
         return values.reshape(-1, *family.shape).astype(family.dtype)
 
