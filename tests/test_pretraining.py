@@ -81,6 +81,7 @@ def test_equal_models_share_their_programs() -> None:
     assert first != _Pair.of(DEEP, _levels(DEEP), 1).graph
 
 
+@pytest.mark.slow
 def test_inner_biases_are_means_of_both_models() -> None:
     graph = layered(v=Bernoulli(4), h1=Bernoulli(3), h2=Bernoulli(2))
     levels, start = _levels(graph), graph.init(jax.random.split(KEY, 7)[0], ROWS)
@@ -142,7 +143,7 @@ def test_a_pretrained_deep_model_starts_far_above_its_start() -> None:
     images = data.binarize(data.digits())[:, 16:48]  # four rows of pixels in the middle
     graph = layered(v=Bernoulli(32), h1=Bernoulli(8), h2=Bernoulli(6))
     base = graph.init(KEY, images)
-    made = pretrain(graph, images, rng_key=KEY, num_steps=1500, optimizer=optax.sgd(0.05), progress_bar=False)
+    made = pretrain(graph, images, rng_key=KEY, num_steps=1000, optimizer=optax.sgd(0.05), progress_bar=False)
     before, after = (float(exact.log_likelihood(graph, p, images[:300]).mean()) for p in (base, made))
     assert after > before + 1.5
 

@@ -31,15 +31,12 @@ from helpers import assert_rows_law, enumerate_numpy
 #: which run always: the rest compile many shapes and are slow (`make slow`)
 FAST = {
     "check_estimator_cloneable",
-    "check_estimator_sparse_tag",
     "check_estimators_pickle",
     "check_estimators_unfitted",
     "check_fit_idempotent",
     "check_get_params_invariance",
-    "check_methods_sample_order_invariance",
     "check_no_attributes_set_in_init",
     "check_parameters_default_constructible",
-    "check_transformer_general",
     "check_valid_tag_types",
 }
 
