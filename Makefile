@@ -54,6 +54,7 @@ slow: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/handwritten.py
+	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/meeting_times.py
 	$(BIN)/python benchmarks/denoising.py

@@ -54,6 +54,7 @@ from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.pretraining import pretrain
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
 from ebmpp.states import Observed
@@ -117,6 +118,7 @@ __all__ = [
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
+    "pretrain",
     "spectral_descent",
     "suggest_k_m",
     "summary",

@@ -1,0 +1,148 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""One visible and one latent block: the model and the programs behind :mod:`ebmpp.sklearn`."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+import optax
+
+from ebmpp import bits, derived, families, initialization, sweeps
+from ebmpp.estimators import Batch, Estimator
+from ebmpp.families import Family
+from ebmpp.graph import FactorGraph, layered
+
+Params = dict[str, Any]
+Units = str | Family | Callable[[int], Family]
+
+NAMES: dict[str, type[Family]] = {
+    "bernoulli": families.Bernoulli,
+    "spin": families.Spin,
+    "gaussian": families.Gaussian,
+    "poisson": families.Poisson,
+    "exponential": families.Exponential,
+}
+
+
+class Carried(NamedTuple):
+    """What training carries from step to step beside the params."""
+
+    optimizer: Any
+    estimator: Any
+
+
+def family_of(role: str, units: Units, size: int) -> Family:
+    """The family that ``units`` says, of ``size`` units.
+
+    :param role: what an error calls it.
+    :raises ValueError: for an unknown name, or a family of another size.
+    """
+    if isinstance(units, str):
+        if units not in NAMES:
+            raise ValueError(f"{role}={units!r} is unknown; the names are {', '.join(NAMES)}")
+        return NAMES[units](size)
+    made = units(size) if callable(units) else units
+    if not isinstance(made, Family):
+        raise ValueError(
+            f"{role} is a name, a family such as ebmpp.Poisson(10), or a function of the number of units "
+            f"that returns one, not {units!r}"
+        )
+    if made.size != size:
+        raise ValueError(f"{role}={made!r} has {made.size} units, and {size} are needed")
+    return made
+
+
+@lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
+def harmonium(visible: Family, latent: Family) -> FactorGraph:
+    """Blocks "v" and "h", biases and a bilinear factor."""
+    return layered(v=visible, h=latent)
+
+
+@lru_cache(maxsize=32)  # optax makes a new function each time, and with it a new program
+def make_optimizer(
+    make: Callable[[float], optax.GradientTransformation], rate: float
+) -> optax.GradientTransformation:
+    """``make(rate)``, the same object for the same arguments."""
+    return make(rate)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def start(
+    graph: FactorGraph, estimator: Estimator, batch_size: int, rng_key: Array, pair: Array, rows: Array
+) -> tuple[Params, Any]:
+    """Params as :meth:`FactorGraph.init` makes them, and the estimator's first state.
+
+    One program: step by step they are some eighty, of which each is compiled.
+
+    :param rows: of the visibles, which may hold mean statistics.
+    """
+    means = {"v": (graph.families["v"].statistics(rows).mean(0), len(rows))}
+    scheme, keys = initialization.resolve("gaussian"), jax.random.split(rng_key, len(graph.factors))
+    params = {
+        factor.name: initialization.init_factor(factor, key, graph.families, scheme, means)
+        for factor, key in zip(graph.factors, keys, strict=True)
+    }
+    return params, estimator.init(graph, params, {"v": rows}, batch_size, pair)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def train(
+    graph: FactorGraph,
+    estimator: Estimator,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    carried: Carried,
+    batches: Batch,
+    pair: Array,
+    first: Array,
+) -> tuple[Params, Carried, dict[str, Array]]:
+    """Gradient steps, one batch after another in one program: small steps cost no more than their sums.
+
+    :param batches: with a leading axis of batches.
+    :param first: the number of the first step.
+    :return: params, what is carried, and the metrics of each step.
+    """
+
+    def one(state: tuple[Params, Carried, Array], batch: Batch) -> tuple[tuple, dict[str, Array]]:
+        params, carried, step = state
+        made = estimator.estimate(graph, params, carried.estimator, batch, bits.fold_in(pair, step))
+        updates, moved = optimizer.update(made.gradient, carried.optimizer, params)
+        metrics = {"gradient_norm": optax.tree.norm(made.gradient), **made.metrics}
+        return (optax.apply_updates(params, updates), Carried(moved, made.state), step + 1), metrics
+
+    steps = getattr(estimator, "steps_per_batch", 1)
+    several = lambda state, batch: lax.scan(lambda s, _: one(s, batch), state, length=steps)  # noqa: E731
+    (params, carried, _), metrics = lax.scan(several, (params, carried, first), batches)
+    return params, carried, {name: v.ravel() for name, v in metrics.items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def latent_means(graph: FactorGraph, params: Params, v: Array) -> Array:
+    """Mean statistics of the latents given rows of the visibles, shape ``(rows, statistics)``."""
+    eta = sweeps.natural_rows(graph, params, {"v": v}, ("h",))["h"]
+    return graph.families["h"].mean(eta).reshape(len(v), -1)
+
+
+@partial(jax.jit, static_argnums=0)
+def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
+    """log p(v) + log Z, row by row."""
+    return jax.vmap(lambda row: derived.log_unnormalized(graph, params, {"v": row}, ("h",)))(v)
+
+
+@partial(jax.jit, static_argnums=0)
+def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Array) -> Array:
+    """``count`` sweeps from rows of the visibles: latents first, then visibles."""
+    rows = bits.fold_in(pair, jnp.arange(len(v)))
+
+    def one(i: Array, v: Array) -> Array:
+        x = {"v": v}
+        for index, block in enumerate(("h", "v")):
+            key = bits.fold_in(rows, i, index)
+            x |= sweeps.draw_layer(graph, params, x, (block,), key, {})
+        return x["v"]
+
+    return lax.fori_loop(0, count, one, v)
