@@ -11,6 +11,7 @@
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 import time
 import warnings
@@ -48,7 +49,7 @@ def starting(rbm: ebmpp.FactorGraph, params: dict, v: Array) -> dict[str, Array]
     return {"v": v, "h": h.astype(jnp.float32)}
 
 
-def untrained() -> None:
+def untrained(out: Path) -> None:
     """The table and the figure of the untrained model."""
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(500), h=ebmpp.Bernoulli(100))
     normal = lambda key, a: 0.1 * jax.random.normal(key, a.shape)  # noqa: E731
@@ -74,7 +75,7 @@ def untrained() -> None:
     axes.get_legend().remove()
     axes.figure.legend(frameon=False, fontsize=8, loc="outside lower center")
     axes.set_title("500x100, params $N(0, 0.1^2)$", fontsize=10)
-    save(axes, "meeting_times_untrained.png")
+    save(axes, "meeting_times_untrained.png", out)
 
 
 def timed(rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict) -> dict[str, tuple]:
@@ -89,7 +90,7 @@ def timed(rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict) -> dic
     return {name: (run(c), found[name][1]) for name, c in names.items()}
 
 
-def by_time() -> None:
+def by_time(out: Path) -> None:
     """Time to meeting on trained models: what the default coupling is chosen by."""
     names = {name: COUPLINGS[name] for name in ("Algorithm 3 (maximal, common)", "maximal on every layer")}
     print(f"{'trained':14} {'coupling':32} {'tau mean':>8} {'max':>6} {'trials':>7} {'ms':>8}")
@@ -138,7 +139,7 @@ SIZES = (2, 10, 25, 50, 100, 200)
 UNITS = {"{0, 1}": ebmpp.Bernoulli, "{-1, +1}": ebmpp.Spin}
 
 
-def toy() -> None:
+def toy(out: Path) -> None:
     """Steps against the number of units, for both kinds of units."""
     found = {}
     for units, family in UNITS.items():
@@ -148,10 +149,10 @@ def toy() -> None:
             for name, (coupling, start, _) in METHODS.items():
                 mean, unmet = found[units, d, name] = steps(graph, params, coupling, start)
                 print(f"{units:8} d={d:3d} {name:34} steps {mean:7.1f}  unmet {unmet:6.1%}", flush=True)
-    draw_toy(found)
+    draw_toy(found, out)
 
 
-def draw_toy(found: dict[tuple[str, int, str], tuple[float, float]]) -> None:
+def draw_toy(found: dict[tuple[str, int, str], tuple[float, float]], out: Path) -> None:
     """The figure of steps by units, number of units and method."""
     figure = plt.figure(figsize=(9.5, 4.3), layout="constrained")
     for column, units in enumerate(UNITS):
@@ -167,26 +168,29 @@ def draw_toy(found: dict[tuple[str, int, str], tuple[float, float]]) -> None:
     note = f"hollow: some pairs unmet after {LIMIT} sweeps, counted as {LIMIT}"
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8, title=note,
                   title_fontsize=8)  # fmt: skip
-    save(axes, "meeting_times_orthogonal.png")
+    save(axes, "meeting_times_orthogonal.png", out)
 
 
-def save(axes: plt.Axes, name: str) -> None:
+def save(axes: plt.Axes, name: str, out: Path) -> None:
     """Write the figure."""
-    REPORT.mkdir(exist_ok=True)
-    axes.figure.savefig(REPORT / name, dpi=130)
+    out.mkdir(exist_ok=True)
+    axes.figure.savefig(out / name, dpi=130)
 
 
 EXPERIMENTS = {"untrained": untrained, "trained": by_time, "orthogonal": toy}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what is asked for."""
     matplotlib.use("Agg")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS), help=", ".join(EXPERIMENTS))
-    for name in parser.parse_args().experiments:
+    parser.add_argument("--out", type=Path, default=REPORT, help="folder for pictures")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.experiments:
         begun = time.time()
-        EXPERIMENTS[name]()
+        EXPERIMENTS[name](args.out)
         print(f"{name}: {time.time() - begun:.0f} s\n", flush=True)
 
 

@@ -176,7 +176,7 @@ def draw(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> list[Pat
     for name, make in figures.items():
         figure = make(dbm, fit, args)
         written.append(args.out / f"{name}.png")
-        figure.savefig(written[-1], dpi=130)
+        figure.savefig(written[-1], dpi=130, bbox_inches="tight")
         matplotlib.pyplot.close(figure)
     return written
 

@@ -135,7 +135,7 @@ def test_metrics_tell_the_meeting_times() -> None:
         "lag",
         "k",
         "trials",
-        "late",
+        "corrected",
     }
     assert 1 < metrics["meeting_time_mean"] < metrics["meeting_time_max"]
     assert metrics["trials"] >= 1

@@ -1,0 +1,112 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The experiments of the four papers, from one place.
+
+``python benchmarks/papers.py`` runs them all at settings that end in an hour or so on two cores; ``--only u5
+d4`` some; ``--settings quick`` at settings that end in minutes and show only that everything runs;
+``--settings paper`` at the papers' own. Figures and tables go to ``--out``. Every experiment is a script of
+its own, with options of its own.
+
+==== ===================================================== ================================
+u5   bars and stripes 4x4: bias and variance of UCD,       Qiu et al. (2020), section 5.1
+     CD, PCD, with bands over seeds; u7 (PCD, then UCD)
+     and u8 (variance of the gradient) in the same picture
+u6   a simulated 200x20 model, fitted with 100 units       Qiu et al. (2020), section 5.1
+u10  meeting times on untrained models; l7 on orthogonal   Qiu et al. (2020), figure 5
+d4   bars and stripes 3x3, shifting bar: S-DCP, CS-DCP     Upadhya, Sastry (2017), figs. 1, 2
+lmi  UCD-LMI, ablated by exact log-likelihood on digits    Taniguchi et al. (2023), table 2
+==== ===================================================== ================================
+"""
+
+import argparse
+from collections.abc import Sequence
+import importlib
+from pathlib import Path
+import sys
+import time
+
+_MANY = [str(seed) for seed in range(20)]
+_FEW = _MANY[:5]
+_BIASED = ["--only", "cd1", "cd5", "pcd", "--every", "100", "--variance-every", "1000"]
+_UNBIASED = [
+    "--only",
+    "ucd_few",
+    "truncated",
+    "ucd1",
+    "persistent",
+    "--every",
+    "50",
+    "--variance-every",
+    "500",
+]
+_ORIGINAL = ["--only", "ucd", "ucd1", "truncated", "persistent", "pcd_ucd", "cd1", "cd5", "cd20", "pcd"]
+
+#: The script of each experiment, and its options by settings; a list of options a run.
+EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
+    "u5": (
+        "bars_and_stripes",
+        {
+            "quick": [["--steps", "100", "--every", "50", "--only", "cd1", "pcd", "truncated"]],
+            "small": [
+                [*_BIASED, "--steps", "12000", "--seeds", *_MANY],
+                [*_UNBIASED, "--steps", "3000", "--seconds", "120", "--seeds", *_FEW],
+                ["--only", "pcd_ucd", "--steps", "6000", "--every", "50", "--seconds", "600"],
+            ],
+            "paper": [[*_ORIGINAL, "--rate", "0.01", "--steps", "50000", "--seeds", *_MANY]],
+        },
+    ),
+    "u6": (
+        "simulated_rbm",
+        {"quick": [["--steps", "20"]], "small": [[]], "paper": [["--steps", "5000"]]},
+    ),
+    "u10": (
+        "meeting_times",
+        {
+            "quick": [["untrained"]],
+            "small": [["untrained", "orthogonal"]],
+            "paper": [["untrained", "orthogonal"]],
+        },
+    ),
+    "d4": (
+        "dc_programming",
+        {
+            "quick": [["--trials", "2", "--epochs", "500"]],
+            "small": [["--trials", "10", "--epochs", "30000"]],
+            "paper": [["--trials", "25", "--epochs", "50000"]],
+        },
+    ),
+    "lmi": (
+        "local_modes",
+        {
+            "quick": [["--steps", "40", "--seeds", "0", "--only", "lmi", "pcd"]],
+            "small": [[]],
+            "paper": [["--steps", "100000"]],
+        },
+    ),
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=tuple(EXPERIMENTS), default=list(EXPERIMENTS))
+    parser.add_argument("--settings", choices=("quick", "small", "paper"), default="small")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/report"))
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """One experiment after another."""
+    args = parse(argv)
+    sys.path.insert(0, str(Path(__file__).parent))
+    for name in args.only:
+        script, settings = EXPERIMENTS[name]
+        module, begin = importlib.import_module(script), time.monotonic()
+        for options in settings[args.settings]:
+            print(f"{name}: {script}.py {' '.join(options)}", flush=True)
+            module.main([*options, "--out", str(args.out)])
+        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
