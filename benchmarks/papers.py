@@ -39,6 +39,7 @@ _UNBIASED = [
     "--variance-every",
     "500",
 ]
+_TIMES = ["untrained", "orthogonal"]
 _ORIGINAL = ["--only", "ucd", "ucd1", "truncated", "persistent", "pcd_ucd", "cd1", "cd5", "cd20", "pcd"]
 
 #: The script of each experiment, and its options by settings; a list of options a run.
