@@ -6,31 +6,23 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.phases import Posterior, check_posterior, row_pairs, sample_latents, two_phases
-from ebmpp.sweeps import initial_rows, schedule, sweep_rows
+from ebmpp.estimators.phases import (
+    Posterior,
+    check_positive,
+    check_posterior,
+    fresh_chains,
+    sample_latents,
+    sweep_chains,
+    two_phases,
+)
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
-
-
-def _sweeps(graph: "FactorGraph", params: Params, x: Rows, count: int, pair: Array) -> Rows:
-    rows = len(next(iter(x.values())))
-
-    def one(i: Array, x: Rows) -> Rows:
-        return sweep_rows(graph, params, x, schedule(graph), row_pairs(bits.fold_in(pair, i), rows))
-
-    # One sweep is not worth a loop: without it XLA drops the last latent draw, which nothing reads.
-    return one(0, x) if count == 1 else lax.fori_loop(0, count, one, x)
-
-
-def _positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is a positive int, not {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +42,7 @@ class CD:
     posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
-        _positive("k", self.k)
+        check_positive("k", self.k)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> tuple:
         """Nothing is carried."""
@@ -62,7 +54,7 @@ class CD:
     ) -> Estimate:
         """Data minus their k-sweep reconstructions."""
         start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
-        model = _sweeps(graph, params, start, self.k, bits.fold_in(pair, 1))
+        model = sweep_chains(graph, params, start, self.k, bits.fold_in(pair, 1))
         options = {"weights": batch.weights, "posterior": self.posterior}
         return Estimate(two_phases(graph, params, batch, model, **options), state, {})
 
@@ -87,13 +79,13 @@ class PCD:
     posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
-        _positive("k", self.k)
-        _positive("num_chains", self.num_chains)
+        check_positive("k", self.k)
+        check_positive("num_chains", self.num_chains)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Rows:
         """Chains at initial draws of every block."""
         check_posterior(graph, "PCD", self.posterior)
-        return initial_rows(graph, graph.families, row_pairs(pair, self.num_chains))
+        return fresh_chains(graph, self.num_chains, pair)
 
     def estimate(
         self,
@@ -104,7 +96,7 @@ class PCD:
         pair: Array,
     ) -> Estimate:
         """Data minus the chains, k sweeps on."""
-        model = _sweeps(graph, params, state, self.k, pair)
+        model = sweep_chains(graph, params, state, self.k, pair)
         return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, {})
 
 
@@ -153,8 +145,8 @@ class FPCD:
     posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
-        _positive("k", self.k)
-        _positive("num_chains", self.num_chains)
+        check_positive("k", self.k)
+        check_positive("num_chains", self.num_chains)
         if not (self.rate >= 0 and 0 <= self.decay < 1):
             raise ValueError(
                 f"FPCD: rate is at least 0 and decay in [0, 1); got rate={self.rate!r}, decay={self.decay!r}"
@@ -163,14 +155,14 @@ class FPCD:
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> FPCDState:
         """Chains at initial draws of every block, and fast weights of 0."""
         check_posterior(graph, "FPCD", self.posterior)
-        chains = initial_rows(graph, graph.families, row_pairs(pair, self.num_chains))
+        chains = fresh_chains(graph, self.num_chains, pair)
         return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
 
     def estimate(
         self, graph: "FactorGraph", params: Params, state: FPCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the chains, k sweeps on under the sum of params and fast weights."""
-        model = _sweeps(graph, jax.tree.map(jnp.add, params, state.fast), state.chains, self.k, pair)
+        model = sweep_chains(graph, jax.tree.map(jnp.add, params, state.fast), state.chains, self.k, pair)
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
         return Estimate(gradient, FPCDState(model, fast), {})

@@ -12,12 +12,15 @@ import jax.numpy as jnp
 from ebmpp import bits
 from ebmpp.accumulators import gradient_at
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.contrastive import CD, _positive, _sweeps
+from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
     Posterior,
+    check_positive,
     check_posterior,
+    fresh_chains,
     row_pairs,
     signed_gradient,
+    sweep_chains,
     tractable_posterior,
 )
 from ebmpp.sweeps import initial_rows, schedule, sweep_rows
@@ -76,8 +79,8 @@ class SDCP:
     posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
-        _positive("d", self.d)
-        _positive("k", self.k)
+        check_positive("d", self.d)
+        check_positive("k", self.k)
 
     @property
     def steps_per_batch(self) -> int:
@@ -89,7 +92,7 @@ class SDCP:
         check_posterior(graph, "SDCP", self.posterior)
         if self.d == 1:
             return ()
-        chains = initial_rows(graph, graph.families, row_pairs(pair, batch))
+        chains = fresh_chains(graph, batch, pair)
         return SDCPState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), chains)
 
     def estimate(
@@ -110,7 +113,7 @@ class SDCP:
         # Algorithm 2 goes on from the visible units: latents are drawn anew under the params of the step.
         held = schedule(graph, clamped=graph.visible)
         start = sweep_rows(graph, params, chains, held, row_pairs(bits.fold_in(at, 1), size))
-        model = _sweeps(graph, params, start, self.k, bits.fold_in(pair, 1))
+        model = sweep_chains(graph, params, start, self.k, bits.fold_in(pair, 1))
         weights = jnp.broadcast_to(-batch.weights.sum() / size, size)
         negative = signed_gradient(graph, params, model, weights)
         state = SDCPState((state.inner + 1) % self.d, positive, model)

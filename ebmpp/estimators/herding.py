@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ebmpp import bits
 from ebmpp.accumulators import weighted_gradient
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.phases import row_pairs
+from ebmpp.estimators.phases import fresh_chains, row_pairs
 from ebmpp.search import local_modes
 from ebmpp.sweeps import initial_rows, schedule
 
@@ -56,7 +56,7 @@ class Herding:
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Rows:
         """States at initial draws of every block."""
-        return initial_rows(graph, graph.families, row_pairs(pair, self.num_chains))
+        return fresh_chains(graph, self.num_chains, pair)
 
     def estimate(
         self, graph: "FactorGraph", params: Params, state: Rows, batch: Batch, pair: Array

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The positive and the negative phase, which all estimators share."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, derived
@@ -41,9 +42,32 @@ def check_posterior(graph: "FactorGraph", name: str, posterior: Posterior | None
         )
 
 
+def check_positive(name: str, value: object) -> None:
+    """:raises ValueError: for a value that is not a positive int."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is a positive int, not {value!r}")
+
+
 def row_pairs(pair: Array, rows: int) -> Array:
     """A key pair a row."""
     return bits.fold_in(pair, jnp.arange(rows))
+
+
+@partial(jax.jit, static_argnums=(0, 1))  # in one program: op by op it compiles for seconds
+def fresh_chains(graph: "FactorGraph", count: int, pair: Array) -> Rows:
+    """Chains at initial draws of every block."""
+    return initial_rows(graph, graph.families, row_pairs(pair, count))
+
+
+def sweep_chains(graph: "FactorGraph", params: Params, x: Rows, count: int, pair: Array) -> Rows:
+    """``count`` sweeps of every chain."""
+    rows = len(next(iter(x.values())))
+
+    def one(i: Array, x: Rows) -> Rows:
+        return sweep_rows(graph, params, x, schedule(graph), row_pairs(bits.fold_in(pair, i), rows))
+
+    # One sweep is not worth a loop: without it XLA drops the last latent draw, which nothing reads.
+    return one(0, x) if count == 1 else lax.fori_loop(0, count, one, x)
 
 
 def sample_latents(graph: "FactorGraph", params: Params, v: Rows, pair: Array) -> Rows:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.phases import Posterior, check_posterior, row_pairs, two_phases
-from ebmpp.sweeps import initial_rows
+from ebmpp.estimators.phases import Posterior, check_posterior, fresh_chains, row_pairs, two_phases
 from ebmpp.tempering import equalized, replicate, tempered_params, tempered_sweep
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class TemperedPCD:
         """Replicas at initial draws of every block, temperatures in equal steps of beta."""
         check_posterior(graph, "TemperedPCD", self.posterior)
         replicas = replicate(graph, self.num_temperatures)
-        chains = initial_rows(replicas, replicas.families, row_pairs(pair, self.num_chains))
+        chains = fresh_chains(replicas, self.num_chains, pair)
         return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
 
     def estimate(

@@ -16,7 +16,13 @@ from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.phases import row_pairs, sample_latents, signed_gradient, tractable_posterior
+from ebmpp.estimators.phases import (
+    fresh_chains,
+    row_pairs,
+    sample_latents,
+    signed_gradient,
+    tractable_posterior,
+)
 from ebmpp.moves import Move
 from ebmpp.plan import resolve_moves
 from ebmpp.search import near_modes
@@ -155,7 +161,7 @@ class UCD:
         self._check_marginals(graph)
         chains: Any = ()
         if self.start == "persistent":
-            chains = initial_rows(graph, graph.families, row_pairs(pair, self.num_pairs or batch))
+            chains = fresh_chains(graph, self.num_pairs or batch, pair)
         return UCDState(jnp.ones(()), jnp.ones(()), chains)
 
     def adopt(self, before: Any, fresh: UCDState) -> UCDState:
