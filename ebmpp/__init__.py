@@ -21,6 +21,7 @@ from ebmpp.estimators import (
     TemperedPCD,
 )
 from ebmpp.evaluate import exact
+from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
     Bernoulli,
@@ -101,6 +102,8 @@ __all__ = [
     "Stage",
     "TemperedPCD",
     "TemperingCoupling",
+    "ais",
+    "bracket",
     "check_model",
     "composite_expectation",
     "cost_times_variance",
@@ -117,6 +120,7 @@ __all__ = [
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
+    "reverse_ais",
     "spectral_descent",
     "suggest_k_m",
     "summary",
