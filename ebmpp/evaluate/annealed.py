@@ -178,8 +178,8 @@ def _estimate(
     if wrong or not np.isfinite(top):
         raise DomainError(
             f"{wrong or num} of {num} particles have weights that are not finite: the model may not "
-            "normalise, or natural parameters overflow on the way to it. Look at the params; a reference that "
-            "is nearer to the model (data=..., reference=...) may help"
+            "normalise, or natural parameters overflow on the way to it. Look at the params; a reference "
+            "that is nearer to the model (data=..., reference=...) may help"
         )
     w = np.exp(log_weights - top)
     mean = w.mean()
@@ -281,7 +281,7 @@ def reverse_ais(
     From **exact** draws the mean weight is unbiased for 1/Z, so what is returned is too large on average, an
     upper bound in expectation. Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models
     that are small or attractive. Samples of a long chain may be given; then nothing is bounded for certain
-    (draws that miss a mode give too small a value, as forward annealing does): the result has ``sound=False``.
+    (draws that miss a mode give too small a value, as forward annealing does): the result is not ``sound``.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.

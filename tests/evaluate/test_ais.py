@@ -48,6 +48,7 @@ GRAPHS = {
 }
 SCALE = {"gaussian": 0.7, "learned variance": 0.3, "harmonium": 0.5, "exponential": 0.2}
 KEY = jax.random.key(0)
+NUM = 2000  # the same everywhere, so that a graph is compiled once
 
 
 def model(name: str, seed: int) -> tuple[FactorGraph, dict, float]:
@@ -60,11 +61,14 @@ def model(name: str, seed: int) -> tuple[FactorGraph, dict, float]:
 # -- the law of the weights ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ("exponential", "learned variance"))) for n in GRAPHS],
+)
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     # few temperatures and many particles: a draw at the wrong temperature, or before its weight, shows
     graph, params, log_z = model(name, 1)
-    options = {"num_particles": 4000, "ladder": [0, 0.1, 0.4, 1]}
+    options = {"num_particles": NUM, "ladder": [0, 0.2, 1]}
     above = ebmpp.reverse_ais(graph, params, rng_key=KEY, **options)
     below = ebmpp.ais(graph, params, rng_key=KEY, **options)
     assert_rows_law(np.exp(below.log_weights - log_z), 1.0)
@@ -72,7 +76,7 @@ def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     # and by Jensen one particle alone is on the side that it says, far beyond its error
     for made, sign in ((below, 1), (above, -1)):
         gap = log_z - sign * made.log_weights
-        assert sign * gap.mean() > 5 * gap.std() / math.sqrt(len(gap))
+        assert sign * gap.mean() > 3 * gap.std() / math.sqrt(len(gap))
     assert (below.bound, above.bound, above.sound) == ("lower", "upper", True)
 
 
@@ -81,9 +85,10 @@ def test_estimates_within_their_errors(name: str) -> None:
     z = []
     for seed in range(4):
         graph, params, log_z = model(name, seed)
-        made = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), num_temperatures=100)
+        options = {"num_particles": NUM, "num_temperatures": 25}
+        made = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), **options)
         assert made.exact == pytest.approx(log_z)
-        assert made.lower.effective_sample_size > 50
+        assert made.lower.effective_sample_size > NUM / 4
         z += [(side.log_partition - log_z) / side.standard_error for side in (made.lower, made.upper)]
         assert abs(made.gap) < 4 * made.standard_error
     # standard errors that are twice too small or too large are seen in eight numbers
@@ -95,7 +100,7 @@ def test_any_reference_is_right() -> None:
     rows = np.float32([[1, 1, 1, 0, 0, 0, 1], [1, 0, 1, 0, 1, 0, 1]])
     far = {"v": jnp.linspace(-1, 1, 7), "h": jnp.full(5, 0.5)}
     for given in ({"data": rows}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
-        made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=4000, num_temperatures=4, **given)
+        made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=4, **given)
         assert_rows_law(np.exp(made.log_weights - log_z), 1.0, comparisons=3)
 
 
@@ -123,8 +128,8 @@ def test_independent_blocks_are_exact() -> None:
 
 
 def test_as_many_units_as_can_be_are_summed_out() -> None:
-    assert path.summed_blocks(layered(v=Bernoulli(4), h=Bernoulli(9))) == ("h",)
-    assert path.summed_blocks(layered(v=Bernoulli(9), h1=Bernoulli(5), h2=Bernoulli(2))) == ("v", "h2")
+    assert path.summed_blocks(GRAPHS["rbm"]) == ("v",)
+    assert path.summed_blocks(GRAPHS["dbm"]) == ("v", "h2")
     assert path.summed_blocks(layered(v=Bernoulli(2), h1=Bernoulli(9), h2=Bernoulli(2))) == ("h1",)
     assert path.summed_blocks(RING) == ("a",)
 
@@ -142,14 +147,14 @@ def test_ladders() -> None:
 def test_an_adaptive_ladder_has_even_steps() -> None:
     graph, params, log_z = model("rbm", 3)
     params = jax.tree.map(lambda a: 2 * a, params)
-    options = {"rng_key": KEY, "num_particles": 1000, "num_temperatures": 60}
+    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 60}
     made = ebmpp.ais(graph, params, ladder="adaptive", **options)
     assert made.betas[0] == 0 and made.betas[-1] == 1 and (np.diff(made.betas) > 0).all()
     assert len(made.betas) == 60
     eta = path.reference(graph, params)
     uneven = []
     for betas in (path.ladder("linear", 60), made.betas):
-        _, spread = path.anneal(graph, params, eta, betas, jnp.zeros(2, jnp.uint32), 1000)
+        _, spread = path.anneal(graph, params, eta, betas, jnp.zeros(2, jnp.uint32), NUM)
         uneven.append(spread.std() / spread.mean())
     assert uneven[1] < 0.5 * uneven[0]
     log_z = float(exact.log_partition(graph, params))
@@ -162,9 +167,9 @@ def test_an_adaptive_ladder_has_even_steps() -> None:
 def test_a_key_decides() -> None:
     graph, params, _ = model("rbm", 0)
     run = lambda key, num: ebmpp.ais(graph, params, rng_key=key, num_particles=num, num_temperatures=150)  # noqa: E731
-    first = run(KEY, 20).log_weights
-    np.testing.assert_array_equal(first, run(KEY, 20).log_weights)
-    assert (first != run(jax.random.key(1), 20).log_weights).all()
+    first = run(KEY, NUM).log_weights
+    np.testing.assert_array_equal(first, run(KEY, NUM).log_weights)
+    assert (first != run(jax.random.key(1), NUM).log_weights).all()
     # a particle is its own number's
     np.testing.assert_allclose(run(KEY, 9).log_weights, first[:9], rtol=1e-5)
 
@@ -188,7 +193,7 @@ def test_a_second_call_does_not_trace_again() -> None:
 
 def test_a_progress_bar(capsys: pytest.CaptureFixture) -> None:
     graph, params, _ = model("rbm", 0)
-    options = {"rng_key": KEY, "num_particles": 3, "num_temperatures": 151}
+    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 151}
     shown = ebmpp.ais(graph, params, progress_bar=True, **options)
     assert "150/150" in capsys.readouterr().err
     np.testing.assert_array_equal(shown.log_weights, ebmpp.ais(graph, params, **options).log_weights)
@@ -201,7 +206,7 @@ def test_a_progress_bar(capsys: pytest.CaptureFixture) -> None:
 def test_log_likelihood_of_rows() -> None:
     graph, params, log_z = model("gaussian", 0)
     rows = np.random.default_rng(0).normal(size=(3, 2, 5)).astype(np.float32)
-    made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=4000, num_temperatures=20)
+    made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=20)
     ours, truth = made.log_likelihood(rows), exact.log_likelihood(graph, params, rows)
     assert ours.shape == (3, 2)
     np.testing.assert_allclose(ours + (made.log_partition - log_z), truth, rtol=1e-5)
@@ -216,7 +221,7 @@ def test_log_likelihood_of_rows() -> None:
 
 def test_rows_of_a_deep_model() -> None:
     graph, params, _ = model("dbm", 0)
-    made = ebmpp.ais(graph, params, rng_key=KEY, num_temperatures=20)
+    made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=20)
     with pytest.raises(IntractableError, match="'h1' and 'h2' interact given the visible ones"):
         made.average_log_likelihood(np.zeros((2, 5)))
 
@@ -226,18 +231,18 @@ def test_rows_of_a_deep_model() -> None:
 
 def test_given_samples() -> None:
     graph, params, log_z = model("rbm", 1)
-    x = ebmpp.perfect_sample(graph, params, jax.random.key(5), 2000)
+    x = ebmpp.perfect_sample(graph, params, jax.random.key(5), NUM)
     options = {"rng_key": KEY, "num_temperatures": 10}
     chain = ebmpp.reverse_ais(graph, params, samples=x, **options)
     assert not chain.sound and "from approximate samples: no bound" in repr(chain)
-    assert len(chain.log_weights) == 2000
+    assert len(chain.log_weights) == NUM
     for kept in ("v", "h"):  # the other one is drawn given it
         given = {kept: x[kept]}
         made = ebmpp.reverse_ais(graph, params, samples=given, samples_are_exact=True, **options)
         assert made.sound and "upper bound on average" in repr(made)
         assert_rows_law(np.exp(made.log_weights + log_z), 1.0, comparisons=2)
     both = ebmpp.bracket(graph, params, samples={"v": x["v"]}, **options)
-    assert len(both.lower.log_weights) == 2000
+    assert len(both.lower.log_weights) == NUM
     assert "upper from approximate samples" in repr(both)
 
 
@@ -307,9 +312,11 @@ def test_params_and_references_are_checked() -> None:
 def test_few_effective_particles_are_told() -> None:
     graph, params, _ = model("rbm", 0)
     strong = jax.tree.map(lambda a: 12 * a, params)
-    with pytest.warns(UserWarning, match=r"effective sample size is .* of 100 particles: the standard error"):
-        made = ebmpp.ais(graph, strong, rng_key=KEY, num_temperatures=2)
-    assert made.effective_sample_size < 5
+    with pytest.warns(
+        UserWarning, match=r"effective sample size is .* of 2000 particles: the standard error"
+    ):
+        made = ebmpp.ais(graph, strong, rng_key=KEY, num_particles=NUM, num_temperatures=2)
+    assert made.effective_sample_size < NUM / 20
 
 
 # -- longer ----------------------------------------------------------------------------------------
