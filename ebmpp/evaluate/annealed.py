@@ -231,8 +231,8 @@ def ais(
     :param num_temperatures: at least 2, the ends included.
     :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (steps with weights of equal spread,
         found by a run of its own with a tenth of the temperatures), or increasing values from 0 to 1.
-    :param data: rows of the visible blocks: start from their base rates, which takes fewer temperatures. By
-        default from the model's own biases.
+    :param data: rows of the visible blocks: start from their base rates. By default from the model's own
+        biases, which may be far off where the weights are large.
     :param reference: natural parameters to start from, for some or all blocks.
     :param progress_bar: show one.
     :return: a :class:`LogPartition`.

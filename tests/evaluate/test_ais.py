@@ -80,6 +80,22 @@ def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     assert (below.bound, above.bound, above.sound) == ("lower", "upper", True)
 
 
+def test_a_step_leaves_the_law_at_its_end() -> None:
+    # in one great step from 0 to 1, draws at the wrong beta, of a wrong order or of shared words are seen
+    graph = RING
+    params = random_params(graph, 1, 2.0)
+    x = ebmpp.perfect_sample(graph, params, jax.random.key(3), NUM)
+    summed, betas = path.summed_blocks(graph), np.float32([0] + [1] * 100)
+    pairs = ebmpp.bits.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
+    x = {b: v for b, v in x.items() if b not in summed}
+    made, _, _ = path._carry(graph, summed, params, path.reference(graph, params), betas, 1, x, pairs)
+    moments = exact.moments(graph, params)
+    assert set(made) == {"b", "c"}
+    for b, v in made.items():
+        assert (v != x[b]).any()
+        assert_rows_law(graph.families[b].statistics(v), moments[b], comparisons=8)
+
+
 @pytest.mark.parametrize("name", ["rbm", "dbm", "categorical", "gaussian", "harmonium"])
 def test_estimates_within_their_errors(name: str) -> None:
     z = []
