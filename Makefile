@@ -60,6 +60,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/denoising.py
 	$(BIN)/python benchmarks/bars_and_stripes.py
 	$(BIN)/python benchmarks/dc_programming.py
+	$(BIN)/python benchmarks/simulated_rbm.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -21,6 +21,7 @@ from ebmpp.estimators import (
     TemperedPCD,
 )
 from ebmpp.evaluate import exact
+from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import (
     Bernoulli,
@@ -102,6 +103,8 @@ __all__ = [
     "Stage",
     "TemperedPCD",
     "TemperingCoupling",
+    "ais",
+    "bracket",
     "check_model",
     "composite_expectation",
     "cost_times_variance",
@@ -119,6 +122,7 @@ __all__ = [
     "plot_tv_bound",
     "plots",
     "pretrain",
+    "reverse_ais",
     "spectral_descent",
     "suggest_k_m",
     "summary",

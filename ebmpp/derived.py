@@ -62,13 +62,23 @@ def contributed(
     return jax.grad(around)(dict(statistics))
 
 
+def affine(
+    graph: "FactorGraph", params: Params, statistics: Statistics, blocks: Iterable[str]
+) -> tuple[Array, dict[str, Array]]:
+    """The energy as a function of non-interacting ``blocks``, the others at ``statistics``.
+
+    :return: a scalar c and the natural parameters eta of ``blocks``, with -E = c + sum <eta_b, t_b>.
+    """
+    negative = lambda t: -energy(graph, params, {**statistics, **t})  # noqa: E731
+    return jax.value_and_grad(negative)(_zeros(graph, blocks))
+
+
 def log_marginal(
     graph: "FactorGraph", params: Params, statistics: Statistics, blocks: Iterable[str]
 ) -> Array:
     """log of the sum over ``blocks`` of exp(-E) r, a scalar; the others' base measures left out."""
     blocks = tuple(blocks)
-    negative = lambda t: -energy(graph, params, {**statistics, **t})  # noqa: E731
-    at_zero, eta = jax.value_and_grad(negative)(_zeros(graph, blocks))
+    at_zero, eta = affine(graph, params, statistics, blocks)
     return at_zero + sum(graph.families[b].log_normalizer(eta[b]).sum() for b in blocks)
 
 

@@ -78,7 +78,18 @@ def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: tuple[Ar
         free = family.in_domain(start + noise) & family.in_domain(start - noise)
         return jnp.where(free.reshape(free.shape + (1,) * (start.ndim - free.ndim)), start + noise, start)
     if how == "base_rate" and mean is not None:
-        # One pseudo-row of the default law keeps units that never change inside the domain.
-        observed, rows = mean
-        return family.from_mean((rows * observed + family.mean(start)) / (rows + 1))
+        return base_rate(family, *mean, start)
     return start
+
+
+def base_rate(family: Family, mean: Array, rows: int, start: Array) -> Array:
+    """The natural parameter of a block that has the mean statistics of data.
+
+    One pseudo-row of the law at ``start`` keeps units that never change inside the domain.
+
+    :param family: the block's.
+    :param mean: statistics averaged over rows.
+    :param rows: how many there are.
+    :param start: a natural parameter.
+    """
+    return family.from_mean((rows * mean + family.mean(start)) / (rows + 1))

@@ -1,0 +1,269 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows simulated from a known 200x20 Boltzmann machine, fitted with 100 latent units.
+
+The truth has weights and biases N(0, 1); its 1000 rows are exact draws (its 2**20 latent states are
+enumerated). Every method takes plain gradient steps at rate 0.2 from all rows and the same start. The
+fitted model is too large to sum, so log p(v) a row comes from annealed importance sampling along the way,
+with its standard error: a forward estimate of log Z is too small on average, so the log-likelihood is **too
+large** rather than too small where chains miss a mode. The truth's own log-likelihood is exact; on many
+held-out rows no model has a larger one, so a value above it by more than its errors would be a wrong log Z.
+
+``python benchmarks/simulated_rbm.py`` runs every method after another, in some minutes. A run ends where its
+steps do, where a gradient is not finite, or at the first value after ``--seconds``. Each is kept in a file of
+its own as it goes (``raw/`` in the output folder), so runs can be left in the background side by side
+(``--only ucd --steps 3000``), and drawn at any time with ``--draw``.
+
+**References**
+
+1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 5.2, figure 3.
+"""
+
+import argparse
+from collections.abc import Sequence
+import json
+import math
+from pathlib import Path
+import time
+from typing import Any
+import warnings
+
+import numpy as np
+import xarray as xr
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import CD, PCD, UCD, Bernoulli, Progress
+from ebmpp.errors import DivergenceError
+
+METHODS = {
+    "ucd": ("UCD, adaptive, 1000 pairs", "#2b6cb0", UCD(num_pairs=1000)),
+    "ucd_few": ("UCD, adaptive, 100 pairs", "#63b3ed", UCD(num_pairs=100)),
+    "cd1": ("CD-1", "#c05621", CD(k=1)),
+    "pcd": ("PCD-1, 1000 chains", "#2f855a", PCD(k=1, num_chains=1000)),
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), help="methods to run")
+    add("--seed", type=int, default=0)
+    add("--steps", type=int, default=300)
+    add("--points", type=int, default=10, help="values of the log-likelihood along a run, after the first")
+    add("--rate", type=float, default=0.2)
+    add("--rows", type=int, default=1000)
+    add("--visible", type=int, default=200)
+    add("--latent", type=int, default=100, help="of the fitted model; the truth has 20")
+    add("--particles", type=int, default=100)
+    add("--temperatures", type=int, default=3000)
+    add("--seconds", type=float, default=math.inf, help="for one run")
+    add("--out", type=Path, default=Path("benchmarks/report"))
+    add("--draw", action="store_true", help="run nothing; draw what there is")
+    args = parser.parse_args(argv)
+    if min(args.steps, args.points, args.rows) < 1 or not args.rate > 0:
+        parser.error("--steps, --points, --rows and --rate are positive")
+    return args
+
+
+def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, float]]:
+    """Rows of the truth to train on and held out, and its exact log-likelihood a row of both."""
+    truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(20))
+    weights, draws = jax.random.split(jax.random.key(args.seed))
+    generator = np.random.default_rng(args.seed)
+    params = jax.tree.map(
+        lambda a: jnp.asarray(generator.normal(size=a.shape), jnp.float32), truth.init(weights)
+    )
+    drawn = ebmpp.perfect_sample(truth, params, draws, 2 * args.rows, method="enumerate")["v"]
+    rows = {"log_likelihood": drawn[: args.rows], "held_out": drawn[args.rows :]}
+    log_z = ebmpp.exact.log_partition(truth, params)
+    each = lambda v: -truth.free_energy(params, {"v": v}) - log_z  # noqa: E731
+    return rows, {name: float(each(v).mean()) for name, v in rows.items()}
+
+
+class Watch:
+    """A callback of ``fit``: log-likelihoods, kept on disk as they come."""
+
+    def __init__(
+        self, method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace
+    ) -> None:
+        self.method, self.rows, self.truth, self.args = method, rows, truth, args
+        self.graph = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.latent))
+        self.points: list[dict[str, float]] = []
+        self.began, self.spent = time.monotonic(), 0.0
+        self.history = xr.Dataset()
+
+    @property
+    def seconds(self) -> float:
+        """Of training: what the log-likelihoods take is left out."""
+        return time.monotonic() - self.began - self.spent
+
+    def __call__(self, progress: Progress) -> bool:
+        seconds, start, args = self.seconds, time.monotonic(), self.args
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the effective sample size is kept
+            ais = ebmpp.ais(
+                self.graph,
+                progress.params,
+                rng_key=jax.random.fold_in(jax.random.key(args.seed), progress.step),
+                num_particles=args.particles,
+                num_temperatures=args.temperatures,
+                ladder="adaptive",
+                data=self.rows["log_likelihood"],
+            )
+        point = {"step": progress.step, "seconds": seconds}
+        point |= {name: ais.average_log_likelihood(rows).value for name, rows in self.rows.items()}
+        point |= {"standard_error": ais.standard_error, "effective": ais.effective_sample_size}
+        self.points.append(point)
+        self.history = progress.history
+        self.save("still running, or killed")
+        self.spent += time.monotonic() - start
+        return seconds > args.seconds
+
+    def save(self, ended: str) -> None:
+        """Keep what there is."""
+        columns = {n: ("point", [p[n] for p in self.points]) for n in self.points[0]}
+        if "meeting_time_mean" in self.history and self.history.sizes["step"]:
+            names = ("meeting_time_mean", "meeting_time_max", "lag")
+            columns |= {n: ("train_step", self.history[n].values.astype(float)) for n in names}
+        made = xr.Dataset(columns, attrs={"ended": ended} | {f"truth_{n}": v for n, v in self.truth.items()})
+        file = raw(self.args.out, self.method)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made.to_netcdf(file, engine="h5netcdf")
+
+
+def raw(out: Path, method: str) -> Path:
+    """Where a run is kept."""
+    return out / "raw" / f"simulated_rbm-{method}.nc"
+
+
+def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace) -> None:
+    """One training run, kept as it goes."""
+    label, _, estimator = METHODS[method]
+    watch, ended = Watch(method, rows, truth, args), "all steps"
+    try:
+        fit = ebmpp.fit(
+            watch.graph,
+            rows["log_likelihood"],
+            rng_key=jax.random.key(args.seed),
+            estimator=estimator,
+            optimizer=optax.sgd(args.rate),
+            num_steps=args.steps,
+            batch_size=args.rows,
+            monitor_every=max(1, args.steps // args.points),
+            callbacks=[watch],
+            progress_bar=False,
+        )
+        watch.history = fit.history
+        if fit.history.sizes["step"] < args.steps:
+            ended = f"stopped after {args.seconds:.0f} s"
+    except DivergenceError as error:
+        ended, watch.history = f"stopped: {error}", error.history
+    watch.save(ended)
+    last = watch.points[-1]
+    print(
+        f"{label}: {last['log_likelihood']:.2f} +- {last['standard_error']:.2g} a row at step "
+        f"{last['step']}, {last['effective']:.0f} of {args.particles} particles effective, "
+        f"{last['seconds']:.0f} s ({ended})",
+        flush=True,
+    )
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def gather(out: Path) -> dict[str, xr.Dataset]:
+    """Every run that there is, finished or not."""
+    found = {}
+    for method in METHODS:
+        if raw(out, method).exists():
+            with xr.open_dataset(raw(out, method), engine="h5netcdf") as made:
+                found[method] = made.load()
+    return found
+
+
+def numbers(runs: dict[str, xr.Dataset]) -> list[dict[str, Any]]:
+    """A run in a few numbers."""
+    rows = []
+    for method, made in runs.items():
+        best, last = int(np.nanargmax(made["log_likelihood"].values)), made.isel(point=-1)
+        row = {
+            "method": METHODS[method][0],
+            "steps": int(last["step"]),
+            "ended": made.attrs["ended"],
+            "best": round(float(made["log_likelihood"][best]), 2),
+            "best_at": int(made["step"][best]),
+            "last": round(float(last["log_likelihood"]), 2),
+            "last_held_out": round(float(last["held_out"]), 2),
+            "last_standard_error": round(float(last["standard_error"]), 3),
+            "last_effective_particles": round(float(last["effective"]), 1),
+            "seconds": round(float(last["seconds"]), 1),
+        }
+        if "meeting_time_mean" in made:
+            row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
+            row["meeting_time_max"] = int(made["meeting_time_max"].max())
+        rows.append(row)
+    return rows
+
+
+def draw(runs: dict[str, xr.Dataset], path: Path) -> None:
+    """Log-likelihoods a row with two standard errors, and meeting times, against the step."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    for method, made in runs.items():
+        label, color, _ = METHODS[method]
+        error = 2 * made["standard_error"].values
+        style = {"color": color, "linewidth": 1.3, "capsize": 2, "marker": ".", "label": label}
+        for ax, name in zip(axes, ("log_likelihood", "held_out"), strict=False):
+            ax.errorbar(made["step"].values, made[name].values, error, **style)
+        if "meeting_time_mean" in made:
+            waited = (made["meeting_time_mean"] - made["lag"]).values
+            axes[2].plot(np.arange(len(waited)), waited, color=color, linewidth=1.3, label=label)
+    for ax, name, what in zip(axes, ("log_likelihood", "held_out"), ("training", "held-out"), strict=False):
+        truth = next(iter(runs.values())).attrs[f"truth_{name}"]
+        ax.axhline(truth, color="0.4", linestyle="--", linewidth=1, label=f"the truth, {truth:.2f}")
+        ax.set(ylabel=f"log-likelihood a {what} row (two standard errors)", ylim=(truth - 12, None))
+    axes[2].set(ylabel="mean sweeps to meet, after the lag", yscale="symlog")
+    for ax in axes:
+        ax.set_xlabel("step")
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def report(out: Path) -> None:
+    """Draw and tabulate every run that there is."""
+    runs = gather(out)
+    if not runs:
+        raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
+    draw(runs, out / "simulated_rbm.png")
+    known = next(iter(runs.values())).attrs
+    truth = {n: round(float(v), 2) for n, v in known.items() if n.startswith("truth")}
+    made = truth | {"runs": numbers(runs)}
+    (out / "simulated_rbm.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {out / 'simulated_rbm.png'} and {out / 'simulated_rbm.json'}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, then report."""
+    args = parse(argv)
+    if not args.draw:
+        rows, truth = simulate(args)
+        for method in args.only:
+            run(method, rows, truth, args)
+    report(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""log Z of models that are too large to sum: annealed importance sampling, forward and in reverse.
+
+Forward, weights are unbiased for Z, so the log of their mean is too small on average: log Z is bounded from
+below. In reverse, from draws of the model, they are unbiased for 1/Z, and log Z is bounded from above.
+"""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+import warnings
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, states, sweeps
+from ebmpp.errors import DomainError, IntractableError, StateError, UnmetError
+from ebmpp.evaluate import exact, path
+from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
+from ebmpp.graph import FactorGraph, Params
+from ebmpp.perfect import perfect_sample
+
+State = dict[str, Array]
+
+_PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
+_FEW = 0.05  # of the particles: an effective sample size below is told
+_MOST_SUMMED = 2**20  # states; where there are no more, bracket computes the exact value too
+
+
+# -- what they share -------------------------------------------------------------------------------
+
+
+def _check(graph: FactorGraph, params: Params, num_particles: Any) -> None:
+    if not all(map(states.is_concrete, jax.tree.leaves(params))):
+        raise TypeError(
+            "annealed importance sampling runs from the host and takes known params; under jit, or in a "
+            "monitor of fit, it cannot be traced: call it in a callback, or on params that were kept"
+        )
+    known = isinstance(num_particles, int | np.integer) and not isinstance(num_particles, bool)
+    if not known or num_particles < 2:
+        raise ValueError(
+            f"num_particles is an int of at least 2, as one has no standard error; not {num_particles!r}"
+        )
+    graph.check(params)
+
+
+def _ladder(
+    graph: FactorGraph,
+    params: Params,
+    eta0: path.Eta,
+    kind: Any,
+    num_temperatures: int,
+    pair: Array,
+    num: int,
+) -> np.ndarray:
+    if not isinstance(kind, str) or kind != "adaptive":
+        return path.ladder(kind, num_temperatures)
+    path.ladder("linear", num_temperatures)  # checks
+    pilot = path.ladder("linear", max(num_temperatures // _PILOT, min(num_temperatures, _PILOT)))
+    # draws of its own: a ladder made from the particles' own weights would bias them
+    _, spread = path.anneal(graph, params, eta0, pilot, bits.fold_in(pair, 1, 1), num)
+    return path.equal_speed(pilot, spread, num_temperatures)
+
+
+def _estimate(
+    graph: FactorGraph, params: Params, log_weights: np.ndarray, betas: np.ndarray, sign: int, sound: bool
+) -> LogPartition:
+    num, wrong = len(log_weights), int(np.isnan(log_weights).sum())
+    top = log_weights.max()
+    if wrong or not np.isfinite(top):
+        raise DomainError(
+            f"{wrong or num} of {num} particles have weights that are not finite: the model may not "
+            "normalise, or natural parameters overflow on the way to it. Look at the params; a reference "
+            "that is nearer to the model (data=..., reference=...) may help"
+        )
+    w = np.exp(log_weights - top)
+    mean = w.mean()
+    error = w.std(ddof=1) / math.sqrt(num) / mean
+    effective = w.sum() ** 2 / (w**2).sum()
+    if effective < max(2.0, _FEW * num):
+        warnings.warn(
+            f"the effective sample size is {effective:.1f} of {num} particles: the standard error "
+            f"{error:.2g} cannot be trusted. Raise num_temperatures (now {len(betas)}), or take a reference "
+            "that is nearer to the model (data=...)",
+            stacklevel=3,
+        )
+    value = sign * (math.log(mean) + top)
+    bound = "lower" if sign > 0 else "upper"
+    return LogPartition(
+        float(value), float(error), float(effective), log_weights, betas, bound, sound, graph, params
+    )
+
+
+# -- the public face -------------------------------------------------------------------------------
+
+
+def ais(
+    graph: FactorGraph,
+    params: Params,
+    *,
+    rng_key: Array,
+    num_particles: int = 100,
+    num_temperatures: int = 10_000,
+    ladder: str | Any = "linear",
+    data: Data | None = None,
+    reference: Mapping[str, Array] | None = None,
+    progress_bar: bool = False,
+) -> LogPartition:
+    """log Z by annealed importance sampling, for any graph.
+
+    Particles start from independent units and are carried to the model by a blocked Gibbs sweep at each
+    inverse temperature. The mean of their weights is an **unbiased** estimate of Z, whatever the number of
+    temperatures; its log is too small on average, by about half its variance where that is small. It can be
+    much too small, with a small standard error, where chains miss a mode: compare :func:`ebmpp.reverse_ais`.
+
+    The weights are those of the marginal law of as few units as can be, an independent set of blocks being
+    summed out in closed form (the larger layer of a Boltzmann machine, every second layer of a deep one).
+
+    :param graph: the model.
+    :param params: a dict keyed by factor name.
+    :param rng_key: a jax key; a particle's draws depend on it and on the particle's number alone.
+    :param num_particles: at least 2.
+    :param num_temperatures: at least 2, the ends included.
+    :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (steps with weights of equal spread,
+        found by a run of its own with a tenth of the temperatures), or increasing values from 0 to 1.
+    :param data: rows of the visible blocks: start from their base rates. By default from the model's own
+        biases, which may be far off where the weights are large.
+    :param reference: natural parameters to start from, for some or all blocks.
+    :param progress_bar: show one.
+    :return: a :class:`LogPartition`.
+    :raises ValueError: for numbers out of range, or a ladder that does not go from 0 to 1.
+    :raises ParameterError: params or a reference that do not fit, or do not normalise.
+    :raises StateError: data of a wrong name, shape or value.
+    :raises TypeError: under ``jit``.
+
+    **References**
+
+    1. Neal (2001), *Annealed importance sampling*.
+    2. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
+    >>> params = rbm.init(jax.random.key(0))
+    >>> ais = ebmpp.ais(rbm, params, rng_key=jax.random.key(1), num_temperatures=200)
+    >>> bool(abs(ais.log_partition - ebmpp.exact.log_partition(rbm, params)) < 0.01)
+    True
+    """
+    _check(graph, params, num_particles)
+    eta0, pair = path.reference(graph, params, data, reference), bits.key_pair(rng_key)
+    betas = _ladder(graph, params, eta0, ladder, num_temperatures, pair, num_particles)
+    own = bits.fold_in(pair, 0, 1)
+    log_w, _ = path.anneal(graph, params, eta0, betas, own, num_particles, progress_bar=progress_bar)
+    return _estimate(graph, params, log_w + path.log_partition_of(graph, eta0), betas, 1, True)
+
+
+def reverse_ais(
+    graph: FactorGraph,
+    params: Params,
+    *,
+    rng_key: Array,
+    samples: Mapping[str, Array] | None = None,
+    samples_are_exact: bool = False,
+    num_particles: int | None = None,
+    num_temperatures: int = 10_000,
+    ladder: str | Any = "linear",
+    data: Data | None = None,
+    reference: Mapping[str, Array] | None = None,
+    progress_bar: bool = False,
+) -> LogPartition:
+    """log Z from above: annealing from draws of the model to independent units.
+
+    From **exact** draws the mean weight is unbiased for 1/Z, so what is returned is too large on average, an
+    upper bound in expectation. Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models
+    that are small or attractive. Samples of a long chain may be given; then nothing is bounded for certain
+    (draws that miss a mode give too small a value, as forward annealing does): the result is not ``sound``.
+
+    :param graph: the model.
+    :param params: a dict keyed by factor name.
+    :param rng_key: a jax key.
+    :param samples: draws of the model, one a particle, ``(num_particles, *shape)``; blocks that are left out
+        are drawn given these, which is exact where they do not interact with one another.
+    :param samples_are_exact: whether they are independent draws of exactly the model's law.
+    :param num_particles: at least 2; 100 unless given, or as many as there are samples.
+    :param num_temperatures: as for :func:`ebmpp.ais`, like all that follows.
+    :param ladder: increasing from 0 to 1; run through from 1 to 0.
+    :param data: rows of the visible blocks, for the base rates of the reference.
+    :param reference: natural parameters of some or all blocks to end at.
+    :param progress_bar: show one.
+    :return: a :class:`LogPartition`.
+    :raises IntractableError: without samples, when the model is neither small nor attractive; with some, when
+        blocks that interact are left out.
+    :raises StateError: for samples that do not fit.
+    :raises ValueError: as for :func:`ebmpp.ais`.
+
+    **References**
+
+    1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte
+       Carlo*.
+    2. Burda, Grosse, Salakhutdinov (2015), *Accurate and conservative estimates of MRF log-likelihood using
+       reverse annealing*: from rows of data instead, for the likelihood of the annealed chain, which is
+       another model than the one given.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
+    >>> params = rbm.init(jax.random.key(0))
+    >>> ebmpp.reverse_ais(rbm, params, rng_key=jax.random.key(1), num_temperatures=200).bound
+    'upper'
+    """
+    num = _num_samples(graph, samples, num_particles)
+    _check(graph, params, num)
+    eta0, pair = path.reference(graph, params, data, reference), bits.key_pair(rng_key)
+    betas = _ladder(graph, params, eta0, ladder, num_temperatures, pair, num)[::-1]
+    if samples is None:
+        x, sound = _perfect(graph, params, rng_key, num), True
+    else:
+        x, sound = _completed(graph, params, samples, bits.fold_in(pair, 2, 1)), bool(samples_are_exact)
+    own = bits.fold_in(pair, 3, 1)
+    log_w, _ = path.anneal(graph, params, eta0, betas, own, num, x, progress_bar)
+    return _estimate(graph, params, log_w - path.log_partition_of(graph, eta0), betas, -1, sound)
+
+
+def _num_samples(graph: FactorGraph, samples: Mapping[str, Array] | None, num_particles: int | None) -> int:
+    if samples is None:
+        return 100 if num_particles is None else num_particles
+    given = {b: states.as_array(b, v) for b, v in samples.items()}
+    batch = states.batch_shape(graph.families, given)
+    if len(batch) != 1 or num_particles not in (None, batch[0]):
+        wanted = "(num_particles,)" if num_particles is None else f"({num_particles},), one a particle"
+        raise StateError(f"reverse_ais: samples have leading axes {batch}, expected {wanted}")
+    return batch[0]
+
+
+def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> State:
+    try:
+        return perfect_sample(graph, params, rng_key, num)
+    except (IntractableError, UnmetError) as error:
+        raise type(error)(
+            f"reverse_ais starts from draws of the model, and there are no perfect ones: {error}. Give "
+            "samples=..., the last states of long chains of ebmpp.BlockedGibbs or ebmpp.ParallelTempering, "
+            "which bound log Z only as far as they have the model's law"
+        ) from None
+
+
+def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array], pair: Array) -> State:
+    """Samples with the blocks that they leave out drawn given the others."""
+    x, _ = states.as_rows(graph.families, samples)
+    x = {b: v.astype(graph.families[b].dtype) for b, v in x.items()}
+    missing = tuple(b for b in graph.families if b not in x)
+    if graph.interacting(missing):
+        a, b = graph.interacting(missing)[0]
+        raise IntractableError(
+            f"reverse_ais: samples leave out blocks {a!r} and {b!r}, which interact, so they cannot be drawn "
+            "given the others; give one of them too"
+        )
+    if missing:
+        rows = bits.fold_in(pair, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
+        x |= sweeps.draw_layer(graph, params, x, missing, rows, {})
+    return x
+
+
+def bracket(
+    graph: FactorGraph,
+    params: Params,
+    *,
+    rng_key: Array,
+    samples: Mapping[str, Array] | None = None,
+    samples_are_exact: bool = False,
+    **options: Any,
+) -> Bracket:
+    """log Z from below and from above, and exactly where the model's states can be summed.
+
+    :param graph: the model.
+    :param params: a dict keyed by factor name.
+    :param rng_key: a jax key.
+    :param samples: draws to start the reverse run from; see :func:`ebmpp.reverse_ais`.
+    :param samples_are_exact: whether they have exactly the model's law.
+    :param options: of both runs, as for :func:`ebmpp.ais`.
+    :return: a :class:`Bracket`.
+    :raises IntractableError: without samples, when the model is neither small nor attractive.
+
+    **References**
+
+    1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte
+       Carlo*.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
+    >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
+    >>> ebmpp.bracket(rbm, zero, rng_key=jax.random.key(1), num_temperatures=2)  # 28 log 2
+    Bracket(lower 19.4081 +- 0, upper 19.4081 +- 0, exact 19.4081)
+    """
+    forward, backward = jax.random.split(rng_key)
+    options = {"num_particles": None if samples is None else _num_samples(graph, samples, None)} | options
+    above = reverse_ais(
+        graph, params, rng_key=backward, samples=samples, samples_are_exact=samples_are_exact, **options
+    )
+    below = ais(graph, params, rng_key=forward, **(options | {"num_particles": len(above.log_weights)}))
+    return Bracket(below, above, _exact(graph, params))
+
+
+def _exact(graph: FactorGraph, params: Params) -> float | None:
+    try:
+        plan = exact._plan(graph)
+    except IntractableError:
+        return None
+    few = exact._count(graph, plan.enumerated) <= _MOST_SUMMED
+    return float(exact.log_partition(graph, params)) if few else None

@@ -1,0 +1,311 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A path of models from independent units to a given one, and chains that are carried along it.
+
+At the inverse temperature beta the energy is ``(1 - beta) E_0 + beta E``, where E_0 is the energy of the
+reference: independent units, each block at a natural parameter of its own, whose log Z is a sum of
+log-normalisers. Wherever both ends normalise, so does all between (Hoelder's inequality).
+
+The natural parameter of a block is then affine in beta too. So one evaluation at a state serves both
+temperatures of an importance weight and the draw that follows, and a step costs what a Gibbs sweep costs.
+An independent set of blocks is summed out of the weights in closed form, and only the others are kept.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import bits, derived, initialization, states, sweeps
+from ebmpp.errors import DomainError, ParameterError
+from ebmpp.evaluate import exact
+from ebmpp.graph import FactorGraph, Params
+
+#: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
+FEWEST = 2
+
+_STEPS = 100  # in one call of the device: what a progress bar waits for
+_SLOPE = 4.0  # of the sigmoid ladder, at either end
+
+State = dict[str, Array]
+Eta = dict[str, Array]
+
+
+# -- ladders ---------------------------------------------------------------------------------------
+
+
+def ladder(kind: str | Any, num_temperatures: int) -> np.ndarray:
+    """Inverse temperatures from 0 to 1.
+
+    :param kind: "linear"; "sigmoid", denser at both ends; or increasing values from 0 to 1.
+    :param num_temperatures: how many, 0 and 1 included; values that are given bring their own number.
+    :return: float32, increasing.
+    :raises ValueError: for fewer than two, an unknown name, or values that do not increase from 0 to 1.
+
+    **References**
+
+    1. Wu, Burda, Salakhutdinov, Grosse (2017), *On the quantitative analysis of decoder-based generative
+       models*, section 4: the sigmoid.
+
+    **Example**
+
+    >>> ladder("sigmoid", 5).round(2).tolist()
+    [0.0, 0.1, 0.5, 0.9, 1.0]
+    """
+    if not isinstance(kind, str):
+        return _given_ladder(kind)
+    if not isinstance(num_temperatures, int | np.integer) or num_temperatures < FEWEST:
+        raise ValueError(
+            f"num_temperatures is an int of at least {FEWEST} (0 and 1 count), not {num_temperatures!r}"
+        )
+    linear = np.linspace(0.0, 1.0, num_temperatures)
+    if kind == "linear":
+        return linear.astype(np.float32)
+    if kind != "sigmoid":
+        raise ValueError(f'ladder={kind!r} is unknown; give "linear", "sigmoid", "adaptive" or values')
+    rising = np.tanh(_SLOPE * (linear - 0.5))  # a logistic function, but for scale and place
+    return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)
+
+
+def _given_ladder(values: Any) -> np.ndarray:
+    wanted = "ladder: inverse temperatures increase from 0 to 1, such as [0, 0.2, 1]"
+    try:
+        betas = np.asarray(values, np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(f"{wanted}; got {values!r}") from None
+    if betas.ndim != 1 or len(betas) < FEWEST:
+        raise ValueError(f"{wanted}; got an array of shape {betas.shape}, and at least {FEWEST} are needed")
+    if betas[0] != 0 or betas[-1] != 1:
+        raise ValueError(f"{wanted}; these go from {betas[0]:g} to {betas[-1]:g}")
+    falls = np.flatnonzero(~(np.diff(betas) > 0))
+    if len(falls):
+        i = int(falls[0])
+        raise ValueError(f"{wanted}; value {i + 1} is {betas[i + 1]:g}, after {betas[i]:g} (in float32)")
+    return betas
+
+
+def equal_speed(betas: np.ndarray, spread: np.ndarray, num_temperatures: int) -> np.ndarray:
+    """A ladder whose steps have weights of about equal standard deviation.
+
+    :param betas: of a pilot run.
+    :param spread: the standard deviation of its log-weights, step by step.
+    :param num_temperatures: how many to make.
+    :return: float32, increasing.
+
+    **References**
+
+    1. Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed along a path.
+
+    **Example**
+
+    >>> equal_speed(np.array([0, 0.5, 1]), np.array([0.3, 0.1]), 5).round(2).tolist()
+    [0.0, 0.17, 0.33, 0.5, 1.0]
+    """
+    # steps without any spread must not fall together
+    cumulated = np.concatenate([[0.0], np.cumsum(spread + 1e-3 * spread.mean() + 1e-12)])
+    wanted = np.linspace(0.0, cumulated[-1], num_temperatures)
+    made = np.interp(wanted, cumulated, betas).astype(np.float32)
+    made[0], made[-1] = 0.0, 1.0
+    return np.unique(made)
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+
+def reference(
+    graph: FactorGraph,
+    params: Params,
+    data: Mapping[str, Array] | Array | None = None,
+    given: Mapping[str, Array] | None = None,
+) -> Eta:
+    """Natural parameters of independent blocks.
+
+    By default those of the model's own factors of one block, or the family's default law where these do
+    not normalise alone.
+
+    :param graph: the model.
+    :param params: its params.
+    :param data: rows of the visible blocks: a unit's mean statistics there are those of its reference, and
+        latents have the family's default law.
+    :param given: natural parameters of some blocks, which go before.
+    :raises ParameterError: for a wrong name or shape.
+    :raises DomainError: where a block that is given does not normalise.
+    :raises StateError: for data of a wrong name, shape or value.
+
+    **References**
+
+    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.1.3:
+       base rates.
+    """
+    families = graph.families
+    default = {b: f.default_eta() for b, f in families.items()}
+    if data is None:
+        single = [f for f in graph.factors if len(f.blocks) == 1]
+        zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
+        own = derived.contributed(graph, single, params, zero)
+        made = {b: own[b] if bool(f.in_domain(own[b]).all()) else default[b] for b, f in families.items()}
+    else:
+        rows, _ = states.as_rows(families, graph.as_visible(data), tuple(graph.visible))
+        count = len(next(iter(rows.values())))
+        mean = {b: families[b].statistics(v).mean(0) for b, v in rows.items()}
+        rates = {b: initialization.base_rate(families[b], m, count, default[b]) for b, m in mean.items()}
+        made = default | rates
+    return made | _given_reference(graph, given or {})
+
+
+def _given_reference(graph: FactorGraph, given: Mapping[str, Array]) -> Eta:
+    made = {}
+    for b, eta in given.items():
+        if b not in graph.families:
+            raise ParameterError(f"reference has {b!r}, and the blocks are {list(graph.families)}")
+        family, eta = graph.families[b], jnp.asarray(eta, jnp.result_type(float))
+        if eta.shape != family.statistic_shape:
+            raise ParameterError(
+                f"reference: the natural parameter of block {b!r} ({family!r}) has shape {eta.shape}, "
+                f"expected {family.statistic_shape}"
+            )
+        if not bool(family.in_domain(eta).all()):
+            raise DomainError(
+                f"reference: block {b!r} ({family!r}) does not normalise: its natural parameter must be "
+                f"{family.domain}, and it is {np.asarray(eta)}"
+            )
+        made[b] = eta
+    return made
+
+
+def log_partition_of(graph: FactorGraph, eta: Eta) -> float:
+    """log Z of the reference."""
+    return float(sum(np.asarray(f.log_normalizer(eta[b]), float).sum() for b, f in graph.families.items()))
+
+
+# -- chains along the path -------------------------------------------------------------------------
+
+
+def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
+    """The independent blocks to sum out of the weights: as many units as can be; one block stays.
+
+    **Example**
+
+    >>> from ebmpp import Bernoulli, layered
+    >>> summed_blocks(layered(v=Bernoulli(20), h1=Bernoulli(30), h2=Bernoulli(15)))
+    ('v', 'h2')
+    """
+    place = {b: i for i, b in enumerate(graph.families)}
+    size = lambda blocks: sum(graph.families[b].size for b in blocks)  # noqa: E731
+    found = [
+        sorted(s, key=place.__getitem__) for s in exact._independent_sets(graph.to_networkx(), graph.layers)
+    ]
+    # the places break ties, so that the choice does not depend on the hashes of the names
+    best = min(found, key=lambda s: (-size(s), [place[b] for b in s]))
+    if len(best) == len(place):  # no two blocks interact
+        best.remove(min(best, key=lambda b: graph.families[b].size))
+    return tuple(best)
+
+
+def _between(eta0: Array, eta1: Array, beta: Array) -> Array:
+    return (1 - beta) * eta0 + beta * eta1  # exact at both ends
+
+
+@partial(jax.jit, static_argnames=("graph", "summed"))
+def _carry(
+    graph: FactorGraph,
+    summed: tuple[str, ...],
+    params: Params,
+    eta0: Eta,
+    betas: Array,
+    count: Array,
+    x: State,
+    pairs: Array,
+) -> tuple[State, Array, Array]:
+    """``count`` steps of all particles, from each beta to the next.
+
+    :param betas: shape ``(_STEPS + 1,)``; the first ``count + 1`` are used.
+    :param x: the kept blocks, ``(rows, *shape)``.
+    :param pairs: key pairs of these steps, ``(rows, 2)``.
+    :return: the kept blocks; the log-weights' increment; the spread of each step's, ``(_STEPS,)``.
+    """
+    layers = sweeps.schedule(graph, clamped=summed)
+
+    def at(x: State) -> tuple[Array, Eta]:
+        """How fast the kept blocks' log density grows with beta, the summed blocks at 0; and their eta."""
+        t = graph.statistics(x)
+        value, eta = jax.vmap(lambda t: derived.affine(graph, params, t, summed))(t)
+        units = lambda a: a.reshape(len(a), -1)  # noqa: E731
+        alone = sum(units(t[b]) @ eta0[b].ravel() for b in t)
+        return value - alone, eta
+
+    def draw(blocks: Iterable[str], eta: Eta, beta: Array, pairs: Array) -> State:
+        eta = {b: _between(eta0[b], eta[b], beta) for b in blocks}
+        words = bits.words(pairs, sweeps.num_words(graph, blocks))
+        return sweeps.draw_rows(graph, blocks, eta, words)
+
+    def step(i: Array, carry: tuple) -> tuple:
+        x, log_weight, spread = carry
+        low, high, own = betas[i], betas[i + 1], bits.fold_in(pairs, i)
+        slope, eta = at(x)
+        gain = (high - low) * slope
+        for b in summed:
+            ends = (_between(eta0[b], eta[b], beta) for beta in (low, high))
+            gain += graph.families[b].log_normalizer_difference(*ends).reshape(len(gain), -1).sum(-1)
+        # the summed blocks first: then a sweep leaves the law of the kept ones as it is
+        x = x | draw(summed, eta, high, bits.fold_in(own, 0))
+        for index, blocks in enumerate(layers, 1):
+            eta = sweeps.natural_rows(graph, params, x, blocks)
+            x = x | draw(blocks, eta, high, bits.fold_in(own, index))
+        kept = {b: v for b, v in x.items() if b not in summed}
+        return kept, log_weight + gain, spread.at[i].set(gain.std())
+
+    start = x, jnp.zeros(len(pairs)), jnp.zeros(len(betas) - 1)
+    return jax.lax.fori_loop(0, count, step, start)
+
+
+@partial(jax.jit, static_argnames=("graph", "blocks"))
+def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, pairs: Array) -> State:
+    eta = {b: jnp.broadcast_to(eta0[b], (len(pairs), *eta0[b].shape)) for b in blocks}
+    return sweeps.draw_rows(graph, blocks, eta, bits.words(pairs, sweeps.num_words(graph, blocks)))
+
+
+def anneal(
+    graph: FactorGraph,
+    params: Params,
+    eta0: Eta,
+    betas: np.ndarray,
+    pair: Array,
+    num: int,
+    x: State | None = None,
+    progress_bar: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Carry particles along the path, and weigh them.
+
+    :param eta0: of the reference.
+    :param betas: from 0 to 1, or from 1 to 0.
+    :param pair: a key pair.
+    :param num: how many particles; a particle depends on the key and on its own number.
+    :param x: where they start, at ``betas[0]``: drawn from the reference if None.
+    :param progress_bar: show one.
+    :return: the log-weights, float64, ``(num,)``; and the spread of each step's, ``(len(betas) - 1,)``.
+    """
+    summed = summed_blocks(graph)
+    kept = tuple(b for b in graph.families if b not in summed)
+    pairs = bits.fold_in(pair, jnp.arange(num, dtype=jnp.uint32))
+    start = _draw_reference(graph, kept, eta0, bits.fold_in(pairs, 0)) if x is None else x
+    x = {b: start[b] for b in kept}
+    # summed on the host, in float64: ten thousand small gains would lose digits in float32
+    total, spreads = np.zeros(num), []
+    with tqdm(total=len(betas) - 1, disable=not progress_bar, desc="annealing", unit="step") as bar:
+        for first in range(0, len(betas) - 1, _STEPS):
+            part = betas[first : first + _STEPS + 1]
+            count = len(part) - 1
+            padded = np.pad(part, (0, _STEPS - count), mode="edge")
+            own = bits.fold_in(pairs, 1, first)
+            x, gain, spread = _carry(graph, summed, params, eta0, padded, np.int32(count), x, own)
+            total += np.asarray(gain, float)
+            spreads.append(np.asarray(spread, float)[:count])
+            bar.update(count)
+    return total, np.concatenate(spreads)
