@@ -73,9 +73,9 @@ METHODS: dict[str, tuple[str, str, list[Part]]] = {
     "cd20": ("CD-20", "#ecc94b", [Part(math.inf, CD(k=20))]),
     "pcd": ("PCD-1, 1000 chains", "#2f855a", [Part(math.inf, PCD(k=1, num_chains=1000))]),
     "pcd_ucd": (
-        "PCD for 3000 steps, then UCD from its chains",
+        "PCD for 2000 steps, then UCD from its chains",
         "#1a202c",
-        [Part(3000, PCD(k=1, num_chains=200)), Part(math.inf, _PERSISTENT, 0.5)],
+        [Part(2000, PCD(k=1, num_chains=200)), Part(math.inf, _PERSISTENT)],
     ),
 }
 
@@ -220,7 +220,8 @@ def run(method: str, seed: int, args: argparse.Namespace) -> None:
             if time.monotonic() - saved > args.save_every:
                 recorder.save()
                 saved = time.monotonic()
-    recorder.save(ended or "all steps")
+    ended = ended or "all steps"
+    recorder.save(ended)
     step, value, seconds = recorder.curve[-1]
     print(f"{label}, seed {seed}: {value:.2f} at step {step} after {seconds:.0f} s ({ended})", flush=True)
 

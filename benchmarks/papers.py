@@ -47,7 +47,7 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
     "u5": (
         "bars_and_stripes",
         {
-            "quick": [["--steps", "100", "--every", "50", "--only", "cd1", "pcd", "truncated"]],
+            "quick": [["--steps", "1000", "--every", "250", "--only", "cd1", "pcd"]],
             "small": [
                 [*_BIASED, "--steps", "12000", "--seeds", *_MANY],
                 [*_UNBIASED, "--steps", "3000", "--seconds", "120", "--seeds", *_FEW],
@@ -58,7 +58,11 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
     ),
     "u6": (
         "simulated_rbm",
-        {"quick": [["--steps", "20"]], "small": [[]], "paper": [["--steps", "5000"]]},
+        {
+            "quick": [["--steps", "20", "--points", "2", "--temperatures", "100", "--only", "cd1", "pcd"]],
+            "small": [["--steps", "3000", "--seconds", "600"]],
+            "paper": [["--steps", "10000"]],
+        },
     ),
     "u10": (
         "meeting_times",
