@@ -61,6 +61,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bars_and_stripes.py
 	$(BIN)/python benchmarks/dc_programming.py
 	$(BIN)/python benchmarks/simulated_rbm.py
+	$(BIN)/python benchmarks/local_modes.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
