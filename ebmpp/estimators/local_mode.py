@@ -38,5 +38,7 @@ class LocalModeUCD(UCD):
     k: int | None = 0
     lag: int | None = 1
     coupling: str | tuple[str, ...] | None = "metropolis"
+    # Hardly any pair needs a slot, and each halving of 64 slots would compile for a second or two.
+    num_slots: int | None = 4
     start: Start = "local_mode"
     marginalize: str | tuple[str, ...] = "layers"
