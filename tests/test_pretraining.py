@@ -139,6 +139,7 @@ def test_levels_of_several_blocks_and_other_families_are_trained() -> None:
 # -- what it is for --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pretrained_deep_model_starts_far_above_its_start() -> None:
     images = data.binarize(data.digits())[:, 16:48]  # four rows of pixels in the middle
     graph = layered(v=Bernoulli(32), h1=Bernoulli(8), h2=Bernoulli(6))

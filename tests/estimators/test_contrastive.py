@@ -150,14 +150,15 @@ def test_fast_weights_learn_decay_and_drive_the_chains_alone():
     fpcd, pcd = FPCD(num_chains=7, rate=0.3, decay=0.6), PCD(num_chains=7)
     state = fpcd.init(RBM, PARAMS, DATA, 4, key(0))
     np.testing.assert_array_equal(state.chains["a"], pcd.init(RBM, PARAMS, DATA, 4, key(0))["a"])
-    first = fpcd.estimate(RBM, PARAMS, state, Batch.of(DATA), key(1))
-    plain = pcd.estimate(RBM, PARAMS, state.chains, Batch.of(DATA), key(1))  # fast weights are 0 at first
+    one = jax.jit(lambda e, p, s, k: e.estimate(RBM, p, s, Batch.of(DATA), k), static_argnums=0)
+    first = one(fpcd, PARAMS, state, key(1))
+    plain = one(pcd, PARAMS, state.chains, key(1))  # fast weights are 0 at first
     jax.tree.map(np.testing.assert_array_equal, first.gradient, plain.gradient)
     jax.tree.map(lambda f, g: np.testing.assert_allclose(f, -0.3 * g), first.state.fast, first.gradient)
 
-    second = fpcd.estimate(RBM, PARAMS, first.state, Batch.of(DATA), key(2))
+    second = one(fpcd, PARAMS, first.state, key(2))
     moved = jax.tree.map(jnp.add, PARAMS, first.state.fast)
-    driven = pcd.estimate(RBM, moved, first.state.chains, Batch.of(DATA), key(2))
+    driven = one(pcd, moved, first.state.chains, key(2))
     jax.tree.map(np.testing.assert_array_equal, second.state.chains, driven.state)
     expected = jax.tree.map(lambda f, g: 0.6 * f - 0.3 * g, first.state.fast, second.gradient)
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=1e-6), second.state.fast, expected)

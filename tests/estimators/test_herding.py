@@ -24,15 +24,23 @@ def key(seed: int) -> jax.Array:
     return bits.key_pair(jax.random.key(seed))
 
 
+A, B, W = (np.asarray(PARAMS[name], float) for name in ("v", "h", "v:h"))
+
+
 def energies(v: np.ndarray, h: np.ndarray) -> float:
-    return float(RBM.energy(PARAMS, {"v": v, "h": h}))
+    return -(v @ A + h @ B + v @ W @ h)
+
+
+@jax.jit
+def step(state, batch, pair):
+    return Herding(num_chains=5).estimate(RBM, PARAMS, state, batch, pair)
 
 
 def test_states_are_local_modes_and_the_gradient_pushes_away_from_them() -> None:
     estimator = Herding(num_chains=5)
     state = estimator.init(RBM, PARAMS, DATA, 4, key(0))
     weights = jnp.array([0.4, 0.3, 0.2, 0.1])
-    made = estimator.estimate(RBM, PARAMS, state, Batch(DATA, weights), key(1))
+    made = step(state, Batch(DATA, weights), key(1))
     v, h = (np.asarray(made.state[b]) for b in ("v", "h"))
     for x in range(5):  # no layer can be improved
         best_v = min(itertools.product((-1.0, 1.0), repeat=3), key=lambda c: energies(np.array(c), h[x]))

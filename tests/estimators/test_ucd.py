@@ -141,6 +141,7 @@ def test_metrics_tell_the_meeting_times() -> None:
     assert metrics["trials"] >= 1
 
 
+@pytest.mark.slow  # tests/test_training.py has the same of fit
 def test_unmet_pairs_make_the_gradient_not_a_number_unless_allowed() -> None:
     graph, params, data = problem("rbm")
     state = UCD().init(graph, params, data, ROWS, key(0))
@@ -288,6 +289,7 @@ def test_blocks_to_sum_out_are_checked_before_training() -> None:
         UCD(marginalize="h").init(graph, params, data, ROWS, key(0))
 
 
+@pytest.mark.slow
 def test_local_modes_of_a_model_of_real_size_meet_at_once_and_say_so() -> None:
     graph = layered(v=Spin(60), h=Spin(40))
     params = graph.init(jax.random.key(0), scheme="orthogonal")
@@ -298,14 +300,19 @@ def test_local_modes_of_a_model_of_real_size_meet_at_once_and_say_so() -> None:
     assert made.metrics["meeting_time_max"] == 1
     # what is left is the mean over the starts: one Gibbs sweep from modes
     pairs = bits.fold_in(bits.fold_in(key(1), 0), jnp.arange(20))
-    free = initial_rows(graph, graph.families, pairs)
-    modes = near_modes(graph, params, free, (("v",), ("h",)), pairs, {})
-    wanted = jax.grad(
-        lambda p: (
-            graph.free_energy(p, data).mean()
-            - (graph.free_energy(p, {"v": modes["v"]}) + graph.free_energy(p, {"h": modes["h"]})).mean() / 2
-        )
-    )(params)
+
+    @jax.jit
+    def gradient(params: Any) -> Any:
+        free = initial_rows(graph, graph.families, pairs)
+        modes = near_modes(graph, params, free, (("v",), ("h",)), pairs, {})
+
+        def loss(p: Any) -> jax.Array:
+            model = graph.free_energy(p, {"v": modes["v"]}) + graph.free_energy(p, {"h": modes["h"]})
+            return graph.free_energy(p, data).mean() - model.mean() / 2
+
+        return jax.grad(loss)(params)
+
+    wanted = gradient(params)
     for name, value in wanted.items():
         np.testing.assert_allclose(made.gradient[name], value, atol=2e-5)
 
