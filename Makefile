@@ -19,7 +19,7 @@ SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What a new version of jax, numpyro, xarray or ArviZ is likely to break.
 FAST ?= tests/test_data.py tests/test_bits.py tests/test_graph.py tests/test_graph_errors.py \
 	tests/test_diagnostics.py tests/test_plots.py tests/test_checkpoint.py \
-	tests/kernels/test_gibbs.py tests/kernels/test_coupling.py
+	tests/kernels/test_gibbs.py
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)

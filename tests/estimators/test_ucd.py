@@ -321,3 +321,18 @@ def test_it_prints_what_was_asked_for() -> None:
     assert repr(UCD(num_pairs=10, k=2)) == "UCD(num_pairs=10, k=2)"
     assert repr(LocalModeUCD(num_pairs=10)) == "LocalModeUCD(num_pairs=10)"
     assert eval(repr(LocalModeUCD(start="uniform"))) == LocalModeUCD(start="uniform")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rbm", "deep"])
+def test_weighted_rows_have_the_gradient_of_the_weighted_likelihood(name: str) -> None:
+    graph, params, data = problem(name)
+    weights = jnp.tile(jnp.array([0.5, 2.5, 0.0, 1.5]), ROWS // 4) / ROWS  # of sum 1.125
+    wanted = jax.grad(lambda p: -(weights @ exact.log_likelihood(graph, p, data)))(params)
+    estimator = UCD(k=2, num_slots=16)
+    step = jax.jit(lambda s, pair: estimator.estimate(graph, params, s, Batch(data, weights), pair))
+    state = estimator.init(graph, params, data, ROWS, key(0))
+    made = [step(state, key(seed + 1)).gradient for seed in range(BATCHES)]
+    count = sum(g.size for g in jax.tree.leaves(wanted))
+    for factor, value in wanted.items():
+        assert_rows_law(np.stack([np.asarray(g[factor]) for g in made]), value, count)

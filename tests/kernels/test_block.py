@@ -182,6 +182,7 @@ def test_it_pickles_resumes_and_takes_legacy_keys() -> None:
     assert (np.asarray(legacy.get_samples()["x"]) == np.asarray(long.get_samples()["x"])).all()
 
 
+@pytest.mark.slow
 def test_x64() -> None:
     with jax.enable_x64(True):
         mcmc = run(composite(), 5, 1, 4)

@@ -123,6 +123,7 @@ def test_both_chains_of_a_pair_have_the_law_of_one_chain(pairs: MCMC) -> None:
         assert_rows_law(np.asarray(chain["precision"]), precision, comparisons=14)
 
 
+@pytest.mark.slow
 def test_chain_methods_give_the_same_pairs() -> None:
     made = {}
     for method in ("sequential", "vectorized", "parallel"):

@@ -93,7 +93,7 @@ def test_kernel_and_engine_meet_at_the_same_times() -> None:
 
 # NumPyro donates its collection of scalars and cannot always use it under a vmap of its own
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("method", ["sequential", "parallel", jax.vmap])
+@pytest.mark.parametrize("method", [pytest.param("sequential", marks=pytest.mark.slow), "parallel", jax.vmap])
 def test_chain_methods_agree_bitwise(method: object) -> None:
     kernel = ebmpp.MaximalCoupling(RBM, coupling="maximal")
     wanted = run(kernel, 2, 8).get_samples()
@@ -101,6 +101,7 @@ def test_chain_methods_agree_bitwise(method: object) -> None:
     assert all((wanted[b] == given[b]).all() for b in wanted)
 
 
+@pytest.mark.slow
 def test_gaussian_visibles_meet_in_equal_bits() -> None:
     graph = ebmpp.layered(v=ebmpp.Gaussian(3, "learned"), h=ebmpp.Bernoulli(2))
     params = graph.init(jax.random.key(0)) | {"v:h": jnp.ones((3, 2))}

@@ -199,6 +199,7 @@ def test_chain_methods_agree_bitwise(method: Any) -> None:
 # -- starts of other kernels ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_local_mode_starts_are_one_sweep_from_a_mode() -> None:
     rows = 4000
     kernel = ebmpp.MaximalCoupling(GRAPH, lag=2, init="local_mode")

@@ -135,7 +135,7 @@ def two_chains(method: Any) -> MCMC:
 
 # NumPyro donates its collection of scalars and cannot always use it under a vmap of its own
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("method", ["sequential", "parallel", jax.vmap])
+@pytest.mark.parametrize("method", [pytest.param("sequential", marks=pytest.mark.slow), "parallel", jax.vmap])
 def test_chain_methods_agree_bitwise(method: Any) -> None:
     wanted, given = (
         {**mcmc.get_samples(), **mcmc.get_extra_fields()}
@@ -155,6 +155,7 @@ def test_clamped_rows_meet_row_by_row() -> None:
     assert (draws[:, :, 0] != draws[:, :, 3]).any()  # rows clamped alike have their own words
 
 
+@pytest.mark.slow
 def test_observed_rows_are_held_row_by_row() -> None:
     values = jnp.array([[1.0, 0.0], [0.0, jnp.nan], [jnp.nan, 1.0]])
     known = ~jnp.isnan(values)

@@ -81,7 +81,7 @@ def run(kernel, params, num_samples=6, num_chains=2, method="vectorized", num_wa
 
 
 # each compiles for seconds: `make slow` runs them all
-LAWS = [pytest.param(n, marks=[] if n in ("bernoulli", "gaussian") else pytest.mark.slow) for n in GRAPHS]
+LAWS = [pytest.param(n, marks=[] if n == "bernoulli" else pytest.mark.slow) for n in GRAPHS]
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -251,7 +251,13 @@ def test_estimates_say_what_is_wrong():
 
 # NumPyro donates its collection of scalars and cannot always use it under a vmap of its own
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize(("name", "method"), [("adapting", "sequential"), ("coupled", jax.vmap)])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param("adapting", "sequential", marks=pytest.mark.slow),
+        ("coupled", jax.vmap),
+    ],
+)
 def test_chain_methods_give_the_same_draws(name, method):
     wanted, given = (chains(name, m).get_samples() for m in ("vectorized", method))
     assert all((wanted[b] == given[b]).all() for b in wanted)

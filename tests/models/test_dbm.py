@@ -16,7 +16,8 @@ from models import dbm
 FEW = ["--sides", "12", "8", "--steps=4", "--batch-size=10", "--num-pairs=4", "--no-progress"]
 
 
-@pytest.mark.parametrize("estimator", ["pcd", pytest.param("lmi", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["pcd", "lmi"])
 def test_it_writes_what_it_says(estimator: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     dbm.main([f"--out={tmp_path}", f"--estimator={estimator}", *FEW])
     for name in ("samples", "completions", "history"):
