@@ -312,10 +312,12 @@ def _band(ax: Any, runs: list[xr.Dataset], x: str, of: Callable, style: dict[str
 
 def _smooth(y: np.ndarray, window: int = 20) -> np.ndarray:
     """Means over the ``window`` steps before; fewer at the beginning."""
+    first = int(np.argmax(np.isfinite(y)))  # a part without meeting times comes before
+    before, y = y[:first], y[first:]
     sums = np.concatenate([[0.0], np.cumsum(y)])
     end = np.arange(1, len(y) + 1)
     start = np.maximum(end - window, 0)
-    return (sums[end] - sums[start]) / (end - start)
+    return np.concatenate([before, (sums[end] - sums[start]) / (end - start)])
 
 
 def report(out: Path) -> None:
