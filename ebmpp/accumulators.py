@@ -40,7 +40,7 @@ class EnergyGradient:
 
 
 @dataclasses.dataclass(frozen=True)
-class MarginalGradient:
+class MarginalGradient(EnergyGradient):
     """The same with blocks summed out: the mean over ``groups``, each summed out of the energy in turn.
 
     Its expectation is that of :class:`EnergyGradient`, and no group alone has a larger variance under the
@@ -54,11 +54,6 @@ class MarginalGradient:
     """
 
     groups: tuple[tuple[str, ...], ...]
-
-    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
-        """Zeros like ``params``."""
-        del graph, num_jobs
-        return jax.tree.map(jnp.zeros_like, params)
 
     def add(
         self,

@@ -4,6 +4,8 @@
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+import math
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import jax
@@ -146,3 +148,38 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Arra
         return x["v"]
 
     return lax.fori_loop(0, count, one, v)
+
+
+# -- what the user gave ------------------------------------------------------------------------
+
+
+def check_params(owner: Any) -> None:
+    """:raises ValueError: for options of the transformer that are no such thing."""
+    for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
+        check_count(owner, name, getattr(owner, name), least)
+    rate = owner.learning_rate
+    auto = isinstance(rate, str) and rate == "auto"
+    if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
+        raise ValueError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
+    if owner.estimator is not None and not isinstance(owner.estimator, Estimator):
+        raise ValueError(
+            f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not "
+            f"{owner.estimator!r}"
+        )
+    if not (owner.optimizer is None or callable(owner.optimizer) or hasattr(owner.optimizer, "update")):
+        raise ValueError(
+            f"{type(owner).__name__}: optimizer is None, a function of the learning rate such as "
+            f"optax.adam, or an optax transformation, not {owner.optimizer!r}"
+        )
+
+
+def check_count(owner: object, name: str, value: object, least: int = 1) -> None:
+    """:raises ValueError: for another number."""
+    if not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{type(owner).__name__}: {name} is an int of at least {least}, not {value!r}")
+
+
+def check_one_statistic(name: str, found: bool, family: Family) -> None:
+    """:raises AttributeError: where units have several statistics each."""
+    if not found:
+        raise AttributeError(f"no {name}: units {family!r} have several statistics each; see params_")

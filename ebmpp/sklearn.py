@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from functools import partial
 import math
-from numbers import Integral, Real
 import time
 from typing import Any
 
@@ -27,7 +26,6 @@ from ebmpp import bits, harmonium, states, sweeps
 from ebmpp.errors import DivergenceError
 from ebmpp.estimators import PCD, Batch, Estimator
 from ebmpp.evaluate import exact
-from ebmpp.families import Family
 from ebmpp.harmonium import Carried, Units
 
 __all__ = ["HarmoniumTransformer"]
@@ -156,7 +154,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     def _start(self, X: Any) -> np.ndarray:
         """Check everything, declare the model and put its params where training starts."""
-        self._check_params()
+        harmonium.check_params(self)
         values = self._values(X, reset=True)
         units, self.scaler_ = self.visible, None
         if isinstance(units, str) and units == "auto":
@@ -270,7 +268,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :return: new rows, of the shape of ``v``.
         """
         check_is_fitted(self)
-        _check_count(self, "n_sweeps", n_sweeps)
+        harmonium.check_count(self, "n_sweeps", n_sweeps)
         rows, pair = self._rows(v), bits.key_pair(self._key())
         made = harmonium.gibbs(self.graph_, self.params_, rows, pair, int(n_sweeps))
         return self._as_columns(np.asarray(made))
@@ -286,8 +284,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :return: shape ``(n_samples, columns)``.
         """
         check_is_fitted(self)
-        _check_count(self, "n_samples", n_samples)
-        _check_count(self, "n_sweeps", n_sweeps)
+        harmonium.check_count(self, "n_samples", n_samples)
+        harmonium.check_count(self, "n_sweeps", n_sweeps)
         first, pair = (bits.fold_in(bits.key_pair(self._key()), i) for i in range(2))
         start = sweeps.initial_rows(self.graph_, ("v",), bits.fold_in(first, np.arange(n_samples)))["v"]
         made = harmonium.gibbs(self.graph_, self.params_, start, pair, int(n_sweeps))
@@ -297,8 +295,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def components_(self) -> np.ndarray:
         """The weights, shape ``(n_components, columns)``."""
         v, h = (self.graph_.families[b] for b in "vh")
-        _check_one_statistic("components_", math.prod(v.interaction_shape) == v.size, v)
-        _check_one_statistic("components_", math.prod(h.interaction_shape) == h.size, h)
+        harmonium.check_one_statistic("components_", math.prod(v.interaction_shape) == v.size, v)
+        harmonium.check_one_statistic("components_", math.prod(h.interaction_shape) == h.size, h)
         return self.params_["v:h"].reshape(v.size, h.size).T
 
     @property
@@ -312,7 +310,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return self._intercept("h", "intercept_hidden_")
 
     def _intercept(self, block: str, name: str) -> np.ndarray:
-        _check_one_statistic(name, not self.graph_.families[block].stat_shape, self.graph_.families[block])
+        harmonium.check_one_statistic(
+            name, not self.graph_.families[block].stat_shape, self.graph_.families[block]
+        )
         return self.params_[block].reshape(-1)
 
     def __sklearn_tags__(self) -> Any:
@@ -375,24 +375,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     # -- params ----------------------------------------------------------------------------------
 
-    def _check_params(self) -> None:
-        for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
-            _check_count(self, name, getattr(self, name), least)
-        rate = self.learning_rate
-        auto = isinstance(rate, str) and rate == "auto"
-        if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
-            raise ValueError(f'{type(self).__name__}: learning_rate is positive or "auto", not {rate!r}')
-        if self.estimator is not None and not isinstance(self.estimator, Estimator):
-            raise ValueError(
-                f"{type(self).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not "
-                f"{self.estimator!r}"
-            )
-        if not (self.optimizer is None or callable(self.optimizer) or hasattr(self.optimizer, "update")):
-            raise ValueError(
-                f"{type(self).__name__}: optimizer is None, a function of the learning rate such as "
-                f"optax.adam, or an optax transformation, not {self.optimizer!r}"
-            )
-
     def _estimator(self) -> Estimator:
         return PCD(num_chains=int(self.batch_size)) if self.estimator is None else self.estimator
 
@@ -407,13 +389,3 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))
-
-
-def _check_count(self: object, name: str, value: object, least: int = 1) -> None:
-    if not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{type(self).__name__}: {name} is an int of at least {least}, not {value!r}")
-
-
-def _check_one_statistic(name: str, found: bool, family: Family) -> None:
-    if not found:
-        raise AttributeError(f"no {name}: units {family!r} have several statistics each; see params_")
