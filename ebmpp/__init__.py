@@ -52,6 +52,7 @@ from ebmpp.kernels import (
 )
 from ebmpp.layout import Layout
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
+from ebmpp.pairwise import Pairwise
 from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
@@ -96,6 +97,7 @@ __all__ = [
     "MeanField",
     "MetropolisCoupling",
     "Observed",
+    "Pairwise",
     "ParallelTempering",
     "Poisson",
     "Progress",

@@ -10,6 +10,7 @@ Params may differ from row to row, and in a pair of chains from one to the other
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, moves, states, sweeps
+from ebmpp import bits, moves, parts, states, sweeps
 from ebmpp.couplings import where_rows
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph
@@ -60,9 +61,23 @@ class Bound:
 
         return jax.vmap(one, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
 
-    def natural(self, x: Rows, blocks: Sequence[str]) -> dict[str, Array]:
-        """Natural parameters of ``blocks``, ``(rows, *shape, *stat_shape)``."""
-        return self.map(lambda params, x: sweeps.natural_rows(self.graph, params, x, blocks), dict(x))
+    def natural(self, x: Rows, blocks: Sequence[str], part: Any = 0) -> dict[str, Array]:
+        """Natural parameters of ``blocks``, or of a part, ``(rows, *shape, *stat_shape)``."""
+
+        def at(params: Any, x: Rows) -> dict[str, Array]:
+            if blocks[0] not in self.graph.splits:
+                return sweeps.natural_rows(self.graph, params, x, blocks)
+            around = parts.surround(self.graph, params, x, blocks[0])
+            units = parts.to_units(x[blocks[0]], self.graph.families[blocks[0]])
+            return {blocks[0]: parts.natural_part(self.graph, params, x, units, blocks[0], around, part)}
+
+        return self.map(at, dict(x))
+
+    def steps(self) -> list[tuple[int, int, tuple[str, ...]]]:
+        """The layers with the number of their first part and how many parts they have."""
+        counts = [sweeps.num_parts(self.graph, layer) for layer in self.layers]
+        starts = itertools.accumulate(counts, initial=0)
+        return list(zip(starts, counts, self.layers, strict=False))
 
 
 def bind_params(
@@ -110,25 +125,31 @@ def move(bound: Bound, x: Rows, pairs: Array, fraction: float = 1.0) -> tuple[di
     :param pairs: key pairs, ``(rows, 2)``.
     :param fraction: of a layer's units that are proposed at a time, where there is a ``log_weight``.
     """
-    x, taken = dict(x), jnp.zeros(len(pairs), jnp.int32)
-    for index, layer in enumerate(bound.layers):
-        keys = bits.fold_in(pairs, index)
-        draw = lambda params, x, k, layer=layer: sweeps.draw_layer(bound.graph, params, x, layer, k, {})  # noqa: E731
-        drawn = bound.map(draw, x, keys)
-        if bound.log_weight is None or set(layer).isdisjoint(bound.weighted):
-            x |= drawn
-            continue
-        words = _choice_words(bound.graph, layer, keys)
-        proposed = x | _some(bound.graph, words, x, drawn, fraction)
-        took = _log_uniform(words) < bound.log_weight(proposed) - bound.log_weight(x)
-        x = {b: where_rows(took, proposed[b], v) for b, v in x.items()}
-        taken += took
-    return x, taken
+    carry = dict(x), jnp.zeros(len(pairs), jnp.int32)
+    for start, count, layer in bound.steps():
+
+        def step(part: Any, carry: tuple, start: int = start, layer: tuple[str, ...] = layer) -> tuple:
+            x, taken = carry
+            keys = bits.fold_in(pairs, start + part)
+            draw = lambda params, x, k: sweeps.draw_part(bound.graph, params, x, layer, part, k)  # noqa: E731
+            drawn = bound.map(draw, x, keys)
+            if bound.log_weight is None or set(layer).isdisjoint(bound.weighted):
+                return x | drawn, taken
+            words = _choice_words(bound.graph, layer, keys)
+            proposed = x | _some(bound.graph, words, x, drawn, fraction)
+            took = _log_uniform(words) < bound.log_weight(proposed) - bound.log_weight(x)
+            return {b: where_rows(took, proposed[b], v) for b, v in x.items()}, taken + took
+
+        # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
+        carry = moves.each_part(count, step, carry)
+    return carry
 
 
 def num_proposals(bound: Bound) -> int:
     """Metropolis proposals of one sweep of a row."""
-    return 0 if bound.log_weight is None else sum(bool(set(a) & set(bound.weighted)) for a in bound.layers)
+    if bound.log_weight is None:
+        return 0
+    return sum(count for _, count, layer in bound.steps() if set(layer) & set(bound.weighted))
 
 
 def _choice_words(graph: FactorGraph, layer: Sequence[str], keys: Array) -> Array:
@@ -167,19 +188,25 @@ def couple(
     :param kinds: a coupling for each of ``bounds[0].layers``.
     :return: both chains, and which rows are broken (see :class:`~ebmpp.couplings.Attempt`).
     """
-    graph, z = bounds[0].graph, dict(z)
-    alike = jnp.broadcast_to(_same_params(bounds), len(pairs))
-    broken = jnp.zeros(len(pairs), bool)
-    for index, (layer, kind) in enumerate(zip(bounds[0].layers, kinds, strict=True)):
-        each = [bound.natural({b: v[i] for b, v in z.items()}, layer) for i, bound in enumerate(bounds)]
-        prepared = {b: jnp.stack([each[0][b], each[1][b]]) for b in layer}
-        step = Layer(layer, kind)
-        same = alike & moves.agree(graph, step, {b: moves.equal(v) for b, v in z.items()}, len(pairs))
-        made = moves.couple_prepared(graph, prepared, z, step, index, pairs, {}, same)
-        new = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in layer}
-        broken |= made.broken
-        z = _accepted(bounds, layer, z, new, bits.fold_in(pairs, index), fraction)
-    return z, broken
+    graph, alike = bounds[0].graph, jnp.broadcast_to(_same_params(bounds), len(pairs))
+    carry = dict(z), jnp.zeros(len(pairs), bool)
+    for (start, count, layer), kind in zip(bounds[0].steps(), kinds, strict=True):
+
+        def step(part: Any, carry: tuple, start: int = start, move: Layer = Layer(layer, kind)) -> tuple:  # noqa: B008
+            z, broken = carry
+            each = [
+                bound.natural({b: v[i] for b, v in z.items()}, move.blocks, part)
+                for i, bound in enumerate(bounds)
+            ]
+            focused = {b: jnp.stack([each[0][b], each[1][b]]) for b in move.blocks}
+            same = alike & moves.agree(graph, move, {b: moves.equal(v) for b, v in z.items()}, len(pairs))
+            made = moves.couple_focused(graph, focused, z, move, start + part, pairs, {}, same, part)
+            new = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
+            keys = bits.fold_in(pairs, start + part)
+            return _accepted(bounds, move.blocks, z, new, keys, fraction), broken | made.broken
+
+        carry = moves.each_part(count, step, carry)
+    return carry
 
 
 def _accepted(

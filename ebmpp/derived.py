@@ -42,16 +42,27 @@ def _zeros(graph: "FactorGraph", blocks: Iterable[str]) -> dict[str, Array]:
 
 
 def natural(
-    graph: "FactorGraph", params: Params, statistics: Statistics, blocks: Iterable[str]
+    graph: "FactorGraph",
+    params: Params,
+    statistics: Statistics,
+    blocks: Iterable[str],
+    factors: Iterable | None = None,
 ) -> dict[str, Array]:
     """Natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
 
-    ``statistics`` must hold every block that shares a factor with one of ``blocks``.
+    ``statistics`` must hold every block that shares a factor with one of ``blocks``. Where the units of a
+    block interact it must hold that block too, and each unit's natural parameter is that given all the
+    others; those of one part are the law of a joint draw.
+
+    :param factors: what they alone contribute; all factors by default.
     """
     blocks = tuple(blocks)
-    factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
+    factors = (
+        [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)] if factors is None else factors
+    )
     around = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})  # noqa: E731
-    return jax.grad(around)(_zeros(graph, blocks))
+    inside = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
+    return jax.grad(around)(_zeros(graph, blocks) | inside)
 
 
 def contributed(

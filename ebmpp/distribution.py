@@ -19,7 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, derived, states, sweeps
-from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.layout import Layout
 
@@ -253,9 +253,9 @@ def _refuse_interacting(graph: FactorGraph, summed: tuple[str, ...]) -> None:
     if graph.interacting(summed):
         a, b = graph.interacting(summed)[0]
         raise IntractableError(
-            f"blocks {a!r} and {b!r} interact, so they cannot be summed out of the value's law in closed "
+            f"{clash(a, b)}, so they cannot be summed out of the value's law in closed "
             f'form; make one of them part of the value, blocks=[..., {a!r}] or blocks="all" (the layers are '
-            f"{graph.layers})"
+            f"{graph.block_layers})"
         )
 
 

@@ -39,7 +39,10 @@ def check(graph: "FactorGraph", params: dict[str, Any]) -> None:
             continue
         if all(isinstance(graph.families[n], (Gaussian, Poisson, Exponential)) for n in (a, b)):
             _check_sign(graph, params, a, b)
-    if any(a in gaussians and b in gaussians for a, b in graph.edges):
+    for block in graph.splits:
+        if isinstance(graph.families[block], (Poisson, Exponential)):
+            _check_sign(graph, params, block, block)
+    if graph.interacting(gaussians):
         _check_precision(graph, params, gaussians)
 
 
@@ -55,7 +58,8 @@ def _stat_bounds(family: Family) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _around(graph: "FactorGraph", block: str) -> list[str]:
-    return [b for b in graph.families if (b, block) in graph.edges or (block, b) in graph.edges]
+    found = [b for b in graph.families if (b, block) in graph.edges or (block, b) in graph.edges]
+    return found + [b for b in graph.splits if b == block]
 
 
 def _eta(graph: "FactorGraph", params: dict[str, Any], block: str, stats: dict[str, Array]) -> Array:
@@ -123,11 +127,19 @@ def _check_sign(graph: "FactorGraph", params: dict[str, Any], a: str, b: str) ->
     if wrong.any():
         rule = "exactly zero" if np.where(signed[None, :, None, :], wrong, False).any() else "at most 0"
         raise DomainError(
-            f"the model does not normalise: blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both "
+            f"the model does not normalise: {_both(a, fa, b, fb)} "
             f"unbounded, so every coupling between them must be {rule}; {int(wrong.sum())} are not. "
             f"Change the params of {_names(graph, a, b)}, or bound one of the two blocks "
             "(Bernoulli, Spin, Categorical, Binomial)."
         )
+
+
+def _both(a: str, fa: Family, b: str, fb: Family) -> str:
+    return (
+        f"the units of block {a!r} ({fa!r}) are"
+        if a == b
+        else f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
+    )
 
 
 def _check_precision(graph: "FactorGraph", params: dict[str, Any], gaussians: list[str]) -> None:
@@ -153,6 +165,6 @@ def _check_precision(graph: "FactorGraph", params: dict[str, Any], gaussians: li
 
 
 def _names(graph: "FactorGraph", *blocks: str) -> list[str]:
-    if len(blocks) == 1:
-        return [f.name for f in graph.factors if blocks[0] in f.blocks and len(f.blocks) > 1]
+    if len(set(blocks)) == 1:
+        return [f.name for f in graph.factors if blocks[0] in f.blocks and f.interacts]
     return [f.name for f in graph.factors if len(set(f.blocks) & set(blocks)) > 1]

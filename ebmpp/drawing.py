@@ -38,26 +38,30 @@ def draw_graph(graph: "FactorGraph", ax: "Axes | None" = None) -> "Axes":
     blocks = graph.to_networkx()
     at = _positions(graph)
     if ax is None:
-        tallest = max(map(len, graph.layers))
-        size = (_COLUMN * len(graph.layers), _ROW * tallest + 0.6)
+        tallest = max(map(len, graph.block_layers))
+        size = (_COLUMN * len(graph.block_layers), _ROW * tallest + 0.6)
         ax = plt.figure(figsize=size, layout="constrained").add_subplot()
     _draw_edges(ax, blocks, at)
     for name in blocks:
         _draw_block(ax, graph, name, at[name])
-    for index, layer in enumerate(graph.layers):
+    index = 0
+    for layer in graph.block_layers:
         top = max(at[b][1] for b in layer) + _HALF_HEIGHT + 0.22
-        ax.text(at[layer[0]][0], top, f"layer {index}", ha="center", va="bottom", color=_EDGE, fontsize=9)
+        parts = graph.splits[layer[0]].num_parts if layer[0] in graph.splits else 1
+        named = f"layer {index}" if parts == 1 else f"layers {index} to {index + parts - 1}"
+        index += parts
+        ax.text(at[layer[0]][0], top, named, ha="center", va="bottom", color=_EDGE, fontsize=9)
     _frame(ax, at)
     return ax
 
 
 def _positions(graph: "FactorGraph") -> dict[str, tuple[float, float]]:
     at = {}
-    for column, layer in enumerate(graph.layers):
+    for column, layer in enumerate(graph.block_layers):
         for row, block in enumerate(layer):
             # Columns are shifted a little against one another, so that an edge between the first and
             # the third does not run through a block of the second.
-            shift = 0.0 if len(graph.layers) < 3 else 0.9 * (column % 2)
+            shift = 0.0 if len(graph.block_layers) < 3 else 0.9 * (column % 2)
             at[block] = (_COLUMN * column, _ROW * ((len(layer) - 1) / 2 - row) - shift)
     return at
 

@@ -20,7 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.moves import Move, agree, draw_sweep, equal
+from ebmpp.moves import Move, agree, draw_sweep, each_part, equal, offsets
 from ebmpp.sweeps import Keep
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _Slots(NamedTuple):
     same: dict[str, Array]  # whether the two chains agree on a block
     job: Array
     t: Array
-    move: Array  # the next move to make
+    move: Array  # the next part of a move to make, counted through all moves
     trial: Array
     accepted: Array  # (2, slots): which chain has made it
     active: Array
@@ -188,6 +188,7 @@ class _Engine:
         self.graph, self.moves, self.keep, self.job_weights = graph, moves, keep, job_weights
         self.accumulator, self.params, self.window = accumulator, params, window
         self.free = tuple({b: None for move in moves for b in move.blocks})
+        self.offsets = offsets(graph, moves)
         self.proposes = sum(move.proposes for move in moves)
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
@@ -285,23 +286,26 @@ class _Engine:
         return run, rows, weights.reshape(-1), jobs.reshape(-1)
 
     def _sweep(self, run: _Run, keys: Array) -> _Run:
-        """One attempt at each move, in order; a row that is refused stalls at its move."""
+        """One attempt at each part of each move, in order; a row that is refused stalls at its part."""
         pairs = bits.fold_in(keys[run.slots.job], run.slots.t + 1)
-        for index, move in enumerate(self.moves):
-            run = self._move(run, index, move, pairs)
+        for start, move in zip(self.offsets, self.moves, strict=False):
+            prepared = move.prepare(self.graph, self.params, run.slots.z, self.keep)
+            step = partial(self._step, move=move, prepared=prepared, start=start, pairs=pairs)
+            run = each_part(move.num_parts(self.graph), step, run)
         return run
 
-    def _move(self, run: _Run, index: int, move: Move, pairs: Array) -> _Run:
-        slots = run.slots
+    def _step(self, part: Any, run: _Run, move: Move, prepared: Any, start: int, pairs: Array) -> _Run:
+        slots, index = run.slots, start + part
         at = slots.active & (slots.move == index)
         tried = move.attempt(
             self.graph,
-            move.prepare(self.graph, self.params, slots.z, self.keep),
+            move.focus(self.graph, prepared, slots.z, self.keep, part),
             slots.z,
             bits.fold_in(pairs, index, slots.trial),
             self.keep,
             slots.trial == 0,
             agree(self.graph, move, slots.same, len(at)),
+            part,
         )
         take = at & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
@@ -328,7 +332,7 @@ class _Engine:
     def _book(self, run: _Run) -> tuple[_Run, Array]:
         """Advance the clock of finished sweeps, weigh their states, and retire pairs that are done."""
         slots, count = run.slots, run.count
-        moved = slots.active & (slots.move == len(self.moves))
+        moved = slots.active & (slots.move == self.offsets[-1])
         t = slots.t + moved
         met = jnp.stack([slots.same[b] for b in self.free]).all(0)
         weights = jnp.where(moved, self._weights(t, met), 0)
@@ -338,7 +342,7 @@ class _Engine:
         late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         done = moved & ((met & (t >= self.window.m)) | late)
         slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
-        count = count._replace(moves=count.moves + moved.sum() * len(self.moves))
+        count = count._replace(moves=count.moves + moved.sum() * self.offsets[-1])
         return run._replace(slots=slots, meeting_time=meeting_time, count=count), weights
 
     def _refill(self, run: _Run, source: _Source) -> _Run:

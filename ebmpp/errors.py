@@ -55,3 +55,8 @@ class DivergenceError(TrainingError):
 
 class DataError(TrainingError, StateError):
     """Data that ended in the middle of training, or turned out wrong."""
+
+
+def clash(a: str, b: str) -> str:
+    """That blocks ``a`` and ``b`` interact, in words; or the units of one block, where they are the same."""
+    return f"units of block {a!r} interact" if a == b else f"blocks {a!r} and {b!r} interact"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
+from ebmpp.lateral import Local, Pairs, Split
 
 Params = Any
 
@@ -47,11 +48,14 @@ class Factor:
     :param blocks: the names of the blocks in its scope.
     :param energy: ``energy(params, *statistics)``, a scalar for one state; statistics come in the
         order of ``blocks``, each of shape ``shape + stat_shape``. It must be affine in each unit's
-        statistics, the others held fixed, and the units of one block must not interact in it.
+        statistics, the others held fixed, and units of one block may interact in it where ``lateral`` says.
     :param init: the factor's initial params: a pytree of arrays, or a function of a jax key that
         returns one, or None for a factor without parameters.
     :param name: the key of its params; the blocks joined by ":" unless given.
-    :raises DeclarationError: no block, a block named twice, or an energy that is not callable.
+    :param lateral: which units of one block interact: by block, pairs of units or a networkx graph over
+        them. A unit is its number in the flattened block, or its index in a block of several axes.
+    :raises DeclarationError: no block, a block named twice, an energy that is not callable, or lateral
+        pairs that are not pairs of units.
 
     **Example**
 
@@ -68,6 +72,7 @@ class Factor:
     energy: Callable[..., Array]
     init: Any
     name: str
+    lateral: tuple[tuple[str, Pairs], ...] = ()
 
     #: what an initialisation scheme may do with it: "bias", "weight", or nothing.
     role: ClassVar[str | None] = None
@@ -78,13 +83,14 @@ class Factor:
         energy: Callable[..., Array],
         init: Any = None,
         name: str | None = None,
+        lateral: Mapping[str, Any] | None = None,
     ) -> None:
         if not blocks or not all(isinstance(b, str) and b for b in blocks):
             raise DeclarationError(f"a factor's blocks are one or more names, not {blocks!r}")
         if len(set(blocks)) < len(blocks):
             raise DeclarationError(
-                f"factor over {blocks} names a block twice: units of one block would interact; "
-                "split the block in two, so that each can be updated given the other"
+                f"factor over {blocks} names a block twice: units of one block would interact; name it once, "
+                "and say which of its units do (Pairwise, or Factor(..., lateral=...)), or split the block"
             )
         if not callable(energy):
             raise DeclarationError(f"factor over {blocks}: energy is a function, not {energy!r}")
@@ -93,6 +99,25 @@ class Factor:
         set_field("energy", energy)
         set_field("init", init if callable(init) or init is None else _Frozen(init))
         set_field("name", ":".join(blocks) if name is None else name)
+        set_field("lateral", _as_lateral(blocks, lateral or {}))
+
+    @property
+    def interacts(self) -> bool:
+        """Whether units interact in it, those of different blocks or of one."""
+        return len(self.blocks) > 1 or bool(self.lateral)
+
+    def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
+        """The pairs of units of one block that interact in it, ``(edges, 2)`` a block.
+
+        :raises DeclarationError: for a unit that a block does not have, or pairs that join a unit to itself
+            or are there twice.
+        """
+        return {b: pairs.edges(repr(self), b, families[b]) for b, pairs in self.lateral}
+
+    def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
+        """A quicker way to the natural parameters of a few units of a block; None for autodiff's."""
+        del families, split
+        return None
 
     def __repr__(self) -> str:
         kind = type(self).__name__
@@ -153,6 +178,15 @@ class Bilinear(Factor):
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         first, second = (families[b].interaction_shape for b in self.blocks)
         return jnp.zeros(first + second)
+
+
+def _as_lateral(blocks: tuple[str, ...], given: Mapping[str, Any]) -> tuple[tuple[str, Pairs], ...]:
+    unknown = [b for b in given if b not in blocks]
+    if unknown:
+        raise DeclarationError(
+            f"factor over {blocks}: lateral names block {unknown[0]!r}, which it is not over"
+        )
+    return tuple((b, Pairs.of(b, pairs)) for b, pairs in given.items())
 
 
 def _bias_energy(bias: Array, statistics: Array) -> Array:

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration: a factor graph of visible and latent blocks, and what follows from it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
 import itertools
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import coloring, derived, domain, initialization, states
-from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp import coloring, derived, domain, initialization, lateral, pairwise, states
+from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import Family
 from ebmpp.probe import probe
@@ -66,11 +67,43 @@ class FactorGraph:
         put("latent", MappingProxyType(dict(latent)))
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", _check_factors(tuple(factors), self.families))
-        with jax.ensure_compile_time_eval():  # the probe looks at values, also in a model that is traced
-            put("param_shapes", {f.name: _probed_shapes(f, self.families) for f in self.factors})
         put("edges", frozenset(self._interactions()))
-        put("layers", coloring.color(self._block_graph()))
+        put("splits", MappingProxyType(lateral.split_blocks(self.families, self.factors)))
+        with jax.ensure_compile_time_eval():  # the probe looks at values, also in a model that is traced
+            put("param_shapes", {f.name: _probed_shapes(f, self.families, self.splits) for f in self.factors})
+        put("block_layers", tuple(self._block_layers()))
+        put("layers", tuple(self._layers()))
         put("_identity", (tuple(visible.items()), tuple(latent.items()), self.factors))
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: nx.Graph,
+        family: Callable[[int], Family] | Family,
+        *,
+        block: str = "x",
+        shared: bool = False,
+        bias: bool = True,
+    ) -> "FactorGraph":
+        """One visible block of a unit a node, in the nodes' order, whose units interact along the edges.
+
+        :param graph: undirected. Where its edges have a ``weight``, that is where the weights start.
+        :param family: a class such as ``Spin``, called with the number of nodes; or a family of as many units.
+        :param block: the block's name.
+        :param shared: one weight for all edges.
+        :param bias: whether units have biases.
+        :raises DeclarationError: for a directed graph, parallel edges, loops or a wrong number of units.
+
+        **Example**
+
+        >>> import networkx as nx
+        >>> from ebmpp import FactorGraph, Spin
+        >>> ising = FactorGraph.from_networkx(nx.grid_2d_graph(64, 64, periodic=True), family=Spin, shared=True)
+        >>> ising.layers
+        (('x[0]',), ('x[1]',))
+        """
+        made, factors = pairwise.declare(graph, family, block, shared, bias)
+        return cls({block: made}, factors=factors)
 
     # -- a value ---------------------------------------------------------------------------------
 
@@ -107,12 +140,33 @@ class FactorGraph:
         made.add_edges_from(sorted(self.edges, key=order.__getitem__))
         return made
 
+    def _block_layers(self) -> Iterable[tuple[str, ...]]:
+        """The colour classes of the blocks; a block whose units interact stands alone."""
+        for layer in coloring.color(self._block_graph()):
+            whole = tuple(b for b in layer if b not in self.splits)
+            yield from ([whole] if whole else [])
+            yield from ((b,) for b in layer if b in self.splits)
+
+    def _layers(self) -> Iterable[tuple[str, ...]]:
+        for layer in self.block_layers:
+            if layer[0] in self.splits:
+                yield from ((lateral.part_name(layer[0], i),) for i in range(self.splits[layer[0]].num_parts))
+            else:
+                yield layer
+
     def to_networkx(self) -> nx.Graph:
-        """The block graph: nodes with ``family``, ``visible`` and ``layer``, edges with ``factors``."""
+        """The block graph: nodes with ``family``, ``visible``, ``layer`` and ``parts``, edges with ``factors``."""
         made = self._block_graph()
-        layer = {block: i for i, blocks in enumerate(self.layers) for block in blocks}
+        layer = {block: i for i, blocks in enumerate(self.block_layers) for block in blocks}
         for block, family in self.families.items():
-            made.nodes[block].update(family=family, visible=block in self.visible, layer=layer[block])
+            parts = self.splits[block].num_parts if block in self.splits else 1
+            known = {
+                "family": family,
+                "visible": block in self.visible,
+                "layer": layer[block],
+                "parts": parts,
+            }
+            made.nodes[block].update(known)
         for a, b in made.edges:
             made.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
         return made
@@ -128,9 +182,10 @@ class FactorGraph:
         return draw_graph(self, ax)
 
     def interacting(self, blocks: Iterable[str]) -> list[tuple[str, str]]:
-        """The pairs among ``blocks`` that share a factor."""
+        """The pairs among ``blocks`` that share a factor; a block whose units interact pairs with itself."""
         blocks = set(blocks)
-        return [edge for edge in sorted(self.edges) if set(edge) <= blocks]
+        lateral = [(b, b) for b in self.splits if b in blocks]
+        return [edge for edge in sorted(self.edges) if set(edge) <= blocks] + lateral
 
     def neighbours(self, blocks: Iterable[str]) -> tuple[str, ...]:
         """The other blocks that share a factor with one of ``blocks``."""
@@ -227,31 +282,60 @@ class FactorGraph:
         base = jax.vmap(lambda r: derived.log_base_measure(self, r))(rows)
         return base.reshape(batch) - self.energy(params, x)
 
-    def natural_parameters(self, params: Params, x: State, block: str) -> Array:
-        """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``."""
-        states.check_names([block], self.families)
-        around = self.neighbours([block])
-        rows, batch = self._rows(params, {b: x[b] for b in x if b != block}, around)
-        family = self.families[block]
+    def _law(self, params: Params, x: State, block: str) -> tuple[Array, Family]:
+        """Natural parameters of a block, or of a part of one such as "x[0]", and their family."""
+        parts_of = {
+            lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)
+        }
+        name, part = parts_of.get(block, (block, None))
+        states.check_names([name], self.families)
+        needed = self.neighbours([name]) + ((name,) if name in self.splits else ())
+        rows, batch = self._rows(params, {b: x[b] for b in x if b in self.splits or b != name}, needed)
+        family = self.families[name]
         if not rows:
-            return derived.natural(self, params, {}, [block])[block]
-        eta = jax.vmap(lambda t: derived.natural(self, params, t, [block])[block])(self.statistics(rows))
-        return eta.reshape(batch + family.statistic_shape)
+            eta = derived.natural(self, params, {}, [name])[name]
+        else:
+            t = self.statistics(rows)
+            eta = jax.vmap(lambda t: derived.natural(self, params, t, [name])[name])(t)
+            eta = eta.reshape(batch + family.statistic_shape)
+        if part is None:
+            return eta, family
+        units = self.splits[name].units[part]
+        flat = eta.reshape(*batch, family.size, *family.stat_shape)
+        return jnp.take(flat, units, axis=len(batch)), dataclasses.replace(family, shape=(len(units),))
+
+    def natural_parameters(self, params: Params, x: State, block: str) -> Array:
+        """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``.
+
+        :param block: a block, or a part such as "x[0]" of one whose units interact. Of such a whole block, the
+            natural parameter of each unit given all the others.
+        """
+        return self._law(params, x, block)[0]
 
     def conditional(self, params: Params, x: State, block: str) -> dist.Distribution:
-        """The law of ``block`` given the rest: a NumPyro distribution over the whole block."""
-        eta = self.natural_parameters(params, x, block)  # first: it names an unknown block
-        return self.families[block].distribution(eta)
+        """The law of ``block`` given the rest: a NumPyro distribution over the whole block.
+
+        :param block: a block, or a part such as "x[0]" of one whose units interact, whose units are those of
+            ``splits["x"].units[0]``.
+        :raises IntractableError: for a block whose units interact.
+        """
+        if block in self.splits:
+            raise IntractableError(
+                f"{clash(block, block)}, so given the rest it has no law of independent units; ask for one of "
+                f"its parts, such as {lateral.part_name(block, 0)!r}, or draw the block with BlockedGibbs"
+            )
+        eta, family = self._law(params, x, block)
+        return family.distribution(eta)
 
     def mean(self, params: Params, x: State, block: str) -> Array:
-        """Mean statistics of ``block`` given the rest, dA/deta."""
-        eta = self.natural_parameters(params, x, block)
-        return self.families[block].mean(eta)
+        """Mean statistics of ``block`` given the rest, dA/deta; of each unit, where the units interact."""
+        eta, family = self._law(params, x, block)
+        return family.mean(eta)
 
     def mode(self, params: Params, x: State, block: str) -> Array:
-        """The most probable value of ``block`` given the rest."""
-        eta = self.natural_parameters(params, x, block)
-        return self.families[block].mode(eta)
+        """The most probable value of ``block`` given the rest; of each unit, where the units interact."""
+        eta, family = self._law(params, x, block)
+        return family.mode(eta)
 
     def marginal(self, params: Params, x: State, blocks: Iterable[str] | str) -> Array:
         """log of the unnormalised density of the other blocks, ``blocks`` summed out exactly.
@@ -259,15 +343,15 @@ class FactorGraph:
         :param x: the blocks that stay, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored.
         :param blocks: blocks that do not interact with one another.
         :return: shape ``(*batch,)``.
-        :raises IntractableError: when two of ``blocks`` interact.
+        :raises IntractableError: when two of ``blocks``, or units of one, interact.
         """
         blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
         states.check_names(blocks, self.families)
         if self.interacting(blocks):
             a, b = self.interacting(blocks)[0]
             raise IntractableError(
-                f"blocks {a!r} and {b!r} interact, so they cannot be summed out together in closed "
-                f"form; give a value for one of them (the layers are {self.layers})"
+                f"{clash(a, b)}, so they cannot be summed out in closed form; give "
+                f"{'its value' if a == b else 'a value for one of them'} (the layers are {self.block_layers})"
             )
         kept = {b: v for b, v in x.items() if b not in blocks}
         rows, batch = self._rows(params, kept, [b for b in self.families if b not in blocks])
@@ -281,7 +365,7 @@ class FactorGraph:
 
         :param x: usually the visible blocks, shapes ``(*batch, *shape)``.
         :return: shape ``(*batch,)``.
-        :raises IntractableError: when two blocks left out interact.
+        :raises IntractableError: when two blocks left out, or units of one, interact.
         """
         return -self.marginal(params, x, [b for b in self.families if b not in x])
 
@@ -320,9 +404,11 @@ def _check_factors(factors: tuple[Factor, ...], families: Mapping[str, Family]) 
     return factors
 
 
-def _probed_shapes(factor: Factor, families: Mapping[str, Family]) -> Any:
+def _probed_shapes(
+    factor: Factor, families: Mapping[str, Family], splits: Mapping[str, lateral.Split]
+) -> Any:
     params = factor.init_params(jax.random.key(0), families)
-    probe(factor, families, params)
+    probe(factor, families, params, splits)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
 
 

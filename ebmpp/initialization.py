@@ -55,6 +55,8 @@ def init_factor(
     start = factor.init_params(rng_key, families)
     if factor.role == "weight":
         return _weight(scheme["weight"], rng_key, start, families[factor.blocks[0]])
+    if factor.role == "lateral" and factor.init is None and scheme["weight"] != "zero":
+        return _weight("gaussian", rng_key, start, families[factor.blocks[0]])
     if factor.role == "bias":
         block = factor.blocks[0]
         return _bias(scheme["bias"], rng_key, start, families[block], means.get(block))

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp import parts
 from ebmpp.couplings import KINDS, Attempt, attempt, stalls
-from ebmpp.errors import IntractableError
+from ebmpp.errors import IntractableError, clash
+from ebmpp.lateral import Split
 from ebmpp.moves import Drawn
 from ebmpp.sweeps import Keep, Rows, draw_layer, hold, natural_rows
 
@@ -42,41 +44,70 @@ class Layer:
         if self.kind not in KINDS:
             raise ValueError(f"coupling {self.kind!r} is unknown; choose among {KINDS}")
         for a, b in graph.interacting(self.blocks):
-            raise IntractableError(f"blocks {a!r} and {b!r} interact, so they cannot be drawn as one layer")
+            if len(self.blocks) > 1:
+                raise IntractableError(f"{clash(a, b)}, so they cannot be drawn as one layer")
 
     def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
-        return graph.neighbours(self.blocks)
+        inside = tuple(b for b in self.blocks if b in graph.splits)
+        return graph.neighbours(self.blocks) + inside
 
     def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         return draw_layer(graph, params, x, self.blocks, pairs, keep), jnp.zeros(len(pairs), jnp.int32)
 
+    def num_parts(self, graph: "FactorGraph") -> int:
+        split = graph.splits.get(self.blocks[0])
+        return 1 if split is None else split.num_parts
+
     def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
-        """Natural parameters, ``(2, rows, *shape, *stat_shape)`` a block."""
+        """Natural parameters, ``(2 rows, *shape, *stat_shape)`` a block; or what surrounds the block's parts."""
+        flat = _flat(z)
+        if self.blocks[0] in graph.splits:
+            return params, parts.surround(graph, params, flat, self.blocks[0])
+        return natural_rows(graph, params, flat, self.blocks)
+
+    def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
+        """Natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         rows = next(iter(z.values())).shape[1]
-        flat = {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in z.items()}
-        eta = natural_rows(graph, params, flat, self.blocks)
-        return {b: _silence(graph, b, e.reshape(2, rows, *e.shape[1:]), keep) for b, e in eta.items()}
+        apart = lambda e: e.reshape(2, rows, *e.shape[1:])  # noqa: E731
+        (block, *_), held = self.blocks, {b: ~k for b, k in keep.items() if b in self.blocks}
+        if block not in graph.splits:
+            silent = lambda b, e: parts.silence(graph.families[b], held.get(b), apart(e))  # noqa: E731
+            return {b: silent(b, e) for b, e in prepared.items()}
+        (params, around), split, flat = prepared, graph.splits[block], _flat(z)
+        units = parts.to_units(flat[block], split.family)
+        eta = apart(parts.natural_part(graph, params, flat, units, block, around, part))
+        real = split.take(parts.to_units(held[block], split.family), part).T if held else None
+        return {block: parts.silence(split.part_family(part), real, eta)}
 
     def attempt(
         self,
         graph: "FactorGraph",
-        prepared: Any,
+        focused: Any,
         z: Rows,
         pairs: Array,
         keep: Keep,
         first: Array,
         same: Array,
+        part: Any = 0,
     ) -> Attempt:
-        etas = tuple({b: e[i] for b, e in prepared.items()} for i in range(2))
-        made = attempt(graph, self.blocks, self.kind, etas, pairs, first, same)
+        """See :class:`~ebmpp.moves.Move`. Units that are held have one law in both chains, so that they have no
+        say in whether the chains meet."""
+        (block, *_), etas = self.blocks, tuple({b: e[i] for b, e in focused.items()} for i in range(2))
+        split = graph.splits.get(block)
+        view = graph if split is None else parts.view(graph, block, part)
+        made = attempt(view, self.blocks, self.kind, etas, pairs, first, same)
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
+        if split is not None:
+            made = made._replace(x=_put(split, x, part, made.x), y=_put(split, y, part, made.y))
         return made._replace(x=hold(keep, x, made.x), y=hold(keep, y, made.y))
 
 
-def _silence(graph: "FactorGraph", block: str, eta: Array, keep: Keep) -> Array:
-    """Held units get one law in both chains, so that they have no say in whether the chains meet."""
-    if block not in keep:
-        return eta
-    family = graph.families[block]
-    held = keep[block].reshape(keep[block].shape + (1,) * len(family.stat_shape))
-    return jnp.where(held, family.default_eta(), eta)
+def _flat(z: Rows) -> Rows:
+    """Both chains as rows."""
+    return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
+
+
+def _put(split: Split, x: Rows, part: Any, new: Rows) -> Rows:
+    """``x`` with the values of a part in their places."""
+    units = parts.to_units(x[split.block], split.family)
+    return {split.block: parts.to_rows(split.put(units, part, new[split.block].T), split.family)}

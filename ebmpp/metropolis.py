@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.couplings import Attempt, where_rows
-from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.family import Family
-from ebmpp.moves import Drawn
+from ebmpp.moves import Drawn, Whole
 from ebmpp.sweeps import Keep, Rows, hold, num_words, split_words
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PROPOSALS = ("uniform", "initial")
 
 
 @dataclasses.dataclass(frozen=True)
-class Metropolis:
+class Metropolis(Whole):
     """``blocks`` proposed together, and accepted by the energy.
 
     The two chains of a pair get one proposal and one uniform, and meet when both accept (or, from the same
@@ -60,7 +60,7 @@ class Metropolis:
         if self.proposal not in PROPOSALS:
             raise ValueError(f"proposal {self.proposal!r} is unknown; choose among {PROPOSALS}")
         for a, b in graph.interacting(self.marginalize):
-            raise IntractableError(f"blocks {a!r} and {b!r} interact, so they cannot be summed out together")
+            raise IntractableError(f"{clash(a, b)}, so they cannot be summed out together")
         for b in self.blocks if self.proposal == "uniform" else ():
             if not _is_uniform(graph.families[b]):
                 raise DeclarationError(
@@ -92,6 +92,7 @@ class Metropolis:
         keep: Keep,
         first: Array,
         same: Array,
+        part: Any = 0,
     ) -> Attempt:
         rows = len(pairs)
         proposal, log_u = self._propose(graph, pairs)

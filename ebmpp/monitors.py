@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp import bits, derived
-from ebmpp.errors import IntractableError
+from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import exact
@@ -141,7 +141,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     if not tractable_posterior(graph):
         a, b = graph.interacting(graph.latent)[0]
         raise IntractableError(
-            f"free_energy_gap: latent blocks {a!r} and {b!r} interact given the visible ones, so the free "
+            f"free_energy_gap: latent {clash(a, b)} given the visible ones, so the free "
             "energy has no closed form; monitors.reconstruction needs none"
         )
     return Monitor(_Of(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))

@@ -9,7 +9,8 @@ and the coupled kernels know nothing else, so a new kind of step is one class.
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import itertools
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jax import Array, lax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.couplings import Attempt, where_rows
+from ebmpp.lateral import UNROLLED
 from ebmpp.sweeps import Keep, Rows
 
 if TYPE_CHECKING:
@@ -45,26 +47,59 @@ class Move(Protocol):
     def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         """New values of ``blocks``, for one chain a row, and how many proposals each row took."""
 
+    def num_parts(self, graph: "FactorGraph") -> int:
+        """In how many parts a coupled draw is made, one after the other; each is a step with its own trials."""
+
     def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
-        """What all trials of a coupled draw have in common."""
+        """What all parts of a coupled draw have in common; it does not depend on ``blocks`` if there are some."""
+
+    def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
+        """What all trials of a part have in common."""
 
     def attempt(
         self,
         graph: "FactorGraph",
-        prepared: Any,
+        focused: Any,
         z: Rows,
         pairs: Array,
         keep: Keep,
         first: Array,
         same: Array,
+        part: Any,
     ) -> Attempt:
-        """One trial of the coupled draw.
+        """One trial of the coupled draw of a part; both chains' values of all ``blocks``.
 
-        :param prepared: of :meth:`prepare`, for the same ``z``.
+        :param focused: of :meth:`focus`, for the same ``z``.
         :param pairs: key pairs of this trial, ``(rows, 2)``.
         :param first: whether this is a row's first trial.
         :param same: whether the chains of a row agree on all that the move reads.
         """
+
+
+class Whole:
+    """A move that is made in one part: to inherit from."""
+
+    def num_parts(self, graph: "FactorGraph") -> int:
+        """One."""
+        return 1
+
+    def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
+        """What was prepared."""
+        return prepared
+
+
+def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:
+    """``step(part, carry)`` for every part, in order; parts are numbers of Python where they are few."""
+    if count > UNROLLED:
+        return lax.fori_loop(0, count, step, carry)
+    for part in range(count):
+        carry = step(part, carry)
+    return carry
+
+
+def offsets(graph: "FactorGraph", moves: Sequence[Move]) -> list[int]:
+    """The number of the first part of each move, and the number of all parts."""
+    return list(itertools.accumulate((move.num_parts(graph) for move in moves), initial=0))
 
 
 def draw_sweep(
@@ -105,34 +140,43 @@ def coupled_sweep(
     """
     z, rows = dict(z), len(pairs)
     broken, taken = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
-    for index, move in enumerate(moves):
-        same = agree(graph, move, {b: equal(v) for b, v in z.items()}, rows)
+    for start, move in zip(offsets(graph, moves), moves, strict=False):
         prepared = move.prepare(graph, params, z, keep)
-        made = couple_prepared(graph, prepared, z, move, index, pairs, keep, same)
-        z |= {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
-        broken, taken = broken | made.broken, taken + made.taken
+
+        def step(
+            part: Any, carry: tuple, start: int = start, move: Move = move, prepared: Any = prepared
+        ) -> tuple:
+            z, broken, taken = carry
+            same = agree(graph, move, {b: equal(v) for b, v in z.items()}, rows)
+            focused = move.focus(graph, prepared, z, keep, part)
+            made = couple_focused(graph, focused, z, move, start + part, pairs, keep, same, part)
+            z = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
+            return z, broken | made.broken, taken + made.taken
+
+        z, broken, taken = each_part(move.num_parts(graph), step, (z, broken, taken))
     return z, broken, taken
 
 
-def couple_prepared(
+def couple_focused(
     graph: "FactorGraph",
-    prepared: Any,
+    focused: Any,
     z: Rows,
     move: Move,
-    index: int,
+    index: Any,
     pairs: Array,
     keep: Keep,
     same: Array,
+    part: Any = 0,
 ) -> Attempt:
-    """Trials of move number ``index`` until every row is accepted.
+    """Trials of step number ``index`` until every row is accepted.
 
-    :param prepared: what the move's ``prepare`` made, or the like of it.
+    :param focused: what the move's ``focus`` made, or the like of it.
     :param same: whether the chains of a row have the same law for this move.
     """
 
     def trial(number: Array | int) -> Attempt:
         keys = bits.fold_in(pairs, index, number)
-        return move.attempt(graph, prepared, z, keys, keep, jnp.full(len(pairs), number == 0), same)
+        return move.attempt(graph, focused, z, keys, keep, jnp.full(len(pairs), number == 0), same, part)
 
     def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
         number, held = carry

@@ -22,11 +22,14 @@ from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.evaluate import exact
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, Params
+from ebmpp.pairwise import Pairwise
 
 METHODS = ("auto", "enumerate", "coupling_from_the_past")
 
 #: sweeps into the past before coupling gives up, unless told
 MAX_SWEEPS = 2**16
+
+_MOST_UNITS = 2048  # of a block whose units interact: how they pull one another is a matrix of that size
 
 State = dict[str, Array]
 
@@ -92,6 +95,12 @@ def _check_ordered(graph: FactorGraph) -> None:
                 f"block {b!r} ({family!r}) has no lowest and highest state, which coupling from the past "
                 "starts from; it takes Bernoulli, Spin and Binomial blocks"
             )
+    for block, split in graph.splits.items():
+        if split.family.size > _MOST_UNITS or any(not isinstance(f, Pairwise) for f in split.own):
+            raise IntractableError(
+                f"block {block!r}, whose units interact, has {split.family.size} units; coupling from the past "
+                f"takes at most {_MOST_UNITS} of such a block, joined by Pairwise factors"
+            )
     for factor in graph.factors:
         if len(factor.blocks) > 2:
             raise IntractableError(
@@ -112,7 +121,7 @@ def _slopes(graph: FactorGraph, params: Params) -> dict[tuple[str, str], Array]:
     """How the natural parameters of one block grow with the statistics of another, for every edge."""
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
     made = {}
-    for a, b in sorted(graph.edges):
+    for a, b in sorted(graph.edges) + [(b, b) for b in graph.splits]:
         # constant in the state: the energy is affine in each unit and factors join two blocks at most
         of = lambda t, a=a, b=b: derived.natural(graph, params, zero | {b: t}, [a])[a]  # noqa: E731
         made[a, b] = jax.jacobian(of)(zero[b])
@@ -170,13 +179,18 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
 
 def _both_sweep(graph: FactorGraph, params: Params, x: State, pairs: Array) -> State:
     """One sweep of the rows from below and, after them, of those from above, by the same words."""
-    for index, blocks in enumerate(graph.layers):
-        eta = sweeps.natural_rows(graph, params, x, blocks)
-        for place, b in enumerate(blocks):
-            family = graph.families[b]
-            words = bits.words(bits.fold_in(pairs, index, place), family.size)
-            words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
-            x |= {b: _monotone(family, words, eta[b])}
+    for index, blocks in enumerate(graph.block_layers):
+
+        def new(eta: dict[str, Array], view: Any, part: Any, index: int = index) -> State:
+            made = {}
+            for place, (b, e) in enumerate(eta.items()):
+                family, keys = view.families[b], bits.fold_in(pairs, index, place)
+                words = bits.words(keys if part is None else bits.fold_in(keys, 0, part), family.size)
+                words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
+                made[b] = _monotone(family, words, e)
+            return made
+
+        x = x | sweeps.visit(graph, params, x, blocks, new)
     return x
 
 

@@ -3,6 +3,7 @@
 """Numerical proof, at declaration, that a factor is what the design needs: multi-affine."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,16 +14,24 @@ import jax.numpy as jnp
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.factors import Factor, Params
 from ebmpp.families import Family
+from ebmpp.lateral import Split
 
 _TOLERANCE = 1e-3  # relative; float32 sums over a thousand units agree to about 1e-5
 
 
-def probe(factor: Factor, families: Mapping[str, Family], params: Params) -> None:
-    """Check that the energy is affine in the statistics of each block of ``factor``.
+def probe(
+    factor: Factor,
+    families: Mapping[str, Family],
+    params: Params,
+    splits: Mapping[str, Split] = MappingProxyType({}),
+) -> None:
+    """Check that the energy is affine in the statistics of each block of ``factor``, or of each of its parts.
 
     The gradient in one block's statistics is compared between random points that differ in this block
     alone, and the energy's change with the gradient's; a smooth function that passes is affine there
     with probability one.
+
+    :param splits: how blocks whose units interact are split.
 
     :raises DeclarationError: when the energy fails, is not a scalar or not finite.
     :raises NotMultiAffineError: when it is not affine, or units of one block interact.
@@ -38,7 +47,10 @@ def probe(factor: Factor, families: Mapping[str, Family], params: Params) -> Non
     if not jnp.isfinite(value):
         raise DeclarationError(f"{factor!r}: energy is {value} at its initial params")
     for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
-        _probe_block(factor, scope, noisy, base, i, other[i], (block, family))
+        if block in splits and any(b == block for b, _ in factor.lateral):
+            _probe_parts(factor, scope, noisy, base, i, other[i], splits[block])
+        else:
+            _probe_block(factor, scope, noisy, base, i, other[i], (block, family))
 
 
 def _call(factor: Factor, scope: tuple[Family, ...], params: Params, stats: list[Array]) -> Array:
@@ -90,6 +102,42 @@ def _probe_block(
         "other units held fixed (products of different blocks' statistics are fine; for x**2 use "
         "Gaussian(..., variance='learned'), whose statistics are x and x**2)"
     )
+
+
+def _probe_parts(
+    factor: Factor,
+    scope: tuple[Family, ...],
+    params: Params,
+    base: list[Array],
+    i: int,
+    moved: Array,
+    split: Split,
+) -> None:
+    """The same for each part: its units' gradients must not change when all of its units are moved."""
+    if factor.local(dict(zip(factor.blocks, scope, strict=True)), split) is not None:
+        return  # affine by its form
+    family = split.family
+    at = lambda t: factor.evaluate(params, *base[:i], t, *base[i + 1 :], families=scope)  # noqa: E731
+    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
+    value, here = jax.value_and_grad(at)(base[i])
+
+    def change(part: Array) -> tuple[Array, Array]:
+        inside = colors == part
+        step = jnp.where(inside, moved - base[i], 0)
+        value_there, there = jax.value_and_grad(at)(base[i] + step)
+        curved = jnp.where(inside, jnp.abs(there - here), 0).max()
+        return curved, jnp.abs(value_there - value - jnp.vdot(here, step))
+
+    curved, jumps = jax.lax.map(change, jnp.arange(split.num_parts))
+    scale = jnp.abs(here).max() + jnp.abs(value) / moved.size + 1e-6
+    size = jnp.vdot(jnp.abs(here), jnp.abs(moved - base[i])) + jnp.abs(value) + 1e-6
+    wrong = (curved > _TOLERANCE * scale) | (jumps > _TOLERANCE * size)
+    if bool(wrong.any()):
+        raise NotMultiAffineError(
+            f"{factor!r}: its energy is not affine in the statistics of units of block {split.block!r} "
+            f"({family!r}) that its lateral pairs say do not interact; name every pair of units of this block "
+            "whose product is in the energy, and let each unit's statistics enter linearly, the others fixed"
+        )
 
 
 def jumps_alone(at, here: Array, there: Array, family: Family) -> bool:  # noqa: ANN001

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.couplings import where_rows
-from ebmpp.sweeps import Keep, Rows, Schedule, hold, natural_rows, sweep_rows
+from ebmpp.sweeps import Keep, Rows, Schedule, sweep_rows, visit
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -80,8 +80,8 @@ def near_modes(
 def _modes(
     graph: "FactorGraph", params: Any, x: Rows, blocks: tuple[str, ...], keep: Keep
 ) -> dict[str, Array]:
-    eta = natural_rows(graph, params, x, blocks)
-    return hold(keep, x, {b: graph.families[b].mode(eta[b]).astype(x[b].dtype) for b in blocks})
+    new = lambda eta, view, _: {b: view.families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}  # noqa: E731
+    return visit(graph, params, x, blocks, new, keep)
 
 
 def _improve(graph: "FactorGraph", params: Any, search: Search, moved: Rows) -> Search:

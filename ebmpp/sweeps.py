@@ -6,7 +6,7 @@ A *row* is one state: a dict of blocks of shape ``(rows, *shape)``, and a key pa
 ``(rows, 2)``. A row's draws depend on its own key pair alone. Nothing is checked here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived
+from ebmpp import bits, derived, parts
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -26,9 +26,12 @@ Schedule = tuple[tuple[str, ...], ...]
 
 
 def schedule(graph: "FactorGraph", clamped: Iterable[str] = ()) -> Schedule:
-    """The layers of one sweep without the clamped blocks."""
+    """The blocks of one sweep without the clamped ones, a tuple of blocks that do not interact at a time.
+
+    A block whose units interact stands alone, and is visited part by part.
+    """
     held = set(clamped)
-    free = (tuple(b for b in layer if b not in held) for layer in graph.layers)
+    free = (tuple(b for b in layer if b not in held) for layer in graph.block_layers)
     return tuple(layer for layer in free if layer)
 
 
@@ -40,8 +43,12 @@ def hold(keep: Keep, x: Rows, new: Rows) -> dict[str, Array]:
 def natural_rows(
     graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str]
 ) -> dict[str, Array]:
-    """Natural parameters of ``blocks``, each of shape ``(rows, *shape, *stat_shape)``."""
-    around = {b: x[b] for b in graph.neighbours(blocks)}
+    """Natural parameters of ``blocks``, each of shape ``(rows, *shape, *stat_shape)``.
+
+    Where the units of a block interact, of each given all others: :func:`visit` draws such a block.
+    """
+    inside = [b for b in blocks if b in graph.splits]
+    around = {b: x[b] for b in (*graph.neighbours(blocks), *inside)}
     if not around:  # no neighbours: the same for every row
         eta = derived.natural(graph, params, {}, blocks)
         rows = len(next(iter(x.values())))
@@ -50,14 +57,49 @@ def natural_rows(
     return jax.vmap(one)(graph.statistics(around))
 
 
-def num_words(graph: "FactorGraph", blocks: Iterable[str], *, coupled: bool = False) -> int:
+#: From natural parameters, the families and the part of a visit to new values; the part is None where a
+#: layer is drawn at once.
+New = Callable[[dict[str, Array], "FactorGraph | parts.View", Any], Mapping[str, Array]]
+
+
+def visit(
+    graph: "FactorGraph",
+    params: dict[str, Any],
+    x: Rows,
+    blocks: Iterable[str],
+    new: New,
+    keep: Keep = MappingProxyType({}),
+) -> dict[str, Array]:
+    """New values of the ``blocks`` of a layer: all at once, or part by part where the units interact.
+
+    :param new: makes the values of what can be drawn at once.
+    :param keep: units that are held.
+    """
+    blocks = tuple(blocks)
+    if graph.splits.keys().isdisjoint(blocks):
+        return hold(keep, x, dict(new(natural_rows(graph, params, x, blocks), graph, None)))
+    (block,) = blocks
+    split, around = graph.splits[block], parts.surround(graph, params, x, block)
+    held = parts.to_units(keep[block], split.family) if block in keep else None
+
+    def step(part: Any, units: Array) -> Array:
+        eta = parts.natural_part(graph, params, x, units, block, around, part)
+        made = new({block: eta}, parts.view(graph, block, part), part)[block].T
+        if held is not None:
+            made = jnp.where(split.take(held, part), split.take(units, part), made)
+        return split.put(units, part, made)
+
+    return {block: parts.to_rows(split.each(step, parts.to_units(x[block], split.family)), split.family)}
+
+
+def num_words(graph: "FactorGraph | parts.View", blocks: Iterable[str], *, coupled: bool = False) -> int:
     """How many random words a row's draw of ``blocks`` takes."""
     families = [graph.families[b] for b in blocks]
     return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families)
 
 
 def split_words(
-    graph: "FactorGraph", blocks: Iterable[str], words: Array, *, coupled: bool = False
+    graph: "FactorGraph | parts.View", blocks: Iterable[str], words: Array, *, coupled: bool = False
 ) -> dict[str, Array]:
     """The words of each block, of shape ``(rows, *shape, words a unit)``."""
     parts, start = {}, 0
@@ -71,7 +113,7 @@ def split_words(
 
 
 def draw_rows(
-    graph: "FactorGraph", blocks: Iterable[str], eta: Mapping[str, Array], words: Array
+    graph: "FactorGraph | parts.View", blocks: Iterable[str], eta: Mapping[str, Array], words: Array
 ) -> dict[str, Array]:
     """Draw ``blocks`` from their families at ``eta``."""
     parts = split_words(graph, blocks, words)
@@ -101,9 +143,31 @@ def draw_layer(
     graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str], pairs: Array, keep: Keep
 ) -> dict[str, Array]:
     """New values of the ``blocks`` of a layer given the rest."""
-    eta = natural_rows(graph, params, x, blocks)
-    words = bits.words(pairs, num_words(graph, blocks))
-    return hold(keep, x, draw_rows(graph, blocks, eta, words))
+
+    def new(eta: dict[str, Array], view: "FactorGraph | parts.View", part: Any) -> dict[str, Array]:
+        keys = pairs if part is None else bits.fold_in(pairs, 0, part)
+        return draw_rows(view, eta, eta, bits.words(keys, num_words(view, eta)))
+
+    return visit(graph, params, x, blocks, new, keep)
+
+
+def num_parts(graph: "FactorGraph", blocks: Iterable[str]) -> int:
+    """In how many parts the ``blocks`` of a layer are drawn."""
+    return max(graph.splits[b].num_parts if b in graph.splits else 1 for b in blocks)
+
+
+def draw_part(
+    graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str], part: Any, pairs: Array
+) -> dict[str, Array]:
+    """The ``blocks`` of a layer with new values of one part; all of them new where there is but one."""
+    (block, *_) = blocks = tuple(blocks)
+    if block not in graph.splits:
+        return draw_layer(graph, params, x, blocks, pairs, {})
+    split, around = graph.splits[block], parts.surround(graph, params, x, block)
+    units, view = parts.to_units(x[block], split.family), parts.view(graph, block, part)
+    eta = {block: parts.natural_part(graph, params, x, units, block, around, part)}
+    made = draw_rows(view, blocks, eta, bits.words(pairs, num_words(view, blocks)))[block]
+    return {block: parts.to_rows(split.put(units, part, made.T), split.family)}
 
 
 def initial_rows(graph: "FactorGraph", blocks: Iterable[str], pairs: Array) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tempering: replicas of one model at inverse temperatures, and sweeps that exchange their states.
 
-Replica r has the energy "factors of one block, plus beta_r times the others": at beta = 0 the units are
+Replica r has the energy "factors in which no units interact, plus beta_r times the others": at beta = 0 the units are
 independent under their biases, at beta = 1 it is the model. All replicas together are a graph again (every
 block has one more axis), so that whatever is derived from an energy is derived for them too.
 
@@ -22,12 +22,12 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.couplings import Attempt, resolve
-from ebmpp.errors import DeclarationError, DomainError
+from ebmpp.errors import DeclarationError, DomainError, IntractableError, clash
 from ebmpp.factors import Factor
 from ebmpp.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.layer_move import Layer
-from ebmpp.moves import Drawn, couple_prepared
+from ebmpp.moves import Drawn, Whole, couple_focused
 from ebmpp.states import Observed, as_array, as_rows
 from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
 
@@ -36,7 +36,7 @@ from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Replicated(Factor):
-    """A factor in every replica, weighted by the replica's beta if it is over two or more blocks.
+    """A factor in every replica, weighted by the replica's beta if units interact in it.
 
     :param factor: the factor of one replica.
     :param num: how many replicas.
@@ -56,7 +56,7 @@ class Replicated(Factor):
     @property
     def tempered(self) -> bool:
         """Whether beta weighs it."""
-        return len(self.blocks) > 1
+        return self.factor.interacts
 
     def energies(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
         """The factor's energy in each replica, beta left out: shape ``(num,)``."""
@@ -68,10 +68,19 @@ class Replicated(Factor):
         energies = self.energies(params, *statistics, families=families)
         return params[0] @ energies if self.tempered else energies.sum()
 
+    def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
+        single = {b: _single(families[b]) for b in self.blocks}
+        return {b: _copies(e, single[b].size, self.num) for b, e in self.factor.edges(single).items()}
+
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
         single = {b: _single(families[b]) for b in self.blocks}
         own = self.factor.init_params(rng_key, single)
         return (jnp.linspace(0.0, 1.0, self.num), own) if self.tempered else own
+
+
+def _copies(edges: np.ndarray, size: int, num: int) -> np.ndarray:
+    """The pairs of every replica: units of different replicas do not interact."""
+    return (edges + size * np.arange(num)[:, None, None]).reshape(-1, 2)
 
 
 def _single(family: Family) -> Family:
@@ -84,7 +93,7 @@ def replicate(graph: FactorGraph, num: int) -> FactorGraph:
 
     :param graph: the model.
     :param num: how many replicas.
-    :raises DeclarationError: for a graph without a factor over two or more blocks.
+    :raises DeclarationError: for a graph in which no units interact.
 
     **Example**
 
@@ -92,9 +101,9 @@ def replicate(graph: FactorGraph, num: int) -> FactorGraph:
     >>> replicate(layered(v=Bernoulli(4), h=Bernoulli(3)), 10).families["v"].shape
     (10, 4)
     """
-    if not any(len(f.blocks) > 1 for f in graph.factors):
+    if not any(f.interacts for f in graph.factors):
         raise DeclarationError(
-            "no factor of this graph is over two or more blocks, so its blocks are independent and there is "
+            "in no factor of this graph do units interact, so they are independent and there is "
             "nothing to temper; BlockedGibbs draws it exactly"
         )
     grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))  # noqa: E731
@@ -110,7 +119,7 @@ def tempered_params(graph: FactorGraph, params: Mapping[str, Any], betas: Array)
     :param params: its params.
     :param betas: one a replica.
     """
-    return {f.name: (betas, params[f.name]) if len(f.blocks) > 1 else params[f.name] for f in graph.factors}
+    return {f.name: (betas, params[f.name]) if f.interacts else params[f.name] for f in graph.factors}
 
 
 def check_betas(betas: Any) -> tuple[float, ...]:
@@ -223,7 +232,7 @@ class OfColdest:
 
 
 @dataclasses.dataclass(frozen=True)
-class TemperedSweep:
+class TemperedSweep(Whole):
     """All layers of all replicas and even swaps, then all layers once more and odd swaps: one move.
 
     Neighbouring replicas exchange states, accepted by their energies. Even swaps (of replicas 0 and 1, 2 and
@@ -293,8 +302,22 @@ class TemperedSweep:
         return params  # the layers depend on one another: nothing can be made beforehand
 
     def attempt(
-        self, graph: FactorGraph, prepared: Any, z: Rows, pairs: Array, keep: Keep, first: Array, same: Array
+        self,
+        graph: FactorGraph,
+        prepared: Any,
+        z: Rows,
+        pairs: Array,
+        keep: Keep,
+        first: Array,
+        same: Array,
+        part: Any = 0,
     ) -> Attempt:
+        for b in graph.splits:
+            raise IntractableError(
+                f"{clash(b, b)}, and pairs of replicas of such a block are not coupled: ParallelTempering draws "
+                "it without a partner, MaximalCoupling couples it without replicas"
+            )
+
         def half(z: Rows, parity: Array) -> tuple[Rows, Array]:
             own, broken = bits.fold_in(pairs, parity), jnp.zeros(len(pairs), bool)
             for index, layer in enumerate(self.layers):
@@ -314,7 +337,7 @@ class TemperedSweep:
         rows, num = next(iter(z.values())).shape[1:3]
         apart = lambda v: v.reshape(2, rows * num, *v.shape[3:])  # noqa: E731
         together = lambda v: v.reshape(rows, num, *v.shape[1:])  # noqa: E731
-        made = couple_prepared(
+        made = couple_focused(
             self.graph,
             {b: apart(e) for b, e in layer.prepare(graph, params, z, keep).items()},
             {b: apart(v) for b, v in z.items()},

@@ -25,6 +25,7 @@ from ebmpp import (
     FactorGraph,
     Family,
     Gaussian,
+    Pairwise,
     Poisson,
     Spin,
 )
@@ -97,10 +98,13 @@ def numpy_log_base(family: Family, x: np.ndarray) -> float:
 
 
 def numpy_energy(graph: FactorGraph, params: Mapping[str, Any], x: Mapping[str, np.ndarray]) -> float:
-    """E of one state for biases and bilinear factors, by loops over units."""
+    """E of one state for biases, bilinear and pairwise factors, by loops over units."""
     total = 0.0
     for factor in graph.factors:
         weight = np.asarray(params[factor.name], float)
+        if isinstance(factor, Pairwise):
+            total += _pairwise_energy(factor, graph.families, weight, x[factor.blocks[0]])
+            continue
         ts = []
         for b in factor.blocks:
             t = numpy_statistics(graph.families[b], x[b])
@@ -113,6 +117,17 @@ def numpy_energy(graph: FactorGraph, params: Mapping[str, Any], x: Mapping[str, 
                 start += t.ndim
             total -= term
     return total
+
+
+def _pairwise_energy(
+    factor: Pairwise, families: Mapping[str, Family], weight: np.ndarray, x: np.ndarray
+) -> float:
+    (block,) = factor.blocks
+    family, learned = families[block], getattr(families[block], "variance", "unit") == "learned"
+    t = numpy_statistics(family, x).reshape(family.size, -1)
+    t = t[:, :1] if learned else t
+    each = np.broadcast_to(weight, len(factor.edges(families)[block]))
+    return -sum(w * float(t[i] @ t[j]) for w, (i, j) in zip(each, factor.edges(families)[block], strict=True))
 
 
 def numpy_log_weight(graph: FactorGraph, params: Mapping[str, Any], x: Mapping[str, np.ndarray]) -> float:

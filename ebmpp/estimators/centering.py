@@ -13,6 +13,7 @@ from ebmpp import derived
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
 from ebmpp.estimators.dc import SDCP
+from ebmpp.estimators.mean_field import mean_layer
 from ebmpp.estimators.phases import Posterior
 from ebmpp.factors import Bias
 from ebmpp.sweeps import schedule
@@ -232,8 +233,7 @@ def _data_means(graph: "FactorGraph", params: Params, offsets: Rows, batch: Batc
     t = {b: jnp.broadcast_to(offsets[b], (size, *offsets[b].shape)) for b in graph.latent}
     t |= graph.statistics(batch.rows)
     for layer in schedule(graph, clamped=graph.visible):
-        eta = jax.vmap(lambda row: derived.natural(graph, params, row, layer))(t)
-        t |= {b: graph.families[b].mean(e) for b, e in eta.items()}
+        t |= jax.vmap(lambda row, layer=layer: mean_layer(graph, params, row, layer))(t)
     share = batch.weights / _nonzero(batch.weights.sum())
     return {b: jnp.tensordot(share, v, 1) for b, v in t.items()}
 

@@ -68,14 +68,35 @@ class MeanField:
 
 def _pass(graph: "FactorGraph", params: Params, layers: tuple[tuple[str, ...], ...], t: Rows) -> Rows:
     for blocks in layers:
-        eta = derived.natural(graph, params, t, blocks)
-        t = t | {b: graph.families[b].mean(eta[b]).astype(t[b].dtype) for b in blocks}
+        t = t | mean_layer(graph, params, t, blocks)
     return t
+
+
+def mean_layer(graph: "FactorGraph", params: Params, t: Rows, blocks: tuple[str, ...]) -> Rows:
+    """Mean statistics of the ``blocks`` of a layer given ``t``; of units that interact, part after part.
+
+    :param t: statistics of one row.
+    """
+
+    def means(t: Rows) -> Rows:
+        eta = derived.natural(graph, params, t, blocks)
+        return {b: graph.families[b].mean(eta[b]).astype(t[b].dtype) for b in blocks}
+
+    if graph.splits.keys().isdisjoint(blocks):
+        return means(t)
+    (block,) = blocks
+    split, family = graph.splits[block], graph.families[block]
+    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
+
+    def step(part: Array, now: Array) -> Array:
+        return jnp.where(colors == part, means(t | {block: now})[block], now)
+
+    return {block: split.each(step, t[block])}
 
 
 def _alone(graph: "FactorGraph", params: Params, block: str) -> Array:
     nothing = {
         b: jnp.zeros(graph.families[b].statistic_shape, jnp.result_type(float))
-        for b in graph.neighbours([block])
+        for b in (block, *graph.neighbours([block]))
     }
     return derived.natural(graph, params, nothing, [block])[block]

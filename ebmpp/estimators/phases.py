@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.accumulators import gradient_at, weighted_gradient
-from ebmpp.errors import IntractableError
+from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Params, Rows
 from ebmpp.sweeps import initial_rows, schedule, sweep_rows
 
@@ -36,7 +36,7 @@ def check_posterior(graph: "FactorGraph", name: str, posterior: Posterior | None
     if posterior is None and not tractable_posterior(graph):
         a, b = graph.interacting(graph.latent)[0]
         raise IntractableError(
-            f"{name} needs an exact positive phase, and latent blocks {a!r} and {b!r} interact given the "
+            f"{name} needs an exact positive phase, and latent {clash(a, b)} given the "
             "visible ones; UCD() runs a second set of coupled chains on the posterior, and "
             f"{name}(posterior=MeanField()) takes a variational one"
         )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
-from ebmpp.errors import IntractableError
+from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import (
@@ -180,7 +180,7 @@ class UCD:
             raise ValueError(f"UCD: marginalize names {unknown}, and the blocks are {list(graph.families)}")
         for a, b in graph.interacting(given):
             raise IntractableError(
-                f"UCD: blocks {a!r} and {b!r} interact, so they cannot be summed out together; "
+                f"UCD: {clash(a, b)}, so they cannot be summed out together; "
                 'marginalize="layers" sums out every layer in turn'
             )
 
@@ -288,7 +288,9 @@ class UCD:
         return _Phase(gradient, self._follow(length, outcome, window), _metrics(outcome, window, proposes))
 
     def _accumulator(self, graph: "FactorGraph", free: set[str]) -> Accumulator:
-        groups = graph.layers if self.marginalize == "layers" else (self.marginalize,)
+        groups = (self.marginalize,)
+        if self.marginalize == "layers":  # those that can be summed out
+            groups = tuple(layer for layer in graph.block_layers if layer[0] not in graph.splits)
         groups = tuple(tuple(b for b in group if b in free) for group in groups)
         groups = tuple(group for group in groups if group)
         return MarginalGradient(groups) if groups else EnergyGradient()

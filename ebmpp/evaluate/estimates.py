@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from ebmpp import states
-from ebmpp.errors import IntractableError, StateError
+from ebmpp.errors import IntractableError, StateError, clash
 from ebmpp.graph import FactorGraph, Params
 
 Data = Mapping[str, Array] | Array
@@ -71,7 +71,7 @@ class LogPartition:
         if self.graph.interacting(self.graph.latent):
             a, b = self.graph.interacting(self.graph.latent)[0]
             raise IntractableError(
-                f"latent blocks {a!r} and {b!r} interact given the visible ones, so the free energy of a row "
+                f"latent {clash(a, b)} given the visible ones, so the free energy of a row "
                 "has no closed form, and log Z alone does not give its likelihood; exact.log_likelihood sums "
                 "over the latents of small models"
             )

@@ -72,10 +72,10 @@ def _plan(graph: FactorGraph, given: Iterable[str] = ()) -> _Plan:
     integrated = {b for edge in graph.interacting(gaussian) for b in edge}
     _refuse_infinite(graph, infinite, integrated)
     taken = infinite | set(graph.neighbours(infinite))
-    rest = graph.to_networkx().subgraph(b for b in free if b not in taken)
+    rest = graph.to_networkx().subgraph(b for b in free if b not in taken and b not in graph.splits)
     place = {b: i for i, b in enumerate(free)}
     plans = []
-    for chosen in _independent_sets(rest, graph.layers):
+    for chosen in _independent_sets(rest, graph.block_layers):
         summed = (infinite - integrated).union(chosen)
         left = (b for b in free if b not in summed | integrated)
         ordered = (tuple(sorted(group, key=place.__getitem__)) for group in (left, summed, integrated))

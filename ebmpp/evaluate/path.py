@@ -146,7 +146,7 @@ def reference(
     families = graph.families
     default = {b: f.default_eta() for b, f in families.items()}
     if data is None:
-        single = [f for f in graph.factors if len(f.blocks) == 1]
+        single = [f for f in graph.factors if not f.interacts]
         zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
         own = derived.contributed(graph, single, params, zero)
         made = {b: own[b] if bool(f.in_domain(own[b]).all()) else default[b] for b, f in families.items()}
@@ -198,14 +198,18 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
     """
     place = {b: i for i, b in enumerate(graph.families)}
     size = lambda blocks: sum(graph.families[b].size for b in blocks)  # noqa: E731
-    found = [
-        sorted(s, key=place.__getitem__) for s in exact._independent_sets(graph.to_networkx(), graph.layers)
-    ]
+    whole = graph.to_networkx().subgraph(b for b in graph.families if b not in graph.splits)
+    found = [sorted(s, key=place.__getitem__) for s in exact._independent_sets(whole, graph.block_layers)]
     # the places break ties, so that the choice does not depend on the hashes of the names
     best = min(found, key=lambda s: (-size(s), [place[b] for b in s]))
     if len(best) == len(place):  # no two blocks interact
         best.remove(min(best, key=lambda b: graph.families[b].size))
     return tuple(best)
+
+
+def _of_part(graph: FactorGraph, eta0: Eta, block: str, part: Any) -> Array:
+    split = graph.splits[block]
+    return split.take(eta0[block].reshape(split.family.size, *split.family.stat_shape), part)
 
 
 def _between(eta0: Array, eta1: Array, beta: Array) -> Array:
@@ -256,8 +260,17 @@ def _carry(
         # the summed blocks first: then a sweep leaves the law of the kept ones as it is
         x = x | draw(summed, eta, high, bits.fold_in(own, 0))
         for index, blocks in enumerate(layers, 1):
-            eta = sweeps.natural_rows(graph, params, x, blocks)
-            x = x | draw(blocks, eta, high, bits.fold_in(own, index))
+            keys = bits.fold_in(own, index)
+
+            def new(eta: Eta, view: Any, part: Any, keys: Array = keys) -> State:
+                words = bits.words(
+                    keys if part is None else bits.fold_in(keys, 0, part), sweeps.num_words(view, eta)
+                )
+                start = {b: eta0[b] if part is None else _of_part(graph, eta0, b, part) for b in eta}
+                eta = {b: _between(start[b], e, high) for b, e in eta.items()}
+                return sweeps.draw_rows(view, eta, eta, words)
+
+            x = x | sweeps.visit(graph, params, x, blocks, new)
         kept = {b: v for b, v in x.items() if b not in summed}
         return kept, log_weight + gain, spread.at[i].set(gain.std())
 

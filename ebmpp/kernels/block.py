@@ -212,7 +212,8 @@ class GibbsBlock(MCMCKernel):
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Steps done, and acceptance where there are Metropolis steps."""
         steps = int(np.max(state.i))
-        layers = sum(bool(set(layer) & set(self.within.site_blocks)) for layer in self.within.layers)
+        sites = [layer for layer in self.within.layers if set(layer) & set(self.within.site_blocks)]
+        layers = sum(sweeps.num_parts(self.graph, layer) for layer in sites)
         told = f"{steps} steps of {list(self.within.layouts)}"
         if self.within.log_weight is None:
             return told

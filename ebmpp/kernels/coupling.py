@@ -55,7 +55,7 @@ class MaximalCoupling(CoupledKernel):
     ) -> None:
         super().__init__(graph, lag, init)
         if coupling is None or isinstance(coupling, str):
-            couplings.resolve(coupling, graph.layers)
+            couplings.resolve(coupling, graph.block_layers)
         self.coupling = coupling if coupling is None or isinstance(coupling, str) else tuple(coupling)
 
     def _options(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp import bits, derived, perfect, states, sweeps
-from ebmpp.errors import IntractableError, ParameterError
+from ebmpp.errors import IntractableError, ParameterError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import is_batched
 
@@ -261,7 +261,7 @@ class Exchange(MCMCKernel):
         if self.graph.interacting(summed):
             a, b = self.graph.interacting(summed)[0]
             raise IntractableError(
-                f"blocks {a!r} and {b!r} interact and data gives neither, so they cannot be summed out in "
+                f"{clash(a, b)} and data gives neither, so they cannot be summed out in "
                 "closed form; sample one of them by another block of Gibbs, and let data return it"
             )
         return {b: v.astype(self.graph.families[b].dtype) for b, v in rows.items()}, summed

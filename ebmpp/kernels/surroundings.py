@@ -75,7 +75,7 @@ class Surroundings:
         """
         latents, found = set(self.latents), []
         for wanted in (latents, set(self.site_blocks)):
-            layers = (tuple(b for b in layer if b in wanted) for layer in self.graph.layers)
+            layers = (tuple(b for b in layer if b in wanted) for layer in self.graph.block_layers)
             found.extend(layer for layer in layers if layer)
         return tuple(found)
 
