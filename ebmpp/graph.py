@@ -88,7 +88,8 @@ class FactorGraph:
         """One visible block of a unit a node, in the nodes' order, whose units interact along the edges.
 
         :param graph: undirected. Where its edges have a ``weight``, that is where the weights start.
-        :param family: a class such as ``Spin``, called with the number of nodes; or a family of as many units.
+        :param family: a class such as ``Spin``, called with the number of nodes; or a family of as
+            many units.
         :param block: the block's name.
         :param shared: one weight for all edges.
         :param bias: whether units have biases.
@@ -98,7 +99,8 @@ class FactorGraph:
 
         >>> import networkx as nx
         >>> from ebmpp import FactorGraph, Spin
-        >>> ising = FactorGraph.from_networkx(nx.grid_2d_graph(64, 64, periodic=True), family=Spin, shared=True)
+        >>> torus = nx.grid_2d_graph(64, 64, periodic=True)
+        >>> ising = FactorGraph.from_networkx(torus, family=Spin, shared=True)
         >>> ising.layers
         (('x[0]',), ('x[1]',))
         """
@@ -155,7 +157,7 @@ class FactorGraph:
                 yield layer
 
     def to_networkx(self) -> nx.Graph:
-        """The block graph: nodes with ``family``, ``visible``, ``layer`` and ``parts``, edges with ``factors``."""
+        """The block graph; nodes have ``family``, ``visible``, ``layer`` and ``parts``, edges ``factors``."""
         made = self._block_graph()
         layer = {block: i for i, blocks in enumerate(self.block_layers) for block in blocks}
         for block, family in self.families.items():
@@ -307,8 +309,8 @@ class FactorGraph:
     def natural_parameters(self, params: Params, x: State, block: str) -> Array:
         """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``.
 
-        :param block: a block, or a part such as "x[0]" of one whose units interact. Of such a whole block, the
-            natural parameter of each unit given all the others.
+        :param block: a block, or a part such as "x[0]" of one whose units interact. Of such a whole
+            block, the natural parameter of each unit given all the others.
         """
         return self._law(params, x, block)[0]
 
@@ -321,8 +323,8 @@ class FactorGraph:
         """
         if block in self.splits:
             raise IntractableError(
-                f"{clash(block, block)}, so given the rest it has no law of independent units; ask for one of "
-                f"its parts, such as {lateral.part_name(block, 0)!r}, or draw the block with BlockedGibbs"
+                f"{clash(block, block)}, so given the rest it has no law of independent units; ask for one "
+                f"of its parts, such as {lateral.part_name(block, 0)!r}, or draw the block with BlockedGibbs"
             )
         eta, family = self._law(params, x, block)
         return family.distribution(eta)

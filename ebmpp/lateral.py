@@ -49,8 +49,8 @@ class Pairs:
             return given
         listed = list(given.edges()) if isinstance(given, nx.Graph) else given
         wanted = (
-            f"the lateral pairs of block {block!r} are pairs of units (numbers, or indices such as (3, 5) in a "
-            "block of two axes), or a networkx graph whose nodes are units"
+            f"the lateral pairs of block {block!r} are pairs of units (numbers, or indices such as (3, 5) in "
+            "a block of two axes), or a networkx graph whose nodes are units"
         )
         try:
             array = np.asarray(listed)
@@ -71,7 +71,8 @@ class Pairs:
         shape = family.shape
         if array.ndim == 3 and array.shape[2] != len(shape):
             raise DeclarationError(
-                f"{factor}: units are given by {array.shape[2]} indices, and block {block!r} has shape {shape}"
+                f"{factor}: units are given by {array.shape[2]} indices, and block {block!r} has shape "
+                f"{shape}"
             )
         limit = np.asarray(shape if array.ndim == 3 else family.size)
         outside = ((array < 0) | (array >= limit)).reshape(len(array), -1).any(1)
@@ -89,8 +90,8 @@ def _check_simple(factor: str, block: str, edges: np.ndarray) -> None:
     loops = edges[edges[:, 0] == edges[:, 1]]
     if len(loops):
         raise DeclarationError(
-            f"{factor}: unit {int(loops[0, 0])} of block {block!r} is joined to itself; what a unit has on its "
-            f"own belongs in Bias({block!r})"
+            f"{factor}: unit {int(loops[0, 0])} of block {block!r} is joined to itself; what a unit has on "
+            f"its own belongs in Bias({block!r})"
         )
     unique, count = np.unique(np.sort(edges, axis=1), axis=0, return_counts=True)
     if (count > 1).any():
@@ -161,7 +162,7 @@ class Split:
         return np.stack([fit(a) for a in each])
 
     def at(self, part: Any) -> Any:
-        """The units of a part: as many as it has where parts are unrolled, else as many as the largest has."""
+        """The units of a part: as many as it has where parts are unrolled, else as the largest has."""
         return self.units[part] if self.unrolled else jnp.asarray(self.table)[part]
 
     def part_family(self, part: Any) -> Family:

@@ -59,7 +59,7 @@ class Layer:
         return 1 if split is None else split.num_parts
 
     def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
-        """Natural parameters, ``(2 rows, *shape, *stat_shape)`` a block; or what surrounds the block's parts."""
+        """Natural parameters, ``(2 rows, *shape, *stat_shape)`` a block; or what surrounds its parts."""
         flat = _flat(z)
         if self.blocks[0] in graph.splits:
             return params, parts.surround(graph, params, flat, self.blocks[0])
@@ -90,8 +90,10 @@ class Layer:
         same: Array,
         part: Any = 0,
     ) -> Attempt:
-        """See :class:`~ebmpp.moves.Move`. Units that are held have one law in both chains, so that they have no
-        say in whether the chains meet."""
+        """See :class:`~ebmpp.moves.Move`.
+
+        Units that are held have one law in both chains, and so no say in whether the chains meet.
+        """
         (block, *_), etas = self.blocks, tuple({b: e[i] for b, e in focused.items()} for i in range(2))
         split = graph.splits.get(block)
         view = graph if split is None else parts.view(graph, block, part)

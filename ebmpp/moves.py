@@ -48,10 +48,10 @@ class Move(Protocol):
         """New values of ``blocks``, for one chain a row, and how many proposals each row took."""
 
     def num_parts(self, graph: "FactorGraph") -> int:
-        """In how many parts a coupled draw is made, one after the other; each is a step with its own trials."""
+        """In how many parts a coupled draw is made, each with its own trials."""
 
     def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
-        """What all parts of a coupled draw have in common; it does not depend on ``blocks`` if there are some."""
+        """What all parts have in common; where there are several it does not depend on ``blocks``."""
 
     def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
         """What all trials of a part have in common."""

@@ -94,8 +94,8 @@ def declare(
 ) -> tuple[Family, list[Factor]]:
     """A block of a unit a node, and its factors: see :meth:`ebmpp.FactorGraph.from_networkx`.
 
-    :raises DeclarationError: for a graph that is directed, has parallel edges, loops or no node, or a family of
-        another number of units.
+    :raises DeclarationError: for a graph that is directed, has parallel edges, loops or no node, or a family
+        of another number of units.
     """
     if graph.is_directed() or graph.is_multigraph() or not len(graph):
         raise DeclarationError(
@@ -111,8 +111,8 @@ def declare(
     weights = [w for _, _, w in graph.edges(data="weight") if w is not None]
     if weights and (shared or len(weights) < len(edges)):
         raise DeclarationError(
-            f"from_networkx: {len(weights)} of {len(edges)} edges have a weight{' and shared=True' if shared else ''}; "
-            "give each one its own, or none"
+            f"from_networkx: {len(weights)} of {len(edges)} edges have a weight; give each one its own and "
+            "shared=False, or none"
         )
     init = np.array(weights, float) if weights else None
     joined = [Pairwise(block, edges, shared=shared, init=init)] if len(edges) else []
@@ -144,7 +144,7 @@ class _Table(NamedTuple):
 
 
 class Neighbours:
-    """The natural parameters that a :class:`Pairwise` factor adds to a part (see :class:`~ebmpp.lateral.Local`).
+    """What a :class:`Pairwise` factor adds to natural parameters (see :class:`~ebmpp.lateral.Local`).
 
     Autodiff gives the same over the whole block, and scatters what this looks up: on a 64x64 lattice that
     takes twenty times as long, and on a complete graph of 784 units, a part each, 784 times.

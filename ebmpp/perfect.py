@@ -9,7 +9,7 @@ once these two agree at time 0, so do all, also the one that has been running fo
 
 from collections import deque
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,8 +98,8 @@ def _check_ordered(graph: FactorGraph) -> None:
     for block, split in graph.splits.items():
         if split.family.size > _MOST_UNITS or any(not isinstance(f, Pairwise) for f in split.own):
             raise IntractableError(
-                f"block {block!r}, whose units interact, has {split.family.size} units; coupling from the past "
-                f"takes at most {_MOST_UNITS} of such a block, joined by Pairwise factors"
+                f"block {block!r}, whose units interact, has {split.family.size} units; coupling from the "
+                f"past takes at most {_MOST_UNITS} of such a block, joined by Pairwise factors"
             )
     for factor in graph.factors:
         if len(factor.blocks) > 2:

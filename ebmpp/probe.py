@@ -135,8 +135,9 @@ def _probe_parts(
     if bool(wrong.any()):
         raise NotMultiAffineError(
             f"{factor!r}: its energy is not affine in the statistics of units of block {split.block!r} "
-            f"({family!r}) that its lateral pairs say do not interact; name every pair of units of this block "
-            "whose product is in the energy, and let each unit's statistics enter linearly, the others fixed"
+            f"({family!r}) that its lateral pairs say do not interact; name every pair of units of this "
+            "block whose product is in the energy, and let each unit's statistics enter linearly, the others "
+            "held fixed"
         )
 
 

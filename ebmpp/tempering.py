@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tempering: replicas of one model at inverse temperatures, and sweeps that exchange their states.
 
-Replica r has the energy "factors in which no units interact, plus beta_r times the others": at beta = 0 the units are
-independent under their biases, at beta = 1 it is the model. All replicas together are a graph again (every
-block has one more axis), so that whatever is derived from an energy is derived for them too.
+Replica r has the energy "factors in which no units interact, plus beta_r times the others": at beta = 0 the
+units are independent under their biases, at beta = 1 it is the model. All replicas together are a graph again
+(every block has one more axis), so that whatever is derived from an energy is derived for them too.
 
 Replicas go from hot (the first, the smallest beta) to cold (the last, beta = 1).
 """
@@ -314,8 +314,8 @@ class TemperedSweep(Whole):
     ) -> Attempt:
         for b in graph.splits:
             raise IntractableError(
-                f"{clash(b, b)}, and pairs of replicas of such a block are not coupled: ParallelTempering draws "
-                "it without a partner, MaximalCoupling couples it without replicas"
+                f"{clash(b, b)}, and pairs of replicas of such a block are not coupled: ParallelTempering "
+                "draws it without a partner, MaximalCoupling couples it without replicas"
             )
 
         def half(z: Rows, parity: Array) -> tuple[Rows, Array]:
