@@ -1,0 +1,211 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The Ising model on a square lattice: energy and magnetisation against Onsager, and meeting times.
+
+``python models/ising.py --out ising`` runs 100 chains on a 64x64 torus at several couplings, below and above
+the critical one, and pairs of coupled chains where they meet. Writes the curves, states of the chains, the
+survival of meeting times, and an ArviZ file.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+from numpyro.infer import MCMC
+from scipy.special import ellipk
+import xarray as xr
+
+import jax
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import FactorGraph, Spin
+
+CRITICAL = 0.5 * np.log(1 + np.sqrt(2))
+_COUPLINGS = (0.2, 0.3, 0.38, 0.42, 0.46, 0.5, 0.6, 0.7)
+_COUPLED = (0.1, 0.2, 0.3, 0.36)
+_MOST_SWEEPS = 5000
+
+
+class Measured(NamedTuple):
+    """What chains tell at one coupling: means and standard errors, over chains."""
+
+    magnetization: float
+    magnetization_error: float
+    energy: float
+    energy_error: float
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--side", type=int, default=64, help="of the lattice")
+    add("--num-chains", type=int, default=100)
+    add("--sweeps", type=int, default=1000, help="at each coupling; the first half is left out")
+    add("--num-pairs", type=int, default=100, help="pairs of coupled chains")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=Path("ising"), help="folder for pictures and files")
+    add("--no-progress", action="store_true", help="no progress bar")
+    args = parser.parse_args(argv)
+    for name, least in (("side", 3), ("num_chains", 2), ("sweeps", 2), ("num_pairs", 2)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} is at least {least}, not {getattr(args, name)}")
+    return args
+
+
+def declare(side: int) -> FactorGraph:
+    """A torus of spins, one coupling for all its edges, no field."""
+    lattice = nx.grid_2d_graph(side, side, periodic=True)
+    return FactorGraph.from_networkx(lattice, family=Spin, shared=True, bias=False)
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+
+def spontaneous_magnetization(coupling: Any) -> np.ndarray:
+    """Of the infinite lattice: Yang (1952), after Onsager; 0 below the critical coupling."""
+    coupling = np.asarray(coupling, float)
+    ordered = np.maximum(1 - np.sinh(2 * np.maximum(coupling, CRITICAL)) ** -4.0, 0)
+    return np.where(coupling > CRITICAL, ordered ** (1 / 8), 0.0)
+
+
+def energy_per_spin(coupling: Any) -> np.ndarray:
+    """Of the infinite lattice, in units of the coupling constant: Onsager (1944)."""
+    twice = 2 * np.asarray(coupling, float)
+    modulus = 2 * np.sinh(twice) / np.cosh(twice) ** 2
+    rest = 2 / np.pi * (2 * np.tanh(twice) ** 2 - 1) * ellipk(modulus**2)
+    return -(1 + rest) / np.tanh(twice)
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[Measured, Any]:
+    """Chains from all spins up: below the critical temperature domains would take ages to grow."""
+    half = args.sweeps // 2
+    mcmc = MCMC(
+        ebmpp.BlockedGibbs(ising),
+        num_warmup=args.sweeps - half,
+        num_samples=half,
+        thinning=max(1, half // 50),
+        num_chains=args.num_chains,
+        chain_method="vectorized",
+        progress_bar=not args.no_progress,
+    )
+    params = {"x:x": jnp.asarray(coupling)}
+    up = {"x": jnp.ones((args.num_chains, args.side**2))}
+    mcmc.run(jax.random.key(args.seed), params, init_params=up)
+    x = mcmc.get_samples(group_by_chain=True)["x"]
+    magnetization = jnp.abs(x.mean(-1)).mean(
+        1
+    )  # a number a chain, so the errors are those of independent ones
+    energy = (
+        jax.lax.map(lambda chain: ising.energy({"x:x": jnp.ones(())}, {"x": chain}).mean(), x) / args.side**2
+    )
+    error = lambda a: float(a.std(ddof=1) / np.sqrt(len(a)))  # noqa: E731
+    made = Measured(float(magnetization.mean()), error(magnetization), float(energy.mean()), error(energy))
+    return made, np.asarray(x[:, -1])
+
+
+def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespace) -> Any:
+    """Pairs of coupled chains from random spins."""
+    energy = lambda x: x["x"].mean()  # noqa: E731
+    return ebmpp.unbiased_expectation(
+        ising,
+        {"x:x": jnp.asarray(coupling)},
+        energy,
+        rng_key=jax.random.key(args.seed + 1),
+        num_pairs=args.num_pairs,
+        coupling=kind,
+        max_sweeps=_MOST_SWEEPS,
+    )
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def draw(measured: dict, states: dict, met: dict, args: argparse.Namespace) -> list[Path]:
+    """The curves, the states, and the meeting times."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3), layout="constrained")
+    fine = np.linspace(0.15, 0.75, 400)
+    for ax, curve, name in (
+        (axes[0], spontaneous_magnetization, "magnetization"),
+        (axes[1], energy_per_spin, "energy"),
+    ):
+        ax.plot(fine, curve(fine), color="0.4", linewidth=1, label="infinite lattice, exact")
+        values = [getattr(m, name) for m in measured.values()]
+        errors = [3 * getattr(m, f"{name}_error") for m in measured.values()]
+        ax.errorbar(list(measured), values, errors, fmt="o", markersize=4, label=f"{args.side}x{args.side}")
+        ax.axvline(CRITICAL, color="0.8", linewidth=0.8)
+        ax.set_xlabel("coupling")
+        ax.set_ylabel(f"{name} a spin")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, fontsize=8)
+    below, at, above = (min(states, key=lambda c, to=to: abs(c - to)) for to in (0.3, CRITICAL, 0.6))
+    snapshots, panels = plt.subplots(1, 3, figsize=(8.6, 3.1), layout="constrained")
+    for ax, coupling in zip(panels, (below, at, above), strict=True):
+        ax.imshow(states[coupling][0].reshape(args.side, args.side), cmap="gray", vmin=-1, vmax=1)
+        ax.set_title(f"coupling {coupling:g}", fontsize=10)
+        ax.axis("off")
+    survival, ax = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
+    for (coupling, kind), found in met.items():
+        label = f"{coupling:g}, {kind}"
+        ebmpp.plots.plot_meeting_times(found.meeting_time, found.lag, found.met, ax=ax, label=label)
+    ax.set_title("coupled chains that have not met", fontsize=10)
+    written = []
+    for name, made in (("onsager", figure), ("states", snapshots), ("meeting_times", survival)):
+        written.append(args.out / f"{name}.png")
+        made.savefig(written[-1], dpi=130)
+        plt.close(made)
+    return written
+
+
+def save(measured: dict, met: dict, args: argparse.Namespace) -> Path:
+    """What was measured, and the meeting times, for ArviZ."""
+    couplings = list(measured)
+    each = {name: ("coupling", [getattr(m, name) for m in measured.values()]) for name in Measured._fields}
+    tree = xr.DataTree(xr.Dataset(each, {"coupling": couplings}))
+    cases = [f"{c:g} {kind}" for c, kind in met]
+    times = np.stack([np.asarray(found.meeting_time) for found in met.values()])
+    tree["meeting"] = xr.DataTree(xr.Dataset({"meeting_time": (("case", "pair"), times)}, {"case": cases}))
+    path = args.out / "ising.nc"
+    tree.to_netcdf(path, engine="h5netcdf")
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Sample, couple, draw, save."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    ising = declare(args.side)
+    print(f"{ising!r}\nlayers {ising.layers}")
+    measured, states = {}, {}
+    print("coupling  magnetisation (infinite lattice)  energy (infinite lattice)")
+    for coupling in _COUPLINGS:
+        made, states[coupling] = run(ising, coupling, args)
+        measured[coupling] = made
+        print(
+            f"{coupling:8.2f}  {made.magnetization:.4f} +- {made.magnetization_error:.4f} "
+            f"({spontaneous_magnetization(coupling):.4f})      {made.energy:.4f} +- {made.energy_error:.4f} "
+            f"({energy_per_spin(coupling):.4f})"
+        )
+    met = {(c, kind): meet(ising, c, kind, args) for c in _COUPLED for kind in ("maximal", "common")}
+    for (coupling, kind), found in met.items():
+        times = found.meeting_time[found.met]
+        mean = f"mean {times.mean():.1f}, max {times.max():.0f}" if len(times) else "none"
+        print(f"coupling {coupling:g}, {kind}: {int(found.met.sum())} of {args.num_pairs} pairs met, {mean}")
+    for path in [*draw(measured, states, met, args), save(measured, met, args)]:
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
