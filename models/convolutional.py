@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--filters", type=int, default=40)
     parser.add_argument("--window", type=int, default=5, help="side of a filter")
     parser.add_argument("--pool", type=int, default=2, help="side of a pooled cell; 1 for no pooling")
-    parser.add_argument("--unbiased-steps", type=int, default=100, help="that training ends with")
+    parser.add_argument("--unbiased-steps", type=int, default=20, help="that training ends with")
     parser.add_argument("--temperatures", type=int, default=2000, help="of annealed importance sampling")
     args = checked(parser, argv, "filters", "window", "pool", "unbiased_steps", "temperatures")
     machine = declare(args.images.train.shape[1], args.filters, args.window, args.pool)
