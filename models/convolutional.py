@@ -103,9 +103,8 @@ def pictures(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, sam
     filters = ebmpp.plots.plot_units(np.asarray(fit.params["v:h"])[:, 0], ncols=8)
     filters.set_title("filters", fontsize=10)
     names = [n for n in ("gradient_norm", "meeting_time_mean", "lag") if n in fit.history]
-    size = (3.6 * len(names), 3)
-    history, axes = plt.subplots(1, len(names), figsize=size, layout="constrained", squeeze=False)
-    ebmpp.plots.plot_history(fit.history[names], axes=list(axes[0]))
+    history, axes = plt.subplots(1, 2, figsize=(7.2, 3), layout="constrained")
+    ebmpp.plots.plot_history(fit.history[names], axes=list(axes))  # the lag is drawn with the times
     return {"samples": figure, "filters": filters.figure, "history": history}
 
 
