@@ -4,6 +4,7 @@
 
 from ebmpp import data, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
+from ebmpp.convolution import Convolution
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
@@ -51,6 +52,7 @@ from ebmpp.kernels import (
     tempered_expectation,
 )
 from ebmpp.layout import Layout
+from ebmpp.linear import Linear
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.pairwise import Pairwise
 from ebmpp.perfect import perfect_sample
@@ -78,6 +80,7 @@ __all__ = [
     "Categorical",
     "Centered",
     "Conjugate",
+    "Convolution",
     "CoupledComposite",
     "EarlyStop",
     "EnergyDistribution",
@@ -91,6 +94,7 @@ __all__ = [
     "GibbsBlock",
     "Herding",
     "Layout",
+    "Linear",
     "LocalModeUCD",
     "LocalSearch",
     "MaximalCoupling",

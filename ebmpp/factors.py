@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factors: the terms of the energy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, ClassVar
 
@@ -76,6 +76,8 @@ class Factor:
 
     #: what an initialisation scheme may do with it: "bias", "weight", or nothing.
     role: ClassVar[str | None] = None
+    #: what the refusal of an energy that is not multi-affine says besides.
+    advice: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -138,22 +140,60 @@ class Factor:
         as_float = lambda a: jnp.asarray(a, jnp.result_type(float))  # noqa: E731
         return jax.tree.map(as_float, made)
 
+    def row_axes(self, families: Mapping[str, Family]) -> int | None:
+        """How many leading axes of its params are the rows of a matrix: 0 for a vector, None if unknown."""
+        del families
+        return None
+
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Bias(Factor):
     """``-<b, t(x)>``: the natural parameter that a block has on its own; ``b`` has its statistics' shape.
 
     :param block: the block's name.
+    :param shared: axes of the block's shape along which units have one bias in common, such as the positions
+        of a feature map; the params have length 1 there.
     :param name: the key of its params; the block's name unless given.
+    :raises DeclarationError: for axes that the block does not have.
+
+    **Example**
+
+    >>> import jax
+    >>> from ebmpp import Bernoulli, Bias, FactorGraph
+    >>> maps = FactorGraph({"x": Bernoulli((5, 22, 22))}, factors=[Bias("x", shared=(1, 2))])
+    >>> maps.init(jax.random.key(0))["x"].shape
+    (5, 1, 1)
     """
+
+    shared: tuple[int, ...]
 
     role = "bias"
 
-    def __init__(self, block: str, *, name: str | None = None) -> None:
+    def __init__(self, block: str, *, shared: Sequence[int] = (), name: str | None = None) -> None:
         super().__init__(block, energy=_bias_energy, name=name)
+        if not isinstance(shared, Sequence) or not all(isinstance(axis, int) for axis in shared):
+            raise DeclarationError(
+                f"Bias({block!r}): shared is a tuple of axes, such as (1, 2), not {shared!r}"
+            )
+        object.__setattr__(self, "shared", tuple(shared))
+
+    def __repr__(self) -> str:
+        shared = f", shared={self.shared}" if self.shared else ""
+        return super().__repr__().removesuffix(")") + shared + ")"
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
-        return families[self.blocks[0]].default_eta()
+        family, rank = families[self.blocks[0]], len(families[self.blocks[0]].shape)
+        if not all(-rank <= axis < rank for axis in self.shared):
+            raise DeclarationError(f"{self!r}: {family!r} has axes 0 to {rank - 1}, and shared names another")
+        return self.pool(family.default_eta(), family)
+
+    def pool(self, statistics: Array, family: Family) -> Array:
+        """The mean over the axes that are shared, which keep length 1."""
+        axes = tuple({axis % len(family.shape) for axis in self.shared})
+        return statistics.mean(axes, keepdims=True) if axes else statistics
+
+    def row_axes(self, families: Mapping[str, Family]) -> int:
+        return 0
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -179,6 +219,9 @@ class Bilinear(Factor):
         first, second = (families[b].interaction_shape for b in self.blocks)
         return jnp.zeros(first + second)
 
+    def row_axes(self, families: Mapping[str, Family]) -> int:
+        return len(families[self.blocks[0]].interaction_shape)
+
 
 def _as_lateral(blocks: tuple[str, ...], given: Mapping[str, Any]) -> tuple[tuple[str, Pairs], ...]:
     unknown = [b for b in given if b not in blocks]
@@ -190,7 +233,7 @@ def _as_lateral(blocks: tuple[str, ...], given: Mapping[str, Any]) -> tuple[tupl
 
 
 def _bias_energy(bias: Array, statistics: Array) -> Array:
-    return -jnp.vdot(bias, statistics)
+    return -jnp.vdot(jnp.broadcast_to(bias, statistics.shape), statistics)
 
 
 def _bilinear_energy(weight: Array, first: Array, second: Array) -> Array:

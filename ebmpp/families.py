@@ -160,6 +160,10 @@ class Categorical(Family):
     def sample(self, bits: Array, eta: Array) -> Array:
         return _inverse_cdf(uniform(bits[..., 0]), jax.nn.softmax(eta, axis=-1))
 
+    def initial(self, bits: Array) -> Array:
+        # one unit's eta for all: a constant of every row's would keep XLA folding its sums for seconds
+        return self.sample(bits, jnp.zeros(self.stat_shape))
+
     def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
         # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
         p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)

@@ -11,7 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.errors import ParameterError
-from ebmpp.factors import Factor
+from ebmpp.factors import Bias, Factor
 from ebmpp.families import Family
 
 SCHEMES: dict[str, dict[str, str]] = {
@@ -54,21 +54,23 @@ def init_factor(
     """
     start = factor.init_params(rng_key, families)
     if factor.role == "weight":
-        return _weight(scheme["weight"], rng_key, start, families[factor.blocks[0]])
+        return _weight(scheme["weight"], rng_key, start, factor.row_axes(families))
     if factor.role == "lateral" and factor.init is None and scheme["weight"] != "zero":
-        return _weight("gaussian", rng_key, start, families[factor.blocks[0]])
-    if factor.role == "bias":
+        return _weight("gaussian", rng_key, start, 1)
+    if isinstance(factor, Bias):
         block = factor.blocks[0]
-        return _bias(scheme["bias"], rng_key, start, families[block], means.get(block))
+        family, mean = families[block], means.get(block)
+        pooled = mean and (factor.pool(mean[0], family), mean[1])
+        return _bias(scheme["bias"], rng_key, start, family, pooled)
     return start
 
 
-def _weight(how: str, rng_key: Array, start: Array, first: Family) -> Array:
+def _weight(how: str, rng_key: Array, start: Array, row_axes: int | None) -> Array:
     if how == "zero":
         return start
     if how == "gaussian":  # standard deviation 0.01: Hinton (2012), section 8
         return 0.01 * jax.random.normal(rng_key, start.shape, start.dtype)
-    rows = math.prod(first.interaction_shape)
+    rows = math.prod(start.shape[:row_axes])
     matrix = jax.nn.initializers.orthogonal()(rng_key, (rows, start.size // rows), start.dtype)
     return matrix.reshape(start.shape)
 

@@ -56,6 +56,8 @@ def probe(
 def _call(factor: Factor, scope: tuple[Family, ...], params: Params, stats: list[Array]) -> Array:
     try:
         value = factor.evaluate(params, *stats, families=scope)
+    except DeclarationError:
+        raise
     except Exception as error:
         shapes = {b: s.shape for b, s in zip(factor.blocks, stats, strict=True)}
         raise DeclarationError(
@@ -95,12 +97,13 @@ def _probe_block(
         raise NotMultiAffineError(
             f"{factor!r}: units of block {block!r} interact with one another, so they cannot be drawn "
             "together; split the block, so that the units of each part are independent given the rest"
+            + factor.advice
         )
     raise NotMultiAffineError(
         f"{factor!r}: its energy is not affine in the sufficient statistics of block {block!r} "
         f"({family!r}); accepted is an energy in which each unit's statistics enter linearly, the "
         "other units held fixed (products of different blocks' statistics are fine; for x**2 use "
-        "Gaussian(..., variance='learned'), whose statistics are x and x**2)"
+        "Gaussian(..., variance='learned'), whose statistics are x and x**2)" + factor.advice
     )
 
 

@@ -11,8 +11,6 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp.factors import Bias, Bilinear
-
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
@@ -107,11 +105,8 @@ def _named(gradient: Any) -> Mapping[str, Any]:
 
 def _cut(graph: "FactorGraph", factor: Any, shape: tuple[int, ...]) -> int:
     """How many axes are the matrix's rows; 0 for a vector."""
-    if isinstance(factor, Bias):
-        return 0
-    if isinstance(factor, Bilinear):
-        return len(graph.families[factor.blocks[0]].interaction_shape)
-    return _squarest(shape)
+    axes = None if factor is None else factor.row_axes(graph.families)
+    return _squarest(shape) if axes is None else axes
 
 
 def _squarest(shape: tuple[int, ...]) -> int:

@@ -243,8 +243,9 @@ def _nonzero(total: Array) -> Array:
 
 
 def _bias_names(graph: "FactorGraph") -> dict[str, str]:
-    """The name of a Bias factor for each block that has one."""
-    return {f.blocks[0]: f.name for f in reversed(graph.factors) if isinstance(f, Bias)}
+    """The name of a Bias factor for each block that has one, a number a unit's statistic."""
+    biases = [f for f in reversed(graph.factors) if isinstance(f, Bias) and not f.shared]
+    return {f.blocks[0]: f.name for f in biases}
 
 
 def _check_closed(graph: "FactorGraph") -> None:
@@ -261,5 +262,5 @@ def _check_closed(graph: "FactorGraph") -> None:
         if alone:
             raise DeclarationError(
                 f"Centered: offsets in {factor!r} move the natural parameter of block {alone[0]!r}, which "
-                f"has no Bias to take that up; add Bias({alone[0]!r})"
+                f"has no Bias to take that up, unit by unit; add Bias({alone[0]!r})"
             )

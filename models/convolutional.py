@@ -1,0 +1,131 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A convolutional restricted Boltzmann machine on handwritten digits, with probabilistic max-pooling.
+
+``python models/convolutional.py`` trains on the digits that come with scikit-learn; ``--data mnist --filters
+32 --window 7`` is the size of the literature. A cell of a latent map has ``pool * pool + 1`` states: which of
+its pixels is on, or none. That is the probabilistic max-pooling of Lee et al. (2009), and it takes a
+Categorical block and a linear factor, nothing else. ``--pool 1`` has binary maps without pooling.
+
+Training begins with persistent chains and ends with unbiased contrastive divergence. Writes samples, filters,
+the course of training, and an ArviZ file; prints the held-out log-likelihood by annealed importance sampling,
+from below and from above.
+
+References: Lee, Grosse, Ranganath, Ng (2009), *Convolutional deep belief networks for scalable unsupervised
+learning of hierarchical representations*, sections 3.1 and 3.2.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from digit_images import chains, checked, options, save, train
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Convolution, FactorGraph, Linear, Stage
+
+_SHOWN, _SWEEPS = 64, 2000
+
+
+def declare(side: int, filters: int, window: int, pool: int) -> FactorGraph:
+    """Maps over the positions of a window, pooled ``pool`` by ``pool``; biases are common to a map."""
+    positions = side - window + 1
+    if pool == 1:
+        latent = Bernoulli((filters, positions, positions))
+        weights = Convolution("v", "h", window=(window, window))
+    else:
+        cells = positions // pool
+        latent = Categorical((filters, cells, cells), num_categories=pool**2 + 1)
+        forward = partial(pooled, pool=pool)
+        weights = Linear("v", "h", forward=forward, shape=(filters, 1, window, window))
+    return FactorGraph(
+        visible={"v": Bernoulli((side, side))},
+        latent={"h": latent},
+        factors=[Bias("v"), Bias("h", shared=(1, 2)), weights],
+    )
+
+
+def pooled(filters: Array, image: Array, pool: int) -> Array:
+    """What an image adds to each state of each cell: the filter's answer there, and 0 for "none is on"."""
+    maps = lax.conv(image[None, None], filters, (1, 1), "VALID")[0]
+    count, cells = len(maps), maps.shape[1] // pool
+    maps = maps[:, : cells * pool, : cells * pool].reshape(count, cells, pool, cells, pool)
+    states = maps.transpose(0, 1, 3, 2, 4).reshape(count, cells, cells, pool**2)
+    return jnp.pad(states, [(0, 0)] * 3 + [(0, 1)])
+
+
+def evaluate(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, samples: Any) -> None:
+    """Print the held-out log-likelihood, from log Z from below and from above, and meeting times."""
+    held_out = args.images.held_out
+    log_z = ebmpp.bracket(
+        machine,
+        fit.params,
+        rng_key=jax.random.key(args.seed + 2),
+        samples=samples,
+        num_temperatures=args.temperatures,
+        data=args.images.train,
+    )
+    high, low = (z.average_log_likelihood(held_out).value for z in (log_z.lower, log_z.upper))
+    print(f"log-likelihood, held out  {low:.2f} to {high:.2f} an image, +- {log_z.standard_error:.2f}")
+    rate = (args.images.train.sum(0) + 1) / (len(args.images.train) + 2)
+    alone = (held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)).sum((1, 2)).mean()
+    print(f"independent pixels        {alone:.2f}")
+    ink = lambda x: x["v"].sum()  # noqa: E731
+    pairs = ebmpp.unbiased_expectation(
+        machine, fit.params, ink, rng_key=jax.random.key(args.seed + 3), num_pairs=args.num_chains
+    )
+    tau = pairs.meeting_time
+    print(f"meeting times             mean {tau.mean():.0f}, max {tau.max():.0f} sweeps, from noise")
+    error, seen = float(pairs.standard_error), args.images.train.sum((1, 2)).mean()
+    print(f"ink, of model and data    {float(pairs.value):.2f} +- {error:.2f}, {seen:.2f}")
+
+
+def pictures(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, samples: Any) -> dict[str, Any]:
+    """Real images beside samples, the filters, and the course of training."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
+    means = machine.mean(fit.params, samples, "v")[:_SHOWN]
+    titles = {
+        "real images, held out": args.images.held_out[:_SHOWN],
+        f"samples: mean of v given h, {_SWEEPS} sweeps from noise": means,
+    }
+    for ax, (title, rows) in zip(axes, titles.items(), strict=True):
+        ebmpp.plots.plot_units(rows, ncols=8, ax=ax)
+        ax.set_title(title, fontsize=10)
+    filters = ebmpp.plots.plot_units(np.asarray(fit.params["v:h"])[:, 0], ncols=8)
+    filters.set_title("filters", fontsize=10)
+    names = [n for n in ("gradient_norm", "meeting_time_mean", "lag") if n in fit.history]
+    history, axes = plt.subplots(1, 2, figsize=(7.2, 3), layout="constrained")
+    ebmpp.plots.plot_history(fit.history[names], axes=list(axes))  # the lag is drawn with the times
+    return {"samples": figure, "filters": filters.figure, "history": history}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, evaluate, draw, save."""
+    parser = options(__doc__.splitlines()[0], num_steps=1500, rate=0.03)
+    parser.add_argument("--filters", type=int, default=40)
+    parser.add_argument("--window", type=int, default=5, help="side of a filter")
+    parser.add_argument("--pool", type=int, default=2, help="side of a pooled cell; 1 for no pooling")
+    parser.add_argument("--unbiased-steps", type=int, default=20, help="that training ends with")
+    parser.add_argument("--temperatures", type=int, default=2000, help="of annealed importance sampling")
+    args = checked(parser, argv, "filters", "window", "pool", "unbiased_steps", "temperatures")
+    machine = declare(args.images.train.shape[1], args.filters, args.window, args.pool)
+    print(machine)
+    unbiased = UCD(num_pairs=args.num_chains, start="persistent")
+    last = Stage(num_steps=args.unbiased_steps, estimator=unbiased, optimizer=optax.adam(args.rate / 50))
+    fit = train(machine, args.images.train, args, PCD(num_chains=args.num_chains), [last])
+    samples = chains(machine, fit.params, max(_SHOWN, args.num_chains), _SWEEPS, args.seed)
+    evaluate(machine, fit, args, samples)
+    save(pictures(machine, fit, args, samples), fit, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""An energy of your own: a digit's label selects one of ten weight matrices.
+
+``python models/custom_energy.py``. The energy is a function of sufficient statistics, here
+
+    -sum_k z_k (h' W_k v + b_k' v + c_k' h)
+
+with z the one-hot label: an implicit mixture of restricted Boltzmann machines (Nair, Hinton 2008), whose
+components have one log Z in common, so that the model says how likely each label is. The same energy serves
+with labels that are seen (a generative classifier) and, by ``--unsupervised``, with labels that are latent (a
+clustering): z is declared visible, or latent. Evaluation is exact. At the end, an energy that cannot be
+sampled layer by layer is refused, and the message is printed.
+
+References: Nair, Hinton (2008), *Implicit mixtures of restricted Boltzmann machines*.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+from digit_images import chains, checked, options, save, train
+import numpy as np
+from sklearn.metrics import adjusted_rand_score
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Factor, FactorGraph, MeanField
+from ebmpp.errors import NotMultiAffineError
+
+_SWEEPS = 1000
+_MOST_LATENT = 14  # exact evaluation sums over labels and latent states
+
+
+def select(p: dict[str, Array], v: Array, z: Array, h: Array) -> Array:
+    """Weights and biases of the component that z selects; z has statistics of shape (1, components)."""
+    w, b, c = (jnp.tensordot(z[0], p[name], 1) for name in ("w", "b", "c"))
+    return -(v @ w @ h + b @ v + c @ h)
+
+
+def declare(pixels: int, components: int, latent: int, seen: bool) -> FactorGraph:
+    """Three blocks in one factor; the label is data, or not."""
+
+    def init(key: Array) -> dict[str, Array]:
+        sizes = {"w": (components, pixels, latent), "b": (components, pixels), "c": (components, latent)}
+        keys = dict(zip(sizes, jax.random.split(key, 3), strict=True))
+        return {n: 0.01 * jax.random.normal(keys[n], shape) for n, shape in sizes.items()}
+
+    blocks = {"v": Bernoulli(pixels), "z": Categorical(1, components), "h": Bernoulli(latent)}
+    visible = ("v", "z") if seen else ("v",)
+    return FactorGraph(
+        visible={b: blocks[b] for b in visible},
+        latent={b: f for b, f in blocks.items() if b not in visible},
+        factors=[Bias("v"), Bias("z"), Factor("v", "z", "h", energy=select, init=init)],
+    )
+
+
+def refused() -> str:
+    """What is said of an energy that wants 20 units on: it makes every pair of units of v interact."""
+    ink = Factor("v", energy=lambda strength, v: strength * (v.sum() - 20) ** 2, init=jnp.ones(()))
+    try:
+        FactorGraph(visible={"v": Bernoulli(64)}, factors=[ink])
+    except NotMultiAffineError as error:
+        return str(error)
+    raise AssertionError("an energy that is not multi-affine was accepted")
+
+
+def log_joint(model: FactorGraph, params: Any, v: np.ndarray) -> Array:
+    """log p(v, z) + log Z of each label z: rows by components."""
+    labels = range(model.families["z"].num_categories)
+    of = lambda k: model.marginal(params, {"v": v, "z": jnp.full((len(v), 1), k)}, "h")  # noqa: E731
+    return jnp.stack([of(k) for k in labels], 1)
+
+
+def report(model: FactorGraph, params: Any, v: np.ndarray, labels: np.ndarray, seen: bool) -> None:
+    """Print how well held-out images are explained, and their labels."""
+    joint = log_joint(model, params, v)
+    log_z = ebmpp.exact.log_partition(model, params)
+    likelihood = jax.nn.logsumexp(joint, axis=1).mean() - log_z
+    print(f"log-likelihood, held out  {float(likelihood):.2f} an image, exact")
+    told = np.asarray(joint.argmax(1))
+    if seen:
+        print(f"label, by p(z | v)        {(told == labels).mean():.3f} right of {len(v)} held-out images")
+    else:
+        print(f"clusters                  {adjusted_rand_score(labels, told):.2f} adjusted Rand index")
+
+
+def pictures(model: FactorGraph, params: Any, labels: int, seed: int) -> dict[str, Any]:
+    """What each component draws: chains with their label clamped, one row a label."""
+    count = 12
+    z = jnp.repeat(jnp.arange(labels), count)[:, None]
+    state = chains(model, params, len(z), _SWEEPS, seed, z=z)
+    means = model.mean(params, {"z": z, "h": state["h"]}, "v")
+    side = math.isqrt(means.shape[1])
+    drawn = ebmpp.plots.plot_units(means.reshape(-1, side, side), ncols=count)
+    drawn.set_title(f"samples, a component each row: {_SWEEPS} sweeps from noise", fontsize=10)
+    return {"samples": drawn.figure}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, evaluate, draw, save; and be refused."""
+    parser = options(__doc__.splitlines()[0], num_steps=2000, rate=0.01)
+    parser.add_argument("--latent", type=int, default=12, help=f"units of h, at most {_MOST_LATENT}")
+    parser.add_argument("--components", type=int, default=10, help="without labels; else there are ten")
+    parser.add_argument("--unsupervised", action="store_true", help="the label is latent")
+    parser.add_argument("--estimator", choices=("pcd", "ucd"), default="pcd")
+    args = checked(parser, argv, "latent", "components")
+    if args.latent > _MOST_LATENT:
+        parser.error(f"--latent is at most {_MOST_LATENT}, as evaluation is exact; not {args.latent}")
+    images, seen = args.images, not args.unsupervised
+    components = 10 if seen else args.components
+    rows = {"v": images.train.reshape(len(images.train), -1), "z": images.train_labels[:, None]}
+    model = declare(rows["v"].shape[1], components, args.latent, seen)
+    print(f"{model}\nlayers                    {model.layers}")
+    posterior = None if seen else MeanField()  # given v alone, label and latents interact
+    pcd = PCD(k=5, num_chains=args.num_chains, posterior=posterior)
+    estimator = pcd if args.estimator == "pcd" else UCD(num_pairs=args.num_chains)
+    fit = train(model, {b: rows[b] for b in model.visible}, args, estimator=estimator)
+    held_out = images.held_out.reshape(len(images.held_out), -1)
+    report(model, fit.params, held_out, images.held_out_labels, seen)
+    save(pictures(model, fit.params, components, args.seed), fit, args.output)
+    print(f"\nRefused, as it should be:\n{refused()}")
+
+
+if __name__ == "__main__":
+    main()

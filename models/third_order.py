@@ -1,0 +1,156 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A gated machine that learns how images move: pairs of a digit and the same digit, shifted.
+
+``python models/third_order.py``. Blocks x (an image), y (the image moved by a pixel in one of nine ways, or
+not at all) and h meet in threes, ``-sum_f (A x)_f (B y)_f (C h)_f``: each latent unit gates a set of
+correlations between the images, so that it can see what happened to an image but hardly what the image is.
+The energy is factored (Memisevic, Hinton 2010) and multi-affine; layers, conditionals and the gradient
+follow from it: three layers x, y, h.
+
+No label is seen in training. Then the latents are asked: a linear classifier tells the move from their means
+given a held-out pair; and an analogy, x is to y as a new image is to what?, is answered by clamping h. Writes
+pictures of the analogies and of the filters, the course of training, and an ArviZ file.
+
+References: Memisevic, Hinton (2007), *Unsupervised learning of image transformations*; Memisevic, Hinton
+(2010), *Learning to represent spatial transformations with factored higher-order Boltzmann machines*; Taylor,
+Hinton (2009), *Factored conditional restricted Boltzmann machines for modeling motion style*; Susskind et al.
+(2011), *Modeling the joint density of two images under a variety of transformations*.
+"""
+
+from collections.abc import Sequence
+import itertools
+import math
+from typing import Any, NamedTuple
+
+from digit_images import checked, options, save, train
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import CD, UCD, Bernoulli, Bias, Factor, FactorGraph
+
+MOVES = tuple(itertools.product((-1, 0, 1), (-1, 0, 1)))  # rows down, columns to the right
+
+
+class Pairs(NamedTuple):
+    """Images, the same images moved, and which move it was."""
+
+    x: np.ndarray
+    y: np.ndarray
+    move: np.ndarray
+
+
+def pairs(images: np.ndarray, seed: int) -> Pairs:
+    """Each image, moved at random; what leaves it on one side comes back on the other."""
+    move = np.random.default_rng(seed).integers(len(MOVES), size=len(images))
+    y = np.stack([np.roll(x, MOVES[m], (0, 1)) for x, m in zip(images, move, strict=True)])
+    return Pairs(images.reshape(len(images), -1), y.reshape(len(images), -1), move)
+
+
+def gate(w: dict[str, Array], x: Array, y: Array, h: Array) -> Array:
+    """Three projections onto common factors, multiplied."""
+    return -jnp.sum((x @ w["x"]) * (y @ w["y"]) * (h @ w["h"]))
+
+
+def declare(pixels: int, latent: int, factors: int) -> FactorGraph:
+    """Two visible blocks and a latent one, which all three meet in one factor."""
+
+    sizes = {"x": pixels, "y": pixels, "h": latent}
+
+    def init(key: Array) -> dict[str, Array]:
+        draw = lambda i, size: 0.1 * jax.random.normal(jax.random.fold_in(key, i), (size, factors))  # noqa: E731
+        return {b: draw(i, size) for i, (b, size) in enumerate(sizes.items())}
+
+    return FactorGraph(
+        visible={"x": Bernoulli(pixels), "y": Bernoulli(pixels)},
+        latent={"h": Bernoulli(latent)},
+        factors=[*map(Bias, "xyh"), Factor("x", "y", "h", energy=gate, init=init)],
+    )
+
+
+def latents(machine: FactorGraph, params: Any, data: Pairs) -> Array:
+    """Means of h given both images."""
+    return machine.mean(params, {"x": data.x, "y": data.y}, "h")
+
+
+def accuracy(machine: FactorGraph, params: Any, seen: Pairs, new: Pairs) -> float:
+    """Of the move, told from the latents of new pairs by a linear classifier."""
+    told = LogisticRegression(max_iter=2000).fit(latents(machine, params, seen), seen.move)
+    return float(told.score(latents(machine, params, new), new.move))
+
+
+def baseline(seen: Pairs, new: Pairs) -> float:
+    """The same from the two images themselves: a linear classifier sees no correlations."""
+    told = LogisticRegression(max_iter=2000).fit(np.hstack([seen.x, seen.y]), seen.move)
+    return float(told.score(np.hstack([new.x, new.y]), new.move))
+
+
+def analogies(machine: FactorGraph, params: Any, data: Pairs, images: np.ndarray) -> Array:
+    """Means of the y that belongs to each of ``images`` under the latents of a pair of ``data``."""
+    seen = machine.mode(params, {"x": data.x, "y": data.y}, "h")
+    return machine.mean(params, {"x": images, "h": seen}, "y")
+
+
+def transferred(machine: FactorGraph, params: Any, data: Pairs) -> float:
+    """How often an analogy for another image is nearest to that image moved as the pair was."""
+    images = np.roll(data.x, 1, 0)
+    made = np.asarray(analogies(machine, params, data, images))
+    side = math.isqrt(images.shape[1])
+    moved = [np.roll(images.reshape(-1, side, side), m, (1, 2)).reshape(images.shape) for m in MOVES]
+    nearest = np.argmin([((made - y) ** 2).sum(1) for y in moved], axis=0)
+    return float((nearest == data.move).mean())
+
+
+def pictures(machine: FactorGraph, fit: ebmpp.Fit, new: Pairs, others: np.ndarray) -> dict[str, Any]:
+    """Analogies, one row a move; and the filters of the factors."""
+    from matplotlib import pyplot as plt
+
+    side = math.isqrt(new.x.shape[1])
+    shown = np.array([np.flatnonzero(new.move == m)[0] for m in range(len(MOVES)) if m in new.move])
+    examples = Pairs(*(a[shown] for a in new))
+    columns = [examples.x, examples.y]
+    for image in others:
+        again = np.broadcast_to(image, examples.x.shape)
+        columns += [again, analogies(machine, fit.params, examples, again)]
+    grid = np.stack(columns, 1).reshape(-1, side, side)
+    analogy = ebmpp.plots.plot_units(grid, ncols=len(columns))
+    analogy.set_title("x, y of a held-out pair; then other images, and y inferred for each", fontsize=10)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")
+    for ax, block in zip(axes, "xy", strict=True):
+        filters = np.asarray(fit.params["x:y:h"][block]).T[:64].reshape(-1, side, side)
+        ebmpp.plots.plot_units(filters, ncols=8, ax=ax)
+        ax.set_title(f"what the factors look for in {block}", fontsize=10)
+    return {"analogies": analogy.figure, "filters": figure}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, ask the latents, draw, save."""
+    parser = options(__doc__.splitlines()[0], num_steps=2000, rate=0.01)
+    parser.add_argument("--latent", type=int, default=40)
+    parser.add_argument("--factors", type=int, default=80)
+    parser.add_argument("--estimator", choices=("cd", "ucd"), default="cd")
+    args = checked(parser, argv, "latent", "factors")
+    images = args.images
+    copies = len(MOVES) if args.data == "digits" else 1
+    seen = pairs(np.repeat(images.train, copies, 0), args.seed)
+    new = pairs(images.held_out, args.seed + 1)
+    machine = declare(seen.x.shape[1], args.latent, args.factors)
+    print(f"{machine}\nlayers                    {machine.layers}")
+    estimator = CD(k=1) if args.estimator == "cd" else UCD(num_pairs=args.num_chains)
+    fit = train(machine, {"x": seen.x, "y": seen.y}, args, estimator=estimator)
+    few = Pairs(*(a[::copies][:5000] for a in seen))
+    right = accuracy(machine, fit.params, few, new)
+    print(f"move, from the latents    {right:.3f} right of {len(new.x)} new pairs")
+    print(f"move, from the images     {baseline(few, new):.3f} (chance {1 / len(MOVES):.3f})")
+    print(f"move, carried over        {transferred(machine, fit.params, new):.3f} right, onto another image")
+    others = new.x[np.unique(images.held_out_labels, return_index=True)[1][:6]]
+    save(pictures(machine, fit, new, others), fit, args.output)
+
+
+if __name__ == "__main__":
+    main()
