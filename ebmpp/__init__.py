@@ -7,6 +7,7 @@ from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
+from ebmpp.elimination import marginalize
 from ebmpp.estimators import (
     CD,
     CSDCP,
@@ -34,6 +35,7 @@ from ebmpp.families import (
     Spin,
 )
 from ebmpp.graph import FactorGraph, layered
+from ebmpp.joining import merge, stack
 from ebmpp.kernels import (
     BlockedGibbs,
     Conjugate,
@@ -59,6 +61,7 @@ from ebmpp.pretraining import pretrain
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
 from ebmpp.states import Observed
+from ebmpp.surgery import condition, rename, split
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
 
@@ -107,6 +110,7 @@ __all__ = [
     "bracket",
     "check_model",
     "composite_expectation",
+    "condition",
     "cost_times_variance",
     "data",
     "exact",
@@ -114,6 +118,8 @@ __all__ = [
     "gibbs_fn",
     "layered",
     "local_search",
+    "marginalize",
+    "merge",
     "metropolis_sweep",
     "monitors",
     "optimizers",
@@ -122,8 +128,11 @@ __all__ = [
     "plot_tv_bound",
     "plots",
     "pretrain",
+    "rename",
     "reverse_ais",
     "spectral_descent",
+    "split",
+    "stack",
     "suggest_k_m",
     "summary",
     "tempered_expectation",
