@@ -58,6 +58,7 @@ from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
+from ebmpp.saving import load, save
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
 from ebmpp.states import Observed
@@ -117,6 +118,7 @@ __all__ = [
     "fit",
     "gibbs_fn",
     "layered",
+    "load",
     "local_search",
     "marginalize",
     "merge",
@@ -130,6 +132,7 @@ __all__ = [
     "pretrain",
     "rename",
     "reverse_ais",
+    "save",
     "spectral_descent",
     "split",
     "stack",
