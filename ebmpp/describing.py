@@ -49,15 +49,17 @@ class Arrays:
             return {type(tree).__name__: [self.put(value) for value in tree]}
         if tree is None:
             return {"none": None}
+        refused = (
+            f"params that hold a {type(tree).__name__} cannot be saved; accepted are arrays of numbers in "
+            "dicts, lists and tuples"
+        )
         try:
             array = np.asarray(tree)
         except Exception as error:  # jax's own arrays of keys refuse, each in its way
-            raise SavedFileError(f"params that hold {tree!r} cannot be saved: {error}") from error
-        if not jax.dtypes.issubdtype(array.dtype, np.number) and array.dtype != bool:
-            raise SavedFileError(
-                f"params that hold a {type(tree).__name__} cannot be saved; accepted are arrays of numbers "
-                "in dicts, lists and tuples"
-            )
+            raise SavedFileError(refused) from error
+        numeric = jax.dtypes.issubdtype(array.dtype, np.number) or array.dtype == bool
+        if not numeric or not jax.tree_util.all_leaves([tree]):
+            raise SavedFileError(refused)
         self.listed.append(np.asarray(array, order="C"))
         return {"array": len(self.listed) - 1}
 

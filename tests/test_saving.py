@@ -134,7 +134,9 @@ def test_a_factor_of_ones_own_is_given_back(path: Path) -> None:
     with pytest.raises(SavedFileError, match=r"factor 'a' is a Bias over \('a',\), and the one given is"):
         load(path, factors=[Factor("a", energy=other_energy)])
     small = Factor("a", "b", "c", energy=three_way_energy, init=np.zeros((1, 2, 2)))
-    with pytest.raises(SavedFileError, match="its energy failed when called with params of shape"):
+    with pytest.raises(
+        SavedFileError, match="factor 'a:b:c': params have shape .2, 2, 2., expected .1, 2, 2."
+    ):
         load(path, factors=[small])
 
 
