@@ -3,10 +3,10 @@
 """A machine over a table of categories that completes missing entries.
 
 Columns are categorical units of one visible block, and binary latent units see them all.
-``python models/categorical.py --out categorical`` bins a table that comes with scikit-learn (breast cancer, wine
-or digits of four pixels each) by quantiles, trains on some rows, hides entries of the others at random, and
-completes these by posterior means, by sampling's most frequent value and by local search. It compares the
-accuracy and the log score with the columns' frequencies, nearest neighbours and chained regressions.
+``python models/categorical.py --out categorical`` bins a table that comes with scikit-learn (breast cancer,
+wine or iris) by quantiles, trains on some rows, hides entries of the others at random, and completes these by
+posterior means and by local search. It compares accuracy and log score with the columns' frequencies,
+nearest neighbours and chained regressions.
 """
 
 import argparse
@@ -77,18 +77,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def table(name: str, bins: int, hidden: float, seed: int) -> Table:
-    """A table in quantile bins of its training rows, a third held out, the class as its last column."""
+    """A table in quantile bins of its training rows, a third of the rows held out."""
     generator = np.random.default_rng(seed)
-    values, target = _TABLES[name](return_X_y=True)
+    values, _ = _TABLES[name](return_X_y=True)
     order = generator.permutation(len(values))
     held_out, train = order[: len(order) // 3], order[len(order) // 3 :]
-    binned = KBinsDiscretizer(
+    quantiles = KBinsDiscretizer(
         bins, encode="ordinal", strategy="quantile", quantile_method="averaged_inverted_cdf"
     )
-    columns = binned.fit(values[train]).transform(values)
-    whole = np.column_stack([columns, target]).astype(np.int32)
-    known = generator.random(whole[held_out].shape) >= hidden
-    return Table(whole[train], whole[held_out], known)
+    binned = quantiles.fit(values[train]).transform(values).astype(np.int32)
+    known = generator.random(binned[held_out].shape) >= hidden
+    return Table(binned[train], binned[held_out], known)
 
 
 # -- the model, its training and what it completes -----------------------------------------------
@@ -102,14 +101,13 @@ def declare(columns: int, bins: int, latent: int) -> FactorGraph:
 def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
     """Adam at a decaying rate, with a little weight decay: tables are small."""
     rate = optax.cosine_decay_schedule(args.rate, args.num_steps, alpha=0.02)
+    decay = optax.add_decayed_weights(args.decay, {"v": False, "h": False, "v:h": True})
     chains = args.num_chains
     return ebmpp.fit(
         graph,
         args.table.train,
         estimator=UCD(num_pairs=chains) if args.estimator == "ucd" else PCD(k=2, num_chains=chains),
-        optimizer=optax.chain(
-            optax.add_decayed_weights(args.decay, {"v": False, "h": False, "v:h": True}), optax.adam(rate)
-        ),
+        optimizer=optax.chain(decay, optax.adam(rate)),
         num_steps=args.num_steps,
         batch_size=args.batch_size,
         rng_key=jax.random.key(args.seed),
@@ -118,7 +116,7 @@ def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
 
 
 def posterior(graph: FactorGraph, params: Any, data: Table, sweeps: int, seed: int) -> np.ndarray:
-    """p(entry | what is known of its row), for each category: sweeps over the hidden units and the latents."""
+    """p(entry | what is known of its row), a number a category, by sweeps over all that is hidden."""
     observed = Observed(jnp.asarray(data.held_out), jnp.asarray(data.known))
     mcmc = MCMC(ebmpp.BlockedGibbs(graph), num_warmup=200, num_samples=sweeps, progress_bar=False)
     mcmc.run(jax.random.key(seed + 1), params, v=observed)
@@ -132,9 +130,8 @@ def posterior(graph: FactorGraph, params: Any, data: Table, sweeps: int, seed: i
 def search(graph: FactorGraph, params: Any, data: Table, seed: int) -> np.ndarray:
     """The local mode of each row, from one random start."""
     observed = Observed(jnp.asarray(data.held_out), jnp.asarray(data.known))
-    return np.asarray(
-        ebmpp.local_search(graph, params, rng_key=jax.random.key(seed + 2), v=observed).state["v"]
-    )
+    found = ebmpp.local_search(graph, params, rng_key=jax.random.key(seed + 2), v=observed)
+    return np.asarray(found.state["v"])
 
 
 # -- what it is compared with ----------------------------------------------------------------------
@@ -161,12 +158,10 @@ def chained(data: Table, bins: int, rounds: int = 5) -> np.ndarray:
     code = OneHotEncoder(categories=[np.arange(bins)] * (data.train.shape[1] - 1), sparse_output=False)
     probabilities = frequencies(data, bins).copy()
     filled = np.where(data.known, data.held_out, probabilities.argmax(-1))
-    models = [
-        LogisticRegression(C=0.1, max_iter=500).fit(
-            code.fit_transform(np.delete(data.train, j, 1)), data.train[:, j]
-        )
-        for j in range(data.train.shape[1])
-    ]
+    models = []
+    for j in range(data.train.shape[1]):
+        others = code.fit_transform(np.delete(data.train, j, 1))
+        models.append(LogisticRegression(C=0.1, max_iter=500).fit(others, data.train[:, j]))
     for _ in range(rounds):
         for j, model in enumerate(models):
             probabilities[:, j] = 1e-6
@@ -206,9 +201,7 @@ def draw(made: dict[str, np.ndarray], graph: FactorGraph, params: Any, args: arg
     weights = np.asarray(params["v:h"])
     weights = (weights - weights.mean(1, keepdims=True)).reshape(-1, weights.shape[-1])
     bound = np.abs(weights).max()
-    shown = right.imshow(
-        weights.T, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto", interpolation="nearest"
-    )
+    shown = right.imshow(weights.T, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
     figure.colorbar(shown, ax=right)
     right.set(xlabel="column and category", ylabel="latent unit", title="weights, centered in each column")
     path = args.output / "completions.png"
@@ -222,10 +215,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     data = args.table
-    bins = int(max(data.train.max(), data.held_out.max())) + 1
-    graph = declare(data.train.shape[1], bins, args.latent)
+    graph = declare(data.train.shape[1], args.bins, args.latent)
     print(
-        f"{graph!r}\n{len(data.train)} rows, {(~data.known).sum()} entries hidden in {len(data.held_out)} others"
+        f"{graph!r}\n{len(data.train)} rows; {(~data.known).sum()} entries hidden in {len(data.held_out)} more"
     )
     begin = time.monotonic()
     try:
@@ -236,9 +228,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     made = {
         "posterior means": posterior(graph, fit.params, data, args.sweeps, args.seed),
         "local search": search(graph, fit.params, data, args.seed),
-        "columns' frequencies": frequencies(data, bins),
+        "columns' frequencies": frequencies(data, args.bins),
         "nearest neighbours": neighbours(data),
-        "chained regressions": chained(data, bins),
+        "chained regressions": chained(data, args.bins),
     }
     print(f"{'':<22}  accuracy  log score")
     for name, value in made.items():
