@@ -216,9 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     data = args.table
     graph = declare(data.train.shape[1], args.bins, args.latent)
-    print(
-        f"{graph!r}\n{len(data.train)} rows; {(~data.known).sum()} entries hidden in {len(data.held_out)} more"
-    )
+    hidden = int((~data.known).sum())
+    print(f"{graph!r}\n{len(data.train)} rows; {hidden} entries hidden in {len(data.held_out)} more")
     begin = time.monotonic()
     try:
         fit = train(graph, args)

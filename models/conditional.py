@@ -185,7 +185,7 @@ def draw(graph: FactorGraph, params: Any, args: argparse.Namespace, halves: tupl
     figures = {"classes": figure}
     probabilities, whole = (np.asarray(a)[:_SHOWN] for a in halves)
     figure, axes = plt.subplots(3, 1, figsize=(8, 4.2), layout="constrained", height_ratios=(1, 1, 1.6))
-    shown = {"held out": args.digits.held_out["v"], "lower half drawn": whole}
+    shown = {"held out": args.digits.held_out["v"], "lower half: mean of what is drawn": whole}
     for ax, (title, rows) in zip(axes[:2], shown.items(), strict=True):
         ebmpp.plots.plot_units(rows[:_SHOWN], args.digits.shape, ncols=_SHOWN, ax=ax)
         ax.set_title(title, fontsize=9)

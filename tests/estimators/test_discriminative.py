@@ -116,7 +116,9 @@ def test_what_it_carries_is_that_of_the_estimator_beside() -> None:
 def test_what_it_cannot_predict_is_told() -> None:
     pair = bits.key_pair(jax.random.key(0))
     start = lambda graph, target: Discriminative(target).init(graph, {}, {}, 1, pair)  # noqa: E731
-    with pytest.raises(DeclarationError, match="target 'h' is a visible block beside others; .* 'v', 'y'"):
+    with pytest.raises(
+        DeclarationError, match="target 'h' is a visible block beside others; .* .'v', 'y', 's'."
+    ):
         start(GRAPH, "h")
     with pytest.raises(DeclarationError, match="target 'v' is a visible block beside others"):
         start(layered(v=Bernoulli(2), h=Bernoulli(2)), "v")
