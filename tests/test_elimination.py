@@ -59,7 +59,7 @@ def check(graph: FactorGraph, seed: int = 0, scale: float = 0.4, rows: int = 16)
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(families(3), st.lists(families(1), min_size=1, max_size=3), st.integers(0, 99))
 def test_any_star_of_small_blocks(hidden: Family, leaves: list[Family], seed: int) -> None:
     leaves = [Spin(1) if isinstance(f, Binomial) else f for f in leaves]
@@ -80,6 +80,7 @@ def test_the_density_of_the_rest(name: str) -> None:
     check(star(*STARS[name]), scale=0.2 if name == "gaussian" else 0.8)
 
 
+@pytest.mark.slow
 def test_units_that_are_paired_are_summed_out_pair_by_pair() -> None:
     noisy = Factor("a", "h", init=np.ones(5), energy=lambda w, a, h: -jnp.vdot(w, a * h[::-1]), name="noise")
     check(FactorGraph({"a": Spin(5)}, {"h": Bernoulli(5)}, [Bias("a"), Bias("h"), noisy]), scale=1.0)
@@ -96,6 +97,7 @@ def test_a_block_without_neighbours_leaves_its_normaliser() -> None:
     np.testing.assert_allclose(-made.free_energy(theirs, {}), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_chain_is_eliminated_block_by_block() -> None:
     names = "abcde"
     graph = FactorGraph(

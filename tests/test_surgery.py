@@ -50,13 +50,13 @@ def matching(states: list[dict], given: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(graphs(), st.integers(0, 99), st.booleans())
 def test_the_rest_of_any_graph_is_summed(graph: FactorGraph, seed: int, partial: bool) -> None:
     check_rest(graph, seed, partial)
 
 
-@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("partial", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_rest_is_summed(partial: bool) -> None:
     blocks = {"a": Categorical(1, 3), "b": Binomial(2, total_count=2), "c": Spin(2)}
     check_rest(FactorGraph(blocks, factors=[*map(Bias, "abc"), *chain("abc")]), 4, partial)
@@ -147,6 +147,7 @@ def test_what_cannot_be_conditioned_is_told() -> None:
 # -- splitting and names ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_split_block_has_the_same_law() -> None:
     graph = FactorGraph(
         {"v": Gaussian((2, 2), variance="learned")},

@@ -68,8 +68,9 @@ def conditional_gradient(params: Any, weights: jax.Array) -> Any:
     return jax.grad(loss)(params)
 
 
-@pytest.mark.parametrize(("target", "estimator"), [("y", Discriminative("y")), ("s", Discriminative("s"))])
-def test_the_loss_is_that_of_enumeration(target: str, estimator: Discriminative) -> None:
+@pytest.mark.parametrize("target", ["y", pytest.param("s", marks=pytest.mark.slow)])
+def test_the_loss_is_that_of_enumeration(target: str) -> None:
+    estimator = Discriminative(target)
     weights = jnp.array([0.5, 0.3, 0.4])
     state = estimator.init(GRAPH, PARAMS, ROWS, 3, bits.key_pair(jax.random.key(0)))
     step = jax.jit(estimator.estimate, static_argnums=0)
@@ -117,7 +118,7 @@ def test_what_it_cannot_predict_is_told() -> None:
     pair = bits.key_pair(jax.random.key(0))
     start = lambda graph, target: Discriminative(target).init(graph, {}, {}, 1, pair)  # noqa: E731
     with pytest.raises(
-        DeclarationError, match="target 'h' is a visible block beside others; .* .'v', 'y', 's'."
+        DeclarationError, match="target 'h' is a visible block beside others; .*'v', 'y', 's'"
     ):
         start(GRAPH, "h")
     with pytest.raises(DeclarationError, match="target 'v' is a visible block beside others"):
