@@ -8,6 +8,7 @@ from ebmpp.convolution import Convolution
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
+from ebmpp.elimination import marginalize
 from ebmpp.estimators import (
     CD,
     CSDCP,
@@ -16,6 +17,7 @@ from ebmpp.estimators import (
     SDCP,
     UCD,
     Centered,
+    Discriminative,
     Herding,
     LocalModeUCD,
     MeanField,
@@ -35,6 +37,7 @@ from ebmpp.families import (
     Spin,
 )
 from ebmpp.graph import FactorGraph, layered
+from ebmpp.joining import merge, stack
 from ebmpp.kernels import (
     BlockedGibbs,
     Conjugate,
@@ -59,9 +62,11 @@ from ebmpp.perfect import perfect_sample
 from ebmpp.plan import metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
+from ebmpp.saving import load, save
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
 from ebmpp.states import Observed
+from ebmpp.surgery import condition, rename, split
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
 
@@ -82,6 +87,7 @@ __all__ = [
     "Conjugate",
     "Convolution",
     "CoupledComposite",
+    "Discriminative",
     "EarlyStop",
     "EnergyDistribution",
     "Exchange",
@@ -113,13 +119,17 @@ __all__ = [
     "bracket",
     "check_model",
     "composite_expectation",
+    "condition",
     "cost_times_variance",
     "data",
     "exact",
     "fit",
     "gibbs_fn",
     "layered",
+    "load",
     "local_search",
+    "marginalize",
+    "merge",
     "metropolis_sweep",
     "monitors",
     "optimizers",
@@ -128,8 +138,12 @@ __all__ = [
     "plot_tv_bound",
     "plots",
     "pretrain",
+    "rename",
     "reverse_ais",
+    "save",
     "spectral_descent",
+    "split",
+    "stack",
     "suggest_k_m",
     "summary",
     "tempered_expectation",

@@ -31,6 +31,10 @@ class CheckpointError(RuntimeError):
     """Checkpoints that cannot be used: another run's, damaged, or in the way."""
 
 
+class SavedFileError(ValueError):
+    """A model that cannot be saved, or a file that does not hold one that can be read."""
+
+
 class UnmetError(RuntimeError):
     """Coupled pairs that had not met when they were needed."""
 

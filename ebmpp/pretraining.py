@@ -20,6 +20,7 @@ from ebmpp.estimators import CD, Estimator
 from ebmpp.factors import Factor
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph
+from ebmpp.rewiring import Initial, mean_params
 from ebmpp.training import fit
 
 Params = dict[str, Any]
@@ -96,8 +97,7 @@ def pretrain(
             found[name].append(value)
         if i + 2 < len(levels):
             rows = _draw(model.graph, levels[i + 1], made.params, model.rows(rows), keys[2 * i + 1])
-    mean = lambda *values: sum(values) / len(values)  # noqa: E731
-    return {name: jax.tree.map(mean, *values) for name, values in found.items()}
+    return mean_params(found)
 
 
 def _levels(graph: FactorGraph) -> list[tuple[str, ...]]:
@@ -173,7 +173,7 @@ def _tied(factor: Factor, whole: FactorGraph, copied: frozenset[str], scale: flo
         return factor
     families = tuple((b, whole.families[b]) for b in factor.blocks)
     tied = _Tied(factor, families, flags, scale)
-    return Factor(*factor.blocks, energy=tied, init=_Init(factor, families), name=factor.name)
+    return Factor(*factor.blocks, energy=tied, init=Initial(factor, families), name=factor.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,17 +192,6 @@ class _Tied:
             own = [t[copy] if twice else t for t, twice in zip(statistics, self.copied, strict=True)]
             total = total + self.factor.evaluate(params, *own, families=families)
         return self.scale * total
-
-
-@dataclasses.dataclass(frozen=True)
-class _Init:
-    """The factor's initial params, for the declaration alone: training is given others."""
-
-    factor: Factor
-    families: tuple[tuple[str, Family], ...]
-
-    def __call__(self, rng_key: Array) -> Any:
-        return self.factor.init_params(rng_key, dict(self.families))
 
 
 def _draw(

@@ -6,6 +6,7 @@ from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.estimators.centering import CSDCP, Centered
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
 from ebmpp.estimators.dc import SDCP
+from ebmpp.estimators.discriminative import Discriminative
 from ebmpp.estimators.herding import Herding
 from ebmpp.estimators.local_mode import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
@@ -21,6 +22,7 @@ __all__ = [
     "UCD",
     "Batch",
     "Centered",
+    "Discriminative",
     "Estimator",
     "Herding",
     "LocalModeUCD",

@@ -1,0 +1,165 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Conditional likelihood: the gradient of log p(label | data), exact, alone or beside a generative one."""
+
+import dataclasses
+from functools import partial
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp import derived
+from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
+from ebmpp.estimators.phases import check_posterior
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
+
+_MOST_VALUES = 4096  # of the target block, each of them a free energy a row
+
+
+@dataclasses.dataclass(frozen=True)
+class Discriminative:
+    """The gradient of ``-sum_i w_i log p(target_i | rest_i)``, exact: for classifiers.
+
+    The target is a visible block of few values, such as ``Categorical(1, 10)``, the rest are the other
+    visible blocks. Both p(target, rest) and p(rest) are sums over latents of one layer and over the target's
+    values, that is, free energies; log Z cancels, and nothing is sampled.
+
+    With a ``generative`` estimator the loss is ``-log p(target | rest) - weight log p(target, rest)``, the
+    hybrid of Larochelle and Bengio: the second term keeps a model of the data, and regularises.
+
+    The history has ``conditional_log_likelihood``, the batch's (weighted) mean log p(target | rest).
+
+    :param target: the visible block that is predicted.
+    :param generative: an estimator such as :class:`UCD` or :class:`PCD`; None for the conditional alone.
+    :param weight: of the generative gradient, not negative.
+    :raises TypeError: for an estimator that is none.
+    :raises ValueError: for a weight out of range.
+
+    **References**
+
+    1. Larochelle, Bengio (2008), *Classification using discriminative restricted Boltzmann machines*.
+
+    **Example**
+
+    >>> import jax, numpy as np, ebmpp
+    >>> from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Discriminative, FactorGraph
+    >>> graph = FactorGraph({"v": Bernoulli(4), "y": Categorical(1, 3)}, {"h": Bernoulli(5)},
+    ...                     [*map(Bias, "vyh"), Bilinear("v", "h"), Bilinear("y", "h")])
+    >>> rows = {"v": np.eye(4)[:3], "y": np.arange(3)[:, None]}
+    >>> fit = ebmpp.fit(graph, rows, estimator=Discriminative("y"), rng_key=jax.random.key(0),
+    ...                 num_steps=5, progress_bar=False)
+    >>> bool(fit.history.conditional_log_likelihood[-1] > fit.history.conditional_log_likelihood[0])
+    True
+    """
+
+    target: str
+    generative: Estimator | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        made = self.generative
+        if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
+            raise TypeError(f"Discriminative: generative is an estimator such as UCD(), not {made!r}")
+        if not (np.isfinite(self.weight) and self.weight >= 0):
+            raise ValueError(f"Discriminative: weight is a number of at least 0, not {self.weight!r}")
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Those of the estimator beside."""
+        return getattr(self.generative, "steps_per_batch", 1)
+
+    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Any:
+        """The state of the estimator beside.
+
+        :raises DeclarationError: for a target that is no visible block, or the only one.
+        :raises IntractableError: for a target of too many values, or latents that interact.
+        """
+        _check_target(graph, self.target)
+        check_posterior(graph, "Discriminative", None)
+        return () if self.generative is None else self.generative.init(graph, params, data, batch, pair)
+
+    def adopt(self, before: Any, fresh: Any) -> Any:
+        """What the estimator beside adopts."""
+        adopt = getattr(self.generative, "adopt", None)
+        return fresh if adopt is None else adopt(before, fresh)
+
+    def estimate(
+        self, graph: "FactorGraph", params: Params, state: Any, batch: Batch, pair: Array
+    ) -> Estimate:
+        """The exact conditional gradient, and the weighted one of the estimator beside."""
+
+        def loss(p: Params) -> Array:
+            rest = {b: x for b, x in batch.rows.items() if b != self.target}
+            table = label_log_probabilities(graph, p, rest, self.target)
+            each = jnp.take_along_axis(table, _index(graph, self.target, batch.rows[self.target]), axis=1)
+            return -jnp.vdot(batch.weights, each[:, 0])
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        told = {"conditional_log_likelihood": -value / _nonzero(batch.weights.sum())}
+        if self.generative is None:
+            return Estimate(gradient, state, told)
+        made = self.generative.estimate(graph, params, state, batch, pair)
+        both = jax.tree.map(lambda g, h: g + self.weight * h, gradient, made.gradient)
+        return Estimate(both, made.state, {**made.metrics, **told})
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def label_log_probabilities(graph: "FactorGraph", params: Params, rest: Rows, target: str) -> Array:
+    """log p(target | rest) of every value of the target, the latents summed out.
+
+    :param graph: latents of one layer.
+    :param params: its params.
+    :param rest: the other visible blocks, ``(rows, *shape)`` each.
+    :param target: a visible block of few values.
+    :return: ``(rows, values)``; the values in the order of ``itertools.product`` over the units.
+    """
+    values, latents = jnp.asarray(_values(graph, target)), tuple(graph.latent)
+
+    def one(row: Rows) -> Array:
+        given = lambda y: derived.log_unnormalized(graph, params, {**row, target: y}, latents)  # noqa: E731
+        return jax.nn.log_softmax(jax.vmap(given)(values))
+
+    return jax.vmap(one)(dict(rest))
+
+
+def _values(graph: "FactorGraph", target: str) -> np.ndarray:
+    family = graph.families[target]
+    with jax.ensure_compile_time_eval():
+        listed = np.asarray(family.states())
+    made = np.array(list(itertools.product(listed, repeat=family.size)), family.dtype)
+    return made.reshape(-1, *family.shape)
+
+
+def _index(graph: "FactorGraph", target: str, rows: Array) -> Array:
+    """Which of :func:`_values` each row has, ``(rows, 1)``."""
+    values = jnp.asarray(_values(graph, target)).reshape(-1, graph.families[target].size)
+    same = (rows.reshape(len(rows), 1, -1) == values).all(-1)
+    return same.argmax(1)[:, None]
+
+
+def _check_target(graph: "FactorGraph", target: str) -> None:
+    if target not in graph.visible or len(graph.visible) < 2:
+        raise DeclarationError(
+            f"Discriminative: the target {target!r} is a visible block beside others; the visible blocks are "
+            f"{list(graph.visible)}"
+        )
+    family = graph.families[target]
+    states = family.states()
+    if states is None or len(states) ** family.size > _MOST_VALUES:
+        count = "infinitely many" if states is None else f"{len(states)}**{family.size}"
+        raise IntractableError(
+            f"Discriminative: block {target!r} ({family!r}) takes {count} values, and {_MOST_VALUES} are the "
+            "most that are listed; the likelihood of all visible blocks (UCD, PCD) has no such limit"
+        )
+
+
+def _nonzero(total: Array) -> Array:
+    return jnp.where(total == 0, 1.0, total)

@@ -1,0 +1,245 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A machine over a table of categories that completes missing entries.
+
+Columns are categorical units of one visible block, and binary latent units see them all.
+``python models/categorical.py --out categorical`` bins a table that comes with scikit-learn (breast cancer,
+wine or iris) by quantiles, trains on some rows, hides entries of the others at random, and completes these by
+posterior means and by local search. It compares accuracy and log score with the columns' frequencies,
+nearest neighbours and chained regressions.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.infer import MCMC
+from sklearn import datasets
+from sklearn.impute import KNNImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import PCD, UCD, Bernoulli, Categorical, FactorGraph, Observed
+from ebmpp.errors import DivergenceError
+
+_TABLES: dict[str, Callable[[], Any]] = {
+    "cancer": datasets.load_breast_cancer,
+    "wine": datasets.load_wine,
+    "iris": datasets.load_iris,
+}
+
+
+class Table(NamedTuple):
+    """Rows of categories, and which of the held-out ones are hidden."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+    known: np.ndarray
+
+
+# -- options and data ----------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--data", choices=tuple(_TABLES), default="cancer")
+    add("--bins", type=int, default=4, help="categories a column, by quantiles")
+    add("--hidden", type=float, default=0.3, help="share of the held-out entries that is hidden")
+    add("--latent", type=int, default=60, help="latent units")
+    add("--estimator", choices=("ucd", "pcd"), default="pcd")
+    add("--num-chains", type=int, default=200, help="persistent chains, or coupled pairs")
+    add("--num-steps", type=int, default=4000)
+    add("--batch-size", type=int, default=100)
+    add("--rate", type=float, default=0.005, help="Adam's first learning rate; it decays along a cosine")
+    add("--decay", type=float, default=1e-2, help="pull of the weights to zero")
+    add("--sweeps", type=int, default=2000, help="that posterior means are taken over")
+    add("--seed", type=int, default=0)
+    add("--output", "--out", type=Path, default=Path("categorical"), help="folder for pictures and files")
+    add("--no-progress", action="store_true", help="no progress bar")
+    args = parser.parse_args(argv)
+    for name in ("latent", "num_chains", "num_steps", "batch_size", "sweeps"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
+    if args.bins < 2 or not 0 < args.hidden < 1 or not (args.rate > 0 and args.decay >= 0):
+        parser.error("--bins are at least 2, --hidden is in (0, 1), --rate positive and --decay not negative")
+    args.table = table(args.data, args.bins, args.hidden, args.seed)
+    return args
+
+
+def table(name: str, bins: int, hidden: float, seed: int) -> Table:
+    """A table in quantile bins of its training rows, a third of the rows held out."""
+    generator = np.random.default_rng(seed)
+    values, _ = _TABLES[name](return_X_y=True)
+    order = generator.permutation(len(values))
+    held_out, train = order[: len(order) // 3], order[len(order) // 3 :]
+    quantiles = KBinsDiscretizer(
+        bins, encode="ordinal", strategy="quantile", quantile_method="averaged_inverted_cdf"
+    )
+    binned = quantiles.fit(values[train]).transform(values).astype(np.int32)
+    known = generator.random(binned[held_out].shape) >= hidden
+    return Table(binned[train], binned[held_out], known)
+
+
+# -- the model, its training and what it completes -----------------------------------------------
+
+
+def declare(columns: int, bins: int, latent: int) -> FactorGraph:
+    """One visible block of categorical units, one binary latent block."""
+    return ebmpp.layered(v=Categorical(columns, bins), h=Bernoulli(latent))
+
+
+def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
+    """Adam at a decaying rate, with a little weight decay: tables are small."""
+    rate = optax.cosine_decay_schedule(args.rate, args.num_steps, alpha=0.02)
+    decay = optax.add_decayed_weights(args.decay, {"v": False, "h": False, "v:h": True})
+    chains = args.num_chains
+    return ebmpp.fit(
+        graph,
+        args.table.train,
+        estimator=UCD(num_pairs=chains) if args.estimator == "ucd" else PCD(k=2, num_chains=chains),
+        optimizer=optax.chain(decay, optax.adam(rate)),
+        num_steps=args.num_steps,
+        batch_size=args.batch_size,
+        rng_key=jax.random.key(args.seed),
+        progress_bar=not args.no_progress,
+    )
+
+
+def posterior(graph: FactorGraph, params: Any, data: Table, sweeps: int, seed: int) -> np.ndarray:
+    """p(entry | what is known of its row), a number a category, by sweeps over all that is hidden."""
+    observed = Observed(jnp.asarray(data.held_out), jnp.asarray(data.known))
+    mcmc = MCMC(ebmpp.BlockedGibbs(graph), num_warmup=200, num_samples=sweeps, progress_bar=False)
+    mcmc.run(jax.random.key(seed + 1), params, v=observed)
+    # the mean of p(v | h), not of v: less noise, and no probability is 0
+    add = lambda total, h: (total + graph.mean(params, {"h": h}, "v"), None)  # noqa: E731
+    start = jnp.zeros((*data.held_out.shape, graph.families["v"].num_categories))
+    total, _ = jax.jit(lambda h: jax.lax.scan(add, start, h))(mcmc.get_samples()["h"])
+    return np.asarray(total) / sweeps
+
+
+def search(graph: FactorGraph, params: Any, data: Table, seed: int) -> np.ndarray:
+    """The local mode of each row, from one random start."""
+    observed = Observed(jnp.asarray(data.held_out), jnp.asarray(data.known))
+    found = ebmpp.local_search(graph, params, rng_key=jax.random.key(seed + 2), v=observed)
+    return np.asarray(found.state["v"])
+
+
+# -- what it is compared with ----------------------------------------------------------------------
+
+
+def frequencies(data: Table, bins: int) -> np.ndarray:
+    """Each column's own frequencies, with one pseudo-count: columns taken as independent."""
+    counts = (data.train[..., None] == np.arange(bins)).sum(0) + 1
+    return np.broadcast_to(counts / counts.sum(1, keepdims=True), (*data.held_out.shape, bins))
+
+
+def neighbours(data: Table) -> np.ndarray:
+    """scikit-learn's nearest neighbours, rounded."""
+    hidden = np.where(data.known, data.held_out, np.nan)
+    made = KNNImputer(n_neighbors=10).fit(data.train.astype(float)).transform(hidden)
+    return np.rint(made).astype(int)
+
+
+def chained(data: Table, bins: int, rounds: int = 5) -> np.ndarray:
+    """Each column's logistic regression on all others, which are completed in turn from the modes on.
+
+    The categorical form of scikit-learn's IterativeImputer, which knows regressions of numbers alone.
+    """
+    code = OneHotEncoder(categories=[np.arange(bins)] * (data.train.shape[1] - 1), sparse_output=False)
+    probabilities = frequencies(data, bins).copy()
+    filled = np.where(data.known, data.held_out, probabilities.argmax(-1))
+    models = []
+    for j in range(data.train.shape[1]):
+        others = code.fit_transform(np.delete(data.train, j, 1))
+        models.append(LogisticRegression(C=0.1, max_iter=500).fit(others, data.train[:, j]))
+    for _ in range(rounds):
+        for j, model in enumerate(models):
+            probabilities[:, j] = 1e-6
+            probabilities[:, j, model.classes_] = model.predict_proba(code.transform(np.delete(filled, j, 1)))
+            filled[:, j] = np.where(data.known[:, j], data.held_out[:, j], probabilities[:, j].argmax(-1))
+    return probabilities
+
+
+def scores(made: np.ndarray, data: Table) -> tuple[float, float]:
+    """Share of hidden entries that are right, and their mean log-probability (nan for values alone)."""
+    values = made.argmax(-1) if made.ndim == 3 else made
+    right = float((values == data.held_out)[~data.known].mean())
+    if made.ndim == 2:
+        return right, float("nan")
+    at = np.take_along_axis(made, data.held_out[..., None], -1)[..., 0]
+    return right, float(np.log(at[~data.known]).mean())
+
+
+def draw(made: dict[str, np.ndarray], graph: FactorGraph, params: Any, args: argparse.Namespace) -> Path:
+    """Calibration of the posterior, and the latent weights of each column's categories."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+    from sklearn.calibration import calibration_curve
+
+    data = args.table
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", width_ratios=(1, 1.6))
+    truth = (data.held_out[..., None] == np.arange(graph.families["v"].num_categories))[~data.known].ravel()
+    for name, probabilities in made.items():
+        if probabilities.ndim == 3:
+            share, told = calibration_curve(truth, probabilities[~data.known].ravel().clip(0, 1), n_bins=10)
+            left.plot(told, share, marker="o", markersize=3, linewidth=1.2, label=name)
+    left.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
+    left.set(xlabel="probability told", ylabel="share that is true", title="hidden entries")
+    left.legend(frameon=False, fontsize=7)
+    weights = np.asarray(params["v:h"])
+    weights = (weights - weights.mean(1, keepdims=True)).reshape(-1, weights.shape[-1])
+    bound = np.abs(weights).max()
+    shown = right.imshow(weights.T, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
+    figure.colorbar(shown, ax=right)
+    right.set(xlabel="column and category", ylabel="latent unit", title="weights, centered in each column")
+    path = args.output / "completions.png"
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, complete, compare, save."""
+    args = parse(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    data = args.table
+    graph = declare(data.train.shape[1], args.bins, args.latent)
+    hidden = int((~data.known).sum())
+    print(f"{graph!r}\n{len(data.train)} rows; {hidden} entries hidden in {len(data.held_out)} more")
+    begin = time.monotonic()
+    try:
+        fit = train(graph, args)
+    except DivergenceError as error:
+        raise SystemExit(str(error)) from error
+    print(f"trained in {time.monotonic() - begin:.0f} s")
+    made = {
+        "posterior means": posterior(graph, fit.params, data, args.sweeps, args.seed),
+        "local search": search(graph, fit.params, data, args.seed),
+        "columns' frequencies": frequencies(data, args.bins),
+        "nearest neighbours": neighbours(data),
+        "chained regressions": chained(data, args.bins),
+    }
+    print(f"{'':<22}  accuracy  log score")
+    for name, value in made.items():
+        right, log_score = scores(value, data)
+        print(f"{name:<22}  {right:8.3f}  {log_score:9.3f}")
+    written = [draw(made, graph, fit.params, args), args.output / "table.ebmpp", args.output / "history.nc"]
+    ebmpp.save(written[1], graph, fit.params)
+    ebmpp.to_datatree(fit).to_netcdf(written[2], engine="h5netcdf")
+    print("\n".join(f"wrote {path}" for path in written))
+
+
+if __name__ == "__main__":
+    main()

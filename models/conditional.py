@@ -1,0 +1,242 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A machine over digits and their labels: it classifies, and draws digits of a class.
+
+A categorical block of one unit, the label, is visible beside the pixels, and one latent block sees both
+(Larochelle and Bengio, 2008). ``python models/conditional.py --out conditional`` trains it on the digits that
+come with scikit-learn by three losses (generative, discriminative, hybrid), compares their held-out accuracy
+with logistic regression's, draws digits class by class, and tells labels from upper halves of images.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.infer import MCMC
+from sklearn.linear_model import LogisticRegression
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, Categorical, Discriminative, FactorGraph, Observed
+from ebmpp.errors import DivergenceError
+
+_CLASSES, _SHOWN = 10, 10
+_SWEEPS = 1000  # before a drawn digit is kept
+_LOSSES = ("generative", "discriminative", "hybrid")
+
+
+class Digits(NamedTuple):
+    """Binary images and labels."""
+
+    train: dict[str, np.ndarray]
+    held_out: dict[str, np.ndarray]
+    shape: tuple[int, int]
+
+
+# -- options and data ----------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
+    add("--latent", type=int, default=100, help="latent units")
+    add("--losses", nargs="+", choices=_LOSSES, default=_LOSSES)
+    add("--estimator", choices=("ucd", "pcd"), default="pcd", help="of the generative gradient")
+    add("--num-chains", type=int, default=100, help="persistent chains, or coupled pairs")
+    add("--weight", type=float, default=0.1, help="of the generative loss in the hybrid")
+    add("--num-steps", type=int, default=3000)
+    add("--batch-size", type=int, default=100)
+    add("--rate", type=float, default=0.01, help="Adam's first learning rate; it decays along a cosine")
+    add("--seed", type=int, default=0)
+    add("--output", "--out", type=Path, default=Path("conditional"), help="folder for pictures and files")
+    add("--no-progress", action="store_true", help="no progress bar")
+    args = parser.parse_args(argv)
+    for name in ("latent", "num_chains", "num_steps", "batch_size"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
+    if not (args.rate > 0 and args.weight >= 0):
+        parser.error("--rate is positive and --weight not negative")
+    try:
+        args.digits = digits(args.data, args.seed)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return args
+
+
+def digits(name: str, seed: int) -> Digits:
+    """Labelled images, a part of them held out."""
+    if name == "mnist":
+        train, test = (ebmpp.data.mnist(split=split, labels=True) for split in ("train", "test"))
+        return Digits(_rows(*train), _rows(*test), (28, 28))
+    images, labels = ebmpp.data.digits(labels=True)
+    order = np.random.default_rng(seed).permutation(len(images))
+    held_out, train = order[: len(order) // 4], order[len(order) // 4 :]
+    return Digits(_rows(images[train], labels[train]), _rows(images[held_out], labels[held_out]), (8, 8))
+
+
+def _rows(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    return {"v": ebmpp.data.binarize(images), "y": labels[:, None]}
+
+
+# -- the model, its training and what it says ----------------------------------------------------
+
+
+def declare(pixels: int, latent: int) -> FactorGraph:
+    """Pixels v and a label y, and latent units h that see both."""
+    return FactorGraph(
+        visible={"v": Bernoulli(pixels), "y": Categorical(1, _CLASSES)},
+        latent={"h": Bernoulli(latent)},
+        factors=[Bias("v"), Bias("y"), Bias("h"), Bilinear("v", "h"), Bilinear("y", "h")],
+    )
+
+
+def estimator(loss: str, args: argparse.Namespace) -> Any:
+    """The gradient of a loss."""
+    generative = PCD(num_chains=args.num_chains)
+    if args.estimator == "ucd":
+        generative = UCD(num_pairs=args.num_chains)
+    if loss == "generative":
+        return generative
+    return Discriminative("y", generative if loss == "hybrid" else None, args.weight)
+
+
+def train(graph: FactorGraph, loss: str, args: argparse.Namespace) -> ebmpp.Fit:
+    """Adam at a decaying rate; the params of the best step are not picked: the last ones are reported."""
+    held_out = args.digits.held_out
+    accuracy = lambda p: scores(label_probabilities(graph, p, held_out["v"]), held_out["y"])[0]  # noqa: E731
+    return ebmpp.fit(
+        graph,
+        args.digits.train,
+        estimator=estimator(loss, args),
+        optimizer=optax.adam(optax.cosine_decay_schedule(args.rate, args.num_steps, alpha=0.02)),
+        num_steps=args.num_steps,
+        batch_size=args.batch_size,
+        rng_key=jax.random.key(args.seed),
+        monitors={"accuracy": accuracy},
+        monitor_every=max(1, args.num_steps // 20),
+        progress_bar=not args.no_progress,
+    )
+
+
+def label_probabilities(graph: FactorGraph, params: Any, v: Any) -> jax.Array:
+    """p(y | v), exact: free energies of each image with each label."""
+    labels = jnp.arange(_CLASSES)[:, None]
+    return jax.nn.softmax(-graph.free_energy(params, {"v": jnp.asarray(v)[:, None], "y": labels}))
+
+
+def scores(probabilities: Any, y: Any) -> tuple[jax.Array, jax.Array]:
+    """Accuracy, and mean log-probability of the true labels."""
+    at = jnp.take_along_axis(jnp.asarray(probabilities), jnp.asarray(y), 1)
+    return (jnp.argmax(probabilities, 1) == y[:, 0]).mean(), jnp.log(at).mean()
+
+
+def baseline(data: Digits) -> tuple[float, float]:
+    """Logistic regression on the same pixels."""
+    made = LogisticRegression(max_iter=2000).fit(data.train["v"], data.train["y"][:, 0])
+    return tuple(map(float, scores(made.predict_proba(data.held_out["v"]), data.held_out["y"])))
+
+
+def run(
+    graph: FactorGraph, params: Any, seed: int, warmup: int, draws: int, **clamped: Any
+) -> dict[str, Any]:
+    """Draws with blocks or units held, ``(draws, rows, *shape)``."""
+    mcmc = MCMC(ebmpp.BlockedGibbs(graph), num_warmup=warmup, num_samples=draws, progress_bar=False)
+    mcmc.run(jax.random.key(seed + 1), params, **clamped)
+    return mcmc.get_samples()
+
+
+def draw_classes(graph: FactorGraph, params: Any, seed: int) -> jax.Array:
+    """Images given each label: the mean of v given the latents, after many sweeps from noise."""
+    labels = jnp.repeat(jnp.arange(_CLASSES), _SHOWN)[:, None]
+    drawn = run(graph, params, seed, _SWEEPS - 1, 1, y=labels)
+    return graph.mean(params, {"h": drawn["h"][0]}, "v")
+
+
+def labels_of_halves(graph: FactorGraph, params: Any, v: np.ndarray, seed: int) -> tuple[Any, Any]:
+    """p(y | upper half) and the mean of the lower one, by sampling both: one row an image."""
+    known = jnp.arange(v.shape[1]) < v.shape[1] // 2
+    drawn = run(graph, params, seed, 200, 800, v=Observed(jnp.asarray(v), known))
+    # a label's share of draws is never 0: p(y | h) is averaged instead of y
+    given_h = jax.lax.map(lambda h: graph.mean(params, {"h": h}, "y")[:, 0], drawn["h"])
+    return given_h.mean(0), jnp.where(known, v, drawn["v"].mean(0))
+
+
+# -- what is written -----------------------------------------------------------------------------
+
+
+def draw(graph: FactorGraph, params: Any, args: argparse.Namespace, halves: tuple) -> list[Path]:
+    """The two pictures."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(5, 5), layout="constrained")
+    ebmpp.plots.plot_units(draw_classes(graph, params, args.seed), args.digits.shape, ncols=_SHOWN, ax=ax)
+    ax.set_title(f"a row a label: mean of v given h, {_SWEEPS} sweeps from noise", fontsize=9)
+    figures = {"classes": figure}
+    probabilities, whole = (np.asarray(a)[:_SHOWN] for a in halves)
+    figure, axes = plt.subplots(3, 1, figsize=(8, 4.2), layout="constrained", height_ratios=(1, 1, 1.6))
+    shown = {"held out": args.digits.held_out["v"], "lower half: mean of what is drawn": whole}
+    for ax, (title, rows) in zip(axes[:2], shown.items(), strict=True):
+        ebmpp.plots.plot_units(rows[:_SHOWN], args.digits.shape, ncols=_SHOWN, ax=ax)
+        ax.set_title(title, fontsize=9)
+    axes[2].imshow(probabilities.T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+    truth = args.digits.held_out["y"][:_SHOWN, 0]
+    axes[2].scatter(np.arange(len(truth)), truth, marker="s", s=60, facecolors="none", edgecolors="tab:red")
+    axes[2].set(yticks=range(_CLASSES), xticks=[], ylabel="label")
+    axes[2].set_title("p(label | upper half); the true label is framed", fontsize=9)
+    figures["halves"] = figure
+    written = []
+    for name, figure in figures.items():
+        written.append(args.output / f"{name}.png")
+        figure.savefig(written[-1], dpi=130)
+        plt.close(figure)
+    return written
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, compare, draw, save."""
+    args = parse(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    data, graph = args.digits, declare(args.digits.train["v"].shape[1], args.latent)
+    print(f"{graph!r}\nlayers {graph.layers}")
+    told, fits = {"logistic regression": baseline(data)}, {}
+    for loss in args.losses:
+        begin = time.monotonic()
+        try:
+            fits[loss] = train(graph, loss, args)
+        except DivergenceError as error:
+            raise SystemExit(str(error)) from error
+        label = f"{loss}, {time.monotonic() - begin:.0f} s"
+        given = label_probabilities(graph, fits[loss].params, data.held_out["v"])
+        told[label] = scores(given, data.held_out["y"])
+    drawn = next(fits[loss] for loss in ("generative", "hybrid", "discriminative") if loss in fits)
+    few = {b: x[:500] for b, x in data.held_out.items()}
+    halves = labels_of_halves(graph, drawn.params, few["v"], args.seed)
+    told["from upper halves, generative"] = scores(halves[0], few["y"])
+    cut = data.train["v"].shape[1] // 2
+    half = Digits(*({"v": p["v"][:, :cut], "y": p["y"]} for p in (data.train, few)), data.shape)
+    told["from upper halves, logistic regression"] = baseline(half)
+    written = draw(graph, drawn.params, args, halves)
+    for loss, fit in fits.items():
+        written += [args.output / f"{loss}.ebmpp", args.output / f"{loss}.nc"]
+        ebmpp.save(written[-2], graph, fit.params)
+        ebmpp.to_datatree(fit).to_netcdf(written[-1], engine="h5netcdf")
+    width = max(map(len, told))
+    print(f"{'held out':<{width}}  accuracy  log p(label)")
+    for name, (accuracy, log_score) in told.items():
+        print(f"{name:<{width}}  {float(accuracy):8.3f}  {float(log_score):12.3f}")
+    print("\n".join(f"wrote {path}" for path in written))
+
+
+if __name__ == "__main__":
+    main()
