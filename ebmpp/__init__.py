@@ -19,6 +19,7 @@ from ebmpp.estimators import (
     LocalModeUCD,
     MeanField,
     TemperedPCD,
+    rates,
 )
 from ebmpp.evaluate import exact
 from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
@@ -44,6 +45,9 @@ from ebmpp.kernels import (
     MaximalCoupling,
     MetropolisCoupling,
     ParallelTempering,
+    RatesFPCD,
+    RatesHerding,
+    SamplePenalization,
     TemperingCoupling,
     composite_expectation,
     gibbs_fn,
@@ -99,6 +103,9 @@ __all__ = [
     "ParallelTempering",
     "Poisson",
     "Progress",
+    "RatesFPCD",
+    "RatesHerding",
+    "SamplePenalization",
     "Spin",
     "Stage",
     "TemperedPCD",
@@ -122,6 +129,7 @@ __all__ = [
     "plot_tv_bound",
     "plots",
     "pretrain",
+    "rates",
     "reverse_ais",
     "spectral_descent",
     "suggest_k_m",

@@ -9,6 +9,7 @@ from ebmpp.estimators.dc import SDCP
 from ebmpp.estimators.herding import Herding
 from ebmpp.estimators.local_mode import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
+from ebmpp.estimators.mean_statistics import rates
 from ebmpp.estimators.tempered import TemperedPCD
 from ebmpp.estimators.unbiased import UCD
 
@@ -26,4 +27,5 @@ __all__ = [
     "LocalModeUCD",
     "MeanField",
     "TemperedPCD",
+    "rates",
 ]
