@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
 
-from ebmpp import data, monitors, optimizers, plots
+from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
@@ -116,6 +116,7 @@ __all__ = [
     "composite_expectation",
     "cost_times_variance",
     "data",
+    "evaluate",
     "exact",
     "fit",
     "gibbs_fn",

@@ -70,8 +70,8 @@ class _FastWeights(RowKernel):
         """Model arguments made into conditions, the rates held in :attr:`_Rated.rates`."""
         if len(model_args) != 2:
             raise ParameterError(
-                f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected 2, "
-                "the params and the rates: mcmc.run(key, params, ebmpp.rates(graph, params, data))"
+                f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected "
+                "2, the params and the rates: mcmc.run(key, params, ebmpp.rates(graph, params, data))"
             )
         made = super().conditions(model_args[:1], model_kwargs, check)
         return _Rated(made, _checked(self.graph, model_args[1], check))
@@ -300,7 +300,9 @@ def _checked(graph: FactorGraph, rates: Params, values: bool) -> Params:
         if values:
             states.check_finite(rates)
     except ParameterError as error:
-        raise ParameterError(f"rates, which are shaped like params (ebmpp.rates makes them): {error}") from None
+        raise ParameterError(
+            f"rates, which are shaped like params (ebmpp.rates makes them): {error}"
+        ) from None
     return rates
 
 
