@@ -121,8 +121,8 @@ def indirect_likelihood(
 
 
 def _kernel(kernel: str | None, x: np.ndarray, rows: np.ndarray) -> str:
-    seen = [np.unique(a) for a in (x, rows)]
-    two = any(all(np.isin(a, values).all() for a in seen) for values in ((0, 1), (-1, 1)))
+    within = lambda low: all(((a == low) | (a == 1)).all() for a in (x, rows))  # noqa: E731
+    two = within(0) or within(-1)
     kernel = kernel or ("bernoulli" if two else "gaussian")
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r} is unknown; choose among {KERNELS}")
