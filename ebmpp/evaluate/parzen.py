@@ -104,7 +104,7 @@ def indirect_likelihood(
         )
     counts = _counts(num_samples, len(x))
     if kernel == "bernoulli":  # values 0 and 1: then a squared distance counts the units that differ
-        x, rows, others = (None if a is None else (a > 0).astype(np.float32) for a in (x, rows, others))
+        x, rows, others = (None if a is None else a > 0 for a in (x, rows, others))
     else:  # less to lose when squares are subtracted
         mean = rows.mean(0)
         x, rows, others = (None if a is None else a - mean for a in (x, rows, others))
@@ -179,6 +179,7 @@ def _log_sums(
 @partial(jax.jit, donate_argnums=(0, 1))
 def _add(nearest: Array, total: Array, x: Array, seen: int, rows: Array, sharp: Array) -> tuple[Array, Array]:
     """Sums of exp(-a (d^2 - nearest)), with the nearest squared distance so far: no sum underflows."""
+    rows, x = rows.astype(jnp.float32), x.astype(jnp.float32)
     product = jnp.matmul(rows, x.T, precision=jax.lax.Precision.HIGHEST)
     square = (rows**2).sum(1)[:, None] + (x**2).sum(1) - 2 * product
     square = jnp.where(jnp.arange(len(x)) < seen, jnp.maximum(square, 0), jnp.inf)

@@ -141,9 +141,10 @@ class RatesFPCD(_FastWeights):
     With a clamped block the rates should be those of rows that have its values (those of one label, say):
     otherwise the fast weights never balance.
 
-    Each chain has fast weights of its own. They cost twice the memory of the params a chain, and about two
-    to four times the time of plain Gibbs. Families whose natural parameters are restricted (exponential
-    units, Gaussian ones of learned variance) can be carried out of their domain: draws are then nan.
+    Each chain has fast weights of its own, so that its draws do not depend on how many chains there are; a
+    chain takes the memory of the params once more, and about twice the time of plain Gibbs. Families whose
+    natural parameters are restricted (exponential units, Gaussian ones of learned variance) can be carried
+    out of their domain: draws are then nan.
 
     :param graph: the declaration.
     :param rate: step size of the fast weights, eps_F of the paper; 0 is :class:`~ebmpp.BlockedGibbs`.

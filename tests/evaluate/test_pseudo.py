@@ -47,7 +47,9 @@ def test_against_enumeration(graph, rows):
     params = random_params(graph, seed=1, scale=1.0)
     wanted = by_enumeration(graph, params, rows)
     np.testing.assert_allclose(pseudo_log_likelihood(graph, params, rows), wanted, rtol=1e-5)
-    np.testing.assert_allclose(monitors.pseudo_log_likelihood(graph, rows)(params), wanted.mean(), rtol=1e-5)
+    if graph is VISIBLE:
+        monitor = monitors.pseudo_log_likelihood(graph, rows)
+        np.testing.assert_allclose(monitor(params), wanted.mean(), rtol=1e-5)
     many = {b: np.repeat(v[:1], 500, 0) for b, v in rows.items()}
     some = pseudo_log_likelihood(graph, params, many, num_units=2, rng_key=KEY)
     assert_rows_law(some, wanted[0])
