@@ -92,7 +92,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--hidden", type=int, default=100)
     add("--steps", type=int, default=5000, help="of PCD")
     add("--rate", type=float, default=0.05, help="first rate of PCD; it decays along a cosine")
-    add("--samples", type=int, default=10_000)
+    add("--samples", type=int, default=10_000, help="at least 2")
     add("--tune", type=int, default=1000, help="samples by which step sizes are chosen")
     add("--rows", type=int, default=2000, help="held-out rows at most")
     add("--seeds", type=int, nargs="+", default=[0], help="of the chains; the model stays")
@@ -100,8 +100,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("benchmarks/report"))
     add("--draw", action="store_true", help="run nothing; draw what there is")
     args = parser.parse_args(argv)
-    if min(args.hidden, args.steps, args.samples, args.tune, args.rows) < 1 or not args.rate > 0:
-        parser.error("--hidden, --steps, --rate, --samples, --tune and --rows are positive")
+    if min(args.hidden, args.steps, args.samples - 1, args.tune - 1, args.rows) < 1 or not args.rate > 0:
+        parser.error("--hidden, --steps, --rate and --rows are positive, --samples and --tune at least 2")
     args.tune = min(args.tune, args.samples)
     return args
 
@@ -153,13 +153,13 @@ def chain(kernel: Any, model_args: tuple, count: int, seed: int) -> tuple[np.nda
     state = kernel.init(jax.random.key(seed), warmup, None, model_args, {})
     if warmup:
         state, _ = _run(kernel, state, model_args, warmup)
-    size, made, begin = min(_PART, count), [], 0.0
+    size, made, begin = min(_PART, -(-count // 2)), [], 0.0
     for index in range(-(-count // size)):
         if index == 1:
             begin = time.monotonic()
         state, drawn = _run(kernel, state, model_args, size)
         made.append(np.asarray(drawn))
-    each = (time.monotonic() - begin) / (size * (len(made) - 1)) if len(made) > 1 else float("nan")
+    each = (time.monotonic() - begin) / (size * (len(made) - 1))
     return np.concatenate(made)[:count], each
 
 
