@@ -176,7 +176,8 @@ def test_chain_methods_give_the_same_draws(make, method):
         mcmc(make(RBM, rate=0.2), PARAMS, RATES, method=m, **chains)[1] for m in ("sequential", method)
     )
     assert_same(other, first)
-    assert len(np.unique(first["v"].reshape(2, -1), axis=0)) == 2
+    if make is RatesFPCD:  # herding's are the same once they have climbed to one mode
+        assert len(np.unique(first["v"].reshape(2, -1), axis=0)) == 2
 
 
 def test_rows_of_a_clamped_block_have_fast_weights_of_their_own():
