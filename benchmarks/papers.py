@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The experiments of the four papers, from one place.
+"""The experiments of the papers, from one place.
 
 ``python benchmarks/papers.py`` runs them all at settings that end in an hour or so on two cores; ``--only u5
 d4`` some; ``--settings quick`` at settings that end in minutes and show only that everything runs;
@@ -15,6 +15,8 @@ u6   a simulated 200x20 model, fitted with 100 units       Qiu et al. (2020), se
 u10  meeting times on untrained models; l7 on orthogonal   Qiu et al. (2020), figure 5
 d4   bars and stripes 3x3, shifting bar: S-DCP, CS-DCP     Upadhya, Sastry (2017), figs. 1, 2
 lmi  UCD-LMI, ablated by exact log-likelihood on digits    Taniguchi et al. (2023), table 2
+r4   indirect sampling likelihood by number of samples:    Breuleux et al. (2011), figure 2
+     Gibbs, rates-FPCD and its kin, parallel tempering
 ==== ===================================================== ================================
 """
 
@@ -40,6 +42,7 @@ _UNBIASED = [
     "500",
 ]
 _TIMES = ["untrained", "orthogonal"]
+_MNIST = ["--data", "mnist", "--hidden", "500", "--steps", "10000"]
 _ORIGINAL = ["--only", "ucd", "ucd1", "truncated", "persistent", "pcd_ucd", "cd1", "cd5", "cd20", "pcd"]
 
 #: The script of each experiment, and its options by settings; a list of options a run.
@@ -86,6 +89,14 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
             "quick": [["--steps", "40", "--seeds", "0", "--only", "lmi", "pcd"]],
             "small": [[]],
             "paper": [["--steps", "100000"]],
+        },
+    ),
+    "r4": (
+        "mixing",
+        {
+            "quick": [["--steps", "200", "--samples", "200", "--tune", "50", "--only", "gibbs", "fpcd"]],
+            "small": [[], [*_MNIST, "--samples", "20000"]],
+            "paper": [[*_MNIST, "--samples", "200000"]],
         },
     ),
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
 
-from ebmpp import data, monitors, optimizers, plots
+from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.convolution import Convolution
 from ebmpp.diagnostics import summary, to_datatree
@@ -22,6 +22,7 @@ from ebmpp.estimators import (
     LocalModeUCD,
     MeanField,
     TemperedPCD,
+    rates,
 )
 from ebmpp.evaluate import exact
 from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
@@ -48,6 +49,9 @@ from ebmpp.kernels import (
     MaximalCoupling,
     MetropolisCoupling,
     ParallelTempering,
+    RatesFPCD,
+    RatesHerding,
+    SamplePenalization,
     TemperingCoupling,
     composite_expectation,
     gibbs_fn,
@@ -111,6 +115,9 @@ __all__ = [
     "ParallelTempering",
     "Poisson",
     "Progress",
+    "RatesFPCD",
+    "RatesHerding",
+    "SamplePenalization",
     "Spin",
     "Stage",
     "TemperedPCD",
@@ -122,6 +129,7 @@ __all__ = [
     "condition",
     "cost_times_variance",
     "data",
+    "evaluate",
     "exact",
     "fit",
     "gibbs_fn",
@@ -138,6 +146,7 @@ __all__ = [
     "plot_tv_bound",
     "plots",
     "pretrain",
+    "rates",
     "rename",
     "reverse_ais",
     "save",

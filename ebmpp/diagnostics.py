@@ -71,6 +71,8 @@ def _attributes(graph: object, kernel: object = None) -> dict[str, str]:
         attrs["graph"] = repr(graph)
     if kernel is not None:
         attrs["inference_kernel"] = type(kernel).__name__
+        if hasattr(kernel, "caveat"):
+            attrs["inference_caveat"] = kernel.caveat
     return attrs
 
 

@@ -20,7 +20,7 @@ from ebmpp import bits, derived
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
-from ebmpp.evaluate import exact
+from ebmpp.evaluate import exact, pseudo
 from ebmpp.graph import FactorGraph
 from ebmpp.sources import check_rows
 
@@ -149,6 +149,38 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
 
 def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: Rows) -> Array:
     return graph.free_energy(params, held_out).mean() - graph.free_energy(params, train).mean()
+
+
+def pseudo_log_likelihood(
+    graph: FactorGraph, data: Any, num_units: int | None = None, rng_key: Array | None = None
+) -> Monitor:
+    """The mean over rows of :func:`ebmpp.evaluate.pseudo_log_likelihood`, with its caveats.
+
+    :param graph: the model.
+    :param data: rows of the visible blocks.
+    :param num_units: so many units of each row, drawn at random, scaled to all; None for all.
+    :param rng_key: a jax key, needed with ``num_units``; the same draws at each call.
+    :return: a monitor.
+    :raises IntractableError: at once, where a unit's conditional is not available.
+    :raises StateError: for data of a wrong name, shape or value.
+    :raises ValueError: for ``num_units`` that is not a positive int, or without a key.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> monitor = ebmpp.monitors.pseudo_log_likelihood(rbm, ebmpp.data.bars_and_stripes(3))
+    >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
+    -6.2383
+    """
+    pairs = pseudo.check_units(graph, num_units, rng_key, _rows(graph, data))
+    return Monitor(_Of(_pseudo_log_likelihood, (graph, num_units)), (_rows(graph, data), pairs))
+
+
+def _pseudo_log_likelihood(
+    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, pairs: Array
+) -> Array:
+    return pseudo.by_row(graph, num_units, params, rows, pairs).mean()
 
 
 # -- reconstruction ------------------------------------------------------------------------------

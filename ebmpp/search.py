@@ -61,8 +61,20 @@ def local_modes(
     graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
 ) -> Search:
     """Passes until no row's density rises."""
+    return _to_the_end(graph, params, begin(graph, params, x, layers, pairs, keep), layers, keep)
+
+
+def climb(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, keep: Keep) -> Search:
+    """The same from the first layer on in every row: a function of ``x``, without a random word."""
+    rows = len(next(iter(x.values())))
+    zero, going = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
+    return _to_the_end(
+        graph, params, Search(dict(x), _log_density(graph, params, x), zero, going), layers, keep
+    )
+
+
+def _to_the_end(graph: "FactorGraph", params: Any, start: Search, layers: Schedule, keep: Keep) -> Search:
     step = lambda search: one_pass(graph, params, search, layers, keep)  # noqa: E731
-    start = begin(graph, params, x, layers, pairs, keep)
     return lax.while_loop(lambda search: search.going.any(), step, start)
 
 

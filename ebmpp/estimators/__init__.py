@@ -10,6 +10,7 @@ from ebmpp.estimators.discriminative import Discriminative
 from ebmpp.estimators.herding import Herding
 from ebmpp.estimators.local_mode import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
+from ebmpp.estimators.mean_statistics import rates
 from ebmpp.estimators.tempered import TemperedPCD
 from ebmpp.estimators.unbiased import UCD
 
@@ -28,4 +29,5 @@ __all__ = [
     "LocalModeUCD",
     "MeanField",
     "TemperedPCD",
+    "rates",
 ]

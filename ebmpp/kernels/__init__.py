@@ -11,6 +11,7 @@ from ebmpp.kernels.exchange import Exchange, ExchangeState
 from ebmpp.kernels.expectation import composite_expectation
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 from ebmpp.kernels.local_search import LocalMode, LocalSearch, SearchState, local_search
+from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.kernels.tempering import (
     ParallelTempering,
     TemperingCoupling,
@@ -37,7 +38,11 @@ __all__ = [
     "MaximalCoupling",
     "MetropolisCoupling",
     "ParallelTempering",
+    "RatesFPCD",
+    "RatesHerding",
+    "RatesState",
     "RowKernel",
+    "SamplePenalization",
     "SearchState",
     "TemperingCoupling",
     "TemperingCouplingState",
