@@ -103,9 +103,8 @@ def against_peers(repeats: int) -> None:
     if thrml is not None:
         peer, keys, states = by_thrml(lattice), jax.random.split(key, CHAINS), x > 0
         tasks["THRML"] = lambda: peer(states, keys)
-    print(
-        f"Ising {SIDE}x{SIDE}, {CHAINS} chains, {SWEEPS} sweeps\n{'':10} {'ms':>8} {'ours / it':>10} {'first s':>8}"
-    )
+    print(f"Ising {SIDE}x{SIDE}, {CHAINS} chains, {SWEEPS} sweeps")
+    print(f"{'':10} {'ms':>8} {'ours / it':>10} {'first s':>8}")
     found = interleaved(tasks, repeats)
     for name, (first, best) in found.items():
         print(f"{name:10} {1e3 * best:8.1f} {found['ours'][1] / best:10.2f} {first:8.2f}")
