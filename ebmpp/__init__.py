@@ -40,6 +40,7 @@ from ebmpp.kernels import (
     CoupledComposite,
     Exchange,
     GibbsBlock,
+    GibbsLangevin,
     LocalSearch,
     MaximalCoupling,
     MetropolisCoupling,
@@ -53,7 +54,7 @@ from ebmpp.kernels import (
 from ebmpp.layout import Layout
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.perfect import perfect_sample
-from ebmpp.plan import metropolis_sweep
+from ebmpp.plan import langevin_sweep, metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
 from ebmpp.spectral import spectral_descent
@@ -88,6 +89,7 @@ __all__ = [
     "Fit",
     "Gaussian",
     "GibbsBlock",
+    "GibbsLangevin",
     "Herding",
     "Layout",
     "LocalModeUCD",
@@ -112,6 +114,7 @@ __all__ = [
     "exact",
     "fit",
     "gibbs_fn",
+    "langevin_sweep",
     "layered",
     "local_search",
     "metropolis_sweep",
