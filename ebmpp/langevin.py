@@ -36,10 +36,10 @@ class Langevin:
     """``num_steps`` Langevin steps of real-valued ``blocks``, each accepted or refused by the energy.
 
     A step goes ``step_size**2 / 2 * s**2`` times the gradient of the log-density, and adds normal noise of
-    standard deviation ``step_size * s``. Here s is, unit by unit, the standard deviation that the curvature of
-    the unit's conditional has at its mode (for a Gaussian, its own), so that one step size fits units of all
-    variances. The energy is that of one state, never divided by how many run side by side: the temperature
-    is 1 whatever the batch.
+    standard deviation ``step_size * s``. Here s is, unit by unit, the standard deviation that fits the
+    curvature of the unit's conditional at its mode (for a Gaussian, its own), so that one step size fits
+    units of all variances. The energy is that of one state, never divided by how many run side by side: the
+    temperature is 1 whatever the batch.
 
     The density is the conditional given the other blocks or, with ``marginalize``, what is left of the
     energy when those blocks are summed out in closed form.

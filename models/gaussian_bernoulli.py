@@ -9,12 +9,12 @@ scikit-learn; ``--data mnist --latent 256`` is larger. The parametrisation is th
 
 up to a constant, the parameter being the logarithm of the variance. So every value of the params is a model,
 weights act on the pixels' own scale, and the gradient is well conditioned; the natural parameters of the
-variance would need a bound and a rate of their own. It is a factor of one's own in a few lines, and everything
-else follows from it.
+variance would need a bound and a rate of their own. It is a factor of one's own in a few lines, and
+everything else follows from it.
 
-Estimators: ``ucd`` (pairs of Gibbs chains that meet exactly), ``pcd``, and ``langevin``: persistent chains that
-move by Gibbs-Langevin steps. Samples are drawn by both samplers, and their variances compared with the exact
-ones: the Langevin kernel's temperature is 1.
+Estimators: ``ucd`` (pairs of Gibbs chains that meet exactly), ``pcd``, and ``langevin``: persistent chains
+that move by Gibbs-Langevin steps. Samples are drawn by both samplers, and their variances compared with the
+exact ones: the Langevin kernel's temperature is 1.
 """
 
 import argparse
@@ -62,6 +62,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
     add("--latent", type=int, default=_EXACT, help=f"latent units; up to {_EXACT} evaluate exactly")
     add("--estimator", choices=("ucd", "pcd", "langevin"), default="ucd")
+    add("--cost", type=float, default=60.0, help="sweeps a pair that ucd spends on average")
     add("--step-size", type=float, default=0.5, help="of Langevin steps, in standard deviations")
     args = parser.parse_args(argv)
     common.check(parser, args, "latent")
@@ -121,7 +122,7 @@ def start(rows: np.ndarray, latent: int, seed: int) -> dict[str, Any]:
 def estimator(args: argparse.Namespace) -> UCD | PCD:
     """The estimator that the options name."""
     if args.estimator == "ucd":
-        return UCD(num_pairs=args.num_pairs, start="persistent")
+        return UCD(num_pairs=args.num_pairs, start="persistent", target_cost=args.cost)
     moves = ebmpp.langevin_sweep(args.model, step_size=args.step_size)  # a wrong step ends the program here
     return PCD(num_chains=args.num_pairs, moves=moves if args.estimator == "langevin" else None)
 
@@ -244,7 +245,9 @@ def _curve(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
     if exactly:
         ax = axes[0, 0]
         for name in ("train", "held_out"):
-            ax.plot(fit.history.monitor_step, fit.history[f"log_likelihood_{name}"], label=name.replace("_", " "))
+            ax.plot(
+                fit.history.monitor_step, fit.history[f"log_likelihood_{name}"], label=name.replace("_", " ")
+            )
         for (name, value), style in zip(gaussians(args.images).items(), (":", "--"), strict=True):
             ax.axhline(value, color="0.5", linestyle=style, linewidth=1, label=name)
         ax.legend(frameon=False, fontsize=8)

@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exponential-family harmoniums on word counts, and how well they find documents of the same kind.
 
-``python models/harmonium.py --out harmonium`` reads the docstrings of numpy, scipy and scikit-learn, labelled by
-subpackage; ``--data newsgroups`` the 20 newsgroups where they are on disk. Three kinds (``--kind``):
+``python models/harmonium.py --out harmonium`` reads the docstrings of numpy, scipy and scikit-learn, labelled
+by subpackage; ``--data newsgroups`` the 20 newsgroups where they are on disk. Three kinds (``--kind``):
 
 ``replicated``  a document is so many words, units of one category block that share their weights: the
                 replicated softmax of Salakhutdinov and Hinton (2009). The latents' biases count once a word.
-``poisson``     a document is a count a word, Poisson given binary latents. (With Gaussian latents it would not
-                normalise, and the declaration says so.)
+``poisson``     a document is a count a word, Poisson given binary latents. (With Gaussian latents it would
+                not normalise, and the check of its params says so.)
 ``presence``    a document is which words it has, Bernoulli given Gaussian latents: an undirected relative of
                 latent semantic indexing (Welling, Rosen-Zvi, Hinton 2005).
 
-Documents have different lengths. Training sees windows of ``--tokens`` words, drawn afresh from the document at
-every step; the params mean the same for every length, and a document's latent means are those of its windows.
+Documents have different lengths. Training sees windows of ``--tokens`` words, drawn afresh from the document
+at every step; the params of the replicated softmax mean the same for every length. A document's latent means
+are those of its windows, averaged.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Factor, FactorGraph, Gaussian, Poisson
+from ebmpp import PCD, UCD, Bernoulli, Categorical, Factor, FactorGraph, Gaussian, Poisson
 
 try:
     from models import common, corpus
@@ -175,11 +176,12 @@ def likelihood(fit: ebmpp.Fit, begin: Any, args: argparse.Namespace) -> str:
         )
         free = fit.graph.free_energy(params, {"words": rows}).mean()
         scores.append((float(-free - made.log_partition), float(made.standard_error)))
-    told = f"{scores[0][0]:.2f} (log Z by AIS, standard error {scores[0][1]:.2f}); independent {scores[1][0]:.2f}"
+    (value, error), (other, _) = scores
+    told = f"{value:.2f} (log Z by AIS, standard error {error:.2f}); independent words {other:.2f}"
     if args.kind != "replicated":
         return told
-    perplexity, other = (np.exp(-score / args.tokens) for score, _ in scores)
-    return f"{told}; perplexity a word {perplexity:.1f} against {other:.1f}"
+    each = [np.exp(-score / args.tokens) for score in (value, other)]
+    return f"{told}; perplexity a word {each[0]:.1f} against {each[1]:.1f}"
 
 
 def _without_weights(begin: Any) -> Any:
@@ -245,7 +247,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = {"documents": f"{len(data.train)} for training, {len(data.held_out)} held out"}
     lines["training"] = f"{args.steps} steps of {chosen!r} in {time.monotonic() - begin:.0f} s"
     lines["log-likelihood, held out"] = likelihood(fit, first, args)
-    vectors = {f"{args.kind} harmonium, {args.latent}": [codes(graph, fit.params, c, args) for c in (data.train, data.held_out)]}
+    vectors = {
+        f"{args.kind} harmonium, {args.latent}": [
+            codes(graph, fit.params, c, args) for c in (data.train, data.held_out)
+        ]
+    }
     vectors |= baselines(data, args.latent)
     found = {name: retrieval(*pair, data) for name, pair in vectors.items()}
     for name, (average, ten, _) in found.items():

@@ -40,12 +40,12 @@ class GibbsLangevin(RowKernel):
     outright; Langevin steps with the rest fixed are a slower road to the same draw. With ``marginalize`` they
     follow the gradient of the marginal density instead, and are another sampler.
 
-    The same sweep, coupled: ``MaximalCoupling(graph, coupling=ebmpp.langevin_sweep(graph))``, and the same for
-    :class:`~ebmpp.UCD`.
+    The same sweep, coupled: ``MaximalCoupling(graph, coupling=ebmpp.langevin_sweep(graph))``; likewise
+    :class:`~ebmpp.UCD`, and :class:`~ebmpp.PCD` with ``moves``.
 
     :param graph: the declaration.
-    :param step_size: in standard deviations of each unit given the rest. With d units that are alike, adjusted
-        steps are mostly taken up to about ``d ** (-1 / 6)``.
+    :param step_size: in standard deviations of each unit given the rest. With d units, adjusted steps are
+        mostly taken up to about ``1.7 * d ** (-1 / 6)``.
     :param num_steps: Langevin steps a sweep.
     :param adjust: accept or refuse each step, so that the model's law is left as it is. False takes every
         step, and **samples another law**: the variances given the rest are too large by the factor

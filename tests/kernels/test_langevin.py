@@ -54,9 +54,16 @@ def exact_moments(inflated: float = 1.0) -> np.ndarray:
     return p @ each
 
 
-def run(kernel: Any, chains: int, samples: int, warmup: int = 0, method: Any = "vectorized", **given: Any) -> MCMC:
+def run(
+    kernel: Any, chains: int, samples: int, warmup: int = 0, method: Any = "vectorized", **given: Any
+) -> MCMC:
     mcmc = MCMC(
-        kernel, num_warmup=warmup, num_samples=samples, num_chains=chains, chain_method=method, progress_bar=False
+        kernel,
+        num_warmup=warmup,
+        num_samples=samples,
+        num_chains=chains,
+        chain_method=method,
+        progress_bar=False,
     )
     mcmc.run(jax.random.key(4), given.pop("params", PARAMS), **given)
     return mcmc
@@ -148,7 +155,7 @@ def test_acceptance_is_the_mean_over_all_proposals_so_far() -> None:
     mcmc = run(kernel, 3, 20, extra_fields=("acceptance",))
     v = np.asarray(mcmc.get_samples(group_by_chain=True)["v"])
     start = np.asarray(kernel.init(jax.random.split(jax.random.key(4), 3), 0, None, (PARAMS,), {}).z["v"])
-    moved = (np.concatenate([start[:, None], v], 1)[:, 1:] != np.concatenate([start[:, None], v], 1)[:, :-1])
+    moved = np.concatenate([start[:, None], v], 1)[:, 1:] != np.concatenate([start[:, None], v], 1)[:, :-1]
     share = np.cumsum(moved.any(-1), 1) / np.arange(1, 21)
     told = mcmc.get_extra_fields(group_by_chain=True)["acceptance"]
     np.testing.assert_allclose(told, share, atol=1e-6)
@@ -248,7 +255,9 @@ def test_coupled_expectations_are_unbiased(marginalize: tuple[str, ...]) -> None
     est = ebmpp.unbiased_expectation(
         GRAPH,
         PARAMS,
-        lambda x: jnp.concatenate([x["v"], jnp.outer(x["v"], x["v"]).ravel(), jnp.outer(x["v"], x["h"]).ravel()]),
+        lambda x: jnp.concatenate(
+            [x["v"], jnp.outer(x["v"], x["v"]).ravel(), jnp.outer(x["v"], x["h"]).ravel()]
+        ),
         rng_key=jax.random.key(2),
         num_pairs=6000,
         k=2,
