@@ -5,9 +5,10 @@
 ``python models/gaussian_bernoulli.py --out gaussian_bernoulli`` trains on the digits that come with
 scikit-learn; ``--data mnist --latent 256`` is larger. The parametrisation is that of Liao et al. (2022)::
 
-    E(v, h) = sum_i ((v_i - mean_i)**2 / 2 - v_i (W h)_i) / variance_i - <bias, h>
+    E(v, h) = sum_i ((v_i - mean_i)**2 / 2 - v_i (W (h - 1/2))_i) / variance_i - <bias, h>
 
-up to a constant, the parameter being the logarithm of the variance. So every value of the params is a model,
+up to a constant, the parameter being the logarithm of the variance (the 1/2 is ours: the set of models stays
+the same, and steps of the weights leave the mean where it is). So every value of the params is a model,
 weights act on the pixels' own scale, and the gradient is well conditioned; the natural parameters of the
 variance would need a bound and a rate of their own. It is a factor of one's own in a few lines, and
 everything else follows from it.
@@ -97,7 +98,7 @@ def energy(p: dict[str, Array], v: Array, h: Array) -> Array:
     precision = jnp.exp(-p["log_variance"])
     x, square = v[..., 0], v[..., 1]
     own = precision @ (square / 2) - (precision * p["mean"]) @ x
-    return own - (precision * x) @ p["weight"] @ h - p["bias"] @ h
+    return own - (precision * x) @ p["weight"] @ (h - 0.5) - p["bias"] @ h
 
 
 def declare(pixels: int, latent: int) -> FactorGraph:
@@ -116,7 +117,7 @@ def start(rows: np.ndarray, latent: int, seed: int) -> dict[str, Any]:
     """The data's means and variances, and small weights."""
     weight = 0.1 * jax.random.normal(jax.random.key(seed), (rows.shape[1], latent))
     own = {"mean": jnp.asarray(rows.mean(0)), "log_variance": jnp.log(jnp.asarray(rows.var(0)))}
-    return {"v:h": own | {"weight": weight, "bias": jnp.full(latent, -1.0)}}
+    return {"v:h": own | {"weight": weight, "bias": jnp.zeros(latent)}}
 
 
 def estimator(args: argparse.Namespace) -> UCD | PCD:

@@ -81,9 +81,7 @@ def stationary(rows: int, seed: int) -> dict[str, jax.Array]:
 # -- the law -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("step_size", "marginalize"), [(0.5, ()), (1.9, ()), (1.0, ("h",)), (1.9, "h")], ids=str
-)
+@pytest.mark.parametrize(("step_size", "marginalize"), [(0.5, ()), (1.9, ()), (1.9, "h")], ids=str)
 def test_adjusted_steps_keep_the_law_whatever_their_size(step_size: float, marginalize: Any) -> None:
     kernel = GibbsLangevin(GRAPH, step_size, num_steps=3, marginalize=marginalize)
     mcmc = run(kernel, CHAINS, 4, init_params=stationary(CHAINS, 1), extra_fields=("acceptance",))
@@ -139,10 +137,11 @@ def test_observed_units_stay_and_the_others_have_their_law() -> None:
 # -- NumPyro's contract --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marginalize", [(), ("h",)], ids=["given", "marginal"])
 def test_chain_methods_give_the_same_draws(marginalize: tuple[str, ...]) -> None:
     kernel = GibbsLangevin(GRAPH, 0.9, num_steps=2, marginalize=marginalize)
-    methods = METHODS.values() if marginalize else ("sequential", "vectorized")
+    methods = METHODS.values() if not marginalize else ("sequential", "vectorized")
     runs = [run(kernel, 2, 4, 0, method).get_samples(group_by_chain=True) for method in methods]
     for other in runs[1:]:
         np.testing.assert_array_equal(other["h"], runs[0]["h"])
@@ -152,10 +151,10 @@ def test_chain_methods_give_the_same_draws(marginalize: tuple[str, ...]) -> None
 
 def test_acceptance_is_the_mean_over_all_proposals_so_far() -> None:
     kernel = GibbsLangevin(GRAPH, 1.6, num_steps=1)
-    mcmc = run(kernel, 3, 20, extra_fields=("acceptance",))
+    start = {"v": jnp.zeros((3, 3)), "h": jnp.zeros((3, 2))}
+    mcmc = run(kernel, 3, 20, extra_fields=("acceptance",), init_params=start)
     v = np.asarray(mcmc.get_samples(group_by_chain=True)["v"])
-    start = np.asarray(kernel.init(jax.random.split(jax.random.key(4), 3), 0, None, (PARAMS,), {}).z["v"])
-    moved = np.concatenate([start[:, None], v], 1)[:, 1:] != np.concatenate([start[:, None], v], 1)[:, :-1]
+    moved = np.diff(np.concatenate([np.zeros((3, 1, 3)), v], 1), axis=1) != 0
     share = np.cumsum(moved.any(-1), 1) / np.arange(1, 21)
     told = mcmc.get_extra_fields(group_by_chain=True)["acceptance"]
     np.testing.assert_allclose(told, share, atol=1e-6)
@@ -217,7 +216,9 @@ FIXED = ebmpp.langevin_sweep(GRAPH, step_size=1.0, num_steps=3)
 MARGINAL = ebmpp.langevin_sweep(GRAPH, step_size=1.0, num_steps=3, marginalize="h")
 
 
-@pytest.mark.parametrize("moves", [FIXED, MARGINAL], ids=["given", "marginal"])
+@pytest.mark.parametrize(
+    "moves", [FIXED, pytest.param(MARGINAL, marks=pytest.mark.slow)], ids=["given", "marginal"]
+)
 def test_each_chain_of_a_pair_keeps_the_law_and_pairs_meet_and_stay(moves: Any) -> None:
     x, y = stationary(CHAINS, 5), stationary(CHAINS, 6)
     z = both(moves, {b: jnp.stack([x[b], y[b]]) for b in x}, 3)
@@ -230,6 +231,7 @@ def test_each_chain_of_a_pair_keeps_the_law_and_pairs_meet_and_stay(moves: Any) 
     assert not np.array_equal(later["v"][0], z["v"][0][met])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [FIXED, MARGINAL], ids=["given", "marginal"])
 def test_the_leading_chain_is_the_chain_alone(moves: Any) -> None:
     x, y = stationary(500, 5), stationary(500, 6)
@@ -240,6 +242,7 @@ def test_the_leading_chain_is_the_chain_alone(moves: Any) -> None:
     assert (taken >= took).all() and (taken <= 2 * moves[0].num_steps).all()
 
 
+@pytest.mark.slow
 def test_a_coupled_kernel_meets_and_tells_acceptance() -> None:
     kernel = MaximalCoupling(GRAPH, coupling=ebmpp.langevin_sweep(GRAPH, num_steps=4))
     state = run(kernel, 50, 60).last_state
@@ -277,7 +280,8 @@ def test_what_is_unbiased_refuses_unadjusted_moves() -> None:
 def test_persistent_chains_move_by_langevin_steps() -> None:
     estimator = PCD(num_chains=CHAINS, moves=ebmpp.langevin_sweep(GRAPH, step_size=1.5, num_steps=2))
     batch = ebmpp.estimators.Batch.of({"v": jnp.zeros((2, 3))})
-    made = estimator.estimate(GRAPH, PARAMS, stationary(CHAINS, 8), batch, jnp.array([3, 4], jnp.uint32))
+    pair = jnp.array([3, 4], jnp.uint32)
+    made = jax.jit(lambda x: estimator.estimate(GRAPH, PARAMS, x, batch, pair))(stationary(CHAINS, 8))
     assert_rows_law(moments(**made.state), exact_moments())
     assert 0.1 < made.metrics["acceptance"] < 0.9
     assert isinstance(estimator.moves[1], Layer) and hash(estimator)

@@ -37,7 +37,7 @@ PARAMS = {
 def mixture(params: Any) -> tuple[Array, Array, Array]:
     """Log-weights of every h, v integrated out under its base measure; means and variances of v given h."""
     p = params["v:h"]
-    variance, centre = jnp.exp(p["log_variance"]), p["mean"] + STATES @ p["weight"].T
+    variance, centre = jnp.exp(p["log_variance"]), p["mean"] + (STATES - 0.5) @ p["weight"].T
     log_weight = STATES @ p["bias"] + (centre**2 / variance + p["log_variance"]).sum(1) / 2
     return log_weight, centre, variance
 
@@ -135,5 +135,5 @@ def test_numbers_are_checked(capsys: pytest.CaptureFixture) -> None:
         model.parse(["--steps=0"])
     assert "--steps is at least 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        model.parse(["--estimator=langevin", "--step-size=-1"])
+        model.parse(["--estimator=langevin", "--step-size=-1", "--latent=2"])
     assert "step_size is a positive number" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def document_log_probability(params: Any, words: Any, tokens: int) -> Array:
     return jax.nn.logsumexp(terms) - log_sum(params, tokens)
 
 
-@pytest.mark.parametrize("tokens", [2, 3])
+@pytest.mark.parametrize("tokens", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_one_set_of_params_is_the_replicated_softmax_of_every_length(tokens: int) -> None:
     graph = harmonium.replicated(tokens, 3, 2)
     documents = np.array(list(itertools.product(range(3), repeat=tokens)))
