@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
     add("--latent", type=int, default=_EXACT, help=f"latent units; up to {_EXACT} evaluate exactly")
-    add("--estimator", choices=("ucd", "pcd", "langevin"), default="ucd")
+    add("--estimator", choices=("ucd", "pcd", "langevin"), default="pcd")
     add("--cost", type=float, default=60.0, help="sweeps a pair that ucd spends on average")
     add("--step-size", type=float, default=0.5, help="of Langevin steps, in standard deviations")
     args = parser.parse_args(argv)

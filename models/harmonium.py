@@ -42,14 +42,14 @@ _WINDOWS = 20  # of a document that is looked for
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = common.options(__doc__, "harmonium", steps=2000, rate=0.01, batch_size=50, num_pairs=50)
+    parser = common.options(__doc__, "harmonium", steps=1500, rate=0.01, batch_size=50, num_pairs=50)
     add = parser.add_argument
     add("--data", choices=("docstrings", "newsgroups"), default="docstrings")
     add("--kind", choices=("replicated", "poisson", "presence"), default="replicated")
     add("--estimator", choices=("ucd", "pcd"), default="pcd")
     add("--words", type=int, default=400, help="size of the vocabulary")
     add("--tokens", type=int, default=40, help="words a window")
-    add("--latent", type=int, default=30)
+    add("--latent", type=int, default=50)
     args = parser.parse_args(argv)
     common.check(parser, args, "words", "tokens", "latent")
     try:

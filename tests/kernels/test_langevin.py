@@ -81,7 +81,7 @@ def stationary(rows: int, seed: int) -> dict[str, jax.Array]:
 # -- the law -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step_size", "marginalize"), [(0.5, ()), (1.9, ()), (1.9, "h")], ids=str)
+@pytest.mark.parametrize(("step_size", "marginalize"), [(0.5, ()), (1.9, "h")], ids=str)
 def test_adjusted_steps_keep_the_law_whatever_their_size(step_size: float, marginalize: Any) -> None:
     kernel = GibbsLangevin(GRAPH, step_size, num_steps=3, marginalize=marginalize)
     mcmc = run(kernel, CHAINS, 4, init_params=stationary(CHAINS, 1), extra_fields=("acceptance",))
@@ -149,6 +149,7 @@ def test_chain_methods_give_the_same_draws(marginalize: tuple[str, ...]) -> None
     assert not np.array_equal(runs[0]["v"][0], runs[0]["v"][1])
 
 
+@pytest.mark.slow
 def test_acceptance_is_the_mean_over_all_proposals_so_far() -> None:
     kernel = GibbsLangevin(GRAPH, 1.6, num_steps=1)
     start = {"v": jnp.zeros((3, 3)), "h": jnp.zeros((3, 2))}
@@ -226,9 +227,9 @@ def test_each_chain_of_a_pair_keeps_the_law_and_pairs_meet_and_stay(moves: Any) 
         assert_rows_law(moments(z["v"][i], z["h"][i]), exact_moments())
     met = np.asarray(equal(z["v"]) & equal(z["h"]))
     assert 0.3 < met.mean() < 1
-    later = both(moves, {b: v[:, met] for b, v in z.items()}, 2)
-    assert equal(later["v"]).all() and equal(later["h"]).all()
-    assert not np.array_equal(later["v"][0], z["v"][0][met])
+    later = both(moves, z, 2)
+    assert equal(later["v"])[met].all() and equal(later["h"])[met].all()
+    assert (later["v"][0] != z["v"][0]).any(-1).mean() > 0.5
 
 
 @pytest.mark.slow

@@ -57,6 +57,7 @@ def test_its_law_is_the_mixture_that_the_formula_says() -> None:
     np.testing.assert_allclose(exact.log_partition(TINY, PARAMS), log_z, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gibbs_chains_have_its_law() -> None:
     log_weight, centre, variance = mixture(PARAMS)
     share = np.asarray(jax.nn.softmax(log_weight), float)
@@ -91,6 +92,7 @@ def test_coupled_gradients_are_those_of_the_log_partition_function(moves: str) -
         assert_law(value, wanted["v:h"][name], est.standard_error["v:h"][name], comparisons=14)
 
 
+@pytest.mark.slow
 def test_the_estimator_of_log_likelihood_gradients_is_autodiff_of_the_exact_one() -> None:
     v = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
 

@@ -59,6 +59,7 @@ def test_one_set_of_params_is_the_replicated_softmax_of_every_length(tokens: int
     np.testing.assert_allclose(exact.log_partition(graph, PARAMS), log_sum(PARAMS, tokens), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gibbs_chains_have_the_law_of_documents() -> None:
     mcmc = MCMC(
         ebmpp.BlockedGibbs(harmonium.replicated(2, 3, 2)),
