@@ -58,7 +58,7 @@ class Images(NamedTuple):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = common.options(__doc__, "gaussian_bernoulli", steps=3000, rate=0.01)
+    parser = common.options(__doc__, "gaussian_bernoulli", steps=2000, rate=0.01, num_pairs=200)
     add = parser.add_argument
     add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
     add("--latent", type=int, default=_EXACT, help=f"latent units; up to {_EXACT} evaluate exactly")
@@ -204,7 +204,7 @@ def _samples(fit: ebmpp.Fit, args: argparse.Namespace, drawn: dict[str, Any]) ->
     from matplotlib import pyplot as plt
 
     data = args.images
-    figure, axes = plt.subplots(2, 2, figsize=(9.4, 8), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(9.4, 6.4), layout="constrained")
     shown = {"real images, held out": data.held_out[:_SHOWN]}
     for name, mcmc in drawn.items():
         draws = {b: x[:_SHOWN] for b, x in mcmc.get_samples().items()}
