@@ -45,6 +45,7 @@ from ebmpp.kernels import (
     CoupledComposite,
     Exchange,
     GibbsBlock,
+    GibbsLangevin,
     LocalSearch,
     MaximalCoupling,
     MetropolisCoupling,
@@ -63,7 +64,7 @@ from ebmpp.linear import Linear
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.pairwise import Pairwise
 from ebmpp.perfect import perfect_sample
-from ebmpp.plan import metropolis_sweep
+from ebmpp.plan import langevin_sweep, metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
 from ebmpp.saving import load, save
@@ -102,6 +103,7 @@ __all__ = [
     "Fit",
     "Gaussian",
     "GibbsBlock",
+    "GibbsLangevin",
     "Herding",
     "Layout",
     "Linear",
@@ -133,6 +135,7 @@ __all__ = [
     "exact",
     "fit",
     "gibbs_fn",
+    "langevin_sweep",
     "layered",
     "load",
     "local_search",

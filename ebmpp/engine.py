@@ -326,7 +326,8 @@ class _Engine:
         count = run.count._replace(attempts=run.count.attempts + at.sum())
         if move.proposes:
             taken = jnp.where(at, tried.taken, 0).sum()
-            count = count._replace(proposals=count.proposals + 2 * at.sum(), taken=count.taken + taken)
+            made = count.proposals + 2 * move.proposes * at.sum()
+            count = count._replace(proposals=made, taken=count.taken + taken)
         return run._replace(slots=slots, count=count)
 
     def _book(self, run: _Run) -> tuple[_Run, Array]:

@@ -376,16 +376,31 @@ class Gaussian(Family):
         return centre + scale * jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
 
     def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array]:
-        # Jacob, O'Leary, Atchade (2020), section 4.1, after Bou-Rabee, Eberle, Zimmer (2020): with noise z
-        # and means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); else y has the
-        # noise mirrored at the plane halfway. It needs equal scales: rows without get the same noise.
-        axes = tuple(range(1, bits.ndim - 1))
         (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
         z = jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
-        gap = (centre - to) / scale
-        along, square = ((a * gap).sum(axes, keepdims=True) for a in (z, gap))
-        ratio = -along - 0.5 * square
-        mirrored = z - 2 * gap * (along / jnp.where(square > 0, square, 1.0))
-        x, alike = centre + scale * z, (scale == to_scale).all(axes, keepdims=True)
-        meets = alike & (jnp.log(u).reshape(ratio.shape) <= ratio)
-        return x, jnp.where(meets, x, to + to_scale * jnp.where(alike, mirrored, z))
+        return reflected(z, u, centre, scale, to, to_scale)
+
+
+def reflected(
+    z: Array, u: Array, centre: Array, scale: Array, to: Array, to_scale: Array
+) -> tuple[Array, Array]:
+    """Two Gaussian draws from one noise, row by row: equal as often as can be, else mirrored.
+
+    With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); else y has the noise
+    mirrored at the plane halfway. It needs equal scales: rows without get the same noise.
+
+    :param z: normal noise, shape ``(rows, *shape)``; the other arrays are alike.
+    :param u: uniforms, shape ``(rows,)``.
+
+    **References**
+
+    1. Jacob, O'Leary, Atchade (2020), section 4.1, after Bou-Rabee, Eberle, Zimmer (2020).
+    """
+    axes = tuple(range(1, z.ndim))
+    gap = (centre - to) / scale
+    along, square = ((a * gap).sum(axes, keepdims=True) for a in (z, gap))
+    ratio = -along - 0.5 * square
+    mirrored = z - 2 * gap * (along / jnp.where(square > 0, square, 1.0))
+    x, alike = centre + scale * z, (scale == to_scale).all(axes, keepdims=True)
+    meets = alike & (jnp.log(u).reshape(ratio.shape) <= ratio)
+    return x, jnp.where(meets, x, to + to_scale * jnp.where(alike, mirrored, z))

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 
@@ -176,7 +176,10 @@ class Family:
     def initial(self, bits: Array) -> Array:
         """Initial values: draws at :meth:`default_eta`."""
         batch = bits.shape[: bits.ndim - 1 - len(self.shape)]
-        return self.sample(bits, jnp.broadcast_to(self.default_eta(), batch + self.statistic_shape))
+        # Without the barrier XLA folds constants of the size of all draws, for seconds where units have many
+        # categories.
+        eta = lax.optimization_barrier(self.default_eta())
+        return self.sample(bits, jnp.broadcast_to(eta, batch + self.statistic_shape))
 
     def in_support(self, x: Array) -> Array:
         """Whether each value is one that a unit can take."""

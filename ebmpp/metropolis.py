@@ -74,7 +74,7 @@ class Metropolis(Whole):
 
     def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         proposal, log_u = self._propose(graph, pairs)
-        self._check_held(keep)
+        refuse_held(self.marginalize, keep)
         proposed = hold(keep, x, proposal)
         ratio = self._score(graph, params, {**x, **proposed}) - self._score(graph, params, x)
         took = log_u < ratio
@@ -97,7 +97,7 @@ class Metropolis(Whole):
         rows = len(pairs)
         proposal, log_u = self._propose(graph, pairs)
         # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
-        self._check_held(keep)
+        refuse_held(self.marginalize, keep)
         flat = lambda x: {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in x.items()}  # noqa: E731
         now = flat(z)
         then = flat(hold(keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}))
@@ -110,14 +110,6 @@ class Metropolis(Whole):
         x, y = ({b: v[i * rows : (i + 1) * rows] for b, v in chosen.items()} for i in range(2))
         every = jnp.ones(rows, bool)
         return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), took.sum(0, dtype=jnp.int32))
-
-    def _check_held(self, keep: Keep) -> None:
-        """:raises IntractableError: the sum over a block runs over all its values, the observed ones too."""
-        for b in self.marginalize:
-            if b in keep:
-                raise IntractableError(
-                    f"block {b!r} has observed units, so it cannot be summed out: leave it out of marginalize"
-                )
 
     def _propose(self, graph: "FactorGraph", pairs: Array) -> tuple[dict[str, Array], Array]:
         count = num_words(graph, self.blocks)
@@ -135,6 +127,15 @@ class Metropolis(Whole):
 
         kept = {b: v for b, v in x.items() if b not in self.marginalize}
         return jax.vmap(one)(graph.statistics(kept))
+
+
+def refuse_held(marginalize: tuple[str, ...], keep: Keep) -> None:
+    """:raises IntractableError: the sum over a block runs over all its values, the observed ones too."""
+    for b in marginalize:
+        if b in keep:
+            raise IntractableError(
+                f"block {b!r} has observed units, so it cannot be summed out: leave it out of marginalize"
+            )
 
 
 def _is_uniform(family: Family) -> bool:

@@ -33,8 +33,8 @@ class Move(Protocol):
 
     blocks: tuple[str, ...]
     """The blocks that it changes."""
-    proposes: bool
-    """Whether it is a proposal that a chain may turn down, so that acceptance is worth counting."""
+    proposes: int
+    """How many proposals it makes that a chain may turn down, so that acceptance is worth counting."""
     stalls: bool
     """Whether a coupled trial can fail, so that more of them may be needed."""
 

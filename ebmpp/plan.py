@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ebmpp.couplings import resolve
+from ebmpp.errors import DeclarationError
+from ebmpp.langevin import Langevin, is_real
 from ebmpp.layer_move import Layer
 from ebmpp.metropolis import Metropolis
 from ebmpp.moves import Move
@@ -15,13 +17,16 @@ if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
 
-def resolve_moves(graph: "FactorGraph", coupling: Any, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
+def resolve_moves(
+    graph: "FactorGraph", coupling: Any, clamped: Iterable[str] = (), exact: bool = True
+) -> tuple[Move, ...]:
     """The moves of a coupled sweep.
 
     :param coupling: what :func:`ebmpp.couplings.resolve` takes (a kind of coupling for every layer, or one
         a layer, or None); "metropolis" for :func:`metropolis_sweep` with uniform proposals; or moves, one
         or several.
     :param clamped: blocks that are held.
+    :param exact: refuse moves that do not leave the model's law as it is.
     :raises ValueError: for an unknown coupling, or moves that do not change every free block, or change
         a clamped one, or that are wrong in themselves.
     :raises DeclarationError: for a uniform proposal of a block without a uniform law.
@@ -41,6 +46,12 @@ def resolve_moves(graph: "FactorGraph", coupling: Any, clamped: Iterable[str] = 
             "give moves that change every free block and no other"
         )
     _check(graph, given)
+    biased = [move for move in given if not getattr(move, "exact", True)]
+    if biased and exact:
+        raise ValueError(
+            f"{biased[0]} does not leave the model's law as it is, and what is unbiased needs moves that do: "
+            "give adjust=True"
+        )
     return tuple(given)
 
 
@@ -81,3 +92,53 @@ def metropolis_sweep(
     move = Metropolis(blocks, proposal, marginalize)
     move.check(graph)
     return (move, Layer(marginalize, "maximal")) if marginalize else (move,)
+
+
+def langevin_sweep(
+    graph: "FactorGraph",
+    clamped: Iterable[str] = (),
+    step_size: float = 0.5,
+    num_steps: int = 10,
+    marginalize: str | Sequence[str] = (),
+    adjust: bool = True,
+) -> tuple[Move, ...]:
+    """Layer after layer: real-valued blocks by Langevin steps, the others from their conditionals.
+
+    With ``marginalize``, the steps follow the density with those blocks summed out, which are drawn
+    afterwards.
+
+    :param clamped: blocks that are held.
+    :param step_size: see :class:`~ebmpp.langevin.Langevin`, as for the other arguments.
+    :raises ValueError: for numbers out of range, or an unknown block.
+    :raises DeclarationError: for a graph without real-valued blocks.
+    :raises IntractableError: for two blocks that cannot be summed out together.
+    """
+    marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+    unknown = [b for b in marginalize if b not in graph.families]
+    real = tuple(b for b, f in graph.families.items() if is_real(f) and b not in marginalize)
+    if unknown:
+        raise ValueError(f"marginalize names {unknown}, and the blocks are {list(graph.families)}")
+    if not real:
+        raise DeclarationError(
+            f"Langevin steps move real-valued blocks, and there is none among {dict(graph.families)} "
+            f"(marginalize={marginalize}): BlockedGibbs draws the others"
+        )
+    layers = schedule(graph, clamped)
+    free = [b for layer in layers for b in layer]
+    real, summed = tuple(b for b in real if b in free), tuple(b for b in marginalize if b in free)
+    move = lambda blocks, summed=(): Langevin(blocks, step_size, num_steps, summed, adjust)  # noqa: E731
+    made: list[Move] = []
+    for layer in layers:
+        steps = tuple(b for b in layer if b in real)
+        if steps and not summed:
+            made.append(move(steps))
+        rest = tuple(b for b in layer if b not in real and not (real and b in summed))
+        if rest:
+            made.append(Layer(rest, "maximal"))
+    if real and summed:
+        made += [move(real, summed), Layer(summed, "maximal")]
+    if not real:
+        move(())  # numbers are checked whatever is clamped
+    for each in made:
+        each.check(graph)
+    return tuple(made)

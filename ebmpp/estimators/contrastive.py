@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contrastive divergence, plain, persistent and with fast weights: of fixed length, hence biased."""
 
+from collections.abc import Sequence
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
@@ -16,13 +17,42 @@ from ebmpp.estimators.phases import (
     check_positive,
     check_posterior,
     fresh_chains,
+    row_pairs,
     sample_latents,
     sweep_chains,
     two_phases,
 )
+from ebmpp.moves import Move, draw_sweep
+from ebmpp.plan import resolve_moves
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
+
+
+Moves = Move | Sequence[Move] | None
+
+
+def _sweeps(
+    graph: "FactorGraph", params: Params, x: Rows, count: int, pair: Array, given: Moves
+) -> tuple[Rows, dict[str, Array]]:
+    """``count`` sweeps of every chain, and how many proposals were taken where moves make any."""
+    if given is None:
+        return sweep_chains(graph, params, x, count, pair), {}
+    moves, rows = resolve_moves(graph, given, exact=False), len(next(iter(x.values())))
+
+    def one(i: Array, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
+        pairs = row_pairs(bits.fold_in(pair, i), rows)
+        x, taken = draw_sweep(graph, params, carry[0], moves, pairs, {})
+        return x, carry[1] + taken.sum()
+
+    x, taken = lax.fori_loop(0, count, one, (dict(x), jnp.zeros((), jnp.int32)))
+    proposals = count * rows * sum(move.proposes for move in moves)
+    return x, {"acceptance": taken / proposals} if proposals else {}
+
+
+def _as_tuple(estimator: "CD | PCD") -> None:
+    if estimator.moves is not None and not isinstance(estimator.moves, Move):
+        object.__setattr__(estimator, "moves", tuple(estimator.moves))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +61,8 @@ class CD:
 
     :param k: sweeps, at least 1.
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
+    :param moves: of a sweep, in place of Gibbs draws of all layers: those of
+        :func:`~ebmpp.langevin_sweep`, say. Moves that leave a bias are taken too.
     :raises ValueError: for another k.
 
     **References**
@@ -40,13 +72,16 @@ class CD:
 
     k: int = 1
     posterior: Posterior | None = None
+    moves: Moves = None
 
     def __post_init__(self) -> None:
         check_positive("k", self.k)
+        _as_tuple(self)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> tuple:
         """Nothing is carried."""
         check_posterior(graph, "CD", self.posterior)
+        resolve_moves(graph, self.moves, exact=False)
         return ()
 
     def estimate(
@@ -54,9 +89,9 @@ class CD:
     ) -> Estimate:
         """Data minus their k-sweep reconstructions."""
         start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
-        model = sweep_chains(graph, params, start, self.k, bits.fold_in(pair, 1))
+        model, told = _sweeps(graph, params, start, self.k, bits.fold_in(pair, 1), self.moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
-        return Estimate(two_phases(graph, params, batch, model, **options), state, {})
+        return Estimate(two_phases(graph, params, batch, model, **options), state, told)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +101,8 @@ class PCD:
     :param k: sweeps a step, at least 1.
     :param num_chains: persistent chains.
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
+    :param moves: of a sweep, in place of Gibbs draws of all layers: those of
+        :func:`~ebmpp.langevin_sweep`, say. Moves that leave a bias are taken too.
     :raises ValueError: for a k or num_chains that is not a positive int.
 
     **References**
@@ -77,14 +114,17 @@ class PCD:
     k: int = 1
     num_chains: int = 1000
     posterior: Posterior | None = None
+    moves: Moves = None
 
     def __post_init__(self) -> None:
         check_positive("k", self.k)
         check_positive("num_chains", self.num_chains)
+        _as_tuple(self)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Rows:
         """Chains at initial draws of every block."""
         check_posterior(graph, "PCD", self.posterior)
+        resolve_moves(graph, self.moves, exact=False)
         return fresh_chains(graph, self.num_chains, pair)
 
     def estimate(
@@ -96,8 +136,8 @@ class PCD:
         pair: Array,
     ) -> Estimate:
         """Data minus the chains, k sweeps on."""
-        model = sweep_chains(graph, params, state, self.k, pair)
-        return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, {})
+        model, told = _sweeps(graph, params, state, self.k, pair, self.moves)
+        return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, told)
 
 
 class FPCDState(NamedTuple):

@@ -10,6 +10,7 @@ from ebmpp.kernels.coupling import MaximalCoupling, MetropolisCoupling
 from ebmpp.kernels.exchange import Exchange, ExchangeState
 from ebmpp.kernels.expectation import composite_expectation
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
+from ebmpp.kernels.langevin import GibbsLangevin, LangevinState
 from ebmpp.kernels.local_search import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.kernels.tempering import (
@@ -32,7 +33,9 @@ __all__ = [
     "Exchange",
     "ExchangeState",
     "GibbsBlock",
+    "GibbsLangevin",
     "GibbsState",
+    "LangevinState",
     "LocalMode",
     "LocalSearch",
     "MaximalCoupling",

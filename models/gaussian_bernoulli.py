@@ -1,0 +1,285 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A Gaussian-Bernoulli machine on grey images: pixels with learned means and variances, binary latents.
+
+``python models/gaussian_bernoulli.py --out gaussian_bernoulli`` trains on the digits that come with
+scikit-learn; ``--data mnist --latent 256`` is larger. The parametrisation is that of Liao et al. (2022)::
+
+    E(v, h) = sum_i ((v_i - mean_i)**2 / 2 - v_i (W (h - 1/2))_i) / variance_i - <bias, h>
+
+up to a constant, the parameter being the logarithm of the variance (the 1/2 is ours: the set of models stays
+the same, and steps of the weights leave the mean where it is). So every value of the params is a model,
+weights act on the pixels' own scale, and the gradient is well conditioned; the natural parameters of the
+variance would need a bound and a rate of their own. It is a factor of one's own in a few lines, and
+everything else follows from it.
+
+Estimators: ``ucd`` (pairs of Gibbs chains that meet exactly), ``pcd``, and ``langevin``: persistent chains
+that move by Gibbs-Langevin steps. Samples are drawn by both samplers, and their variances compared with the
+exact ones: the Langevin kernel's temperature is 1.
+"""
+
+import argparse
+from collections.abc import Sequence
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import PCD, UCD, Bernoulli, Factor, FactorGraph, Gaussian, exact
+
+try:
+    from models import common
+except ImportError:  # run as a file
+    import common
+
+_EXACT = 16  # latents that are enumerated
+_SWEEPS, _SHOWN, _COLUMNS = 2000, 40, 10
+_CHAINS = 1000  # that measure moments
+
+
+class Images(NamedTuple):
+    """Standardised images, one row each, and how to show a row."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+    shape: tuple[int, int]
+    centre: np.ndarray
+    scale: np.ndarray
+
+    def grey(self, v: Any) -> np.ndarray:
+        """Rows as images in [0, 1]."""
+        return np.clip(np.asarray(v) * self.scale + self.centre, 0, 1)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, checked."""
+    parser = common.options(__doc__, "gaussian_bernoulli", steps=2000, rate=0.01, num_pairs=200)
+    add = parser.add_argument
+    add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
+    add("--latent", type=int, default=_EXACT, help=f"latent units; up to {_EXACT} evaluate exactly")
+    add("--estimator", choices=("ucd", "pcd", "langevin"), default="pcd")
+    add("--cost", type=float, default=60.0, help="sweeps a pair that ucd spends on average")
+    add("--step-size", type=float, default=0.5, help="of Langevin steps, in standard deviations")
+    args = parser.parse_args(argv)
+    common.check(parser, args, "latent")
+    try:
+        args.images = images(args.data, args.seed)
+        args.model = declare(args.images.train.shape[1], args.latent)
+        args.chosen = estimator(args)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return args
+
+
+def images(name: str, seed: int) -> Images:
+    """Grey levels spread over their steps (a density of discrete values has no bound), then standardised."""
+    rows, levels = (ebmpp.data.digits(), 17) if name == "digits" else (ebmpp.data.mnist(), 256)
+    rng = np.random.default_rng(seed)
+    rows = np.asarray(rows, np.float32)[rng.permutation(len(rows))]
+    rows = (rows * (levels - 1) + rng.uniform(size=rows.shape)) / levels
+    cut = len(rows) // 6
+    centre = rows[cut:].mean(0)
+    scale = np.maximum(rows[cut:].std(0), 0.1)  # pixels that are always dark are not blown up
+    rows = ((rows - centre) / scale).astype(np.float32)
+    side = round(rows.shape[1] ** 0.5)
+    return Images(rows[cut:], rows[:cut], (side, side), centre, scale)
+
+
+# -- the model -----------------------------------------------------------------------------------
+
+
+def energy(p: dict[str, Array], v: Array, h: Array) -> Array:
+    """Of statistics x and x**2 of the pixels, and of the latents."""
+    precision = jnp.exp(-p["log_variance"])
+    x, square = v[..., 0], v[..., 1]
+    own = precision @ (square / 2) - (precision * p["mean"]) @ x
+    return own - (precision * x) @ p["weight"] @ (h - 0.5) - p["bias"] @ h
+
+
+def declare(pixels: int, latent: int) -> FactorGraph:
+    """One factor over both blocks."""
+    zero = {
+        "mean": np.zeros(pixels),
+        "log_variance": np.zeros(pixels),
+        "weight": np.zeros((pixels, latent)),
+        "bias": np.zeros(latent),
+    }
+    factor = Factor("v", "h", energy=energy, init=zero)
+    return FactorGraph({"v": Gaussian(pixels, variance="learned")}, {"h": Bernoulli(latent)}, [factor])
+
+
+def start(rows: np.ndarray, latent: int, seed: int) -> dict[str, Any]:
+    """The data's means and variances, and small weights."""
+    weight = 0.1 * jax.random.normal(jax.random.key(seed), (rows.shape[1], latent))
+    own = {"mean": jnp.asarray(rows.mean(0)), "log_variance": jnp.log(jnp.asarray(rows.var(0)))}
+    return {"v:h": own | {"weight": weight, "bias": jnp.zeros(latent)}}
+
+
+def estimator(args: argparse.Namespace) -> UCD | PCD:
+    """The estimator that the options name."""
+    if args.estimator == "ucd":
+        return UCD(num_pairs=args.num_pairs, start="persistent", target_cost=args.cost)
+    moves = ebmpp.langevin_sweep(args.model, step_size=args.step_size)  # a wrong step ends the program here
+    return PCD(num_chains=args.num_pairs, moves=moves if args.estimator == "langevin" else None)
+
+
+# -- its training and its evaluation -------------------------------------------------------------
+
+
+def train(args: argparse.Namespace) -> ebmpp.Fit:
+    """With the exact likelihood as a monitor where that is possible."""
+    monitors = {}
+    if args.latent <= _EXACT:
+        for name in ("train", "held_out"):
+            rows = jnp.asarray(getattr(args.images, name))
+            monitors[f"log_likelihood_{name}"] = lambda p, rows=rows: exact.log_likelihood(
+                args.model, p, rows
+            ).mean()
+    return common.train(
+        args.model,
+        args.images.train,
+        args,
+        estimator=args.chosen,
+        batch_size=args.batch_size,
+        params=start(args.images.train, args.latent, args.seed),
+        monitors=monitors,
+    )
+
+
+def gaussians(data: Images) -> dict[str, float]:
+    """Held-out log-likelihoods of what a mixture must beat: one Gaussian, without and with covariances."""
+    from scipy import stats
+
+    centre, spread = data.train.mean(0), np.cov(data.train.T)
+    spread[np.diag_indices_from(spread)] += 1e-3
+    laws = {"independent pixels": np.diag(np.diag(spread)), "one Gaussian": spread}
+    return {
+        name: float(stats.multivariate_normal(centre, cov).logpdf(data.held_out).mean())
+        for name, cov in laws.items()
+    }
+
+
+def held_out(fit: ebmpp.Fit, args: argparse.Namespace) -> str:
+    """The mean log-likelihood of held-out images."""
+    if args.latent <= _EXACT:
+        return f"{float(fit.history.log_likelihood_held_out[-1]):.2f} an image, exact"
+    made = ebmpp.ais(fit.graph, fit.params, rng_key=jax.random.key(args.seed + 5), num_temperatures=5000)
+    value = -fit.graph.free_energy(fit.params, {"v": args.images.held_out}).mean() - made.log_partition
+    return f"{float(value):.2f} an image, log Z by AIS (standard error {float(made.standard_error):.2f})"
+
+
+def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
+    """Chains from noise, by both samplers."""
+    kernels = {
+        "Gibbs": ebmpp.BlockedGibbs(fit.graph),
+        "Gibbs-Langevin": ebmpp.GibbsLangevin(fit.graph, args.step_size),
+    }
+    key = jax.random.key(args.seed + 1)
+    return {name: common.chains(k, fit.params, key, _SWEEPS, _CHAINS) for name, k in kernels.items()}
+
+
+def heat(mcmc: Any, moments: dict[str, Array]) -> str:
+    """Total variance of the draws over the model's own: 1 where the temperature is 1."""
+    first, second = np.asarray(moments["v"]).T
+    v = np.asarray(mcmc.get_samples()["v"], float)
+    spread = ((v - first) ** 2).sum(1) / (second - first**2).sum()
+    return f"{spread.mean():.3f} of the exact variance (standard error {spread.std() / len(v) ** 0.5:.3f})"
+
+
+# -- what is written -----------------------------------------------------------------------------
+
+
+def draw(fit: ebmpp.Fit, args: argparse.Namespace, drawn: dict[str, Any]) -> list[Any]:
+    """The pictures."""
+    names = {"samples": lambda: _samples(fit, args, drawn), "params": lambda: _params(fit, args)}
+    return common.save_figures(args.out, names | {"learning_curve": lambda: _curve(fit, args)})
+
+
+def _samples(fit: ebmpp.Fit, args: argparse.Namespace, drawn: dict[str, Any]) -> Any:
+    from matplotlib import pyplot as plt
+
+    data = args.images
+    figure, axes = plt.subplots(2, 2, figsize=(9.4, 6.4), layout="constrained")
+    shown = {"real images, held out": data.held_out[:_SHOWN]}
+    for name, mcmc in drawn.items():
+        draws = {b: x[:_SHOWN] for b, x in mcmc.get_samples().items()}
+        eta = fit.graph.natural_parameters(fit.params, draws, "v")
+        shown[f"{name}: mean of v given h, {_SWEEPS} sweeps from noise"] = fit.graph.families["v"].mode(eta)
+        last = draws["v"]
+    shown["the last ones' v itself"] = last
+    for ax, (title, rows) in zip(axes.flat, shown.items(), strict=True):
+        ebmpp.plots.plot_units(data.grey(rows), data.shape, ncols=8, ax=ax)
+        ax.set_title(title, fontsize=10)
+    return figure
+
+
+def _params(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
+    from matplotlib import pyplot as plt
+
+    p, data = fit.params["v:h"], args.images
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", width_ratios=(3, 1))
+    weight = np.asarray(p["weight"]).T[:100] * data.scale
+    ebmpp.plots.plot_units(weight, data.shape, ncols=8 if len(weight) <= 32 else 10, ax=axes[0])
+    axes[0].set_title("what each latent adds to the mean", fontsize=10)
+    deviation = np.exp(0.5 * np.asarray(p["log_variance"])) * data.scale
+    made = axes[1].imshow(deviation.reshape(data.shape), cmap="magma", vmin=0)
+    figure.colorbar(made, ax=axes[1], shrink=0.6)
+    axes[1].set_title("standard deviation given h", fontsize=10)
+    axes[1].axis("off")
+    return figure
+
+
+def _curve(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
+    from matplotlib import pyplot as plt
+
+    wanted = ("gradient_norm", "meeting_time_mean", "lag", "acceptance")
+    names = [n for n in wanted if n in fit.history]
+    exactly = "log_likelihood_train" in fit.history
+    panels = len(names) + exactly
+    figure, axes = plt.subplots(1, panels, figsize=(3.8 * panels, 3), layout="constrained", squeeze=False)
+    ebmpp.plots.plot_history(fit.history[names], axes=list(axes[0, exactly:]))
+    if exactly:
+        ax = axes[0, 0]
+        for name in ("train", "held_out"):
+            ax.plot(
+                fit.history.monitor_step, fit.history[f"log_likelihood_{name}"], label=name.replace("_", " ")
+            )
+        for (name, value), style in zip(gaussians(args.images).items(), (":", "--"), strict=True):
+            ax.axhline(value, color="0.5", linestyle=style, linewidth=1, label=name)
+        ax.legend(frameon=False, fontsize=8)
+        ax.set(xlabel="step", ylabel="exact log-likelihood an image")
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, sample, compare, draw, save."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    print(f"{args.model!r}\nlayers {args.model.layers}")
+    begin = time.monotonic()
+    fit = train(args)
+    jax.block_until_ready(fit.params)
+    lines = {"images": f"{len(args.images.train)} for training, {len(args.images.held_out)} held out"}
+    lines["training"] = f"{args.steps} steps of {args.chosen!r} in {time.monotonic() - begin:.0f} s"
+    lines["log-likelihood, held out"] = held_out(fit, args)
+    lines |= {name: f"{value:.2f} (held out)" for name, value in gaussians(args.images).items()}
+    drawn = sample(fit, args)
+    lines["Langevin acceptance"] = f"{float(drawn['Gibbs-Langevin'].last_state.acceptance.mean()):.2f}"
+    if args.latent <= _EXACT:
+        moments = exact.moments(fit.graph, fit.params)
+        lines |= {f"{name} chains": heat(mcmc, moments) for name, mcmc in drawn.items()}
+    written = draw(fit, args, drawn)
+    for name, source in (("samples", drawn["Gibbs-Langevin"]), ("history", fit)):
+        written.append(args.out / f"{name}.nc")
+        ebmpp.to_datatree(source).to_netcdf(written[-1], engine="h5netcdf")
+    print(common.report(lines, written))
+
+
+if __name__ == "__main__":
+    main()
