@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.couplings import Attempt, where_rows
-from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import reflected
 from ebmpp.family import Family
 from ebmpp.metropolis import refuse_held
-from ebmpp.moves import Drawn, equal
+from ebmpp.moves import Drawn, Whole, equal
 from ebmpp.sweeps import Keep, Rows, hold, natural_rows
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def is_real(family: Family) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Langevin:
+class Langevin(Whole):
     """``num_steps`` Langevin steps of real-valued ``blocks``, each accepted or refused by the energy.
 
     A step goes ``step_size**2 / 2 * s**2`` times the gradient of the log-density, and adds normal noise of
@@ -107,9 +107,11 @@ class Langevin:
                     "draw it from its conditional instead"
                 )
         for a, b in graph.interacting(self.marginalize):
-            raise IntractableError(f"blocks {a!r} and {b!r} interact, so they cannot be summed out together")
+            raise IntractableError(f"{clash(a, b)}, so they cannot be summed out together")
         for a, b in () if self.marginalize else graph.interacting(self.blocks):
-            raise IntractableError(f"blocks {a!r} and {b!r} interact: give each a Langevin move of its own")
+            raise IntractableError(
+                f"{clash(a, b)}: a Langevin move takes blocks that are independent given the rest"
+            )
 
     def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
         return *self.blocks, *self._around(graph)
@@ -148,14 +150,15 @@ class Langevin:
     def attempt(
         self,
         graph: "FactorGraph",
-        prepared: "_Density",
+        focused: "_Density",
         z: Rows,
         pairs: Array,
         keep: Keep,
         first: Array,
         same: Array,
+        part: Any = 0,
     ) -> Attempt:
-        rows, density = len(pairs), prepared
+        rows, density = len(pairs), focused
         alike = same | _all_equal(z, self._around(graph), rows)  # one density for both chains of a row
         halves = lambda a: (a[:rows], a[rows:])  # noqa: E731
 
