@@ -337,9 +337,10 @@ class TemperedSweep(Whole):
         rows, num = next(iter(z.values())).shape[1:3]
         apart = lambda v: v.reshape(2, rows * num, *v.shape[3:])  # noqa: E731
         together = lambda v: v.reshape(rows, num, *v.shape[1:])  # noqa: E731
+        focused = layer.focus(graph, layer.prepare(graph, params, z, keep), z, keep, 0)
         made = couple_focused(
             self.graph,
-            {b: apart(e) for b, e in layer.prepare(graph, params, z, keep).items()},
+            {b: apart(e) for b, e in focused.items()},
             {b: apart(v) for b, v in z.items()},
             layer,
             0,
