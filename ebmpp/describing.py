@@ -22,7 +22,7 @@ from ebmpp.graph import FactorGraph
 Params = Mapping[str, Any]
 
 _PLAIN = (bool, int, float, str, type(None))
-_OWN = {"blocks", "energy", "init", "name"}  # fields of every factor
+_OWN = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
 _TOLERANCE = 1e-2  # of a factor's energy at one state, relative: params of 16 bits, other devices
 
 
@@ -82,7 +82,7 @@ def describe(graph: FactorGraph, params: Params, arrays: Arrays) -> dict[str, An
     return {
         "blocks": blocks,
         "visible": list(graph.visible),
-        "factors": [_factor(graph, f, params) for f in graph.factors],
+        "factors": [_factor(graph, f, params, arrays) for f in graph.factors],
     }
 
 
@@ -112,11 +112,16 @@ def _fields(value: Any, left_out: set[str]) -> dict[str, Any]:
     return {"fields": {n: list(v) if isinstance(v, tuple) else v for n, v in made.items()}}
 
 
-def _factor(graph: FactorGraph, factor: Factor, params: Params) -> dict[str, Any]:
+def _factor(graph: FactorGraph, factor: Factor, params: Params, arrays: Arrays) -> dict[str, Any]:
     made = {"name": factor.name, "blocks": list(factor.blocks), **_kind(factor, _factors())}
     if made["own"]:
         energy = getattr(factor.energy, "__qualname__", type(factor.energy).__qualname__)
         return {**made, "energy": energy, "value": _value(factor, graph.families, params[factor.name])}
+    made["lateral"] = {b: arrays.put(pairs.array) for b, pairs in factor.lateral}
+    if factor.init is not None:
+        if callable(factor.init):
+            raise SavedFileError(f"{factor!r} cannot be saved: its init is a function; give it as arrays")
+        made["init"] = arrays.put(jax.tree.map(np.asarray, factor.init.thaw()))
     return {**made, **_fields(factor, _OWN)}
 
 
@@ -149,11 +154,14 @@ def refusing(path: str | os.PathLike[str]) -> Iterator[None]:
 def build(
     described: Mapping[str, Any],
     params: Params,
+    arrays: Arrays,
     factors: Sequence[Factor],
     own: Mapping[str, type[Family]],
     path: str | os.PathLike[str],
 ) -> FactorGraph:
     """The graph.
+
+    :param arrays: what :func:`describe` filled.
 
     :param factors: those that the caller declares.
     :param own: the caller's families.
@@ -165,7 +173,7 @@ def build(
     unknown = [name for name in given if name not in there]
     if unknown:
         raise SavedFileError(f"{path}: no factor is named {unknown[0]!r}; the file has {there}")
-    made = [_declared(told, given.get(told["name"]), path) for told in described["factors"]]
+    made = [_declared(told, given.get(told["name"]), arrays, path) for told in described["factors"]]
     visible = {b: blocks[b] for b in described["visible"]}
     graph = FactorGraph(visible, {b: f for b, f in blocks.items() if b not in visible}, made)
     graph.check(dict(params), values=False)
@@ -186,7 +194,7 @@ def _family(block: str, told: Mapping[str, Any], own: Mapping[str, type[Family]]
     return known[told["class"]](**fields)
 
 
-def _declared(told: Mapping[str, Any], given: Factor | None, path: Any) -> Factor:
+def _declared(told: Mapping[str, Any], given: Factor | None, arrays: Arrays, path: Any) -> Factor:
     name, blocks = told["name"], tuple(told["blocks"])
     if given is not None and (given.blocks, type(given).__name__) != (blocks, told["class"]):
         raise SavedFileError(
@@ -205,7 +213,10 @@ def _declared(told: Mapping[str, Any], given: Factor | None, path: Any) -> Facto
             f"{path}: factor {name!r} is a {told['class']!r}, which this ebmpp does not have"
         )
     fields = {n: tuple(v) if isinstance(v, list) else v for n, v in told["fields"].items()}
-    return known[told["class"]](*blocks, name=name, **fields)
+    # a factor whose pairs of units are a part of its declaration takes them after its block
+    pairs = [arrays.get(e) for e in told["lateral"].values()]
+    start = {"init": arrays.get(told["init"])} if "init" in told else {}
+    return known[told["class"]](*blocks, *pairs, name=name, **fields, **start)
 
 
 def _check_value(

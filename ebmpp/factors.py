@@ -103,6 +103,10 @@ class Factor:
         set_field("name", ":".join(blocks) if name is None else name)
         set_field("lateral", _as_lateral(blocks, lateral or {}))
 
+    def name_over(self, blocks: tuple[str, ...]) -> str:
+        """The name of such a factor over ``blocks`` where it is given none."""
+        return ":".join(blocks)
+
     @property
     def interacts(self) -> bool:
         """Whether units interact in it, those of different blocks or of one."""

@@ -61,14 +61,18 @@ class Pairs:
         array = np.ascontiguousarray(array, np.int64)
         return cls(array.tobytes(), array.shape)
 
+    @property
+    def array(self) -> np.ndarray:
+        """As they were given, ``(pairs, 2)`` or ``(pairs, 2, axes)``."""
+        return np.frombuffer(self.data, np.int64).reshape(self.shape)
+
     @functools.lru_cache(maxsize=64)  # noqa: B019 - values, few of them; a trace asks again and again
     def edges(self, factor: str, block: str, family: Family) -> np.ndarray:
         """Units by their numbers in the flattened block, ``(edges, 2)``.
 
         :raises DeclarationError: for a unit that the block does not have, a pair of one unit, or one twice.
         """
-        array = np.frombuffer(self.data, np.int64).reshape(self.shape)
-        shape = family.shape
+        array, shape = self.array, family.shape
         if array.ndim == 3 and array.shape[2] != len(shape):
             raise DeclarationError(
                 f"{factor}: units are given by {array.shape[2]} indices, and block {block!r} has shape "

@@ -66,6 +66,9 @@ class Pairwise(Factor):
         named = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
         return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{named})"
 
+    def name_over(self, blocks: tuple[str, ...]) -> str:
+        return f"{blocks[0]}:{blocks[0]}"
+
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
         family = families[0]
         edges = self.edges({self.blocks[0]: family})[self.blocks[0]]
@@ -146,8 +149,8 @@ class _Table(NamedTuple):
 class Neighbours:
     """What a :class:`Pairwise` factor adds to natural parameters (see :class:`~ebmpp.lateral.Local`).
 
-    Autodiff gives the same over the whole block, and scatters what this looks up: a sweep of a 64x64 torus then
-    takes 50 times as long, and one of 128 units that are all joined 22 times (100 chains).
+    Autodiff gives the same over the whole block, and scatters what this looks up: a sweep of a 64x64 torus
+    then takes 50 times as long, and one of 128 units that are all joined 22 times (100 chains).
     """
 
     def __init__(self, factor: Pairwise, split: Split, edges: np.ndarray) -> None:

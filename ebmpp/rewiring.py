@@ -108,7 +108,22 @@ def rewire(factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float
         return factor
     scope = tuple(dict.fromkeys(name for part in own for name in part.names)) or (anchor,)
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))
-    return Factor(*scope, energy=Rewired(factor, own, scope, offset), init=init, name=factor.name)
+    energy, lateral = Rewired(factor, own, scope, offset), _lateral(factor, parts)
+    return Factor(*scope, energy=energy, init=init, name=factor.name, lateral=lateral)
+
+
+def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]:
+    """The pairs of units that are in one piece together, by their numbers there."""
+    made = {}
+    for block, edges in factor.edges({b: parts[b].family for b in factor.blocks}).items():
+        for name, places in parts[block].pieces:
+            units = np.arange(parts[block].family.size) if places is None else places.array().ravel()
+            number = np.full(parts[block].family.size, -1)
+            number[units] = np.arange(len(units))
+            inside = number[edges][(number[edges] >= 0).all(1)]
+            if len(inside):
+                made[name] = inside
+    return made
 
 
 def whole(block: str, family: Family) -> Part:
@@ -118,8 +133,9 @@ def whole(block: str, family: Family) -> Part:
 
 def renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:
     """The same factor under other names, of whatever class it is."""
-    made = object.__new__(type(factor))
-    for field, value in {**vars(factor), "blocks": blocks, "name": name}.items():
+    made, new = object.__new__(type(factor)), dict(zip(factor.blocks, blocks, strict=True))
+    lateral = tuple((new[b], pairs) for b, pairs in factor.lateral)
+    for field, value in {**vars(factor), "blocks": blocks, "name": name, "lateral": lateral}.items():
         object.__setattr__(made, field, value)
     return made
 

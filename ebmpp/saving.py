@@ -112,7 +112,9 @@ def load(
     try:
         with describing.refusing(path):
             params = {name: arrays.get(tree) for name, tree in body["params"].items()}
-            graph = describing.build(body["graph"], params, tuple(factors), dict(families or {}), path)
+            graph = describing.build(
+                body["graph"], params, arrays, tuple(factors), dict(families or {}), path
+            )
             graph.check(params, values=False)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedFileError(f"{path}: the declaration in it cannot be read ({error!r})") from error

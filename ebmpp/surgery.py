@@ -286,7 +286,7 @@ def rename(
     made, names = [], {}
     for factor in graph.factors:
         scope = tuple(new[b] for b in factor.blocks)
-        usual = ":".join(scope) if factor.name == ":".join(factor.blocks) else factor.name
+        usual = factor.name_over(scope) if factor.name == factor.name_over(factor.blocks) else factor.name
         names[factor.name] = own.get(factor.name, usual)
         made.append(renamed(factor, scope, names[factor.name]))
     _refuse_equal("factor", names)

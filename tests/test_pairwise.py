@@ -10,6 +10,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
+import ebmpp
 from ebmpp import (
     Bernoulli,
     Bias,
@@ -19,6 +20,7 @@ from ebmpp import (
     Factor,
     FactorGraph,
     Gaussian,
+    Observed,
     Pairwise,
     Poisson,
     Spin,
@@ -147,6 +149,38 @@ def test_models_that_do_not_normalise_are_refused() -> None:
     times = alone(Exponential(2), [(0, 1)])
     with pytest.raises(DomainError):
         times.check({"x": -jnp.ones(2), "x:x": jnp.array([0.1])})
+
+
+# -- surgery and files -----------------------------------------------------------------------------
+
+
+def test_surgery_keeps_the_pairs() -> None:
+    graph = FactorGraph(
+        {"v": Bernoulli(4)},
+        {"h": Bernoulli(2)},
+        [Bias("v"), Bilinear("v", "h"), Pairwise("v", nx.cycle_graph(4))],
+    )
+    params = random_params(graph, seed=6, scale=1.0)
+    renamed, same = ebmpp.rename(graph, {"v": "w"}, params=params)
+    assert [f.name for f in renamed.factors] == ["w", "w:h", "w:w"]
+    assert float(exact.log_partition(renamed, same)) == pytest.approx(
+        float(exact.log_partition(graph, params))
+    )
+    known = np.array([True, False, False, True])
+    part = ebmpp.condition(graph, v=Observed(jnp.ones(4), known))
+    states, probs, log_z = enumerate_numpy(graph, params)
+    agree = [p for p, x in zip(probs, states, strict=True) if (x["v"][known] == 1).all()]
+    assert part.splits["v"].num_parts == 2
+    assert float(exact.log_partition(part, params)) == pytest.approx(log_z + np.log(sum(agree)), abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": True}, {"init": np.linspace(-1, 1, 12)}])
+def test_a_lattice_is_saved_and_read(options, tmp_path) -> None:
+    graph = alone(Spin((3, 3)), nx.grid_2d_graph(3, 3), **options)
+    params = random_params(graph)
+    ebmpp.save(tmp_path / "lattice", graph, params)
+    again, values = ebmpp.load(tmp_path / "lattice")
+    assert again == graph and all((values[n] == params[n]).all() for n in params)
 
 
 # -- energy and natural parameters ---------------------------------------------------------------
