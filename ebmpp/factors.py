@@ -28,7 +28,12 @@ class _Frozen:
         self._key = tuple((a.shape, str(a.dtype), a.tobytes()) for a in self._leaves)
 
     def thaw(self) -> Params:
-        return jax.tree.unflatten(self._structure, [jnp.asarray(a) for a in self._leaves])
+        """As jax arrays."""
+        return jax.tree.map(jnp.asarray, self.as_given())
+
+    def as_given(self) -> Params:
+        """As numpy arrays, bit by bit."""
+        return jax.tree.unflatten(self._structure, self._leaves)
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, _Frozen) and self._structure == other._structure
