@@ -96,7 +96,7 @@ def _probe_block(
     if curved and not jumps_alone(at, base[i], moved, family):
         raise NotMultiAffineError(
             f"{factor!r}: units of block {block!r} interact with one another, so they cannot be drawn "
-            "together; split the block, so that the units of each part are independent given the rest"
+            "together; say which do (Factor(..., lateral=...) or Pairwise), or split the block"
             + factor.advice
         )
     raise NotMultiAffineError(
