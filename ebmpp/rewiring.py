@@ -118,8 +118,9 @@ def whole(block: str, family: Family) -> Part:
 
 def renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:
     """The same factor under other names, of whatever class it is."""
-    made = object.__new__(type(factor))
-    for field, value in {**vars(factor), "blocks": blocks, "name": name}.items():
+    made, new = object.__new__(type(factor)), dict(zip(factor.blocks, blocks, strict=True))
+    lateral = tuple((new[b], pairs) for b, pairs in factor.lateral)
+    for field, value in {**vars(factor), "blocks": blocks, "name": name, "lateral": lateral}.items():
         object.__setattr__(made, field, value)
     return made
 
