@@ -25,7 +25,7 @@ def test_pixels_are_joined_to_their_neighbours() -> None:
         assert found == {frozenset(c) for c in cells if near(np.abs(np.subtract(*c)))}
 
 
-@pytest.mark.parametrize(("kind", "parts"), zip(semi_restricted.KINDS, (2, 5, 9), strict=True))
+@pytest.mark.parametrize(("kind", "parts"), [*zip(semi_restricted.KINDS, (2, 5, 9), strict=True)])
 def test_each_is_drawn_in_as_few_parts_as_its_pairs_allow(kind: str, parts: int) -> None:
     assert len(semi_restricted.declare(kind, 3, 2, neighbours=8).layers) == parts
 
