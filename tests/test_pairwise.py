@@ -47,7 +47,7 @@ TRIPLES = Factor(
 
 def test_a_renamed_block_keeps_its_pairs() -> None:
     lattice = nx.grid_2d_graph(2, 3)
-    made = rename(FactorGraph.from_networkx(lattice, Spin), {"x": "y"})
+    made = rename(FactorGraph.from_networkx(lattice, Spin), {"x": "y"}, factors={"x:x": "y:y"})
     assert made == FactorGraph.from_networkx(lattice, Spin, block="y")
 
 
