@@ -118,8 +118,8 @@ def test_components_are_those_of_scipy(graph: nx.Graph, chance: float) -> None:
 # -- the law -----------------------------------------------------------------------------------------
 
 slow = pytest.mark.slow
-NAMES = ["ising", "potts", pytest.param("bernoulli", marks=slow), pytest.param("two factors", marks=slow)]
-NAMES.append("semi-restricted")
+NAMES = ["ising", "potts"]
+NAMES += [pytest.param(name, marks=slow) for name in ("bernoulli", "two factors", "semi-restricted")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,7 +128,8 @@ def test_clusters_draw_the_model(name: str) -> None:
     assert_rows_law(jax.vmap(statistics(name))(drawn), expected(name))
 
 
-@pytest.mark.parametrize("name", ["ising", pytest.param("potts", marks=slow)])
+@slow
+@pytest.mark.parametrize("name", ["ising", "potts"])
 def test_coupled_estimates_are_unbiased(name: str) -> None:
     found = ebmpp.unbiased_expectation(
         GRAPHS[name],
@@ -145,6 +146,7 @@ def test_coupled_estimates_are_unbiased(name: str) -> None:
     assert_law(found.value, expected(name), found.standard_error)
 
 
+@slow
 def test_units_that_are_held_hold_their_clusters() -> None:
     name, known = "ising", np.array([True, False, False, True, False, False])
     given = Observed(np.where(known, [1.0, 1, 1, -1, 1, 1], np.nan), known)
@@ -156,6 +158,7 @@ def test_units_that_are_held_hold_their_clusters() -> None:
     assert_rows_law(jax.vmap(statistics(name))(drawn), wanted)
 
 
+@slow
 def test_pairs_given_held_units_agree_there_and_meet() -> None:
     graph, known = GRAPHS["potts"], np.array([True, False, False, False, False])
     held = Observed(np.array([2, 0, 0, 0, 0]), known)
@@ -178,7 +181,9 @@ def test_pairs_given_held_units_agree_there_and_meet() -> None:
 # -- pairs -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ising", "potts", "semi-restricted"])
+@pytest.mark.parametrize(
+    "name", ["ising", *(pytest.param(n, marks=slow) for n in ("potts", "semi-restricted"))]
+)
 def test_pairs_that_agree_stay_together_and_others_have_chains_of_their_own(name: str) -> None:
     graph, params, key = GRAPHS[name], PARAMS[name], bits.key_pair(jax.random.key(5))
     sweep, rows = jax.jit(coupled_sweep, static_argnums=(0, 3)), jnp.arange(40)
@@ -197,13 +202,14 @@ def test_pairs_that_agree_stay_together_and_others_have_chains_of_their_own(name
     assert (np.diff(np.array(met).astype(int), axis=0) >= 0).all() and met[-1].any()
 
 
+@slow
 def test_kernels_of_pairs_take_clusters() -> None:
     graph = GRAPHS["ising"]
     mcmc = run(MaximalCoupling(graph, coupling=Clusters("x")), PARAMS["ising"], 50, 0, 15)
     assert mcmc.last_state.met.all()
 
 
-@pytest.mark.slow
+@slow
 def test_the_gradient_of_ucd_is_that_of_the_likelihood() -> None:
     graph, params = GRAPHS["ising"], PARAMS["ising"]
     data = np.sign(np.random.default_rng(1).normal(size=(8, 6))).astype(np.float32)

@@ -45,7 +45,11 @@ GRAPHS = {
 PARAMS = {name: random_params(graph, seed=3, scale=1.2) for name, graph in GRAPHS.items()}
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+slow = pytest.mark.slow
+QUICK = ("potts", "uneven parts")  # a table unrolled and one that is not
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else slow) for n in GRAPHS])
 def test_conditionals_of_parts_are_those_of_each_temperature(name: str) -> None:
     graph, params = GRAPHS[name], PARAMS[name]
     (block,) = graph.splits
@@ -87,11 +91,11 @@ def simulate(kernel, params, chains: int, sweeps: int):
     return run(jax.random.split(jax.random.key(11), chains))
 
 
-slow = pytest.mark.slow
 NAMES = ["ising", *(pytest.param(n, marks=slow) for n in ("potts", "many parts", "semi-restricted"))]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@slow
+@pytest.mark.parametrize("name", ["ising", "potts", "many parts", "semi-restricted"])
 def test_every_replica_has_the_law_of_its_temperature(name: str) -> None:
     graph, params = GRAPHS[name], PARAMS[name]
     state, _ = simulate(ParallelTempering(graph, BETAS), params, 3000, 15)
@@ -136,6 +140,7 @@ def test_estimates_are_unbiased_given_held_units(name: str) -> None:
         assert_law(found.value[b], wanted, found.standard_error[b])
 
 
+@slow
 def test_pairs_meet_where_plain_ones_stay_apart() -> None:
     """A magnet with two modes: replicas of a lattice exchange them."""
     graph = FactorGraph.from_networkx(nx.grid_2d_graph(4, 4), Spin, shared=True)
