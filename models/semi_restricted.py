@@ -204,7 +204,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--estimator", choices=("pcd", "ucd"), default="pcd")
     add("--k", type=int, default=1, help="sweeps a step of pcd")
     add("--sweeps", type=int, default=1000, help="before a sample is shown")
-    add("--temperatures", type=int, default=2000, help="of annealed importance sampling")
+    add("--temperatures", type=int, default=1000, help="of annealed importance sampling")
     args = checked(parser, argv, "latent", "k", "sweeps", "temperatures")
     if min(args.sweeps, args.temperatures, args.num_chains) < 3:
         parser.error("--sweeps, --temperatures and --num-chains are at least 3")
