@@ -5,14 +5,17 @@
 ``python benchmarks/lattice.py`` prints the minimum of interleaved repeats on an Ising torus of 64x64 units
 and 100 chains (target: no slower than the loop by hand, faster than THRML, which is left out where it is not
 installed); then declaration, first call and a sweep of larger and stranger networks. ``--coupled`` adds pairs
-of coupled chains that run until they meet.
+of coupled chains that run until they meet, ``--clusters`` single units against clusters at the critical
+coupling: how often a sweep's draw is a new one, per sweep and per second, and when pairs meet.
 """
 
 import argparse
 from functools import partial
 import time
 from typing import Any
+import warnings
 
+from arviz_stats.base import array_stats
 from handwritten import interleaved
 import networkx as nx
 import numpy as np
@@ -22,7 +25,9 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import FactorGraph, Spin, bits, sweeps
+from ebmpp import FactorGraph, Spin, bits, cluster_sweep, moves, sweeps
+from ebmpp.errors import UnmetError
+from ebmpp.plan import resolve_moves
 
 try:
     import thrml
@@ -31,6 +36,8 @@ except ImportError:
     thrml = None
 
 SIDE, CHAINS, SWEEPS, COUPLING = 64, 100, 10, 0.4
+CRITICAL = 0.5 * np.log(1 + np.sqrt(2))
+MIXED, BLOCK = 32, 100  # chains whose autocorrelation is measured, and sweeps a call
 
 
 def torus(side: int) -> nx.Graph:
@@ -163,6 +170,72 @@ def coupled() -> None:
             print(f"{constant:18.2f} {kind:>9} {int(found.met.sum()):5d} {told} {took:7.1f}")
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def follow(graph: FactorGraph, made: tuple, params: dict, x: Array, pair: Array) -> tuple:
+    """The last states, and every chain's squared magnetisation and energy a spin after every sweep."""
+    rows = bits.fold_in(pair, jnp.arange(len(x)))
+
+    def one(x: Array, i: Array) -> tuple[Array, tuple[Array, Array]]:
+        x = moves.draw_sweep(graph, params, {"x": x}, made, bits.fold_in(rows, i), {})[0]["x"]
+        return x, (x.mean(-1) ** 2, graph.energy({"x:x": jnp.ones(())}, {"x": x}) / x.shape[-1])
+
+    return jax.lax.scan(one, x, jnp.arange(BLOCK))
+
+
+def autocorrelation(graph: FactorGraph, made: tuple, params: dict, seconds: float) -> str:
+    """Sweeps that are worth one independent draw, and independent draws a second."""
+    x, pair = jnp.ones((MIXED, graph.families["x"].size)), bits.key_pair(jax.random.key(2))
+    begin, seen, took = time.perf_counter(), [], []
+    while time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        x, values = jax.block_until_ready(follow(graph, made, params, x, bits.fold_in(pair, len(seen))))
+        took.append(time.perf_counter() - start)
+        seen.append(np.asarray(values))
+    kept = len(seen) // 4  # the rest is the warm-up, and the compilation
+    sweep = min(took[kept:]) / BLOCK
+    told = f"{1e3 * sweep:9.2f} {BLOCK * (len(seen) - kept):7d}"
+    for values in np.concatenate(seen[kept:], axis=1):
+        ess = float(array_stats.ess(values.astype(float), chain_axis=1, draw_axis=0))
+        told += f" {values.size / ess:9.1f} {ess / (sweep * len(values)):9.2f}"
+    return told
+
+
+def meetings(graph: FactorGraph, made: tuple, params: dict) -> str:
+    """Pairs from random spins."""
+    begin = time.perf_counter()
+    try:
+        found = ebmpp.unbiased_expectation(
+            graph,
+            params,
+            _magnetization,
+            rng_key=jax.random.key(0),
+            num_pairs=CHAINS,
+            coupling=made,
+            max_sweeps=2000,
+            unmet="drop",
+        )
+    except UnmetError:
+        return "   0"
+    tau = found.meeting_time[found.met]
+    return f"{len(tau):4d} {tau.mean():7.1f} {tau.max():7.0f} {time.perf_counter() - begin:6.1f}"
+
+
+def clusters(seconds: float) -> None:
+    """Single units against clusters."""
+    print(
+        f"Ising, {MIXED} chains: sweeps that are worth one independent draw (tau), and such draws a second, "
+        f"of the squared magnetisation and of the energy; {CHAINS} pairs from random spins, 2000 sweeps"
+    )
+    head = f"{'side':>4} {'coupling':>8} {'':8} {'sweep ms':>9} {'sweeps':>7} {'m2: tau':>9} {'a second':>9}"
+    print(f"{head} {'e: tau':>9} {'a second':>9} {'met':>4} {'mean':>7} {'last':>7} {'s':>6}")
+    for side, coupling in ((32, CRITICAL), (64, CRITICAL), (64, 0.3)):
+        graph = FactorGraph.from_networkx(torus(side), family=Spin, shared=True, bias=False)
+        params = {"x:x": jnp.asarray(coupling)}
+        for name, made in (("Gibbs", resolve_moves(graph, None)), ("clusters", cluster_sweep(graph))):
+            told = autocorrelation(graph, made, params, seconds)
+            print(f"{side:4} {coupling:8.4f} {name:8} {told} {meetings(graph, made, params)}", flush=True)
+
+
 def _magnetization(x: dict[str, Array]) -> Array:
     return x["x"].mean()
 
@@ -172,7 +245,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--coupled", action="store_true", help="pairs that run until they meet, too")
+    parser.add_argument("--clusters", action="store_true", help="only single units against clusters")
+    parser.add_argument("--seconds", type=float, default=60.0, help="a kernel, with --clusters")
     args = parser.parse_args()
+    if args.clusters:
+        warnings.simplefilter("ignore")  # pairs that did not meet are told
+        clusters(args.seconds)
+        return
     against_peers(args.repeats)
     large()
     if args.coupled:

@@ -4,6 +4,7 @@
 
 from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
+from ebmpp.clusters import Clusters
 from ebmpp.convolution import Convolution
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
@@ -53,6 +54,7 @@ from ebmpp.kernels import (
     RatesFPCD,
     RatesHerding,
     SamplePenalization,
+    SwendsenWang,
     TemperingCoupling,
     composite_expectation,
     gibbs_fn,
@@ -64,7 +66,7 @@ from ebmpp.linear import Linear
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.pairwise import Pairwise
 from ebmpp.perfect import perfect_sample
-from ebmpp.plan import langevin_sweep, metropolis_sweep
+from ebmpp.plan import cluster_sweep, langevin_sweep, metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
 from ebmpp.saving import load, save
@@ -89,6 +91,7 @@ __all__ = [
     "BlockedGibbs",
     "Categorical",
     "Centered",
+    "Clusters",
     "Conjugate",
     "Convolution",
     "CoupledComposite",
@@ -122,11 +125,13 @@ __all__ = [
     "SamplePenalization",
     "Spin",
     "Stage",
+    "SwendsenWang",
     "TemperedPCD",
     "TemperingCoupling",
     "ais",
     "bracket",
     "check_model",
+    "cluster_sweep",
     "composite_expectation",
     "condition",
     "cost_times_variance",

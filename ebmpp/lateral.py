@@ -218,8 +218,32 @@ def split_blocks(families: Mapping[str, Family], factors: Iterable["Factor"]) ->
 
 
 def _color_units(size: int, edges: np.ndarray) -> np.ndarray:
+    """Colours, component by component, so that components alike (replicas, say) are coloured alike."""
     graph = nx.empty_graph(size)
     graph.add_edges_from(edges.tolist())
+    colors = np.zeros(size, np.int64)
+    if nx.is_connected(graph):
+        return _color_component(size, edges.tobytes())
+    label = np.zeros(size, np.int64)
+    for number, units in enumerate(nx.connected_components(graph)):
+        label[list(units)] = number
+    order = np.argsort(label, kind="stable")
+    place = np.zeros(size, np.int64)
+    by_edge = np.argsort(label[edges[:, 0]], kind="stable")
+    ends = np.cumsum(np.bincount(label[edges[:, 0]], minlength=label.max() + 1))
+    for units, own in zip(
+        np.split(order, np.cumsum(np.bincount(label))[:-1]), np.split(edges[by_edge], ends[:-1]), strict=True
+    ):
+        if len(own):
+            place[units] = np.arange(len(units))
+            colors[units] = _color_component(len(units), place[own].tobytes())
+    return colors
+
+
+@functools.lru_cache(maxsize=64)
+def _color_component(size: int, edges: bytes) -> np.ndarray:
+    graph = nx.empty_graph(size)
+    graph.add_edges_from(np.frombuffer(edges, np.int64).reshape(-1, 2).tolist())
     colors = np.zeros(size, np.int64)
     for part, units in enumerate(coloring.color(graph)):
         colors[list(units)] = part

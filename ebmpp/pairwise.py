@@ -136,14 +136,38 @@ def _pairwise_energy(weights: Array, each: Array, edges: np.ndarray) -> Array:
     return -jnp.vdot(weights, (each[edges[:, 0]] * each[edges[:, 1]]).sum(-1))
 
 
-class _Table(NamedTuple):
-    """Neighbours of the units of parts, as many a unit as most have, and one by one what is left."""
+class Table(NamedTuple):
+    """Neighbours of units, as many a unit as most have, and one by one what is left."""
 
     other: Any  # (units, slots): a neighbour's number
     pair: Any  # (units, slots): the number of the pair; that past the last one in empty slots
     to: Any  # (more,): the place in its part of a unit that has more neighbours than slots
     more_other: Any
     more_pair: Any
+
+
+def table(size: int, edges: np.ndarray) -> Table:
+    """The neighbours of all units of a block; the place of a unit is its number."""
+    empty = len(edges)
+    unit = np.concatenate([edges[:, 0], edges[:, 1]])
+    other = np.concatenate([edges[:, 1], edges[:, 0]])
+    pair = np.tile(np.arange(empty), 2)
+    order = np.lexsort((other, unit))
+    unit, other, pair = unit[order], other[order], pair[order]
+    degree = np.bincount(unit, minlength=size)
+    rank = np.arange(len(unit)) - (np.cumsum(degree) - degree)[unit]
+    slots = _slots(degree)
+    made = np.zeros((size, slots), np.int64), np.full((size, slots), empty)
+    inside = rank < slots
+    made[0][unit[inside], rank[inside]] = other[inside]
+    made[1][unit[inside], rank[inside]] = pair[inside]
+    return Table(*made, unit[~inside], other[~inside], pair[~inside])
+
+
+def _slots(degree: np.ndarray) -> int:
+    """As many as the most neighbours, unless most of the table would then be empty."""
+    most, mean = int(degree.max()), float(degree.mean())
+    return most if most <= _WASTE * mean + 4 else max(1, round(_WASTE * mean))
 
 
 class Neighbours:
@@ -181,20 +205,20 @@ class Neighbours:
                 made = made.at[table.to].add(more.reshape(-1, *(1,) * (each.ndim - 1)) * each, mode="drop")
         return _to_statistics(family, made)
 
-    def _at(self, part: Any) -> _Table:
+    def _at(self, part: Any) -> Table:
         if self.split.unrolled:
             return self._tables[part]
-        return _Table(*(jnp.asarray(a)[part] for a in self._stacked))
+        return Table(*(jnp.asarray(a)[part] for a in self._stacked))
 
     @functools.cached_property
-    def _stacked(self) -> _Table:
+    def _stacked(self) -> Table:
         """All parts in one array each."""
         slots = max(t.other.shape[1] for t in self._tables)
         empty = len(self.edges)
         widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)  # noqa: E731
         stack = self.split.padded
         most = self.split.table.shape[1]
-        return _Table(
+        return Table(
             stack([widen(t.other, 0) for t in self._tables], 0),
             stack([widen(t.pair, empty) for t in self._tables], empty),
             stack([t.to for t in self._tables], most),
@@ -203,33 +227,17 @@ class Neighbours:
         )
 
     @functools.cached_property
-    def _tables(self) -> list[_Table]:
-        size, empty = self.split.family.size, len(self.edges)
-        unit = np.concatenate([self.edges[:, 0], self.edges[:, 1]])
-        other = np.concatenate([self.edges[:, 1], self.edges[:, 0]])
-        pair = np.tile(np.arange(empty), 2)
-        order = np.lexsort((other, unit))
-        unit, other, pair = unit[order], other[order], pair[order]
-        degree = np.bincount(unit, minlength=size)
-        rank = np.arange(len(unit)) - (np.cumsum(degree) - degree)[unit]
-        slots = self._slots(degree)
-        place = np.zeros(size, np.int64)
+    def _tables(self) -> list[Table]:
+        whole = table(self.split.family.size, self.edges)
+        place = np.zeros(self.split.family.size, np.int64)
         for units in self.split.units:
             place[units] = np.arange(len(units))
-        table = np.zeros((size, slots), np.int64), np.full((size, slots), empty)
-        inside = rank < slots
-        table[0][unit[inside], rank[inside]] = other[inside]
-        table[1][unit[inside], rank[inside]] = pair[inside]
         made = []
         for number, units in enumerate(self.split.units):
-            more = ~inside & (self.split.colors[unit] == number)
-            made.append(_Table(table[0][units], table[1][units], place[unit[more]], other[more], pair[more]))
+            more = self.split.colors[whole.to] == number
+            rest = place[whole.to[more]], whole.more_other[more], whole.more_pair[more]
+            made.append(Table(whole.other[units], whole.pair[units], *rest))
         return made
-
-    def _slots(self, degree: np.ndarray) -> int:
-        """As many as the most neighbours, unless most of the table would then be empty."""
-        most, mean = int(degree.max()), float(degree.mean())
-        return most if most <= _WASTE * mean + 4 else max(1, round(_WASTE * mean))
 
 
 def _to_statistics(family: Family, field: Array) -> Array:

@@ -5,12 +5,16 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
+from ebmpp.clusters import Clusters
 from ebmpp.couplings import resolve
-from ebmpp.errors import DeclarationError
+from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.langevin import Langevin, is_real
 from ebmpp.layer_move import Layer
 from ebmpp.metropolis import Metropolis
 from ebmpp.moves import Move
+from ebmpp.states import is_concrete
 from ebmpp.sweeps import schedule
 
 if TYPE_CHECKING:
@@ -65,6 +69,17 @@ def _check(graph: "FactorGraph", moves: Sequence[Move]) -> None:
                 f"{move} sums out {summed}, so the next move must be a Layer that draws them again; it is "
                 f"{following}"
             )
+
+
+def check_params(graph: "FactorGraph", params: Any, moves: Iterable[Any]) -> None:
+    """What moves ask of params, where these can be looked at.
+
+    :raises ParameterError: for params that a move does not take.
+    """
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(params)):
+        for move in moves:
+            if hasattr(move, "check_params"):
+                move.check_params(graph, params)
 
 
 def metropolis_sweep(
@@ -141,4 +156,29 @@ def langevin_sweep(
         move(())  # numbers are checked whatever is clamped
     for each in made:
         each.check(graph)
+    return tuple(made)
+
+
+def cluster_sweep(graph: "FactorGraph", clamped: Iterable[str] = ()) -> tuple[Move, ...]:
+    """Layer after layer: blocks whose units interact cluster by cluster, the others from their conditionals.
+
+    :param clamped: blocks that are held.
+    :return: moves of a coupled sweep, such as :func:`~ebmpp.unbiased_expectation` takes.
+    :raises IntractableError: for a graph in which no units of one block interact, or not in a way that makes
+        clusters; see :class:`~ebmpp.clusters.Clusters`.
+
+    **References**
+
+    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
+    """
+    if not graph.splits:
+        raise IntractableError(
+            f"in no block of {dict(graph.families)} do units interact, so there are no clusters; "
+            "BlockedGibbs draws each block at once"
+        )
+    made = []
+    for layer in schedule(graph, clamped):
+        move = Clusters(layer[0]) if layer[0] in graph.splits else Layer(layer, "maximal")
+        move.check(graph)
+        made.append(move)
     return tuple(made)

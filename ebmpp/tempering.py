@@ -11,7 +11,6 @@ Replicas go from hot (the first, the smallest beta) to cold (the last, beta = 1)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,106 +19,15 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits
+from ebmpp import bits, parts
 from ebmpp.couplings import Attempt, resolve
-from ebmpp.errors import DeclarationError, DomainError, IntractableError, clash
-from ebmpp.factors import Factor
-from ebmpp.family import Family
+from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.layer_move import Layer
-from ebmpp.moves import Drawn, Whole, couple_focused
+from ebmpp.moves import Drawn, Whole, couple_focused, each_part
+from ebmpp.replicas import Replicated, joined_places, of_one_replica, replicate, select, tempered_params
 from ebmpp.states import Observed, as_array, as_rows
 from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
-
-# -- the graph of all replicas ---------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Replicated(Factor):
-    """A factor in every replica, weighted by the replica's beta if units interact in it.
-
-    :param factor: the factor of one replica.
-    :param num: how many replicas.
-    """
-
-    factor: Factor
-    num: int
-
-    def __init__(self, factor: Factor, num: int) -> None:
-        super().__init__(*factor.blocks, energy=factor.energy, name=factor.name)
-        object.__setattr__(self, "factor", factor)
-        object.__setattr__(self, "num", num)
-
-    def __repr__(self) -> str:
-        return f"Replicated({self.factor!r}, {self.num})"
-
-    @property
-    def tempered(self) -> bool:
-        """Whether beta weighs it."""
-        return self.factor.interacts
-
-    def energies(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """The factor's energy in each replica, beta left out: shape ``(num,)``."""
-        own = params[1] if self.tempered else params
-        single = tuple(map(_single, families))
-        return jax.vmap(lambda *t: self.factor.evaluate(own, *t, families=single))(*statistics)
-
-    def evaluate(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        energies = self.energies(params, *statistics, families=families)
-        return params[0] @ energies if self.tempered else energies.sum()
-
-    def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
-        single = {b: _single(families[b]) for b in self.blocks}
-        return {b: _copies(e, single[b].size, self.num) for b, e in self.factor.edges(single).items()}
-
-    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
-        single = {b: _single(families[b]) for b in self.blocks}
-        own = self.factor.init_params(rng_key, single)
-        return (jnp.linspace(0.0, 1.0, self.num), own) if self.tempered else own
-
-
-def _copies(edges: np.ndarray, size: int, num: int) -> np.ndarray:
-    """The pairs of every replica: units of different replicas do not interact."""
-    return (edges + size * np.arange(num)[:, None, None]).reshape(-1, 2)
-
-
-def _single(family: Family) -> Family:
-    return dataclasses.replace(family, shape=family.shape[1:])
-
-
-@lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
-def replicate(graph: FactorGraph, num: int) -> FactorGraph:
-    """``num`` replicas as one graph: the same blocks, of shape ``(num, *shape)``.
-
-    :param graph: the model.
-    :param num: how many replicas.
-    :raises DeclarationError: for a graph in which no units interact.
-
-    **Example**
-
-    >>> from ebmpp import Bernoulli, layered
-    >>> replicate(layered(v=Bernoulli(4), h=Bernoulli(3)), 10).families["v"].shape
-    (10, 4)
-    """
-    if not any(f.interacts for f in graph.factors):
-        raise DeclarationError(
-            "in no factor of this graph do units interact, so they are independent and there is "
-            "nothing to temper; BlockedGibbs draws it exactly"
-        )
-    grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))  # noqa: E731
-    visible, latent = ({b: grow(f) for b, f in side.items()} for side in (graph.visible, graph.latent))
-    with jax.ensure_compile_time_eval():  # the probe looks at values, also when called under jit
-        return FactorGraph(visible, latent, [Replicated(f, num) for f in graph.factors])
-
-
-def tempered_params(graph: FactorGraph, params: Mapping[str, Any], betas: Array) -> dict[str, Any]:
-    """Params of :func:`replicate`: each factor's own, with the betas if they weigh it.
-
-    :param graph: the model.
-    :param params: its params.
-    :param betas: one a replica.
-    """
-    return {f.name: (betas, params[f.name]) if f.interacts else params[f.name] for f in graph.factors}
 
 
 def check_betas(betas: Any) -> tuple[float, ...]:
@@ -312,12 +220,6 @@ class TemperedSweep(Whole):
         same: Array,
         part: Any = 0,
     ) -> Attempt:
-        for b in graph.splits:
-            raise IntractableError(
-                f"{clash(b, b)}, and pairs of replicas of such a block are not coupled: ParallelTempering "
-                "draws it without a partner, MaximalCoupling couples it without replicas"
-            )
-
         def half(z: Rows, parity: Array) -> tuple[Rows, Array]:
             own, broken = bits.fold_in(pairs, parity), jnp.zeros(len(pairs), bool)
             for index, layer in enumerate(self.layers):
@@ -337,19 +239,34 @@ class TemperedSweep(Whole):
         rows, num = next(iter(z.values())).shape[1:3]
         apart = lambda v: v.reshape(2, rows * num, *v.shape[3:])  # noqa: E731
         together = lambda v: v.reshape(rows, num, *v.shape[1:])  # noqa: E731
-        focused = layer.focus(graph, layer.prepare(graph, params, z, keep), z, keep, 0)
-        made = couple_focused(
-            self.graph,
-            {b: apart(e) for b, e in focused.items()},
-            {b: apart(v) for b, v in z.items()},
-            layer,
-            0,
-            bits.fold_in(pairs[:, None], jnp.arange(num)).reshape(-1, 2),
-            {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()},
-            _alike(z, layer.reads(graph)).reshape(-1),
-        )
-        z = z | {b: jnp.stack([together(made.x[b]), together(made.y[b])]) for b in layer.blocks}
-        return z, together(made.broken).any(-1)
+        keys = bits.fold_in(pairs[:, None], jnp.arange(num)).reshape(-1, 2)
+        held = {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()}
+        prepared = layer.prepare(graph, params, z, keep)
+
+        def step(part: Any, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
+            z, broken = carry
+            focused = self._focus(graph, layer, prepared, z, keep, part)
+            flat = {b: apart(v) for b, v in z.items()}
+            same = _alike(z, layer.reads(graph)).reshape(-1)
+            made = couple_focused(self.graph, focused, flat, layer, part, keys, held, same, part)
+            new = {b: jnp.stack([together(made.x[b]), together(made.y[b])]) for b in layer.blocks}
+            return z | new, broken | together(made.broken).any(-1)
+
+        return each_part(layer.num_parts(graph), step, (dict(z), jnp.zeros(rows, bool)))
+
+    def _focus(
+        self, graph: FactorGraph, layer: Layer, prepared: Any, z: Rows, keep: Keep, part: Any
+    ) -> dict[str, Array]:
+        """Natural parameters of both chains, each replica a row: ``(2, rows * num, units, *stat_shape)``."""
+        focused = layer.focus(graph, prepared, z, keep, part)
+        (block, *_), num = layer.blocks, next(iter(z.values())).shape[2]
+        if block not in graph.splits:
+            return {b: e.reshape(2, -1, *e.shape[3:]) for b, e in focused.items()}
+        split = graph.splits[block]
+        single = of_one_replica(split, num)
+        eta = jnp.take(focused[block], select(joined_places(split, single, num), part), axis=2)
+        eta = eta.reshape(2, -1, *eta.shape[3:])
+        return {block: parts.silence(single.part_family(part), single.real(part), eta)}
 
     def _swap(
         self, graph: FactorGraph, params: Any, z: Rows, pairs: Array, parity: Array

@@ -19,7 +19,7 @@ from ebmpp.accumulators import Function
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.moves import Move
-from ebmpp.plan import resolve_moves
+from ebmpp.plan import check_params, resolve_moves
 from ebmpp.search import near_modes
 from ebmpp.states import Given, Observed, as_given, as_rows
 from ebmpp.sweeps import initial_rows, schedule
@@ -128,6 +128,7 @@ def unbiased_expectation(
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
     :raises ValueError: for numbers out of range.
     :raises StateError: for states or clamped values that do not fit the graph.
+    :raises ParameterError: for params that do not fit, or that a move does not take.
 
     **References**
 
@@ -153,6 +154,7 @@ def unbiased_expectation(
     if not schedule(graph, given.whole):
         raise StateError("every block is clamped: there is nothing to sample")
     moves = resolve_moves(graph, coupling, given.whole)
+    check_params(graph, params, moves)
     pair = bits.key_pair(rng_key)
     x = _starts(graph, params, init, given, bits.fold_in(pair, 0, 1), num_pairs, rng_key)
     shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())

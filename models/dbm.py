@@ -3,10 +3,11 @@
 """A deep Boltzmann machine on handwritten digits, trained end to end, without pretraining.
 
 ``python models/dbm.py --out dbm`` trains on the digits that come with scikit-learn; ``--data mnist --sides
-500 500`` is the size of the literature. Three estimators: ``lmi`` (pairs from local modes, the default),
-``ucd`` (coupled Gibbs chains, started at persistent ones) and ``pcd`` (persistent chains, mean-field
-posterior: the classical baseline). Writes samples, completions of half images, the course of training, and an
-ArviZ file. ``--grey`` encodes pixels as eight binary digits each instead of two levels.
+500 500`` is the size of the literature, and ``--sides 100 100 100`` a machine one layer deeper. Three
+estimators: ``lmi`` (pairs from local modes, the default), ``ucd`` (coupled Gibbs chains, started at
+persistent ones) and ``pcd`` (persistent chains, mean-field posterior: the classical baseline). Writes
+samples, completions of half images, the course of training, and an ArviZ file. ``--grey`` encodes pixels as
+eight binary digits each instead of two levels.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import ebmpp
 from ebmpp import PCD, UCD, FactorGraph, LocalModeUCD, MeanField, Observed, Spin
 from ebmpp.errors import DivergenceError
 
+_DEEPEST = 4
 _SHOWN, _COLUMNS = 40, 10
 _HELD_OUT = _COLUMNS * 2  # images that are completed
 
@@ -54,7 +56,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
     add("--grey", action="store_true", help="eight binary digits a pixel")
-    add("--sides", type=int, nargs=2, default=(100, 100), help="units of the two latent layers")
+    add("--sides", type=int, nargs="+", default=(100, 100), help=f"units of one to {_DEEPEST} latent layers")
     add("--estimator", choices=("lmi", "ucd", "pcd"), default="lmi")
     add("--num-pairs", type=int, default=100, help="coupled pairs, or persistent chains")
     add("--cost", type=float, default=100.0, help="sweeps a pair that ucd spends on average")
@@ -69,8 +71,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("num_pairs", "steps", "batch_size"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
-    if min(args.sides) < 1 or not (args.rate > 0 and args.cost > 1):
-        parser.error("--sides are at least 1, --rate is positive and --cost above 1")
+    if len(args.sides) > _DEEPEST or min(args.sides) < 1:
+        parser.error(f"--sides are one to {_DEEPEST} numbers of at least 1, not {list(args.sides)}")
+    if not (args.rate > 0 and args.cost > 1):
+        parser.error("--rate is positive and --cost above 1")
     try:
         args.images = images(args.data, args.grey, args.seed)
     except (OSError, ValueError) as error:
@@ -93,8 +97,8 @@ def images(name: str, grey: bool, seed: int) -> Images:
 
 
 def declare(visible: int, sides: Sequence[int]) -> FactorGraph:
-    """Three layers of spins: with -1 and 1 every gradient counts, whichever value a unit has."""
-    return ebmpp.layered(v=Spin(visible), h1=Spin(sides[0]), h2=Spin(sides[1]))
+    """Layers of spins: with -1 and 1 every gradient counts, whichever value a unit has."""
+    return ebmpp.layered(v=Spin(visible), **{f"h{i}": Spin(side) for i, side in enumerate(sides, 1)})
 
 
 def estimator(args: argparse.Namespace) -> LocalModeUCD | UCD | PCD:

@@ -72,11 +72,17 @@ def images(name: str, seed: int) -> Images:
 
 
 def train(
-    graph: FactorGraph, data: Any, args: argparse.Namespace, estimator: Any, last: Sequence[Stage] = ()
+    graph: FactorGraph,
+    data: Any,
+    args: argparse.Namespace,
+    estimator: Any,
+    last: Sequence[Stage] = (),
+    **others: Any,
 ) -> ebmpp.Fit:
     """Adam at a decaying rate; prints how long it took, and ends the program where training fails.
 
     :param last: stages to end with.
+    :param others: more arguments of :func:`ebmpp.fit`.
     """
     begin = time.monotonic()
     optimizer = optax.adam(optax.cosine_decay_schedule(args.rate, args.num_steps, alpha=0.02))
@@ -89,6 +95,7 @@ def train(
             batch_size=args.batch_size,
             rng_key=jax.random.key(args.seed),
             progress_bar=not args.no_progress,
+            **others,
         )
     except DivergenceError as error:
         raise SystemExit(str(error)) from error
@@ -119,8 +126,8 @@ def chains(
     return {b: v[0, 0] if clamped else v[:, 0] for b, v in drawn.items()}
 
 
-def save(figures: Mapping[str, Any], fit: ebmpp.Fit, folder: Path) -> None:
-    """Figures as PNG and the course of training as a netCDF file for ArviZ."""
+def save_figures(figures: Mapping[str, Any], folder: Path) -> None:
+    """Figures as PNG."""
     from matplotlib import pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,5 +135,10 @@ def save(figures: Mapping[str, Any], fit: ebmpp.Fit, folder: Path) -> None:
         figure.savefig(folder / f"{name}.png", dpi=130, bbox_inches="tight")
         plt.close(figure)
         print(f"wrote {folder / name}.png")
+
+
+def save(figures: Mapping[str, Any], fit: ebmpp.Fit, folder: Path) -> None:
+    """Figures as PNG and the course of training as a netCDF file for ArviZ."""
+    save_figures(figures, folder)
     ebmpp.to_datatree(fit).to_netcdf(folder / "history.nc", engine="h5netcdf")
     print(f"wrote {folder / 'history.nc'}")

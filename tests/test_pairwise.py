@@ -25,6 +25,7 @@ from ebmpp import (
     Poisson,
     Spin,
     exact,
+    rename,
 )
 from ebmpp.errors import DeclarationError, DomainError, IntractableError, NotMultiAffineError
 from ebmpp.sweeps import natural_rows, visit
@@ -44,6 +45,12 @@ TRIPLES = Factor(
 )
 
 # -- declaration ---------------------------------------------------------------------------------
+
+
+def test_a_renamed_block_keeps_its_pairs() -> None:
+    lattice = nx.grid_2d_graph(2, 3)
+    made = rename(FactorGraph.from_networkx(lattice, Spin), {"x": "y"}, factors={"x:x": "y:y"})
+    assert made == FactorGraph.from_networkx(lattice, Spin, block="y")
 
 
 def test_a_lattice_has_two_layers_and_a_triangle_three() -> None:

@@ -13,6 +13,7 @@ from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 from ebmpp.kernels.langevin import GibbsLangevin, LangevinState
 from ebmpp.kernels.local_search import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
+from ebmpp.kernels.swendsen_wang import SwendsenWang
 from ebmpp.kernels.tempering import (
     ParallelTempering,
     TemperingCoupling,
@@ -47,6 +48,7 @@ __all__ = [
     "RowKernel",
     "SamplePenalization",
     "SearchState",
+    "SwendsenWang",
     "TemperingCoupling",
     "TemperingCouplingState",
     "TemperingState",

@@ -24,7 +24,7 @@ class MaximalCoupling(CoupledKernel):
 
     :param graph: the declaration.
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.couplings.resolve`.
+    :param coupling: a kind for every layer, or one a layer, or moves: see :func:`ebmpp.plan.resolve_moves`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ValueError: for a lag below 1, or an unknown coupling or start.
 
@@ -50,17 +50,24 @@ class MaximalCoupling(CoupledKernel):
         self,
         graph: FactorGraph,
         lag: int = 1,
-        coupling: str | Sequence[str] | None = None,
+        coupling: str | Sequence[str] | moves.Move | Sequence[moves.Move] | None = None,
         init: str = "uniform",
     ) -> None:
         super().__init__(graph, lag, init)
         if coupling is None or isinstance(coupling, str):
             couplings.resolve(coupling, graph.block_layers)
-        self.coupling = coupling if coupling is None or isinstance(coupling, str) else tuple(coupling)
+        single = (coupling,) if isinstance(coupling, moves.Move) else coupling
+        self.coupling = single if single is None or isinstance(single, str) else tuple(single)
 
     def _options(self) -> dict[str, Any]:
         named = {} if self.coupling is None else {"coupling": self.coupling}
         return super()._options() | named
+
+    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
+        made = super().conditions(model_args, model_kwargs, check)
+        if check and not isinstance(self.coupling, str):
+            plan.check_params(made.graph, made.params, self.coupling or ())
+        return made
 
     def _moves(self, conditions: Conditions) -> tuple[moves.Move, ...]:
         return plan.resolve_moves(conditions.graph, self.coupling, conditions.clamped)

@@ -13,13 +13,18 @@ import jax
 import ebmpp
 from models import dbm
 
-FEW = ["--sides", "12", "8", "--steps=4", "--batch-size=10", "--num-pairs=4", "--no-progress"]
+FEW = ["--steps=4", "--batch-size=10", "--num-pairs=4", "--no-progress"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["pcd", "lmi"])
-def test_it_writes_what_it_says(estimator: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    dbm.main([f"--out={tmp_path}", f"--estimator={estimator}", *FEW])
+@pytest.mark.parametrize(
+    ("estimator", "sides"),
+    [("pcd", "12 8"), ("lmi", "12 8"), ("pcd", "12"), ("lmi", "9 8 7"), ("ucd", "6 5 4"), ("ucd", "6")],
+)
+def test_it_writes_what_it_says(
+    estimator: str, sides: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    dbm.main([f"--out={tmp_path}", f"--estimator={estimator}", "--sides", *sides.split(), *FEW])
     for name in ("samples", "completions", "history"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     with xr.open_datatree(tmp_path / "history.nc", engine="h5netcdf") as tree:
@@ -45,7 +50,23 @@ def test_completions_keep_what_is_known() -> None:
     assert (halves[:, 32:] == 0).all() and ((whole >= 0) & (whole <= 1)).all()
 
 
-def test_numbers_are_checked(capsys: pytest.CaptureFixture) -> None:
+def test_layers_alternate_however_many_there_are() -> None:
+    assert dbm.declare(64, (6,)).layers == (("v",), ("h1",))
+    assert dbm.declare(64, (6, 5, 4)).layers == (("v", "h2"), ("h1", "h3"))
+    deep = dbm.declare(64, (7, 6, 5, 4))
+    assert deep.layers == (("v", "h2", "h4"), ("h1", "h3"))
+    assert [deep.families[f"h{i}"].size for i in (1, 2, 3, 4)] == [7, 6, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--steps=0", "--steps is at least 1"),
+        ("--sides 9 9 9 9 9", "--sides are one to 4 numbers of at least 1, not [9, 9, 9, 9, 9]"),
+        ("--sides 9 0", "not [9, 0]"),
+    ],
+)
+def test_numbers_are_checked(given: str, said: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        dbm.parse(["--steps=0"])
-    assert "--steps is at least 1" in capsys.readouterr().err
+        dbm.parse(given.split())
+    assert said in capsys.readouterr().err
