@@ -4,6 +4,7 @@
 
 from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
+from ebmpp.completion import Completion, complete
 from ebmpp.convolution import Convolution
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
@@ -67,6 +68,7 @@ from ebmpp.perfect import perfect_sample
 from ebmpp.plan import langevin_sweep, metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
+from ebmpp.reporting import Report, report
 from ebmpp.saving import load, save
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
@@ -88,6 +90,7 @@ __all__ = [
     "Binomial",
     "BlockedGibbs",
     "Categorical",
+    "Completion",
     "Centered",
     "Conjugate",
     "Convolution",
@@ -119,6 +122,7 @@ __all__ = [
     "Progress",
     "RatesFPCD",
     "RatesHerding",
+    "Report",
     "SamplePenalization",
     "Spin",
     "Stage",
@@ -127,6 +131,7 @@ __all__ = [
     "ais",
     "bracket",
     "check_model",
+    "complete",
     "composite_expectation",
     "condition",
     "cost_times_variance",
@@ -151,6 +156,7 @@ __all__ = [
     "pretrain",
     "rates",
     "rename",
+    "report",
     "reverse_ais",
     "save",
     "spectral_descent",
