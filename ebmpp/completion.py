@@ -24,6 +24,7 @@ METHODS = ("posterior", "local_mode")
 
 _MOST_CHAINS = 2**14  # at once: all that is kept of a sweep is one number a chain
 _HIGH = 1.1  # R-hat
+_FEW = 20  # draws a chain, of which R-hat is mostly noise
 
 State = dict[str, np.ndarray]
 
@@ -120,7 +121,7 @@ def complete(
     known = states.as_given(graph.families, given)
     if not sweeps.schedule(graph, known.whole):
         raise StateError("complete: every block is given whole, so nothing is missing; leave one out")
-    run = _Run(graph, params, known, num_chains, bits.key_pair(rng_key))
+    run = Runs(graph, params, known, num_chains, bits.key_pair(rng_key))
     made = run.local_mode() if method == "local_mode" else run.posterior(num_warmup, num_samples)
     if made.r_hat is not None and (made.r_hat > _HIGH).any():
         high = int((made.r_hat > _HIGH).sum())
@@ -138,7 +139,7 @@ def complete(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
+class Runs:
     """One call. Rows are worked on in chunks of one shape, ``num_chains`` copies of each side by side."""
 
     graph: FactorGraph
@@ -155,17 +156,22 @@ class _Run:
     def layers(self) -> sweeps.Schedule:
         return sweeps.schedule(self.graph, self.given.whole)
 
-    def posterior(self, num_warmup: int, num_samples: int) -> Completion:
+    def posterior(self, num_warmup: int, num_samples: int, climb: bool = True) -> Completion:
+        """Chains.
+
+        :param climb: whether to search for modes from where they end.
+        """
         parts = []
         for x, keep, pairs, count in self._chunks():
             x, mean, trace = _sample(
                 self.graph, self.layers, num_samples, self.params, x, keep, pairs, num_warmup
             )
-            found, value = self._climb(x, keep, pairs)
+            found, value = self._climb(x, keep, pairs) if climb else (None, None)
             parts.append(self._part(count, x, mean, found, value, np.asarray(trace)))
         return self._joined(parts, "posterior")
 
     def local_mode(self) -> Completion:
+        """Searches."""
         parts = []
         for x, keep, pairs, count in self._chunks():
             found, value = _search(self.graph, self.layers, self.params, x, keep, bits.fold_in(pairs, 2))
@@ -182,13 +188,9 @@ class _Run:
         for first in range(0, rows, size):
             row = np.minimum(np.arange(first, first + size), rows - 1)
             every = np.tile(row, self.chains)
-            chain = bits.fold_in(self.pair, 1, jnp.repeat(jnp.arange(self.chains), size))
-            pairs = bits.fold_in(chain, jnp.asarray(every))
-            x = sweeps.initial_rows(self.graph, tuple(self.graph.families), bits.fold_in(pairs, 0))
-            x |= {b: v[every] for b, v in self.given.whole.items()}
-            keep = {b: k[every] for b, k in self.given.keep.items()}
-            x |= {b: jnp.where(k, self.given.partial[b][every], x[b]) for b, k in keep.items()}
-            yield x, keep, pairs, min(size, rows - first)
+            pairs = _pairs(self.pair, np.repeat(np.arange(self.chains), size), every)
+            given = jax.tree.map(lambda v: v[every], self.given[:3])  # noqa: B023
+            yield _start(self.graph, *given, pairs), given[2], pairs, min(size, rows - first)
 
     def _climb(self, x: Mapping[str, Array], keep: Mapping[str, Array], pairs: Array) -> tuple[Any, Any]:
         try:
@@ -251,7 +253,7 @@ class _Run:
 
 def _r_hat(trace: np.ndarray) -> np.ndarray:
     """Split R-hat of each row, shape ``(chains, rows, draws)``; nan where nothing moved or too few draws."""
-    if trace.shape[2] < 4:
+    if trace.shape[2] < _FEW:
         return np.full(trace.shape[1], np.nan)
     moved = np.ptp(trace, axis=(0, 2)) > 1e-4 * np.abs(trace).max(axis=(0, 2))  # more than rounding
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -260,6 +262,17 @@ def _r_hat(trace: np.ndarray) -> np.ndarray:
 
 
 # -- programs --------------------------------------------------------------------------------------
+
+
+@jax.jit
+def _pairs(pair: Array, chain: Array, row: Array) -> Array:
+    return bits.fold_in(bits.fold_in(pair, 1, chain), row)
+
+
+@partial(jax.jit, static_argnums=0)
+def _start(graph: FactorGraph, whole: Any, partial_: Any, keep: Any, pairs: Array) -> dict[str, Array]:
+    x = sweeps.initial_rows(graph, tuple(graph.families), bits.fold_in(pairs, 0)) | whole
+    return x | {b: jnp.where(k, partial_[b], x[b]) for b, k in keep.items()}
 
 
 def _conditional_means(graph: FactorGraph, layers: sweeps.Schedule, params: Params, x: Any) -> dict:

@@ -5,15 +5,14 @@
 from collections.abc import Iterable
 import math
 from typing import Any
-import warnings
 
 import numpy as np
 import pandas as pd
 
 from jax import Array
 
-from ebmpp import states
-from ebmpp.completion import complete
+from ebmpp import bits, states
+from ebmpp.completion import Runs
 from ebmpp.errors import StateError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, Params
@@ -85,17 +84,11 @@ def unit_activity(
         )
     rows, _ = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
     closed = not graph.interacting(graph.latent)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what chains have not mixed adds to the error, below
-        made = complete(
-            graph,
-            params,
-            rng_key=rng_key,
-            num_chains=1 if closed else max(2, num_chains),
-            num_warmup=0 if closed else num_sweeps,
-            num_samples=1 if closed else num_sweeps,
-            **rows,
-        )
+    graph.check(params)
+    chains, warmup, kept = (1, 0, 1) if closed else (max(2, num_chains), num_sweeps, num_sweeps)
+    run = Runs(graph, params, states.as_given(graph.families, rows), chains, bits.key_pair(rng_key))
+    # chains that have not mixed add to the error, which is taken off below
+    made = run.posterior(warmup, kept, climb=False)
     noise = None if closed else made.standard_error
     return pd.concat(
         [

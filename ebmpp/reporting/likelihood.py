@@ -224,8 +224,8 @@ def proxies(subject: Subject) -> Section:
     section.caveat(
         "Neither is the likelihood. The reconstruction error (squared, a unit's statistic) is of one step "
         "from the data, and a chain that does not move makes it small too. The pseudo-likelihood asks for "
-        "each unit given all others, and can rise while the likelihood falls. Compare each with itself along one "
-        "run."
+        "each unit given all others, and can rise while the likelihood falls. Compare each with itself "
+        "along one run."
     )
     if why is not None:
         section.missing("the pseudo-likelihood", why)
