@@ -47,7 +47,7 @@ def meeting(subject: Subject) -> Section:
         f"chain remembers its start. A pair is watched for {work.max_sweeps} sweeps."
     )
     pilot = _pairs(subject, 1, 1)
-    times, met = _times(pilot, work.pairs, work.max_sweeps)
+    times, met = _times(pilot, work.pairs, work.max_sweeps + 1)
     figure, panels = axes(1 if pilot is None else 2, (4.4, 3.2))
     plot_meeting_times(times, 1, met, ax=panels[0])
     unmet = int((~met).sum())
@@ -71,6 +71,11 @@ def meeting(subject: Subject) -> Section:
         section.missing("the bound of the distance to stationarity", f"no pair met at lag {lag}")
     else:
         plot_tv_bound(lagged, ax=panels[1])
+        if lagged.num_unmet:
+            section.caveat(
+                f"At lag {lag}, {lagged.num_unmet} pairs were unmet. How much longer they would take is not "
+                "known, so the bound is 1: nothing is said on the distance to stationarity."
+            )
         _bounded(section, lagged)
         _means(section, subject, lagged)
     section.figure(
@@ -95,7 +100,7 @@ def _pairs(subject: Subject, lag: int, k: int) -> Estimate | None:
                 k=k,
                 m=2 * k,
                 lag=lag,
-                max_sweeps=subject.work.max_sweeps,
+                max_sweeps=subject.work.max_sweeps + lag,
                 unmet="drop",
             )
         except UnmetError:
