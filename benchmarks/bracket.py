@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[FactorGraph, float]] = {
     "Gaussian-Bernoulli 10x10": (ebmpp.layered(v=Gaussian(10), h=Bernoulli(10)), 0.4),
 }
 MODELS = 5  # of a kind
+_DRAWN = 6  # brackets of a model that the picture shows
 LEVEL = 0.95
 
 _BEST = -108.13  # of bars and stripes 4x4: the entropy of 32 rows of which two are there twice
@@ -58,7 +59,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--repeats", type=int, default=20, help="brackets of each model")
     add("--particles", type=int, default=100)
-    add("--temperatures", type=int, default=300)
+    add("--temperatures", type=int, nargs="+", default=[20, 300], help="of the ladders; the last for CD-1")
     add("--steps", type=int, default=20_000, help="of CD-1")
     add("--points", type=int, default=20, help="evaluations along them")
     add("--rate", type=float, default=0.1)
@@ -68,7 +69,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if (
         min(args.repeats, args.steps, args.points, args.sweeps) < 1
-        or min(args.particles, args.temperatures) < 2
+        or min(args.particles, *args.temperatures) < 2
     ):
         parser.error("numbers are positive, particles and temperatures at least 2")
     return args
@@ -84,7 +85,7 @@ def random_params(graph: FactorGraph, scale: float, seed: int) -> Any:
     return jax.tree.map(draw, graph.init(jax.random.key(0)))
 
 
-def brackets(kind: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def brackets(kind: str, seed: int, temperatures: int, args: argparse.Namespace) -> dict[str, Any]:
     """A model's exact log Z, and its estimates' errors."""
     graph, scale = KINDS[kind]
     params = random_params(graph, scale, seed)
@@ -96,12 +97,12 @@ def brackets(kind: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
             params,
             rng_key=jax.random.fold_in(jax.random.key(args.seed + seed), repeat),
             num_particles=args.particles,
-            num_temperatures=args.temperatures,
+            num_temperatures=temperatures,
         )
         for side in sides:
             value = getattr(made, side)
             sides[side].append((value.log_partition - exact, value.standard_error))
-    return {"kind": kind, "seed": seed, "exact": exact} | sides
+    return {"kind": kind, "seed": seed, "temperatures": temperatures, "exact": exact} | sides
 
 
 def covered(made: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -164,7 +165,7 @@ def diverge(args: argparse.Namespace) -> list[dict[str, float]]:
             params,
             rng_key=key,
             num_particles=args.particles,
-            num_temperatures=args.temperatures,
+            num_temperatures=args.temperatures[-1],
             ladder="adaptive",
             data=rows,
         )
@@ -207,30 +208,14 @@ def draw(models: Sequence[dict[str, Any]], points: Sequence[dict[str, float]], p
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(13, 4.4), layout="constrained", width_ratios=(5, 4))
-    for index, made in enumerate(models):
-        for side, color, shift in (("lower", _COLORS[0], -0.17), ("upper", _COLORS[1], 0.17)):
-            value, error = np.transpose(made[side])
-            place = index + shift + np.linspace(-0.13, 0.13, len(value))
-            label = {"lower": "forward", "upper": "reverse"}[side] if index == 0 else None
-            bars = {"color": color, "linewidth": 0.7, "markersize": 2, "label": label}
-            axes[0].errorbar(place, value, _Z * error, fmt=".", **bars)
-    axes[0].axhline(0, color="0.3", linewidth=1)
-    kinds = list(dict.fromkeys(made["kind"] for made in models))
-    middle = [np.mean([i for i, made in enumerate(models) if made["kind"] == kind]) for kind in kinds]
-    axes[0].set_xticks(middle, kinds, fontsize=8)
-    axes[0].set_ylabel(f"estimate of log Z - exact, {LEVEL:.0%} intervals")
-    step = [point["step"] for point in points]
-    column = lambda name: np.array([point[name] for point in points])  # noqa: E731
-    below, above = (column("below") - 2 * column("below_error"), column("above") + 2 * column("above_error"))
-    axes[1].fill_between(
-        step, below, above, color=_COLORS[0], alpha=0.35, label="bracket, two standard errors"
+    ladders = list(dict.fromkeys(made["temperatures"] for made in models))
+    figure, axes = plt.subplots(
+        1, 1 + len(ladders), figsize=(6 + 5.5 * len(ladders), 4.4), layout="constrained"
     )
-    axes[1].plot(step, column("exact"), color="#1a202c", linewidth=1.5, label="exact")
-    flattering = {"color": _COLORS[1], "linestyle": "--", "linewidth": 1.5}
-    axes[1].plot(step, column("from_the_rows"), **flattering, label="by chains from the rows")
-    axes[1].axhline(_BEST, color="0.5", linestyle=":", linewidth=1, label="the best possible of any model")
-    axes[1].set(xlabel="step of CD-1", ylabel="log-likelihood of the 32 rows", ylim=(-260, 0))
+    for ax, temperatures in zip(axes, ladders, strict=False):
+        _draw_errors(ax, [made for made in models if made["temperatures"] == temperatures])
+        ax.set_title(f"{temperatures} temperatures", fontsize=10)
+    _draw_divergence(axes[-1], points)
     for ax in axes:
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
@@ -239,15 +224,50 @@ def draw(models: Sequence[dict[str, Any]], points: Sequence[dict[str, float]], p
     plt.close(figure)
 
 
+def _draw_errors(ax: Any, models: Sequence[dict[str, Any]]) -> None:
+    for index, made in enumerate(models):
+        for side, color, shift in (("lower", _COLORS[0], -0.2), ("upper", _COLORS[1], 0.2)):
+            value, error = np.transpose(made[side])[:, :_DRAWN]
+            place = index + shift + np.linspace(-0.12, 0.12, len(value))
+            label = {"lower": "forward", "upper": "reverse"}[side] if index == 0 else None
+            bars = {"color": color, "linewidth": 0.8, "markersize": 3, "label": label}
+            ax.errorbar(place, value, _Z * error, fmt=".", **bars)
+    ax.axhline(0, color="0.3", linewidth=1)
+    kinds = list(dict.fromkeys(made["kind"] for made in models))
+    middle = [np.mean([i for i, made in enumerate(models) if made["kind"] == kind]) for kind in kinds]
+    ax.set_xticks(middle, [kind.replace(" ", "\n", 1) for kind in kinds], fontsize=8)
+    ax.set_ylabel(f"estimate of log Z - exact, {LEVEL:.0%} intervals")
+
+
+def _draw_divergence(ax: Any, points: Sequence[dict[str, float]]) -> None:
+    step = [point["step"] for point in points]
+    column = lambda name: np.array([point[name] for point in points])  # noqa: E731
+    below, above = (column("below") - 2 * column("below_error"), column("above") + 2 * column("above_error"))
+    ax.fill_between(step, below, above, color=_COLORS[0], alpha=0.35, label="bracket, two standard errors")
+    ax.plot(step, column("exact"), color="#1a202c", linewidth=1.5, label="exact")
+    flattering = {"color": _COLORS[1], "linestyle": "--", "linewidth": 1.5}
+    ax.plot(step, column("from_the_rows"), **flattering, label="by chains from the rows")
+    ax.axhline(_BEST, color="0.5", linestyle=":", linewidth=1, label="the best possible of any model")
+    ax.set(xlabel="step of CD-1", ylabel="log-likelihood of the 32 rows", ylim=(-260, 0))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    models = [brackets(kind, seed, args) for kind in KINDS for seed in range(MODELS)]
-    table = coverage(models)
-    by_kind = {kind: coverage([made for made in models if made["kind"] == kind]) for kind in KINDS}
-    for name, row in table.items():
-        print(f"{name}: {row['covered']} of {row['of']} intervals hold the exact value ({row['rate']:.1%})")
+    models, tables = [], []
+    for temperatures in args.temperatures:
+        made = [brackets(kind, seed, temperatures, args) for kind in KINDS for seed in range(MODELS)]
+        table = {"all": coverage(made)}
+        table |= {kind: coverage([m for m in made if m["kind"] == kind]) for kind in KINDS}
+        tables.append({"temperatures": temperatures, "coverage": table})
+        models += made
+        for name, row in table["all"].items():
+            print(
+                f"{temperatures} temperatures, {name}: {row['covered']} of {row['of']} intervals hold the "
+                f"exact value ({row['rate']:.1%})",
+                flush=True,
+            )
     points = diverge(args)
     best, last = max(point["exact"] for point in points), points[-1]
     print(
@@ -256,9 +276,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{last['from_the_rows']:.1f}"
     )
     draw(models, points, args.out / "bracket.png")
-    settings = {"particles": args.particles, "temperatures": args.temperatures, "repeats": args.repeats}
+    settings = {"particles": args.particles, "repeats": args.repeats}
     rounded = [{k: round(v, 3) for k, v in point.items()} for point in points]
-    made = settings | {"coverage": table, "coverage_by_kind": by_kind, "cd": rounded}
+    made = settings | {"ladders": tables, "cd": rounded}
     (args.out / "bracket.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(f"wrote bracket.png and bracket.json in {args.out}")
 

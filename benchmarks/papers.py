@@ -106,7 +106,7 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
         {
             "quick": [["--repeats", "2", "--temperatures", "30", "--steps", "500", "--points", "2"]],
             "small": [[]],
-            "paper": [["--repeats", "100", "--temperatures", "10000"]],
+            "paper": [["--repeats", "100", "--temperatures", "20", "300", "10000"]],
         },
     ),
 }

@@ -26,22 +26,25 @@ def bench():
 
 
 @pytest.mark.slow
-def test_exact_values_are_covered_as_often_as_stated(bench) -> None:
+@pytest.mark.parametrize("temperatures", [20, 300])
+def test_exact_values_are_covered_as_often_as_stated(bench, temperatures: int) -> None:
     args = bench.parse(["--repeats", "10"])
-    models = [bench.brackets(kind, seed, args) for kind in bench.KINDS for seed in range(bench.MODELS)]
+    kinds = [(kind, seed) for kind in bench.KINDS for seed in range(bench.MODELS)]
+    models = [bench.brackets(kind, seed, temperatures, args) for kind, seed in kinds]
     assert len(models) == 20
     hits = {name: [bench.covered(m)[name] for m in models] for name in ("bracket", "lower", "upper")}
-    for each in hits.values():
+    for name, each in hits.items():
         count, total = int(np.sum(each)), np.size(each)
         assert total == 200
-        # were the rate as stated, so few would be seen once in 10,000 times
-        assert count >= stats.binom(total, bench.LEVEL).ppf(1e-4), count
-    # and the intervals are no wider than they need be: those of one side cover 95 %, not all
-    for side in ("lower", "upper"):
-        assert np.sum(hits[side]) < 200
-    # the two are on the sides they say: on average, below and above
-    errors = {side: np.concatenate([np.transpose(m[side])[0] for m in models]) for side in ("lower", "upper")}
-    assert errors["lower"].mean() < 0 < errors["upper"].mean()
+        # were the rate as stated, so few would be seen once in 10,000 times; one side's own interval is that
+        # of a normal law, which few temperatures are not near enough to
+        if name == "bracket" or temperatures == 300:
+            assert count >= stats.binom(total, bench.LEVEL).ppf(1e-4), (name, count)
+    # the intervals of a side are no wider than they need be
+    assert np.sum(hits["lower"]) < 200 and np.sum(hits["upper"]) < 200
+    if temperatures == 20:  # and the two are on the sides they say: on average, below and above
+        lower, upper = (np.array([np.transpose(m[side])[0] for m in models]) for side in ("lower", "upper"))
+        assert lower.mean() < -0.02 and upper.mean() > 0.02
 
 
 @pytest.mark.slow
