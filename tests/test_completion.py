@@ -123,6 +123,7 @@ def test_one_free_layer_is_exact_and_axes_are_kept() -> None:
     np.testing.assert_allclose(made.standard_error["b"], 0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_rows_beside_them(monkeypatch) -> None:
     run = functools.partial(
         ebmpp.complete, DEEP, PARAMS, rng_key=KEY, num_chains=3, num_warmup=2, num_samples=2
@@ -136,6 +137,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them(monkeypatch) -> None:
         np.testing.assert_allclose(whole.mean[b], chunks.mean[b], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_chains_that_disagree_are_warned_of() -> None:
     stuck = layered(v=Bernoulli(4), h=Bernoulli(4))
     params = {"v": jnp.full(4, -30.0), "h": jnp.full(4, -30.0), "v:h": jnp.full((4, 4), 16.0)}
@@ -146,6 +148,7 @@ def test_chains_that_disagree_are_warned_of() -> None:
         ebmpp.complete(stuck, params, rng_key=KEY, num_samples=20, v=observed)
 
 
+@pytest.mark.slow
 def test_a_family_without_a_mode() -> None:
     class Ternary(ebmpp.Bernoulli):
         def mode(self, eta: jax.Array) -> jax.Array:
@@ -176,6 +179,7 @@ def test_wrong_arguments(options: dict, error: type, message: str) -> None:
         ebmpp.complete(DEEP, PARAMS, rng_key=KEY, **options)
 
 
+@pytest.mark.slow
 def test_exponential_units_are_completed() -> None:
     graph = pair(Exponential(2), Bernoulli(2))
     params = random_params(graph, 3, 0.2)

@@ -127,6 +127,7 @@ def test_shapes_of_images() -> None:
         pictures.image_shapes(graph, {"d": (2, 2)})
 
 
+@pytest.mark.slow
 def test_pairs_that_do_not_meet_are_said_plainly() -> None:
     weight = jnp.full((9, 3), 9.0)  # all units on, or all off
     strong = {"v:h": weight, "v": -0.5 * weight.sum(1), "h": -0.5 * weight.sum(0)}

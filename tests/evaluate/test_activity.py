@@ -37,6 +37,7 @@ def test_each_fate_of_a_unit_is_told() -> None:
         np.testing.assert_allclose(made["varies"], mean.var(0) / total, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_categories_and_counts_and_reals() -> None:
     weight = np.zeros((4, 1, 3))
     weight[0, 0, 1] = 4.0
@@ -98,6 +99,7 @@ def test_the_bound_is_below_and_near() -> None:
     assert (early <= bound + 1e-5).all() and (early < bound - 1e-5).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [Poisson(3), Gaussian(3, variance="learned"), Categorical(2, 3)])
 def test_one_layer_is_exact_for_any_family(family: ebmpp.Family) -> None:
     graph = pair(Bernoulli(3), family)
@@ -106,6 +108,7 @@ def test_one_layer_is_exact_for_any_family(family: ebmpp.Family) -> None:
     np.testing.assert_allclose(bound, -graph.free_energy(params, {"a": V[:5, :3]}), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_lateral_units_and_no_latents() -> None:
     chain = FactorGraph(
         {"v": Bernoulli(2)},

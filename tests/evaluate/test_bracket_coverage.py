@@ -58,6 +58,7 @@ def test_the_bracket_exposes_what_chains_from_the_rows_flatter(bench) -> None:
     assert last["from_the_rows"] > last["exact"] + 8
 
 
+@pytest.mark.slow
 def test_chains_from_the_rows_are_right_where_they_mix(bench) -> None:
     rbm, rows = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3)), jnp.asarray([[0.0, 1, 1, 0]])
     params = bench.random_params(rbm, 0.5, 0)
