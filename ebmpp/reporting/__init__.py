@@ -101,6 +101,15 @@ def report(
     1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*: what to look at.
     2. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood*.
     3. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3)), ebmpp.data.bars_and_stripes(3)
+    >>> made = ebmpp.report(  # doctest: +SKIP
+    ...     rbm, rbm.init(jax.random.key(0)), data, rng_key=jax.random.key(1), path="rbm.html"
+    ... )
+    >>> made.tables["log_likelihood"]["exact"]  # doctest: +SKIP
     """
     graph.check(params)
     if isinstance(work, str) and work not in WORK:
