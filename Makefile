@@ -62,6 +62,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/dc_programming.py
 	$(BIN)/python benchmarks/simulated_rbm.py
 	$(BIN)/python benchmarks/local_modes.py
+	$(BIN)/python benchmarks/bracket.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -17,6 +17,8 @@ d4   bars and stripes 3x3, shifting bar: S-DCP, CS-DCP     Upadhya, Sastry (2017
 lmi  UCD-LMI, ablated by exact log-likelihood on digits    Taniguchi et al. (2023), table 2
 r4   indirect sampling likelihood by number of samples:    Breuleux et al. (2011), figure 2
      Gibbs, rates-FPCD and its kin, parallel tempering
+ais  coverage of annealed importance sampling's bracket;   Grosse et al. (2015)
+     a diverging model by it and by a flattering estimate
 ==== ===================================================== ================================
 """
 
@@ -97,6 +99,14 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
             "quick": [["--steps", "200", "--samples", "200", "--tune", "50", "--only", "gibbs", "fpcd"]],
             "small": [[], [*_MNIST, "--samples", "20000"]],
             "paper": [[*_MNIST, "--samples", "200000"]],
+        },
+    ),
+    "ais": (
+        "bracket",
+        {
+            "quick": [["--repeats", "2", "--temperatures", "30", "--steps", "500", "--points", "2"]],
+            "small": [[]],
+            "paper": [["--repeats", "100", "--temperatures", "20", "300", "10000"]],
         },
     ),
 }

@@ -5,6 +5,7 @@
 from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.clusters import Clusters
+from ebmpp.completion import Completion, complete
 from ebmpp.convolution import Convolution
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
@@ -69,6 +70,7 @@ from ebmpp.perfect import perfect_sample
 from ebmpp.plan import cluster_sweep, langevin_sweep, metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
+from ebmpp.reporting import Report, report
 from ebmpp.saving import load, save
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
@@ -90,6 +92,7 @@ __all__ = [
     "Binomial",
     "BlockedGibbs",
     "Categorical",
+    "Completion",
     "Centered",
     "Clusters",
     "Conjugate",
@@ -122,6 +125,7 @@ __all__ = [
     "Progress",
     "RatesFPCD",
     "RatesHerding",
+    "Report",
     "SamplePenalization",
     "Spin",
     "Stage",
@@ -132,6 +136,7 @@ __all__ = [
     "bracket",
     "check_model",
     "cluster_sweep",
+    "complete",
     "composite_expectation",
     "condition",
     "cost_times_variance",
@@ -156,6 +161,7 @@ __all__ = [
     "pretrain",
     "rates",
     "rename",
+    "report",
     "reverse_ais",
     "save",
     "spectral_descent",

@@ -119,17 +119,20 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     history = getattr(history, "history", history)
     if not isinstance(history, xr.Dataset):
         raise TypeError(f"plot_history takes a fit or its history, not {type(history).__name__}")
-    panels = _panels(history)
-    if not panels:
+    wanted = panels(history)
+    if not wanted:
         raise ValueError(f"nothing to draw: the history has {list(history.data_vars)} and no step axis")
-    axes = _panel_axes(len(panels), axes)
-    for ax, (label, names) in zip(axes, panels.items(), strict=False):
+    axes = _panel_axes(len(wanted), axes)
+    for ax, (label, names) in zip(axes, wanted.items(), strict=False):
         _plot_curves(ax, history, label, names)
     return axes
 
 
-def _panels(history: xr.Dataset) -> dict[str, list[str]]:
-    """What goes where: monitors first, then the gradient norm, then what meeting tells."""
+def panels(history: xr.Dataset) -> dict[str, list[str]]:
+    """What :func:`plot_history` draws, a list of variables by label.
+
+    Monitors first, then the gradient norm, then what meeting tells.
+    """
     over_time = [n for n, v in history.data_vars.items() if v.ndim == 1 and v.dims[0].endswith("step")]
     numeric = [n for n in over_time if history[n].dtype.kind in "fiub"]
     # A count of failures that are none is not worth a panel.

@@ -38,7 +38,7 @@ def begin(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: A
     :param keep: units that are held.
     """
     rows = len(pairs)
-    search = Search(dict(x), _log_density(graph, params, x), jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
+    search = Search(dict(x), log_density(graph, params, x), jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
     first = bits.words(pairs, 1)[:, 0] % jnp.uint32(len(layers))
     moved = dict(x)
     for index, blocks in enumerate(layers):
@@ -69,7 +69,7 @@ def climb(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, keep: Ke
     rows = len(next(iter(x.values())))
     zero, going = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
     return _to_the_end(
-        graph, params, Search(dict(x), _log_density(graph, params, x), zero, going), layers, keep
+        graph, params, Search(dict(x), log_density(graph, params, x), zero, going), layers, keep
     )
 
 
@@ -98,13 +98,15 @@ def _modes(
 
 def _improve(graph: "FactorGraph", params: Any, search: Search, moved: Rows) -> Search:
     """Take ``moved`` where it is better. Only a rise counts, so ties and rounding cannot cycle."""
-    value = _log_density(graph, params, moved)
+    value = log_density(graph, params, moved)
     better = search.going & (value > search.value)
     x = {b: where_rows(better, moved[b], v) for b, v in search.x.items()}
     return Search(x, jnp.where(better, value, search.value), search.steps + better, better)
 
 
-def _log_density(graph: "FactorGraph", params: Any, x: Rows) -> Array:
+def log_density(graph: "FactorGraph", params: Any, x: Rows) -> Array:
+    """Unnormalised log-density of each row."""
+
     def one(row: dict[str, Array]) -> Array:
         energy = derived.energy(graph, params, graph.statistics(row))
         return derived.log_base_measure(graph, row) - energy

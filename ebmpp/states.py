@@ -127,6 +127,20 @@ class Observed(NamedTuple):
     values: Any
     known: Any
 
+    @classmethod
+    def where_finite(cls, values: Any) -> "Observed":
+        """What is known of a table whose missing entries are nan (or infinite).
+
+        :param values: numbers, shape ``(*batch, *shape)``.
+
+        **Example**
+
+        >>> Observed.where_finite([1.0, float("nan")]).known.tolist()
+        [True, False]
+        """
+        values = np.asarray(values)
+        return cls(values, np.isfinite(values))
+
 
 class Given(NamedTuple):
     """What a call holds fixed, as rows of shape ``(rows, *shape)``; one row where nothing has an axis."""

@@ -38,7 +38,7 @@ def test_bars_and_stripes_are_learnt(papers, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["u6", "u10", "d4", "lmi", "r4"])
+@pytest.mark.parametrize("name", ["u6", "u10", "d4", "lmi", "r4", "ais"])
 def test_the_others_run(papers, name, tmp_path):
     run(papers, name, tmp_path)
 

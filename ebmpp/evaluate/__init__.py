@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How good a model is: exact sums where they are feasible, estimates where they are not; and its samples."""
 
+from ebmpp.evaluate.activity import unit_activity
 from ebmpp.evaluate.frechet import ClassifierFeatures, FrechetDistance, frechet_distance, gaussian_frechet
 from ebmpp.evaluate.neighbours import AdversarialAccuracy, adversarial_accuracy
 from ebmpp.evaluate.parzen import SampleLikelihood, indirect_likelihood
 from ebmpp.evaluate.pseudo import pseudo_log_likelihood
+from ebmpp.evaluate.variational import mean_field_bound
 
 __all__ = [
     "AdversarialAccuracy",
@@ -16,5 +18,7 @@ __all__ = [
     "frechet_distance",
     "gaussian_frechet",
     "indirect_likelihood",
+    "mean_field_bound",
     "pseudo_log_likelihood",
+    "unit_activity",
 ]

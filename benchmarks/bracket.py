@@ -1,0 +1,287 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""How far to trust estimates of log Z: coverage of the bracket, and a diverging model that flatters.
+
+Coverage: twenty random models of four kinds, all small enough to sum. On each the bracket of annealed
+importance sampling, forward and in reverse from exact draws, is computed several times with keys of its own;
+counted is how often the exact log Z lies between the lower end of the lower estimate's interval and the upper
+end of the upper one's (each 97.5 % one-sided, so 95 % at least), and in each side's own 95 % interval.
+
+Divergence: a machine of 16 latent units learns bars and stripes 4x4 by CD-1 for so long that it gets worse.
+Three log-likelihoods along the way: exact; by the bracket; and by chains that start at the evaluated rows,
+``log mean p(v | h_t)`` over their latent states, which stay near what they started from and so flatter a
+model whose mass has gone elsewhere.
+
+**References**
+
+1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte Carlo*.
+2. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 5: chains from the data.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import CD, Bernoulli, Categorical, FactorGraph, Gaussian, Progress
+
+#: a graph and the standard deviation of its params
+KINDS: dict[str, tuple[FactorGraph, float]] = {
+    "Boltzmann machine 20x10": (ebmpp.layered(v=Bernoulli(20), h=Bernoulli(10)), 1.0),
+    "deep, 16x10x8": (ebmpp.layered(v=Bernoulli(16), h1=Bernoulli(10), h2=Bernoulli(8)), 1.0),
+    "categorical, 8 of 4 x 8": (ebmpp.layered(v=Categorical(8, 4), h=Bernoulli(8)), 1.0),
+    "Gaussian-Bernoulli 10x10": (ebmpp.layered(v=Gaussian(10), h=Bernoulli(10)), 0.4),
+}
+MODELS = 5  # of a kind
+_DRAWN = 6  # brackets of a model that the picture shows
+LEVEL = 0.95
+
+_BEST = -108.13  # of bars and stripes 4x4: the entropy of 32 rows of which two are there twice
+
+_Z = float(stats.norm.isf((1 - LEVEL) / 2))
+_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--repeats", type=int, default=20, help="brackets of each model")
+    add("--particles", type=int, default=100)
+    add("--temperatures", type=int, nargs="+", default=[20, 300], help="of the ladders; the last for CD-1")
+    add("--steps", type=int, default=20_000, help="of CD-1")
+    add("--points", type=int, default=20, help="evaluations along them")
+    add("--rate", type=float, default=0.1)
+    add("--sweeps", type=int, default=1000, help="of each chain that starts at a row")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=Path("benchmarks/report"))
+    args = parser.parse_args(argv)
+    if (
+        min(args.repeats, args.steps, args.points, args.sweeps) < 1
+        or min(args.particles, *args.temperatures) < 2
+    ):
+        parser.error("numbers are positive, particles and temperatures at least 2")
+    return args
+
+
+# -- coverage --------------------------------------------------------------------------------------
+
+
+def random_params(graph: FactorGraph, scale: float, seed: int) -> Any:
+    """Every param N(0, scale^2)."""
+    generator = np.random.default_rng(seed)
+    draw = lambda a: jnp.asarray(scale * generator.normal(size=a.shape), jnp.float32)  # noqa: E731
+    return jax.tree.map(draw, graph.init(jax.random.key(0)))
+
+
+def brackets(kind: str, seed: int, temperatures: int, args: argparse.Namespace) -> dict[str, Any]:
+    """A model's exact log Z, and its estimates' errors."""
+    graph, scale = KINDS[kind]
+    params = random_params(graph, scale, seed)
+    exact = float(ebmpp.exact.log_partition(graph, params))
+    sides: dict[str, list[tuple[float, float]]] = {"lower": [], "upper": []}
+    for repeat in range(args.repeats):
+        made = ebmpp.bracket(
+            graph,
+            params,
+            rng_key=jax.random.fold_in(jax.random.key(args.seed + seed), repeat),
+            num_particles=args.particles,
+            num_temperatures=temperatures,
+        )
+        for side in sides:
+            value = getattr(made, side)
+            sides[side].append((value.log_partition - exact, value.standard_error))
+    return {"kind": kind, "seed": seed, "temperatures": temperatures, "exact": exact} | sides
+
+
+def covered(made: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Which intervals hold the exact value: of the bracket and of each side alone."""
+    (low, low_error), (high, high_error) = (np.transpose(made[side]) for side in ("lower", "upper"))
+    return {
+        "bracket": (low - _Z * low_error <= 0) & (high + _Z * high_error >= 0),
+        "lower": np.abs(low) <= _Z * low_error,
+        "upper": np.abs(high) <= _Z * high_error,
+    }
+
+
+def coverage(models: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Counts, with the 95 % interval of the rate and the chance of so few if the rate were as stated."""
+    table = {}
+    for name in ("bracket", "lower", "upper"):
+        hits = np.concatenate([covered(made)[name] for made in models])
+        test = stats.binomtest(int(hits.sum()), len(hits), LEVEL, alternative="less")
+        interval = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci()
+        table[name] = {
+            "covered": int(hits.sum()),
+            "of": len(hits),
+            "rate": round(float(hits.mean()), 4),
+            "interval": [round(interval.low, 4), round(interval.high, 4)],
+            "nominal": LEVEL,
+            "p_of_fewer": float(f"{test.pvalue:.3g}"),
+        }
+    return table
+
+
+# -- divergence ------------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def from_the_rows(graph: FactorGraph, params: Any, rows: Array, rng_key: Array, sweeps: int) -> Array:
+    """log mean p(v | h_t) of every row, with h_t from a chain that starts at it."""
+
+    def step(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
+        v, total = carry
+        first, second = jax.random.split(key)
+        h = graph.conditional(params, {"v": v}, "h").sample(first)
+        law = graph.conditional(params, {"h": h}, "v")
+        return (law.sample(second).astype(v.dtype), jnp.logaddexp(total, law.log_prob(rows))), None
+
+    start = rows, jnp.full(len(rows), -jnp.inf)
+    (_, total), _ = jax.lax.scan(step, start, jax.random.split(rng_key, sweeps))
+    return total - jnp.log(sweeps)
+
+
+def diverge(args: argparse.Namespace) -> list[dict[str, float]]:
+    """CD-1 for long, and the total log-likelihood of the 32 rows in three ways."""
+    rows = jnp.asarray(ebmpp.data.bars_and_stripes(4))
+    rbm = ebmpp.layered(v=Bernoulli(16), h=Bernoulli(16))
+    points: list[dict[str, float]] = []
+
+    def watch(progress: Progress) -> None:
+        key, params = jax.random.fold_in(jax.random.key(args.seed), progress.step), progress.params
+        made = ebmpp.bracket(
+            rbm,
+            params,
+            rng_key=key,
+            num_particles=args.particles,
+            num_temperatures=args.temperatures[-1],
+            ladder="adaptive",
+            data=rows,
+        )
+        weight = -float(rbm.free_energy(params, {"v": rows}).sum())
+        total = lambda log_z: weight - len(rows) * log_z  # noqa: E731
+        points.append(
+            {
+                "step": progress.step,
+                "exact": total(made.exact),
+                "above": total(made.lower.log_partition),
+                "above_error": len(rows) * made.lower.standard_error,
+                "below": total(made.upper.log_partition),
+                "below_error": len(rows) * made.upper.standard_error,
+                "from_the_rows": float(from_the_rows(rbm, params, rows, key, args.sweeps).sum()),
+            }
+        )
+
+    ebmpp.fit(
+        rbm,
+        rows,
+        estimator=CD(k=1),
+        optimizer=optax.sgd(args.rate),
+        num_steps=args.steps,
+        batch_size=len(rows),
+        rng_key=jax.random.key(args.seed),
+        monitor_every=max(1, args.steps // args.points),
+        callbacks=[watch],
+        progress_bar=False,
+    )
+    return points
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def draw(models: Sequence[dict[str, Any]], points: Sequence[dict[str, float]], path: Path) -> None:
+    """Errors of the estimates model by model; log-likelihoods along CD-1."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    ladders = list(dict.fromkeys(made["temperatures"] for made in models))
+    figure, axes = plt.subplots(
+        1, 1 + len(ladders), figsize=(6 + 5.5 * len(ladders), 4.4), layout="constrained"
+    )
+    for ax, temperatures in zip(axes, ladders, strict=False):
+        _draw_errors(ax, [made for made in models if made["temperatures"] == temperatures])
+        ax.set_title(f"{temperatures} temperatures", fontsize=10)
+    _draw_divergence(axes[-1], points)
+    for ax in axes:
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _draw_errors(ax: Any, models: Sequence[dict[str, Any]]) -> None:
+    for index, made in enumerate(models):
+        for side, color, shift in (("lower", _COLORS[0], -0.2), ("upper", _COLORS[1], 0.2)):
+            value, error = np.transpose(made[side])[:, :_DRAWN]
+            place = index + shift + np.linspace(-0.12, 0.12, len(value))
+            label = {"lower": "forward", "upper": "reverse"}[side] if index == 0 else None
+            bars = {"color": color, "linewidth": 0.8, "markersize": 3, "label": label}
+            ax.errorbar(place, value, _Z * error, fmt=".", **bars)
+    ax.axhline(0, color="0.3", linewidth=1)
+    kinds = list(dict.fromkeys(made["kind"] for made in models))
+    middle = [np.mean([i for i, made in enumerate(models) if made["kind"] == kind]) for kind in kinds]
+    ax.set_xticks(middle, [kind.replace(" ", "\n", 1) for kind in kinds], fontsize=8)
+    ax.set_ylabel(f"estimate of log Z - exact, {LEVEL:.0%} intervals")
+
+
+def _draw_divergence(ax: Any, points: Sequence[dict[str, float]]) -> None:
+    step = [point["step"] for point in points]
+    column = lambda name: np.array([point[name] for point in points])  # noqa: E731
+    below, above = (column("below") - 2 * column("below_error"), column("above") + 2 * column("above_error"))
+    ax.fill_between(step, below, above, color=_COLORS[0], alpha=0.35, label="bracket, two standard errors")
+    ax.plot(step, column("exact"), color="#1a202c", linewidth=1.5, label="exact")
+    flattering = {"color": _COLORS[1], "linestyle": "--", "linewidth": 1.5}
+    ax.plot(step, column("from_the_rows"), **flattering, label="by chains from the rows")
+    ax.axhline(_BEST, color="0.5", linestyle=":", linewidth=1, label="the best possible of any model")
+    ax.set(xlabel="step of CD-1", ylabel="log-likelihood of the 32 rows", ylim=(-260, 0))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, then report."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    models, tables = [], []
+    for temperatures in args.temperatures:
+        made = [brackets(kind, seed, temperatures, args) for kind in KINDS for seed in range(MODELS)]
+        table = {"all": coverage(made)}
+        table |= {kind: coverage([m for m in made if m["kind"] == kind]) for kind in KINDS}
+        tables.append({"temperatures": temperatures, "coverage": table})
+        models += made
+        for name, row in table["all"].items():
+            print(
+                f"{temperatures} temperatures, {name}: {row['covered']} of {row['of']} intervals hold the "
+                f"exact value ({row['rate']:.1%})",
+                flush=True,
+            )
+    points = diverge(args)
+    best, last = max(point["exact"] for point in points), points[-1]
+    print(
+        f"CD-1: exact {best:.1f} at best, {last['exact']:.1f} after {last['step']} steps; there the "
+        f"bracket says {last['below']:.1f} to {last['above']:.1f} and chains from the rows "
+        f"{last['from_the_rows']:.1f}"
+    )
+    draw(models, points, args.out / "bracket.png")
+    settings = {"particles": args.particles, "repeats": args.repeats}
+    rounded = [{k: round(v, 3) for k, v in point.items()} for point in points]
+    made = settings | {"ladders": tables, "cd": rounded}
+    (args.out / "bracket.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote bracket.png and bracket.json in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

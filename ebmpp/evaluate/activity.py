@@ -1,0 +1,149 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What latent units do over data: which are dead, saturated or constant."""
+
+from collections.abc import Iterable
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jax import Array
+
+from ebmpp import bits, states
+from ebmpp.completion import Runs
+from ebmpp.errors import StateError
+from ebmpp.families import Family
+from ebmpp.graph import FactorGraph, Params
+
+_EDGE = 0.02  # of the range: a mean nearer than this to an end is at it
+_SHARE = 1e-3  # of a unit's variance
+_CHAINS, _SWEEPS = 4, 50  # where the posterior has no closed form
+
+
+def unit_activity(
+    graph: FactorGraph,
+    params: Params,
+    data: Any,
+    *,
+    rng_key: Array,
+    blocks: Iterable[str] | None = None,
+    edge: float = _EDGE,
+    num_chains: int = _CHAINS,
+    num_sweeps: int = _SWEEPS,
+) -> pd.DataFrame:
+    """What each latent unit does over rows of data, by its posterior means E[t(h) | v].
+
+    A unit that has the same value whatever is seen tells nothing of the data: it is **off** or **on** where
+    its mean over the rows is within ``edge`` of the lower or upper end of its statistic's range, **constant**
+    where its posterior means hardly differ between rows (less than a thousandth of its variance, the rest
+    being its own noise), else **active**. Of units with several statistics (the categories of a
+    :class:`~ebmpp.Categorical`, x and x**2 of a Gaussian) each is a row of the table: a category that is
+    never taken is off.
+
+    Exact where the latents given the visibles are one layer; else the means are of Gibbs chains
+    (:func:`ebmpp.complete`), and their noise is taken off ``varies``.
+
+    :param graph: a model with latent units.
+    :param params: a dict keyed by factor name.
+    :param data: rows of the visible blocks.
+    :param rng_key: a jax key.
+    :param blocks: latent blocks; all of them by default.
+    :param edge: as a share of the range.
+    :param num_chains: at least 2, where the posterior has no closed form.
+    :param num_sweeps: of each, after as many that are left out.
+    :return: a row a statistic of a unit: ``block``, ``unit``, ``statistic``; ``mean`` and ``low`` to ``high``
+        (the smallest and largest posterior mean of a row); ``varies``, the share of its variance that the
+        rows explain; and ``status``.
+    :raises StateError: for data of a wrong name, shape or value, without rows, or a block that is not latent.
+    :raises ValueError: for an ``edge`` that is not in (0, 0.5).
+
+    **References**
+
+    1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*, section 15: what to look
+       at.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3)), ebmpp.data.bars_and_stripes(3)
+    >>> params = rbm.init(jax.random.key(0)) | {"h": jax.numpy.array([-9.0, 0.0, 9.0])}
+    >>> params["v:h"] = params["v:h"].at[:, 1].set(1.0)
+    >>> unit_activity(rbm, params, data, rng_key=jax.random.key(1))["status"].tolist()
+    ['off', 'active', 'on']
+    """
+    if not 0 < edge < 0.5:
+        raise ValueError(f"unit_activity: edge is a share of the range in (0, 0.5), not {edge!r}")
+    blocks = tuple(graph.latent) if blocks is None else tuple(blocks)
+    wrong = [b for b in blocks if b not in graph.latent]
+    if wrong or not blocks:
+        named = repr(wrong[0]) if wrong else "none"
+        raise StateError(
+            f"unit_activity: expected latent blocks, got {named}; there are {list(graph.latent)}"
+        )
+    rows, _ = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    closed = not graph.interacting(graph.latent)
+    graph.check(params)
+    chains, warmup, kept = (1, 0, 1) if closed else (max(2, num_chains), num_sweeps, num_sweeps)
+    run = Runs(graph, params, states.as_given(graph.families, rows), chains, bits.key_pair(rng_key))
+    # chains that have not mixed add to the error, which is taken off below
+    made = run.posterior(warmup, kept, climb=False)
+    noise = None if closed else made.standard_error
+    return pd.concat(
+        [
+            _of_block(b, graph.families[b], made.mean[b], noise and noise[b], made.draws[b], edge)
+            for b in blocks
+        ],
+        ignore_index=True,
+    )
+
+
+def _of_block(
+    block: str, family: Family, mean: np.ndarray, noise: np.ndarray | None, draws: np.ndarray, edge: float
+) -> pd.DataFrame:
+    """The table of a block.
+
+    :param mean: posterior means, ``(rows, *statistic_shape)``; ``noise`` their standard errors.
+    :param draws: states, ``(chains, rows, *shape)``.
+    """
+    mean = mean.reshape(len(mean), -1).astype(float)
+    spread = mean.var(0)
+    if noise is not None:
+        spread = np.maximum(0, spread - (noise.reshape(mean.shape) ** 2).mean(0))
+    varies = spread / np.maximum(_variance(family, mean, draws), 1e-30)
+    each = math.prod(family.stat_shape)
+    unit, statistic = np.divmod(np.arange(mean.shape[1]), each)
+    columns = {
+        "block": block,
+        "unit": unit,
+        "statistic": statistic,
+        "mean": mean.mean(0),
+        "low": mean.min(0),
+        "high": mean.max(0),
+        "varies": np.minimum(1.0, varies),
+    }
+    made = pd.DataFrame(columns)
+    made["status"] = _status(family, made, edge)
+    return made
+
+
+def _variance(family: Family, mean: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Of each statistic over rows and posterior: exact where it takes two values, else that of draws."""
+    low, high = family.bounds
+    values = family.states()
+    taken = () if values is None else np.unique(family.statistics(values))
+    if np.array_equal(taken, (low, high)):
+        average = mean.mean(0)
+        return (high - average) * (average - low)
+    stats = np.asarray(family.statistics(draws), float)
+    return stats.reshape(-1, mean.shape[1]).var(0)
+
+
+def _status(family: Family, made: pd.DataFrame, edge: float) -> np.ndarray:
+    low, high = family.bounds
+    status = np.where(made["varies"] < _SHARE, "constant", "active").astype(object)
+    reach = high - low if np.isfinite(high - low) else math.nan
+    status[(made["mean"] - low) / reach < edge] = "off"
+    status[(high - made["mean"]) / reach < edge] = "on"
+    return status

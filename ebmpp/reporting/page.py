@@ -1,0 +1,141 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A page of text, tables and pictures in one HTML file that refers to no other."""
+
+import base64
+from collections.abc import Sequence
+import dataclasses
+from html import escape
+import io
+from string import Template
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLE = """
+.ebmpp { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff; max-width: 62rem;
+  margin: auto; padding: 0 1rem 3rem; }
+.ebmpp h1 { font-size: 1.6rem; margin: 1.5rem 0 .3rem; }
+.ebmpp h2 { font-size: 1.2rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid #cbd2d9; }
+.ebmpp table { border-collapse: collapse; margin: .7rem 0; font-size: .88rem; }
+.ebmpp caption { text-align: left; color: #52606d; padding-bottom: .2rem; }
+.ebmpp th, .ebmpp td { padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #e4e7eb; }
+.ebmpp th:first-child, .ebmpp td:first-child { text-align: left; padding-left: 0; }
+.ebmpp pre { white-space: pre-wrap; background: #f5f7fa; padding: .6rem .8rem; font-size: .85rem; }
+.ebmpp img { max-width: 100%; height: auto; }
+.ebmpp figure { margin: .8rem 0; } .ebmpp figcaption { color: #52606d; font-size: .88rem; }
+.ebmpp .caveat, .ebmpp .missing { border-left: 4px solid; padding: .4rem .8rem; margin: .6rem 0; }
+.ebmpp .caveat { border-color: #dd8e2c; background: #fdf6ec; }
+.ebmpp .missing { border-color: #9aa5b1; background: #f5f7fa; }
+"""
+
+_PAGE = Template(
+    """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>$title</title><style>$style</style></head>
+<body><main class="ebmpp"><h1>$title</h1>
+$body
+</main></body></html>
+"""
+)
+
+
+@dataclasses.dataclass
+class Section:
+    """A part of the page, filled in order.
+
+    **Example**
+
+    >>> section = Section("Sizes")
+    >>> section.text("One block & no more.")
+    >>> "block &amp; no" in section.html()
+    True
+    """
+
+    title: str
+    parts: list[str] = dataclasses.field(default_factory=list)
+    figures: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
+    facts: list[str] = dataclasses.field(default_factory=list)
+
+    def text(self, words: str) -> None:
+        """A paragraph."""
+        self.parts.append(f"<p>{escape(words)}</p>")
+
+    def code(self, words: str) -> None:
+        """Preformatted text."""
+        self.parts.append(f"<pre>{escape(words)}</pre>")
+
+    def caveat(self, words: str) -> None:
+        """What to beware of."""
+        self.parts.append(f'<p class="caveat">{escape(words)}</p>')
+
+    def missing(self, what: str, why: object) -> None:
+        """What is not there, and why."""
+        self.parts.append(f'<p class="missing"><b>Not computed: {escape(what)}.</b> {escape(str(why))}</p>')
+
+    def fact(self, words: str) -> None:
+        """A line of the summary at the top of the page."""
+        self.facts.append(words)
+
+    def table(self, name: str, frame: pd.DataFrame, caption: str = "", most: int = 40) -> None:
+        """A table, whole in ``tables``; on the page its first ``most`` rows."""
+        self.tables[name] = frame
+        shown = frame.head(most)
+        made = shown.to_html(
+            border=0, float_format=lambda x: f"{x:.4g}", na_rep="-", index=not _counts(frame.index)
+        )
+        told = escape(caption)
+        if len(frame) > most:
+            told += f" (the first {most} of {len(frame)} rows)"
+        self.parts.append(made.replace("<thead>", f"<caption>{told}</caption><thead>", 1) if told else made)
+
+    def figure(self, name: str, figure: "Figure", caption: str = "") -> None:
+        """A picture."""
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", dpi=110)
+        self.figures[name] = stream.getvalue()
+        data = base64.b64encode(stream.getvalue()).decode()
+        told = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+        image = f'<img alt="{escape(name)}" src="data:image/png;base64,{data}">'
+        self.parts.append(f"<figure>{image}{told}</figure>")
+
+    def html(self) -> str:
+        """The section as HTML."""
+        return f"<section><h2>{escape(self.title)}</h2>\n" + "\n".join(self.parts) + "</section>"
+
+
+def _counts(index: pd.Index) -> bool:
+    return isinstance(index, pd.RangeIndex)
+
+
+def page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The whole page: a lead, the facts of all sections, and the sections."""
+    facts = "".join(f"<li>{escape(fact)}</li>" for section in sections for fact in section.facts)
+    body = f"<p>{escape(lead)}</p>\n<ul>{facts}</ul>\n" + "\n".join(s.html() for s in sections)
+    return _PAGE.substitute(title=escape(title), style=_STYLE, body=body)
+
+
+def axes(
+    count: int, size: tuple[float, float] = (4.2, 3.1), ncols: int | None = None
+) -> "tuple[Figure, np.ndarray]":
+    """A figure with so many axes in a row, that no window and no global state knows of."""
+    from matplotlib.figure import Figure
+
+    ncols = count if ncols is None else min(count, ncols)
+    nrows = -(-count // ncols)
+    figure = Figure(figsize=(size[0] * ncols, size[1] * nrows), layout="constrained")
+    made = [figure.add_subplot(nrows, ncols, i + 1) for i in range(count)]
+    return figure, np.array(made, dtype=object)
+
+
+def tidy(ax: "Axes") -> None:
+    """No box around it, and a pale grid."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.set_axisbelow(True)

@@ -1,0 +1,173 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What is reported on: a model with data, how much work is done, and chains that several sections read."""
+
+from collections.abc import Mapping
+import dataclasses
+from functools import cached_property
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.infer import MCMC
+
+import jax
+from jax import Array
+
+from ebmpp import states
+from ebmpp.errors import IntractableError
+from ebmpp.evaluate.variational import mean_field_bound
+from ebmpp.graph import FactorGraph, Params
+from ebmpp.kernels.gibbs import BlockedGibbs
+from ebmpp.kernels.tempering import ParallelTempering
+from ebmpp.perfect import perfect_sample
+
+State = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """How much a report computes.
+
+    :param rows: at most so many rows of each data set, drawn at random.
+    :param particles: of annealed importance sampling, in each direction.
+    :param temperatures: of its ladder.
+    :param chains: of each sampler.
+    :param sweeps: of each chain that count, after as many that do not.
+    :param replicas: temperatures of parallel tempering.
+    :param pairs: coupled pairs of chains.
+    :param max_sweeps: after which a pair counts as unmet.
+    :raises ValueError: for a number that is not a positive int (chains, particles, replicas and temperatures
+        at least 2, sweeps at least 4).
+    """
+
+    rows: int = 500
+    particles: int = 50
+    temperatures: int = 1000
+    chains: int = 10
+    sweeps: int = 300
+    replicas: int = 8
+    pairs: int = 100
+    max_sweeps: int = 1000
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = {"chains": 2, "particles": 2, "replicas": 2, "temperatures": 2, "sweeps": 4}.get(
+                field.name, 1
+            )
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"Work: {field.name} is an int of at least {least}, not {value!r}")
+
+
+WORK = {
+    "quick": Work(),
+    "thorough": Work(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000),
+}
+
+
+class Chains(NamedTuple):
+    """Draws of a sampler's chains, which started from noise."""
+
+    draws: State
+    """``(chains, sweeps, *shape)`` a block."""
+    seconds: float
+    passes: int
+    """Sweeps of one state that a draw took."""
+    told: str
+    """What the kernel says of its run."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A model with data."""
+
+    graph: FactorGraph
+    params: Params
+    data: Mapping[str, Mapping[str, Array]]
+    """Rows of the visible blocks, by the name of the data set; the first is what was trained on."""
+    work: Work
+    rng_key: Array
+    image_shape: tuple[int, int] | Mapping[str, tuple[int, int]] | None
+
+    @property
+    def train(self) -> Mapping[str, Array]:
+        """The first data set."""
+        return next(iter(self.data.values()))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the latents given the visibles are summed out in closed form."""
+        return not self.graph.interacting(self.graph.latent)
+
+    def key(self, index: int) -> Array:
+        """A key for one purpose."""
+        return jax.random.fold_in(self.rng_key, index)
+
+    def log_weight(self, rows: Mapping[str, Array]) -> np.ndarray:
+        """log p(v) + log Z of rows; of interacting latents a lower bound of it."""
+        rows = {b: rows[b] for b in self.graph.visible}
+        if self.closed:
+            return -np.asarray(self.graph.free_energy(self.params, rows), float)
+        return np.asarray(mean_field_bound(self.graph, self.params, rows), float)
+
+    @cached_property
+    def gibbs(self) -> Chains:
+        """Chains of blocked Gibbs."""
+        return self._run(BlockedGibbs(self.graph), 1, 1)
+
+    @cached_property
+    def tempered(self) -> Chains:
+        """Chains of parallel tempering."""
+        replicas = self.work.replicas
+        return self._run(ParallelTempering(self.graph, num_temperatures=replicas), 2, 2 * replicas)
+
+    def _run(self, kernel: Any, index: int, passes: int) -> Chains:
+        work, begin = self.work, time.monotonic()
+        mcmc = MCMC(
+            kernel,
+            num_warmup=work.sweeps,
+            num_samples=work.sweeps,
+            num_chains=work.chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(self.key(index), self.params)
+        draws = {b: np.asarray(v) for b, v in mcmc.get_samples(group_by_chain=True).items()}
+        return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(mcmc.last_state))
+
+    @cached_property
+    def starts(self) -> tuple[State, bool, str]:
+        """A state a particle to start annealing in reverse from; whether they are exact; what they are."""
+        count = self.work.particles
+        try:
+            drawn = perfect_sample(self.graph, self.params, self.key(3), count, method="enumerate")
+            return {b: np.asarray(v) for b, v in drawn.items()}, True, "independent exact draws"
+        except IntractableError:
+            each = -(-count // self.work.chains)
+            place = np.linspace(self.work.sweeps - 1, 0, each, endpoint=False).astype(int)
+            # all chains' last draws first
+            pick = lambda v: np.moveaxis(v[:, place], 1, 0).reshape(-1, *v.shape[2:])[:count]  # noqa: E731
+            told = f"draws of {self.work.chains} chains of parallel tempering, started from noise"
+            return {b: pick(v) for b, v in self.tempered.draws.items()}, False, told
+
+
+def some_rows(graph: FactorGraph, data: Any, most: int, seed: int) -> tuple[dict[str, Array], int]:
+    """At most so many rows of the visible blocks, checked, and how many there were.
+
+    :raises StateError: for data that do not fit the graph, or without rows.
+    """
+    given = {b: np.asarray(v) for b, v in graph.as_visible(data).items()}
+    shapes = {b: jax.ShapeDtypeStruct(v.shape, v.dtype) for b, v in given.items()}
+    batch = states.batch_shape(graph.families, shapes)
+    states.check_names(given, graph.visible, "visible block")
+    if len(batch) != 1 or not batch[0]:
+        raise states.StateError(f"data have leading axes {batch}; expected one, of at least one row")
+    total = batch[0]
+    chosen = np.random.default_rng(seed).permutation(total)[:most] if total > most else np.arange(total)
+    picked = {
+        b: v[chosen] if v.ndim > len(graph.families[b].shape) else np.broadcast_to(v, (len(chosen), *v.shape))
+        for b, v in given.items()
+    }
+    rows, _ = states.as_rows(graph.families, picked, tuple(graph.visible))
+    return rows, total
