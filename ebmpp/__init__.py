@@ -75,7 +75,7 @@ from ebmpp.saving import load, save
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
 from ebmpp.states import Observed
-from ebmpp.surgery import condition, rename, split
+from ebmpp.surgery import clamp, condition, rename, split
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
 
@@ -136,6 +136,7 @@ __all__ = [
     "bracket",
     "check_model",
     "cluster_sweep",
+    "clamp",
     "complete",
     "composite_expectation",
     "condition",

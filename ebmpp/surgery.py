@@ -85,6 +85,10 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
     return _rebuilt(graph, kept, parts, base)
 
 
+#: The same, by the name that samplers have for a block that is held.
+clamp = condition
+
+
 def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Given:
     for b, v in values.items():
         if not all(states.is_concrete(leaf) for leaf in jax.tree.leaves(v)):
