@@ -142,6 +142,7 @@ def test_sweeps_are_numbered_through_warm_up_and_thinning(paths):
     xr.testing.assert_equal(piece, whole.sel(sweep=piece["sweep"]))
 
 
+@pytest.mark.slow
 def test_one_pair_resumed():
     """One chain keeps its dimension, and goes on counting; it meets in the second run."""
     mcmc = pairs(chains=1, num_samples=4)

@@ -67,6 +67,7 @@ def test_the_posterior_in_gibbs_with_hmc_on_the_noise() -> None:
     assert mcmc.get_samples()["x"].dtype == jnp.int32  # as the model's own site
 
 
+@pytest.mark.slow
 def test_sites_in_minus_and_plus_one() -> None:
     block = spin_block()
     block.verify(spin_model, NOISY)
@@ -170,6 +171,7 @@ def test_chain_methods_give_the_same_chains() -> None:
     assert (made[0] == made[1]).all()
 
 
+@pytest.mark.slow
 def test_it_pickles_resumes_and_takes_legacy_keys() -> None:
     kernel = pickle.loads(pickle.dumps(composite()))
     long, short = run(kernel, 4, 1, 12), run(kernel, 4, 1, 6)

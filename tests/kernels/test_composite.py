@@ -185,6 +185,7 @@ def test_a_density_that_is_no_number_is_flagged() -> None:
     assert sound(0.5) and not sound(jnp.nan)
 
 
+@pytest.mark.slow
 def test_it_pickles_and_resumes() -> None:
     kernel = pickle.loads(pickle.dumps(composite()))
     run = lambda: MCMC(kernel, num_warmup=0, num_samples=4, progress_bar=False)  # noqa: E731

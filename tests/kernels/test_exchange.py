@@ -194,6 +194,7 @@ def frustrated(sites, *_):
     return {"a": jnp.zeros(2), "b": jnp.zeros(2), "a:b": weight}
 
 
+@pytest.mark.slow
 def test_chain_methods_give_the_same_draws():
     methods = {
         "sequential": "sequential",

@@ -23,7 +23,10 @@ from ebmpp.errors import DomainError, ParameterError, StateError
 # -- chain methods and keys ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name",
+    ["bernoulli", "gaussian", *(pytest.param(n, marks=pytest.mark.slow) for n in ("spin", "categorical"))],
+)
 def test_chain_methods_give_the_same_draws(name):
     graph = GRAPHS[name]
     keys = jax.random.PRNGKey if name == "spin" else jax.random.key  # legacy keys too

@@ -152,6 +152,7 @@ def up_weight():
     return np.exp(log_p)[STATES.sum(-1) > 0].sum()
 
 
+@pytest.mark.slow
 def test_tempering_finds_both_modes_with_their_weights():
     kernel = ParallelTempering(MAGNET, num_temperatures=5)
     mcmc = run(kernel, COUPLED, 400, 30, num_warmup=256, extra_fields=("betas", "rejection"))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from models import denoising
 
 
+@pytest.mark.slow
 def test_it_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     few = ["--images=2", "--warmup=20", "--samples=30", "--chains=2", "--latent=4", "--steps=5"]
     denoising.main([f"--out={tmp_path}", "--no-progress", *few])
