@@ -87,6 +87,8 @@ def likelihood(subject: Subject) -> Section:
         text = f"{row['exact']:.2f} a row (exact)"
         if not np.isfinite(row["exact"]):
             text = f"{low:.2f} to {high:.2f} a row (two estimates of log Z)"
+            if not subject.closed:
+                text += ", by its mean-field lower bound"
         section.fact(f"Log-likelihood, {name}: {text}; independent units {row['independent units']:.2f}.")
     return section
 

@@ -177,10 +177,10 @@ def chains(subject: Subject) -> Section:
         section.caveat(f"{len(frozen)} values never moved in any chain: they have no effective sample size.")
     for name in curves:
         worst = table.loc[table["chains"] == name, "r_hat"].max()
-        section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3g}.")
+        section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
         if worst > _GOOD:
             section.caveat(
-                f"R-hat of {name} is up to {worst:.3g}, above {_GOOD}: its chains disagree, and its samples "
+                f"R-hat of {name} is up to {worst:.3f}, above {_GOOD}: its chains disagree, and its samples "
                 "are not yet the model's."
             )
     section.figure("chains", _draw(curves), "Energy along the chains.")

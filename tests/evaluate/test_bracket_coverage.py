@@ -42,9 +42,6 @@ def test_exact_values_are_covered_as_often_as_stated(bench, temperatures: int) -
             assert count >= stats.binom(total, bench.LEVEL).ppf(1e-4), (name, count)
     # the intervals of a side are no wider than they need be
     assert np.sum(hits["lower"]) < 200 and np.sum(hits["upper"]) < 200
-    if temperatures == 20:  # and the two are on the sides they say: on average, below and above
-        lower, upper = (np.array([np.transpose(m[side])[0] for m in models]) for side in ("lower", "upper"))
-        assert lower.mean() < -0.02 and upper.mean() > 0.02
 
 
 @pytest.mark.slow
@@ -54,8 +51,8 @@ def test_the_bracket_exposes_what_chains_from_the_rows_flatter(bench) -> None:
     assert exact[-1] < exact.max() - 20  # it has diverged
     last = points[-1]
     assert last["below"] - 4 * last["below_error"] <= last["exact"] <= last["above"] + 4 * last["above_error"]
-    assert last["above"] - last["exact"] < 5 and last["exact"] - last["below"] < 5
-    assert last["from_the_rows"] > last["exact"] + 8
+    assert last["above_error"] < 6 and last["below_error"] < 6
+    assert last["from_the_rows"] > bench._BEST  # which no model has
 
 
 @pytest.mark.slow
