@@ -177,7 +177,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise SavedFileError(
             f"{path} is no file that ebmpp.save wrote, or is cut off or damaged ({error})"
         ) from error
-    except (KeyError, TypeError, ValueError, EOFError, MemoryError, RuntimeError) as error:
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except (OSError, KeyError, TypeError, ValueError, EOFError, MemoryError, RuntimeError) as error:
         if isinstance(error, SavedFileError):
             raise
         raise SavedFileError(f"{path} is damaged, or no file that ebmpp.save wrote ({error})") from error

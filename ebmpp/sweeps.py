@@ -77,7 +77,9 @@ def visit(
     """
     blocks = tuple(blocks)
     if graph.splits.keys().isdisjoint(blocks):
-        return hold(keep, x, dict(new(natural_rows(graph, params, x, blocks), graph, None)))
+        eta = natural_rows(graph, params, x, blocks)
+        # in the layer's order, which random words go by; a gradient comes sorted by name
+        return hold(keep, x, dict(new({b: eta[b] for b in blocks}, graph, None)))
     (block,) = blocks
     split, around = graph.splits[block], parts.surround(graph, params, x, block)
     held = parts.to_units(keep[block], split.family) if block in keep else None

@@ -119,7 +119,11 @@ def test_total_is_unbiased_for_every_window(coupling: str | None) -> None:
     assert_unbiased("rbm", coupling, WINDOWS if coupling is None else WINDOWS[1:4])
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "rbm"])
+SLOW = ("poisson", "gated")
+OTHERS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS if n != "rbm"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_total_is_unbiased_for_every_family_and_graph(name: str) -> None:
     assert_unbiased(name, None, [(1, 1, 1), (2, 6, 3)])
 

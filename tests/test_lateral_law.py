@@ -256,6 +256,7 @@ def test_mean_field_takes_latents_that_interact() -> None:
     np.testing.assert_allclose(mean, np.tanh(eta), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gaussian_fields_meet_and_agree() -> None:
     graph = FactorGraph.from_networkx(nx.cycle_graph(4), Gaussian)
     params = {"x": jnp.array([0.5, -1.0, 0.2, 0.0]), "x:x": jnp.array([0.3, -0.2, 0.1, 0.4])}

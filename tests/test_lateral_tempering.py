@@ -91,7 +91,7 @@ def simulate(kernel, params, chains: int, sweeps: int):
     return run(jax.random.split(jax.random.key(11), chains))
 
 
-NAMES = ["ising", *(pytest.param(n, marks=slow) for n in ("potts", "many parts", "semi-restricted"))]
+NAMES = [pytest.param(n, marks=slow) for n in ("ising", "potts", "many parts", "semi-restricted")]
 
 
 @slow

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 import warnings
 
-import arviz_base
 import numpy as np
 import pandas as pd
 
@@ -200,6 +199,8 @@ def _summaries(subject: Subject, made: Chains) -> dict[str, np.ndarray]:
 
 
 def _table(name: str, made: Chains, values: dict[str, Any]) -> pd.DataFrame:
+    import arviz_base  # brings matplotlib with it where that is installed
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # values that never move are told in a column
         table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")

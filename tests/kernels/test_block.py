@@ -61,6 +61,7 @@ def assert_posterior(mcmc: MCMC) -> None:
     assert_rows_law(np.asarray(draws["precision"]).mean(1), precision, comparisons=7)
 
 
+@pytest.mark.slow
 def test_the_posterior_in_gibbs_with_hmc_on_the_noise() -> None:
     mcmc = run(composite())
     assert_posterior(mcmc)

@@ -138,6 +138,7 @@ def test_chain_methods_give_the_same_pairs() -> None:
         np.testing.assert_allclose(first["precision"], other["precision"], rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_latents_of_a_prior_are_part_of_the_pair() -> None:
     rbm = layered(x=Bernoulli(3), h=Bernoulli(2))
     params = rbm.init(jax.random.key(0)) | {"x:h": 1.5 * jnp.array([[1.0, -1], [0.5, 1], [-1, 0.2]])}

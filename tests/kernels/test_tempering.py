@@ -256,7 +256,7 @@ def test_estimates_say_what_is_wrong():
     ("name", "method"),
     [
         pytest.param("adapting", "sequential", marks=pytest.mark.slow),
-        ("coupled", jax.vmap),
+        pytest.param("coupled", jax.vmap, marks=pytest.mark.slow),
     ],
 )
 def test_chain_methods_give_the_same_draws(name, method):

@@ -41,6 +41,7 @@ def test_grey_images_are_eight_digits_a_pixel_and_come_back() -> None:
     np.testing.assert_allclose(data.intensities(data.held_out), ebmpp.data.digits()[order[:20]], atol=1 / 255)
 
 
+@pytest.mark.slow
 def test_completions_keep_what_is_known() -> None:
     data = dbm.images("digits", grey=False, seed=0)
     model = dbm.declare(64, (6, 5))

@@ -47,6 +47,7 @@ def test_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert str(out / "samples.png") in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", [pytest.param("cd", marks=pytest.mark.slow), "pcd"])
 def test_an_idx_file_too_large_to_enumerate(
     tmp_path: Path, estimator: str, capsys: pytest.CaptureFixture[str]
