@@ -138,9 +138,12 @@ class Evaluation(NamedTuple):
     numbers: dict[str, Any]
 
 
-def starts(rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Training rows drawn at random: where chains and pairs begin."""
-    return {"v": rows[np.random.default_rng(seed).integers(len(rows), size=count)]}
+def starts(rbm: FactorGraph, params: Any, rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
+    """Latents given training rows drawn at random, with which a sweep begins: it draws the pixels first."""
+    generator = np.random.default_rng(seed)
+    chosen = rows[generator.integers(len(rows), size=count)]
+    means = np.asarray(rbm.mean(params, {"v": chosen}, "h"))
+    return {"h": (generator.random(means.shape, np.float32) < means).astype(np.float32)}
 
 
 def chains(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def chains(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -
         chain_method="vectorized",
         progress_bar=False,
     )
-    begin = starts(args.images.train, args.particles, seed)
+    begin = starts(rbm, params, args.images.train, args.particles, seed)
     mcmc.run(jax.random.key(seed), params, init_params=begin)
     return mcmc.get_samples()
 
@@ -167,7 +170,7 @@ def pairs(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
         rng_key=jax.random.key(args.seed + 4),
         num_pairs=args.coupled,
         lag=args.pair_lag,
-        init=starts(args.images.train, args.coupled, args.seed + 4),
+        init=starts(rbm, params, args.images.train, args.coupled, args.seed + 4),
         max_sweeps=_MOST_SWEEPS * args.sweeps,
         unmet="drop",
     )
