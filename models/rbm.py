@@ -80,8 +80,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     own("--particles", type=int, default=100, help="of a run of annealing")
     own("--temperatures", type=int, default=10_000, help="of the final bounds; a tenth of them on the way")
     own("--repeats", type=int, default=3, help="independent seeds of the final bounds")
-    own("--sweeps", type=int, default=2000, help="of the chains that reverse annealing starts from")
-    own("--coupled", type=int, default=200, help="pairs that tell how good these chains are")
+    own("--sweeps", type=int, default=10_000, help="of the chains that reverse annealing starts from")
+    own("--coupled", type=int, default=100, help="pairs that tell how good these chains are")
     own("--pair-lag", type=int, default=500, help="their lag")
     if parser.parse_known_args(argv)[0].recipe == "likelihood":
         parser.set_defaults(**rbm_likelihood.DEFAULTS)
