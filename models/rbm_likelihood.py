@@ -95,10 +95,11 @@ class Curve:
         self._begin = time.monotonic() - (self.points[-1]["seconds"] if self.points else 0)
 
     def __call__(self, progress: Any) -> None:
-        """A point more; those that a stopped run had later are dropped."""
-        now = {"step": progress.step, "seconds": round(time.monotonic() - self._begin, 1)}
-        before = [p for p in self.points if p["step"] < progress.step]
-        self.points = [*before, now | self._estimate(progress.params)]
+        """A point more, unless it is there; those that a stopped run had later are dropped."""
+        self.points = [p for p in self.points if p["step"] <= progress.step]
+        if not self.points or self.points[-1]["step"] < progress.step:
+            now = {"step": progress.step, "seconds": round(time.monotonic() - self._begin, 1)}
+            self.points.append(now | self._estimate(progress.params))
         self.path.write_text(json.dumps(self.points, indent=1))
 
 

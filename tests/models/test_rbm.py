@@ -218,9 +218,11 @@ def test_a_resumed_curve_drops_what_comes_later(tmp_path: Path) -> None:
         curve(at(step))
     resumed = rbm_likelihood.Curve(path, lambda params: {"held_out": 5}, resume=True)
     resumed(at(10))
-    assert [(p["step"], p["held_out"]) for p in resumed.points] == [(0, 0), (10, 5)]
+    assert resumed.points == curve.points[:2]
+    resumed(at(15))
+    assert [(p["step"], p["held_out"]) for p in resumed.points] == [(0, 0), (10, -10), (15, 5)]
     assert json.loads(path.read_text()) == resumed.points
-    assert resumed.points[1]["seconds"] >= curve.points[-1]["seconds"]
+    assert resumed.points[2]["seconds"] >= curve.points[-1]["seconds"]
 
 
 def test_only_weights_decay() -> None:
