@@ -5,10 +5,14 @@
 ``python models/rbm.py --out demo`` trains on the digits that come with scikit-learn, evaluates the model
 exactly, and writes four pictures and two ArviZ files. ``--help`` lists the options; other data are read
 from IDX files (MNIST and its relatives).
+
+``python models/rbm.py --data mnist --recipe likelihood --binarize bernoulli --out runs/likelihood`` trains
+500 latent units for likelihood, with checkpoints (``--resume`` goes on), and estimates log Z from both sides.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+import dataclasses
 import math
 from pathlib import Path
 import time
@@ -27,6 +31,12 @@ import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, exact
 from ebmpp.errors import DivergenceError
 
+try:
+    from models import common, rbm_likelihood
+except ImportError:  # run as a file
+    import common
+    import rbm_likelihood
+
 _EXACT_UNITS = 20  # the smaller layer is enumerated: 2**20 states take seconds, each unit more doubles it
 _SWEEPS = 1000  # before a sample is kept: many times the meeting times of the demo
 _SHOWN = 64
@@ -39,6 +49,8 @@ class Images(NamedTuple):
     train: np.ndarray
     held_out: np.ndarray
     shape: tuple[int, int]
+    grey: np.ndarray | None = None
+    """Intensities of the training rows, where pixels are 1 with that probability."""
 
 
 # -- options -------------------------------------------------------------------------------------
@@ -48,8 +60,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    add("--recipe", choices=("demo", "likelihood"), default="demo", help="likelihood sets other defaults")
     add("--data", default="digits", help="digits, mnist, an IDX file, or a folder of MNIST's files")
     add("--data-dir", help="where MNIST is; default: the environment variable EBMPP_DATA_DIR")
+    add("--binarize", choices=("threshold", "bernoulli"), default="threshold", help="of intensities")
     add("--latent", type=int, default=20, help=f"latent units; up to {_EXACT_UNITS} evaluate exactly")
     add("--estimator", choices=("ucd", "cd", "pcd"), default="ucd")
     add("--k", type=int, help="sweeps; default: adaptive for ucd, 1 for cd and pcd")
@@ -61,12 +75,25 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("demo"), help="folder for pictures and files")
     add("--no-progress", action="store_true", help="no progress bar")
+    own = parser.add_argument_group("of the recipe likelihood").add_argument
+    own("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
+    own("--particles", type=int, default=100, help="of a run of annealing")
+    own("--temperatures", type=int, default=10_000, help="of the final bounds; a tenth of them on the way")
+    own("--repeats", type=int, default=3, help="independent seeds of the final bounds")
+    own("--sweeps", type=int, default=10_000, help="of the chains that reverse annealing starts from")
+    own("--coupled", type=int, default=100, help="pairs that tell how good these chains are")
+    own("--pair-lag", type=int, default=500, help="their lag")
+    if parser.parse_known_args(argv)[0].recipe == "likelihood":
+        parser.set_defaults(**rbm_likelihood.DEFAULTS)
     args = parser.parse_args(argv)
-    for name in ("latent", "num_pairs", "steps", "batch_size"):
+    counts = ("latent", "num_pairs", "steps", "batch_size", "repeats", "sweeps", "coupled", "pair_lag")
+    for name in counts:
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
     if not (args.rate > 0 and math.isfinite(args.rate)):
         parser.error(f"--rate is a positive number, not {args.rate}")
+    if args.particles < 2 or args.temperatures < 2:
+        parser.error("--particles and --temperatures are at least 2")
     if args.estimator != "ucd" and args.lag is not None:
         parser.error(f"--lag belongs to coupled chains (--estimator ucd), not to {args.estimator}")
     try:
@@ -91,7 +118,7 @@ def estimator(args: argparse.Namespace) -> UCD | CD | PCD:
 def images(args: argparse.Namespace) -> Images:
     """The binarised images; one row in six is held out where there is no test set."""
     if args.data == "digits":
-        return _split(ebmpp.data.digits(), (8, 8), args.seed)
+        return _split(ebmpp.data.digits(), (8, 8), args)
     path = Path(args.data)
     if args.data == "mnist" or path.is_dir():
         folder = args.data_dir if args.data == "mnist" else path
@@ -99,20 +126,32 @@ def images(args: argparse.Namespace) -> Images:
         try:
             test = ebmpp.data.mnist(folder, "test")
         except FileNotFoundError:  # the training file alone: 10,000 of its 60,000 images are held out
-            return _split(train, (28, 28), args.seed)
-        return Images(ebmpp.data.binarize(train), ebmpp.data.binarize(test), (28, 28))
+            return _split(train, (28, 28), args)
+        return _binary(train, test, (28, 28), args)
     rows = ebmpp.data.idx(path)
     if rows.ndim not in (2, 3) or len(rows) < 2 or not rows.size:
         raise ValueError(f"{path}: shape {rows.shape}; expected at least two images, (N, height, width)")
     shape = rows.shape[1:] if rows.ndim == 3 else (1, rows.shape[1])
     scale = 255 if rows.dtype == np.uint8 else 1
-    return _split(rows.reshape(len(rows), -1) / scale, shape, args.seed)
+    return _split(rows.reshape(len(rows), -1) / scale, shape, args)
 
 
-def _split(rows: np.ndarray, shape: tuple[int, int], seed: int) -> Images:
-    binary = ebmpp.data.binarize(rows)[np.random.default_rng(seed).permutation(len(rows))]
+def _split(rows: np.ndarray, shape: tuple[int, int], args: argparse.Namespace) -> Images:
+    rows = rows[np.random.default_rng(args.seed).permutation(len(rows))]
     held_out = -(-len(rows) // 6)
-    return Images(binary[held_out:], binary[:held_out], shape)
+    return _binary(rows[held_out:], rows[:held_out], shape, args)
+
+
+def _binary(
+    train: np.ndarray, held_out: np.ndarray, shape: tuple[int, int], args: argparse.Namespace
+) -> Images:
+    if args.binarize == "threshold":
+        return Images(ebmpp.data.binarize(train), ebmpp.data.binarize(held_out), shape)
+    keys = jax.random.split(jax.random.key(args.seed + 5))
+    drawn = (
+        ebmpp.data.binarize(x, "bernoulli", rng_key=k) for x, k in zip((train, held_out), keys, strict=True)
+    )
+    return Images(*drawn, shape, train)
 
 
 # -- the model, its training and its evaluation --------------------------------------------------
@@ -301,17 +340,40 @@ def report(fit: ebmpp.Fit, args: argparse.Namespace, seconds: float, trained: An
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
 
 
+def likelihood(rbm: FactorGraph, args: argparse.Namespace) -> None:
+    """Train for likelihood, bound it from both sides, draw, save."""
+    fit, params, curve = rbm_likelihood.train(rbm, args)
+    ebmpp.save(args.out / "rbm.ebmpp", rbm, params)
+    made = rbm_likelihood.evaluate(rbm, params, args)
+    fit, mcmc = dataclasses.replace(fit, params=params), sample(rbm, params, args.seed)
+    figures = {
+        "rbm_likelihood": lambda: rbm_likelihood.draw(curve, made, args),
+        "rbm_filters": lambda: _filters(fit, args.images.shape),
+        "rbm_samples": lambda: _samples(rbm, fit, args.images, mcmc),
+    }
+    written = [rbm_likelihood.save(curve, made, args), args.out / "rbm.ebmpp"]
+    written += common.save_figures(args.out, figures)
+    lines = {"images": f"{len(args.images.train)} for training, {len(args.images.held_out)} held out"}
+    lines["training"] = f"{args.steps} steps of {ebmpp.Centered(args.chosen)!r}"
+    print(common.report(lines | rbm_likelihood.report(made, args), written))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, evaluate, draw, save."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     rbm = declare(args.images.train.shape[1], args.latent)
     print(f"{rbm!r}\nlayers {rbm.layers}")
-    begin = time.monotonic()
     try:
-        fit = train(rbm, args)
+        {"demo": demo, "likelihood": likelihood}[args.recipe](rbm, args)
     except DivergenceError as error:
         raise SystemExit(str(error)) from error
+
+
+def demo(rbm: FactorGraph, args: argparse.Namespace) -> None:
+    """A machine of the size that can be summed, with all pictures."""
+    begin = time.monotonic()
+    fit = train(rbm, args)
     seconds = time.monotonic() - begin
     start = rbm.init(jax.random.key(args.seed), args.images.train)
     met = {"before training": meeting_times(rbm, start, args.seed)}

@@ -2,16 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo runs from its command line, and what it writes can be read."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from models import rbm
+import jax
+
+import ebmpp
+from ebmpp.evaluate.estimates import LogPartition
+from models import rbm, rbm_likelihood
 
 PICTURES = {"learning_curve.png", "filters.png", "samples.png", "meeting_times.png"}
 TINY = ["--latent", "4", "--steps", "6", "--batch-size", "20", "--num-pairs", "8", "--no-progress"]
+
+
+SMALL = ["--recipe", "likelihood", "--binarize", "bernoulli", *TINY, "--particles", "40", "--coupled", "20"]
+SMALL += ["--temperatures", "200", "--repeats", "2", "--sweeps", "60", "--pair-lag", "10"]
 
 
 def write_idx(path: Path, images: np.ndarray) -> Path:
@@ -102,6 +112,8 @@ def test_the_split_is_a_partition() -> None:
         (["--data", "nowhere.idx"], "nowhere.idx: no such file"),
         (["--data", "mnist", "--data-dir", "nowhere"], "no train-images-idx3-ubyte"),
         (["--estimator", "magic"], "invalid choice"),
+        (["--repeats", "0"], "--repeats is at least 1, not 0"),
+        (["--particles", "1"], "--particles and --temperatures are at least 2"),
     ],
 )
 def test_bad_options_say_what_is_wrong(
@@ -118,3 +130,104 @@ def test_labels_are_not_images(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         rbm.main(["--data", str(write_idx(tmp_path / "labels", np.arange(5)))])
     assert "expected at least two images" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_likelihood_from_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rbm.main([*SMALL, "--out", str(tmp_path)])
+    told = json.loads((tmp_path / "rbm_likelihood.json").read_text())
+    graph, params = ebmpp.load(tmp_path / "rbm.ebmpp")
+    held_out = rbm.parse(SMALL).images.held_out
+    exactly = float(ebmpp.exact.log_likelihood(graph, params, held_out).mean())
+    for side in ("forward", "reverse"):
+        mean = told[side]["pooled"]
+        assert abs(mean["held_out"] - exactly) < 5 * mean["standard_error"] + 1e-3
+        assert 0 < mean["standard_error"] < 0.1 and mean["effective"] > 40
+        assert mean["held_out"] == pytest.approx(np.mean(told[side]["held_out"]), abs=0.01)
+    assert told["meeting"]["unmet"] == 0 and told["meeting"]["tv_bound"] < 0.5
+    assert [p["step"] for p in told["curve"]] == list(range(7))
+    assert {p.name for p in tmp_path.glob("*.png")} == {
+        "rbm_likelihood.png",
+        "rbm_filters.png",
+        "rbm_samples.png",
+    }
+    printed = capsys.readouterr().out
+    assert f"{told['reverse']['pooled']['held_out']:.2f} +- " in printed
+    own = told["annealed"]
+    assert own["held_out"] < exactly + 4 * own["standard_error"] and own["rows"] == 80
+
+    rbm.main([*SMALL, "--out", str(tmp_path), "--resume"])  # nothing is left to do but to evaluate
+    again = json.loads((tmp_path / "rbm_likelihood.json").read_text())
+    assert [p["step"] for p in again["curve"]] == list(range(7))
+    assert again["forward"] == told["forward"] and again["reverse"] == told["reverse"]
+    np.testing.assert_array_equal(ebmpp.load(tmp_path / "rbm.ebmpp")[1]["v:h"], params["v:h"])
+
+
+@pytest.mark.parametrize(("bound", "log_z"), [("lower", np.log(2.5)), ("upper", -np.log(2.5))])
+def test_the_weights_of_all_seeds_are_pooled(bound: str, log_z: float) -> None:
+    graph = rbm.declare(3, 2)
+    params = jax.tree.map(lambda a: 0 * a, graph.init(jax.random.key(0)))
+    sign = 1 if bound == "lower" else -1
+    weights = np.array([[1.0, 3.0], [2.0, 4.0]])
+    each = [
+        LogPartition(
+            sign * np.log(w.mean()), 0.0, 0.0, np.log(w), np.array([0, 1]), bound, True, graph, params
+        )
+        for w in weights
+    ]
+    made = rbm_likelihood._pooled(each, np.ones((4, 3), np.float32))
+    # a row's unnormalised density is 2 ** 2, for the latents
+    assert made["held_out"] == pytest.approx(2 * np.log(2) - log_z, abs=1e-6)
+    assert made["standard_error"] == pytest.approx(weights.std(ddof=1) / 2.5 / 2)
+    assert made["effective"] == pytest.approx(100 / 30)
+
+
+def test_the_recipe_sets_defaults_that_options_change() -> None:
+    args = rbm.parse(["--recipe", "likelihood", "--steps", "7"])
+    assert (args.latent, args.steps, args.chosen) == (500, 7, ebmpp.PCD(k=1, num_chains=100))
+    assert (rbm.parse([]).latent, rbm.parse([]).estimator) == (20, "ucd")
+
+
+def test_held_out_pixels_are_drawn_once() -> None:
+    first, again = (rbm.parse(["--binarize", "bernoulli"]).images for _ in range(2))
+    np.testing.assert_array_equal(first.held_out, again.held_out)
+    assert set(np.unique(first.held_out)) == {0.0, 1.0}
+    grey = first.grey
+    assert grey is not None and 0 < ((grey > 0) & (grey < 1)).mean()
+    error = np.sqrt((grey * (1 - grey)).sum(1))
+    z = (first.train - grey).sum(1)[error > 0] / error[error > 0]
+    assert abs(z.mean()) < 4 / np.sqrt(len(z)) and abs(z.std() - 1) < 0.1
+
+
+def test_batches_are_drawn_anew_each_epoch() -> None:
+    grey = np.random.default_rng(0).random((50, 3)).astype(np.float32)
+    grey[:, 0] = np.arange(50) % 2  # certain pixels
+    stream = rbm_likelihood.batches(grey, 20, seed=1)()
+    batches = np.array([next(stream) for _ in range(800)])  # 400 epochs of two batches; ten rows left out
+    assert set(np.unique(batches)) == {0.0, 1.0}
+    rate = batches.reshape(-1, 3).mean(0)
+    assert np.abs(rate - grey.mean(0)).max() < 4 * np.sqrt(0.25 / 16_000)
+    assert not (batches[0] == batches[2]).all()
+    np.testing.assert_array_equal(next(rbm_likelihood.batches(grey, 20, seed=1)()), batches[0])
+
+
+def test_a_resumed_curve_drops_what_comes_later(tmp_path: Path) -> None:
+    path = tmp_path / "curve.json"
+    at = lambda step: SimpleNamespace(step=step, params={"x": step})  # noqa: E731
+    curve = rbm_likelihood.Curve(path, lambda params: {"held_out": -params["x"]}, resume=False)
+    for step in (0, 10, 20):
+        curve(at(step))
+    resumed = rbm_likelihood.Curve(path, lambda params: {"held_out": 5}, resume=True)
+    resumed(at(10))
+    assert resumed.points == curve.points[:2]
+    resumed(at(15))
+    assert [(p["step"], p["held_out"]) for p in resumed.points] == [(0, 0), (10, -10), (15, 5)]
+    assert json.loads(path.read_text()) == resumed.points
+    assert resumed.points[2]["seconds"] >= curve.points[-1]["seconds"]
+
+
+def test_only_weights_decay() -> None:
+    made = rbm_likelihood.optimizer(0.1, 10)
+    params = {"v": np.ones(2), "v:h": np.ones((2, 2))}
+    updates, _ = made.update(jax.tree.map(np.zeros_like, params), made.init(params), params)
+    assert not np.any(updates["v"]) and np.all(updates["v:h"] < 0)

@@ -1,0 +1,343 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe ``likelihood`` of rbm.py: a machine too large to sum, and its log-likelihood from both sides.
+
+Training is PCD with centered gradients: batches of 100 rows and 100 chains, momentum 0.5, a rate that falls
+linearly from 0.05 to 0, a weight decay of 1e-4, and the mean of the last fifth of the iterates, which is the
+model. With ``--binarize bernoulli`` a row is drawn anew each time it is seen.
+
+log Z is annealed from independent units to the model and back, and there are three numbers:
+
+* ``forward``: the log-likelihood is too large on average. A theorem.
+* ``reverse``: it is too small on average, from exact draws of the model. There are none of a model of this
+  size: the runs start from chains of ``sweeps`` sweeps from training rows, and coupled pairs from the same
+  starts say how far from the model's law these may be. Evidence, and no bound.
+* ``annealed``: of held-out rows under the law of the last state of the forward run, which is a sampler.
+  Annealing back from these rows bounds it from below on average, whatever the model's chains do. A theorem,
+  but of a law that is the model's only in the limit of many temperatures.
+
+**References**
+
+1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*.
+2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*.
+3. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte Carlo*.
+4. Burda, Grosse, Salakhutdinov (2015), *Accurate and conservative estimates of MRF log-likelihood using
+   reverse annealing*.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+import json
+import math
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.infer import MCMC
+
+import jax
+import optax
+
+import ebmpp
+from ebmpp import FactorGraph
+
+DEFAULTS = {
+    "latent": 500,
+    "estimator": "pcd",
+    "num_pairs": 100,
+    "batch_size": 100,
+    "steps": 60_000,
+    "rate": 0.05,
+}
+_DECAY, _MOMENTUM, _AVERAGED = 1e-4, 0.5, 0.2
+_POINTS = 20  # of the learning curve
+_ROWS = 10_000  # training rows at most whose likelihood is told
+_LADDER = "sigmoid"  # of the final estimates
+_MOST_SWEEPS = 2  # times the sweeps of a chain: how long pairs are watched
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def batches(grey: np.ndarray, size: int, seed: int) -> Callable[[], Iterator[np.ndarray]]:
+    """Epoch after epoch of rows in a fresh order, their pixels drawn anew."""
+
+    def drawn() -> Iterator[np.ndarray]:
+        generator = np.random.default_rng(seed)
+        while True:
+            order = generator.permutation(len(grey))
+            for first in range(0, len(order) - size + 1, size):
+                rows = grey[order[first : first + size]]
+                yield (generator.random(rows.shape, np.float32) < rows).astype(np.float32)
+
+    return drawn
+
+
+def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+    """Momentum under a linearly falling rate, decaying weights, and the mean of the last iterates."""
+    weights = lambda params: {name: ":" in name for name in params}  # noqa: E731
+    steepest = optax.sgd(optax.linear_schedule(rate, 0.0, steps), momentum=_MOMENTUM)
+    decayed = optax.chain(optax.add_decayed_weights(_DECAY, weights), steepest)
+    return ebmpp.optimizers.averaged(decayed, start=math.floor((1 - _AVERAGED) * steps))
+
+
+class Curve:
+    """Estimates along a run, in a file: a resumed run goes on with it.
+
+    :param path: of the file.
+    :param estimate: from params to numbers.
+    """
+
+    def __init__(self, path: Path, estimate: Callable[[Any], dict[str, float]], resume: bool) -> None:
+        self.path, self._estimate = path, estimate
+        self.points = json.loads(path.read_text()) if resume and path.exists() else []
+        self._begin = time.monotonic() - (self.points[-1]["seconds"] if self.points else 0)
+
+    def __call__(self, progress: Any) -> None:
+        """A point more, unless it is there; those that a stopped run had later are dropped."""
+        self.points = [p for p in self.points if p["step"] <= progress.step]
+        if not self.points or self.points[-1]["step"] < progress.step:
+            now = {"step": progress.step, "seconds": round(time.monotonic() - self._begin, 1)}
+            self.points.append(now | self._estimate(progress.params))
+        self.path.write_text(json.dumps(self.points, indent=1))
+
+
+def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[ebmpp.Fit, Any, list[dict[str, float]]]:
+    """A fit, the model, and the learning curve."""
+    data, size = args.images, min(args.batch_size, len(args.images.train))
+    curve = Curve(args.out / "curve.json", lambda params: _roughly(rbm, params, args), args.resume)
+    fit = ebmpp.fit(
+        rbm,
+        data.train if data.grey is None else batches(data.grey, size, args.seed),
+        estimator=ebmpp.Centered(args.chosen),
+        optimizer=optimizer(args.rate, args.steps),
+        num_steps=args.steps,
+        batch_size=size,
+        rng_key=jax.random.key(args.seed),
+        callbacks=[curve],
+        monitor_every=max(1, args.steps // _POINTS),
+        checkpoint_dir=args.out / "checkpoints",
+        checkpoint_every=max(1, args.steps // _POINTS),
+        resume=args.resume,
+        progress_bar=not args.no_progress,
+    )
+    return fit, ebmpp.optimizers.averaged_params(fit.optimizer_state), curve.points
+
+
+def _roughly(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[str, float]:
+    """The likelihoods by forward annealing with a tenth of the temperatures: too large, if anything."""
+    made = ebmpp.ais(
+        rbm,
+        params,
+        rng_key=jax.random.key(args.seed + 3),
+        num_particles=args.particles,
+        num_temperatures=max(2, args.temperatures // 10),
+        data=args.images.train,
+    )
+    parts = {"held_out": args.images.held_out, "train": args.images.train[:_ROWS]}
+    told = {part: made.average_log_likelihood(rows).value for part, rows in parts.items()}
+    return told | {"effective": made.effective_sample_size}
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+class Evaluation(NamedTuple):
+    """What was measured of a model."""
+
+    brackets: list[ebmpp.evaluate.estimates.Bracket]
+    pairs: Any
+    """Coupled pairs from training rows."""
+    numbers: dict[str, Any]
+
+
+def starts(rbm: FactorGraph, params: Any, rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
+    """Latents given training rows drawn at random, with which a sweep begins: it draws the pixels first."""
+    generator = np.random.default_rng(seed)
+    chosen = rows[generator.integers(len(rows), size=count)]
+    means = np.asarray(rbm.mean(params, {"v": chosen}, "h"))
+    return {"h": (generator.random(means.shape, np.float32) < means).astype(np.float32)}
+
+
+def chains(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """States of independent chains after ``sweeps`` sweeps from training rows."""
+    mcmc = MCMC(
+        ebmpp.BlockedGibbs(rbm),
+        num_warmup=args.sweeps - 1,
+        num_samples=1,
+        num_chains=args.particles,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    begin = starts(rbm, params, args.images.train, args.particles, seed)
+    mcmc.run(jax.random.key(seed), params, init_params=begin)
+    return mcmc.get_samples()
+
+
+def pairs(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
+    """Coupled pairs whose chains begin as those of :func:`chains` do."""
+    return ebmpp.unbiased_expectation(
+        rbm,
+        params,
+        lambda x: x["v"].sum(),
+        rng_key=jax.random.key(args.seed + 4),
+        num_pairs=args.coupled,
+        lag=args.pair_lag,
+        init=starts(rbm, params, args.images.train, args.coupled, args.seed + 4),
+        max_sweeps=_MOST_SWEEPS * args.sweeps,
+        unmet="drop",
+    )
+
+
+def annealed(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> np.ndarray:
+    """Annealing back from some held-out rows: what each adds to minus its free energy.
+
+    The sum is on average at most the row's log-likelihood under the law of the last state of forward
+    annealing, as its exponential is that likelihood on average.
+    """
+    rows = args.images.held_out
+    chosen = np.random.default_rng(seed).choice(len(rows), min(args.particles, len(rows)), replace=False)
+    made = ebmpp.reverse_ais(
+        rbm,
+        params,
+        rng_key=jax.random.key(seed + 1000),
+        samples={"v": rows[chosen]},
+        num_temperatures=args.temperatures,
+        ladder=_LADDER,
+        data=args.images.train,
+    )
+    return made.log_weights
+
+
+def evaluate(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Evaluation:
+    """Brackets of log Z from independent seeds, and how good the draws are that they start from."""
+    brackets, increments = [], []
+    for seed in range(args.seed + 100, args.seed + 100 + args.repeats):
+        made = ebmpp.bracket(
+            rbm,
+            params,
+            rng_key=jax.random.key(seed),
+            samples=chains(rbm, params, args, seed),
+            num_temperatures=args.temperatures,
+            ladder=_LADDER,
+            data=args.images.train,
+        )
+        brackets.append(made)
+        increments.append(annealed(rbm, params, args, seed))
+        print(f"{made}, annealed {increments[-1].mean():.2f}", flush=True)
+    coupled = pairs(rbm, params, args)
+    numbers = _numbers(brackets, coupled, args)
+    energy = float(np.mean(rbm.free_energy(params, {"v": args.images.held_out})))
+    added = np.concatenate(increments)
+    numbers["annealed"] = {
+        "held_out": added.mean() - energy,
+        "standard_error": added.std(ddof=1) / math.sqrt(added.size),
+        "spread": added.std(ddof=1),
+        "rows": added.size,
+    }
+    return Evaluation(brackets, coupled, numbers)
+
+
+def _numbers(brackets: list, coupled: Any, args: argparse.Namespace) -> dict[str, Any]:
+    rows = {"held_out": args.images.held_out, "train": args.images.train[:_ROWS]}
+    told: dict[str, Any] = {}
+    for side in ("lower", "upper"):
+        each = [getattr(b, side) for b in brackets]
+        name = {"lower": "forward", "upper": "reverse"}[side]  # a lower log Z is a larger likelihood
+        told[name] = {part: [e.average_log_likelihood(r).value for e in each] for part, r in rows.items()}
+        told[name]["log_partition"] = [e.log_partition for e in each]
+        told[name]["standard_error"] = [e.standard_error for e in each]
+        told[name]["effective"] = [e.effective_sample_size for e in each]
+        # all weights of all seeds are one sample of weights
+        told[name]["pooled"] = _pooled(each, rows["held_out"])
+    told["row_error"] = brackets[0].lower.average_log_likelihood(rows["held_out"]).row_error
+    tau = np.where(coupled.met, coupled.meeting_time, np.nan) - coupled.lag
+    early = np.where(coupled.met, tau, np.inf) <= args.sweeps
+    tv = ebmpp.tv_upper_bound(coupled, args.sweeps)
+    told["meeting"] = {
+        "pairs": len(tau),
+        "lag": coupled.lag,
+        "mean_after_lag": float(np.nanmean(tau)),
+        "max_after_lag": float(np.nanmax(tau)),
+        "unmet": int(coupled.num_unmet),
+        "later_than_sweeps": int((~early).sum()),
+        "tv_bound": float(tv.bound[0]),
+        "tv_bound_upper": float(tv.upper[0]),
+    }
+    return told
+
+
+def _pooled(each: list, rows: np.ndarray) -> dict[str, float]:
+    """The mean log-likelihood at the log of the mean of all seeds' weights, and its standard error."""
+    log_weights = np.concatenate([e.log_weights for e in each])
+    sign = 1 if each[0].bound == "lower" else -1
+    top = log_weights.max()
+    w = np.exp(log_weights - top)
+    log_mean = math.log(w.mean()) + top
+    # log_partition is sign * (log mean weight) for every seed; rows enter by their free energies alone
+    value = each[0].average_log_likelihood(rows).value + each[0].log_partition - sign * log_mean
+    error = w.std(ddof=1) / w.mean() / math.sqrt(len(w))
+    return {"held_out": value, "standard_error": error, "effective": w.sum() ** 2 / (w**2).sum()}
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def draw(curve: list[dict[str, float]], made: Evaluation, args: argparse.Namespace) -> Any:
+    """The learning curve with the final bounds, and the meeting times."""
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
+    epochs = np.array([p["step"] for p in curve]) * args.batch_size / len(args.images.train)
+    for part, label, color in (("train", "training", "#7b8794"), ("held_out", "held out", "#2b6cb0")):
+        left.plot(epochs, [p[part] for p in curve], label=label, color=color, linewidth=1.6)
+    forward, reverse = (made.numbers[side]["pooled"]["held_out"] for side in ("forward", "reverse"))
+    left.plot(
+        [epochs[-1]] * 2, [forward, reverse], "_", color="#c05621", markersize=12, label="forward, reverse"
+    )
+    top = max(p["train"] for p in curve)
+    left.set_ylim(top - 25, top + 2)
+    left.set_xlabel("epoch")
+    left.set_ylabel("log-likelihood an image (nats)")
+    left.set_title("forward annealing along training, and the mean iterate from both sides", fontsize=9)
+    left.legend(frameon=False, fontsize=8, loc="lower right")
+    left.grid(alpha=0.25)
+    ebmpp.plots.plot_meeting_times(made.pairs, ax=right)
+    right.axvline(args.sweeps + made.pairs.lag, color="0.5", linestyle="--", linewidth=1)
+    right.set_title("coupled pairs from training rows that have not met", fontsize=9)
+    return figure
+
+
+def save(curve: list, made: Evaluation, args: argparse.Namespace) -> Path:
+    """Everything as JSON."""
+    options = ("data", "binarize", "latent", "num_pairs", "batch_size", "steps", "rate", "seed", "sweeps")
+    options += ("particles", "temperatures", "repeats")
+    told = {"options": {name: getattr(args, name) for name in options}}
+    told |= {"estimator": repr(ebmpp.Centered(args.chosen)), "curve": curve, **made.numbers}
+    path = args.out / "rbm_likelihood.json"
+    path.write_text(json.dumps(told, indent=1) + "\n")
+    return path
+
+
+def report(made: Evaluation, args: argparse.Namespace) -> dict[str, str]:
+    """The numbers, a line each."""
+    numbers, met = made.numbers, made.numbers["meeting"]
+    lines = {}
+    for name, told in (("forward", "too large on average"), ("reverse", "too small, from exact draws")):
+        mean = numbers[name]["pooled"]
+        lines[f"log-likelihood, {name}"] = (
+            f"{mean['held_out']:.2f} +- {mean['standard_error']:.2f} held out ({told}; "
+            f"{mean['effective']:.0f} of {args.particles * args.repeats} particles effective)"
+        )
+    own = numbers["annealed"]
+    lines["of the annealed law"] = (
+        f"at least {own['held_out']:.2f} +- {own['standard_error']:.2f} on average ({own['rows']} rows)"
+    )
+    lines["error of the rows"] = f"{numbers['row_error']:.2f}"
+    lines["draws"] = (
+        f"{args.sweeps} sweeps from training rows; {met['later_than_sweeps']} of {met['pairs']} pairs met "
+        f"later, mean {met['mean_after_lag']:.0f}, max {met['max_after_lag']:.0f} after the lag of "
+        f"{met['lag']}, {met['unmet']} unmet; distance to the model's law at most {met['tv_bound']:.3g}"
+    )
+    return lines
