@@ -94,6 +94,7 @@ def unbiased_expectation(
     lag: int = 1,
     coupling: Coupling = None,
     init: Init = None,
+    independent_starts: bool = False,
     max_sweeps: int | None = None,
     unmet: str = "raise",
     num_slots: int = DEFAULT_SLOTS,
@@ -118,6 +119,10 @@ def unbiased_expectation(
     :param init: starts: values of some or all blocks (shape ``(*shape,)``, or ``(num_pairs, *shape)``: rows
         of data, say), a function of a jax key to such a dict for one pair, "local_mode" for one Gibbs sweep
         from a local mode found from uniform draws, or None; what is not given is drawn uniformly.
+    :param independent_starts: draw what ``init`` leaves to chance anew for the following chain. By default
+        both chains of a pair start at one state, and so in one mode, where they soon meet: what is estimated
+        is the same, and that chains do not leave a mode shows in a few very long times only. Apart, it shows
+        in many, which is what one wants of a report on mixing, and costs more.
     :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them from the mean,
         with a warning, because **that is biased** (pairs that meet early are not like the others).
@@ -156,11 +161,15 @@ def unbiased_expectation(
     moves = resolve_moves(graph, coupling, given.whole)
     check_params(graph, params, moves)
     pair = bits.key_pair(rng_key)
-    x = _starts(graph, params, init, given, bits.fold_in(pair, 0, 1), num_pairs, rng_key)
+    begin = lambda second, key: _starts(  # noqa: E731
+        graph, params, init, given, bits.fold_in(pair, 0, second), num_pairs, key
+    )
+    x = begin(1, rng_key)
+    y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
     shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
     window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, max_sweeps or 0)))
     jobs = bits.fold_in(pair, 1, 1)
-    made = run_pairs(graph, moves, Function(fn, shapes), num_slots, params, x, x, jobs, window, given.keep)
+    made = run_pairs(graph, moves, Function(fn, shapes), num_slots, params, x, y, jobs, window, given.keep)
     estimate = estimate_from(made, Asked(k, m, lag, max_sweeps, unmet))
     if estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
         warnings.warn(

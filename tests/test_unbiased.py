@@ -40,6 +40,23 @@ def test_estimates_are_unbiased(k: int, m: int, lag: int) -> None:
     assert (made.cost == np.maximum(m, made.meeting_time) + made.meeting_time - lag).all()
 
 
+def test_chains_that_start_apart_estimate_the_same_and_show_that_modes_are_not_left() -> None:
+    made = estimate(k=1, lag=1, independent_starts=True)
+    exact = ebmpp.exact.moments(DBM, PARAMS)
+    z = np.concatenate([np.ravel((made.value[b] - exact[b]) / made.standard_error[b]) for b in exact])
+    assert np.abs(z).max() < stats.norm.isf(1e-4 / (2 * len(z)))
+    weight = jnp.full((9, 3), 9.0)  # all units on, or all off
+    magnet = {"v:h": weight, "v": -0.5 * weight.sum(1), "h": -0.5 * weight.sum(0)}
+    rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3))
+    options = {"rng_key": jax.random.key(5), "num_pairs": 1000, "max_sweeps": 30, "unmet": "drop"}
+    ink = lambda x: x["v"].sum()  # noqa: E731
+    together = ebmpp.unbiased_expectation(rbm, magnet, ink, **options)
+    assert together.met.all()  # both chains of a pair are in the mode that they started in
+    with pytest.warns(UserWarning, match="of 1000 pairs had not met and were dropped"):
+        apart = ebmpp.unbiased_expectation(rbm, magnet, ink, independent_starts=True, **options)
+    assert 400 < (~apart.met).sum() < 600  # two modes of equal weight, which chains do not leave
+
+
 def test_a_clamped_block_gives_posterior_expectations() -> None:
     v = jnp.array([1.0, 0.0, 1.0])
     made = ebmpp.unbiased_expectation(

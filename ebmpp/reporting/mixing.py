@@ -42,8 +42,8 @@ def meeting(subject: Subject) -> Section:
     """Meeting times of coupled pairs from noise, and what they bound."""
     section, work = Section("Mixing: meeting times of coupled chains"), subject.work
     section.text(
-        f"{work.pairs} pairs of coupled Gibbs chains, each chain from noise. Once a pair has met, neither "
-        f"chain remembers its start. A pair is watched for {work.max_sweeps} sweeps."
+        f"{work.pairs} pairs of coupled Gibbs chains, each chain from noise of its own. Once a pair has met, "
+        f"neither chain remembers its start. A pair is watched for {work.max_sweeps} sweeps."
     )
     pilot = _pairs(subject, 1, 1)
     times, met = _times(pilot, work.pairs, work.max_sweeps + 1)
@@ -99,6 +99,7 @@ def _pairs(subject: Subject, lag: int, k: int) -> Estimate | None:
                 k=k,
                 m=2 * k,
                 lag=lag,
+                independent_starts=True,  # in one state they would be in one mode, and meet there
                 max_sweeps=subject.work.max_sweeps + lag,
                 unmet="drop",
             )
