@@ -106,7 +106,7 @@ COUPLED = [
     slow("many parts", None),
     slow("semi-restricted", ("maximal", "common")),
     slow("lateral latents", None),
-    ("custom", None),
+    slow("custom", None),
     slow("ising", "common"),
     slow("ising", "maximal_independent"),
 ]

@@ -164,6 +164,7 @@ def test_latent_blocks_are_sampled_along(init: str) -> None:
     assert_rows_law(draws, np.exp(log) @ states / np.exp(log).sum())
 
 
+@pytest.mark.slow
 def test_chain_methods_give_the_same_chains() -> None:
     made = [
         np.asarray(run(composite(), 3, 2, 8, method).get_samples(group_by_chain=True)["x"])

@@ -169,6 +169,7 @@ def data_of(sites, x, y):
     return {"a": x[:, :4], "b": x[:, 4:]}
 
 
+@pytest.mark.slow
 def test_a_block_of_gibbs_beside_nuts():
     block = Exchange(SPINS, PRIOR, lattice, data_of, log_weight=rest)
     mcmc = sampler(Gibbs([(block, ["J"]), (NUTS(joint_model), None)]), 80, 40, jax.vmap, 60)

@@ -221,6 +221,7 @@ def test_estimates_are_compiled_once():
     assert run_pairs._cache_size() == compiled
 
 
+@pytest.mark.slow
 def test_estimates_given_observed_units():
     graph, params = RBM, PARAMS["bernoulli"]
     seen = Observed(np.array([1.0, np.nan, 0.0]), np.array([True, False, True]))
