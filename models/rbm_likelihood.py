@@ -336,8 +336,8 @@ def report(made: Evaluation, args: argparse.Namespace) -> dict[str, str]:
     )
     lines["error of the rows"] = f"{numbers['row_error']:.2f}"
     lines["draws"] = (
-        f"{args.sweeps} sweeps from training rows; {met['later_than_sweeps']} of {met['pairs']} pairs met "
-        f"later, mean {met['mean_after_lag']:.0f}, max {met['max_after_lag']:.0f} after the lag of "
-        f"{met['lag']}, {met['unmet']} unmet; distance to the model's law at most {met['tv_bound']:.3g}"
+        f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} of {met['pairs']} coupled "
+        f"pairs had not met ({met['unmet']} never; the others after {met['mean_after_lag']:.0f} on average, at "
+        f"most {met['max_after_lag']:.0f}); distance to the model's law at most {met['tv_bound']:.3g}"
     )
     return lines
