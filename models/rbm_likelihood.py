@@ -336,8 +336,9 @@ def report(made: Evaluation, args: argparse.Namespace) -> dict[str, str]:
     )
     lines["error of the rows"] = f"{numbers['row_error']:.2f}"
     lines["draws"] = (
-        f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} of {met['pairs']} coupled "
-        f"pairs had not met ({met['unmet']} never; the others after {met['mean_after_lag']:.0f} on average, at "
-        f"most {met['max_after_lag']:.0f}); distance to the model's law at most {met['tv_bound']:.3g}"
+        f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} of {met['pairs']} "
+        f"coupled pairs had not met ({met['unmet']} never; the others after {met['mean_after_lag']:.0f} on "
+        f"average, at most {met['max_after_lag']:.0f}); distance to the model's law at most "
+        f"{met['tv_bound']:.3g}"
     )
     return lines
