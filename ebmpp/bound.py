@@ -22,6 +22,7 @@ from ebmpp import bits, moves, parts, states, sweeps
 from ebmpp.couplings import where_rows
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph
+from ebmpp.lateral import each_part
 from ebmpp.layer_move import Layer
 
 Rows = Mapping[str, Array]
@@ -141,7 +142,7 @@ def move(bound: Bound, x: Rows, pairs: Array, fraction: float = 1.0) -> tuple[di
             return {b: where_rows(took, proposed[b], v) for b, v in x.items()}, taken + took
 
         # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
-        carry = moves.each_part(count, step, carry)
+        carry = each_part(count, step, carry)
     return carry
 
 
@@ -205,7 +206,7 @@ def couple(
             keys = bits.fold_in(pairs, start + part)
             return _accepted(bounds, move.blocks, z, new, keys, fraction), broken | made.broken
 
-        carry = moves.each_part(count, step, carry)
+        carry = each_part(count, step, carry)
     return carry
 
 

@@ -20,7 +20,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.moves import Move, agree, draw_sweep, each_part, equal, offsets
+from ebmpp.lateral import each_part
+from ebmpp.moves import Move, agree, draw_sweep, equal, offsets
 from ebmpp.sweeps import Keep
 
 if TYPE_CHECKING:

@@ -105,6 +105,15 @@ def _check_simple(factor: str, block: str, edges: np.ndarray) -> None:
         )
 
 
+def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:
+    """``step(part, carry)`` for every part, in order; parts are numbers of Python where they are few."""
+    if count > UNROLLED:
+        return lax.fori_loop(0, count, step, carry)
+    for part in range(count):
+        carry = step(part, carry)
+    return carry
+
+
 class Local(Protocol):
     """What a factor adds to the natural parameters of a part, quicker than by autodiff over the block."""
 
@@ -190,11 +199,7 @@ class Split:
 
     def each(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
         """``step(part, carry)`` for every part, in order."""
-        if not self.unrolled:
-            return lax.fori_loop(0, self.num_parts, step, carry)
-        for part in range(self.num_parts):
-            carry = step(part, carry)
-        return carry
+        return each_part(self.num_parts, step, carry)
 
 
 def split_blocks(families: Mapping[str, Family], factors: Iterable["Factor"]) -> dict[str, Split]:

@@ -9,7 +9,7 @@ and the coupled kernels know nothing else, so a new kind of step is one class.
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import itertools
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.couplings import Attempt, where_rows
-from ebmpp.lateral import UNROLLED
+from ebmpp.lateral import each_part
 from ebmpp.sweeps import Keep, Rows
 
 if TYPE_CHECKING:
@@ -86,15 +86,6 @@ class Whole:
     def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
         """What was prepared."""
         return prepared
-
-
-def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """``step(part, carry)`` for every part, in order; parts are numbers of Python where they are few."""
-    if count > UNROLLED:
-        return lax.fori_loop(0, count, step, carry)
-    for part in range(count):
-        carry = step(part, carry)
-    return carry
 
 
 def offsets(graph: "FactorGraph", moves: Sequence[Move]) -> list[int]:

@@ -23,8 +23,9 @@ from ebmpp import bits, parts
 from ebmpp.couplings import Attempt, resolve
 from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph
+from ebmpp.lateral import each_part
 from ebmpp.layer_move import Layer
-from ebmpp.moves import Drawn, Whole, couple_focused, each_part
+from ebmpp.moves import Drawn, Whole, couple_focused
 from ebmpp.replicas import Replicated, joined_places, of_one_replica, replicate, select, tempered_params
 from ebmpp.states import Observed, as_array, as_rows
 from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
