@@ -10,10 +10,16 @@ its own, with options of its own.
 ==== ===================================================== ================================
 u5   bars and stripes 4x4: bias and variance of UCD,       Qiu et al. (2020), section 5.1
      CD, PCD, with bands over seeds; u7 (PCD, then UCD)
-     and u8 (variance of the gradient) in the same picture
+     and the gradient's variance (u8) in the same picture
 u6   a simulated 200x20 model, fitted with 100 units       Qiu et al. (2020), section 5.1
 u10  meeting times on untrained models; l7 on orthogonal   Qiu et al. (2020), figure 5
+u9   784x1000 on MNIST (for Fashion-MNIST): CD, PCD, UCD;  Qiu et al. (2020), section 6.3
+     u7 on real data: PCD first, then UCD
+u8   what holds the variance of a gradient, and its cost   ours
 d4   bars and stripes 3x3, shifting bar: S-DCP, CS-DCP     Upadhya, Sastry (2017), figs. 1, 2
+d5   784x500 on MNIST: CD, PCD, centered, S-DCP, CS-DCP;  Upadhya, Sastry (2017), figure 3
+     d6, the held-out likelihood along the way
+d7   the same in batches of 1000, and spectral descent     Upadhya, Sastry (2017), figure 5
 lmi  UCD-LMI, ablated by exact log-likelihood on digits    Taniguchi et al. (2023), table 2
 r4   indirect sampling likelihood by number of samples:    Breuleux et al. (2011), figure 2
      Gibbs, rates-FPCD and its kin, parallel tempering
@@ -46,6 +52,18 @@ _UNBIASED = [
 _TIMES = ["untrained", "orthogonal"]
 _MNIST = ["--data", "mnist", "--hidden", "500", "--steps", "10000"]
 _ORIGINAL = ["--only", "ucd", "ucd1", "truncated", "persistent", "pcd_ucd", "cd1", "cd5", "cd20", "pcd"]
+_TINY = ["--visible", "6", "--latent", "4", "--repeats", "20", "--pairs", "50"]
+_DIGITS = ["--data", "digits", "--latent", "16", "--batch-size", "100", "--epochs", "1", "--points", "2"]
+
+
+def _settings(experiment: str, epochs: float) -> dict[str, list[list[str]]]:
+    """Of ``mnist_rbm``: an epoch of digits, four of MNIST, or the paper's number of them."""
+    return {
+        "quick": [[experiment, *_DIGITS, "--temperatures", "30"]],
+        "small": [[experiment]],
+        "paper": [[experiment, "--epochs", str(epochs), "--points", "50", "--temperatures", "10000"]],
+    }
+
 
 #: The script of each experiment, and its options by settings; a list of options a run.
 EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
@@ -85,6 +103,10 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
             "paper": [["--trials", "25", "--epochs", "50000"]],
         },
     ),
+    "u9": ("mnist_rbm", _settings("ucd", 40)),
+    "u8": ("gradient_variance", {"quick": [_TINY], "small": [[]], "paper": [["--repeats", "2000"]]}),
+    "d5": ("mnist_rbm", _settings("dc", 200)),
+    "d7": ("mnist_rbm", _settings("spectral", 250)),
     "lmi": (
         "local_modes",
         {

@@ -24,10 +24,9 @@ from collections.abc import Sequence
 import json
 import math
 from pathlib import Path
-import time
 from typing import Any
-import warnings
 
+from following import Watch, gather, raw
 import numpy as np
 import xarray as xr
 
@@ -36,8 +35,7 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli, Progress
-from ebmpp.errors import DivergenceError
+from ebmpp import CD, PCD, UCD, Bernoulli
 
 METHODS = {
     "ucd": ("UCD, adaptive, 1000 pairs", "#2b6cb0", UCD(num_pairs=1000)),
@@ -85,85 +83,30 @@ def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, 
     return rows, {name: float(each(v).mean()) for name, v in rows.items()}
 
 
-class Watch:
-    """A callback of ``fit``: log-likelihoods, kept on disk as they come."""
-
-    def __init__(
-        self, method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace
-    ) -> None:
-        self.method, self.rows, self.truth, self.args = method, rows, truth, args
-        self.graph = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.latent))
-        self.points: list[dict[str, float]] = []
-        self.began, self.spent = time.monotonic(), 0.0
-        self.history = xr.Dataset()
-
-    @property
-    def seconds(self) -> float:
-        """Of training: what the log-likelihoods take is left out."""
-        return time.monotonic() - self.began - self.spent
-
-    def __call__(self, progress: Progress) -> bool:
-        seconds, start, args = self.seconds, time.monotonic(), self.args
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the effective sample size is kept
-            ais = ebmpp.ais(
-                self.graph,
-                progress.params,
-                rng_key=jax.random.fold_in(jax.random.key(args.seed), progress.step),
-                num_particles=args.particles,
-                num_temperatures=args.temperatures,
-                ladder="adaptive",
-                data=self.rows["log_likelihood"],
-            )
-        point = {"step": progress.step, "seconds": seconds}
-        point |= {name: ais.average_log_likelihood(rows).value for name, rows in self.rows.items()}
-        point |= {"standard_error": ais.standard_error, "effective": ais.effective_sample_size}
-        self.points.append(point)
-        self.history = progress.history
-        self.save("still running, or killed")
-        self.spent += time.monotonic() - start
-        return seconds > args.seconds
-
-    def save(self, ended: str) -> None:
-        """Keep what there is."""
-        columns = {n: ("point", [p[n] for p in self.points]) for n in self.points[0]}
-        if "meeting_time_mean" in self.history and self.history.sizes["step"]:
-            names = ("meeting_time_mean", "meeting_time_max", "lag")
-            columns |= {n: ("train_step", self.history[n].values.astype(float)) for n in names}
-        made = xr.Dataset(columns, attrs={"ended": ended} | {f"truth_{n}": v for n, v in self.truth.items()})
-        file = raw(self.args.out, self.method)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        made.to_netcdf(file, engine="h5netcdf")
-
-
-def raw(out: Path, method: str) -> Path:
-    """Where a run is kept."""
-    return out / "raw" / f"simulated_rbm-{method}.nc"
-
-
 def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace) -> None:
     """One training run, kept as it goes."""
     label, _, estimator = METHODS[method]
-    watch, ended = Watch(method, rows, truth, args), "all steps"
-    try:
-        fit = ebmpp.fit(
-            watch.graph,
-            rows["log_likelihood"],
-            rng_key=jax.random.key(args.seed),
-            estimator=estimator,
-            optimizer=optax.sgd(args.rate),
-            num_steps=args.steps,
-            batch_size=args.rows,
-            monitor_every=max(1, args.steps // args.points),
-            callbacks=[watch],
-            progress_bar=False,
-        )
-        watch.history = fit.history
-        if fit.history.sizes["step"] < args.steps:
-            ended = f"stopped after {args.seconds:.0f} s"
-    except DivergenceError as error:
-        ended, watch.history = f"stopped: {error}", error.history
-    watch.save(ended)
+    watch = Watch(
+        raw(args.out, "simulated_rbm", method),
+        ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.latent)),
+        rows,
+        rows["log_likelihood"],
+        particles=args.particles,
+        temperatures=args.temperatures,
+        seed=args.seed,
+        known={f"truth_{name}": value for name, value in truth.items()},
+        seconds=args.seconds,
+    )
+    ended = watch.train(
+        rows["log_likelihood"],
+        args.steps,
+        rng_key=jax.random.key(args.seed),
+        estimator=estimator,
+        optimizer=optax.sgd(args.rate),
+        num_steps=args.steps,
+        batch_size=args.rows,
+        monitor_every=max(1, args.steps // args.points),
+    )
     last = watch.points[-1]
     print(
         f"{label}: {last['log_likelihood']:.2f} +- {last['standard_error']:.2g} a row at step "
@@ -174,16 +117,6 @@ def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: 
 
 
 # -- the report ------------------------------------------------------------------------------------
-
-
-def gather(out: Path) -> dict[str, xr.Dataset]:
-    """Every run that there is, finished or not."""
-    found = {}
-    for method in METHODS:
-        if raw(out, method).exists():
-            with xr.open_dataset(raw(out, method), engine="h5netcdf") as made:
-                found[method] = made.load()
-    return found
 
 
 def numbers(runs: dict[str, xr.Dataset]) -> list[dict[str, Any]]:
@@ -244,7 +177,7 @@ def draw(runs: dict[str, xr.Dataset], path: Path) -> None:
 
 def report(out: Path) -> None:
     """Draw and tabulate every run that there is."""
-    runs = gather(out)
+    runs = gather(out, "simulated_rbm", METHODS)
     if not runs:
         raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
     draw(runs, out / "simulated_rbm.png")

@@ -1,0 +1,292 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Boltzmann machines on MNIST under plain gradient steps: three experiments of the papers.
+
+- ``dc``: Upadhya, Sastry (2017), figure 3. 784x500, batches of 200, rate 0.01: CD, PCD and the centered
+  gradient with 24 sweeps a batch, S-DCP and CS-DCP with 6 inner steps of 4. As many sweeps for all.
+- ``spectral``: their figure 5. Batches of 1000; CD-24 under stochastic spectral descent beside them.
+- ``ucd``: Qiu, Zhang, Wang (2020), section 6.3, on MNIST in place of Fashion-MNIST. 784x1000, batches of
+  1000, rate 0.1, 1000 chains: CD-1, CD-10, PCD, UCD, and PCD first and then UCD from its chains at a tenth
+  of the rate. UCD's k and lag are 1, as printed, and nothing is truncated.
+
+Images are binarised once at random; 10,000 of them are held out. The mean log-likelihood of a row comes from
+annealed importance sampling along the way, with its standard error; a forward estimate is too large on
+average, so a value is to be believed as far as its effective sample size says.
+
+``python benchmarks/mnist_rbm.py dc --epochs 4`` reads MNIST from ``EBMPP_DATA_DIR``; ``--data digits`` takes
+the digits that come with scikit-learn. Every run is kept in a file of its own as it goes (``raw/`` in the
+output folder) and can be drawn at any time with ``--draw``.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from following import Watch, gather, raw
+import numpy as np
+import xarray as xr
+
+import jax
+import optax
+
+import ebmpp
+from ebmpp import CD, CSDCP, PCD, SDCP, UCD, Bernoulli, Centered, FactorGraph, Stage
+from ebmpp.estimators import Estimator
+
+_UCD = UCD(num_pairs=1000, k=1, lag=1)
+
+Stages = Callable[[FactorGraph, int, float], list[Stage]]
+"""From a graph, a number of batches and a rate."""
+
+
+def plain(estimator: Estimator, updates: int = 1) -> Stages:
+    """Gradient steps, ``updates`` of them a batch."""
+    return lambda _, batches, rate: [
+        Stage(num_steps=batches * updates, estimator=estimator, optimizer=optax.sgd(rate))
+    ]
+
+
+def spectral(graph: FactorGraph, batches: int, rate: float) -> list[Stage]:
+    """Spectral descent; its step has the sum of all singular values for its length, hence the small rate."""
+    optimizer = ebmpp.spectral_descent(rate / 10, graph)
+    return [Stage(num_steps=batches, estimator=CD(k=24), optimizer=optimizer)]
+
+
+def warmed(_: FactorGraph, batches: int, rate: float) -> list[Stage]:
+    """PCD until five in six batches are gone (500 of 600), then UCD."""
+    first = max(1, batches * 5 // 6)
+    return [
+        Stage(num_steps=first, estimator=PCD(k=1, num_chains=1000), optimizer=optax.sgd(rate)),
+        Stage(
+            num_steps=max(1, batches - first),
+            estimator=UCD(num_pairs=1000, k=1, lag=1, start="persistent"),
+            optimizer=optax.sgd(rate / 10),
+        ),
+    ]
+
+
+class Method(NamedTuple):
+    """What is trained, and how it is drawn."""
+
+    label: str
+    color: str
+    stages: Stages
+    updates: int = 1
+    """Steps a batch."""
+
+
+class Experiment(NamedTuple):
+    """One figure."""
+
+    title: str
+    latent: int
+    batch_size: int
+    rate: float
+    methods: dict[str, Method]
+
+
+_DC = {
+    "cd": Method("CD-24", "#c05621", plain(CD(k=24))),
+    "pcd": Method("PCD-24", "#2f855a", plain(PCD(k=24, num_chains=200))),
+    "cg": Method("centered gradient, CD-24", "#6b46c1", plain(Centered(CD(k=24)))),
+    "sdcp": Method("S-DCP, d = 6, K' = 4", "#2b6cb0", plain(SDCP(d=6, k=4), 6), 6),
+    "csdcp": Method("CS-DCP, d = 6, K' = 4", "#1a202c", plain(CSDCP(d=6, k=4), 6), 6),
+}
+EXPERIMENTS = {
+    "dc": Experiment("784x500, batches of 200", 500, 200, 0.01, _DC),
+    "spectral": Experiment(
+        "784x500, batches of 1000",
+        500,
+        1000,
+        0.01,
+        {
+            "ssd": Method("stochastic spectral descent, CD-24", "#d53f8c", spectral),
+            **{name: _DC[name] for name in ("cd", "sdcp", "csdcp")},
+        },
+    ),
+    "ucd": Experiment(
+        "784x1000, batches of 1000",
+        1000,
+        1000,
+        0.1,
+        {
+            "cd1": Method("CD-1", "#c05621", plain(CD(k=1))),
+            "cd10": Method("CD-10", "#dd6b20", plain(CD(k=10))),
+            "pcd": Method("PCD-1, 1000 chains", "#2f855a", plain(PCD(k=1, num_chains=1000))),
+            "ucd": Method("UCD, k = lag = 1, 1000 pairs", "#2b6cb0", plain(_UCD)),
+            "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", "#1a202c", warmed),
+        },
+    ),
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("experiment", choices=tuple(EXPERIMENTS))
+    add("--only", nargs="+", help="methods to run")
+    add("--data", choices=("digits", "mnist"), default="mnist")
+    add("--latent", type=int, help="default: the paper's")
+    add("--batch-size", type=int, help="default: the paper's")
+    add("--rate", type=float, help="default: the paper's")
+    add("--epochs", type=float, default=4.0)
+    add("--points", type=int, default=8, help="values of the log-likelihood along a run, after the first")
+    add("--particles", type=int, default=100)
+    add("--temperatures", type=int, default=1000)
+    add("--seconds", type=float, default=math.inf, help="for one run")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=Path("benchmarks/report"))
+    add("--draw", action="store_true", help="run nothing; draw what there is")
+    args = parser.parse_args(argv)
+    made = EXPERIMENTS[args.experiment]
+    args.only = args.only or list(made.methods)
+    unknown = sorted(set(args.only) - set(made.methods))
+    if unknown:
+        parser.error(f"--only: {args.experiment} has {list(made.methods)}, not {unknown}")
+    args.latent, args.rate = args.latent or made.latent, args.rate or made.rate
+    args.batch_size = args.batch_size or made.batch_size
+    if min(args.latent, args.batch_size, args.points) < 1 or min(args.epochs, args.rate) <= 0:
+        parser.error("--latent, --batch-size, --points, --epochs and --rate are positive")
+    return args
+
+
+def images(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to train on and held out, one in six, binarised once."""
+    grey = ebmpp.data.mnist() if args.data == "mnist" else ebmpp.data.digits()
+    rng = np.random.default_rng(args.seed)
+    grey = grey[rng.permutation(len(grey))]
+    rows = (rng.random(grey.shape, np.float32) < grey).astype(np.float32)
+    cut = len(rows) // 6
+    return rows[cut:], rows[:cut]
+
+
+def run(name: str, data: tuple[np.ndarray, np.ndarray], args: argparse.Namespace) -> None:
+    """One training run, kept as it goes."""
+    train, held_out = data
+    method = EXPERIMENTS[args.experiment].methods[name]
+    rbm = ebmpp.layered(v=Bernoulli(train.shape[1]), h=Bernoulli(args.latent))
+    batches = max(1, round(args.epochs * len(train) / args.batch_size))
+    stages = method.stages(rbm, batches, args.rate)
+    steps = sum(stage.num_steps for stage in stages)
+    rows = {"log_likelihood": train[: len(held_out)], "held_out": held_out}
+    a_step = args.batch_size / len(train) / method.updates
+    watch = Watch(
+        raw(args.out, f"mnist_rbm_{args.experiment}", name),
+        rbm,
+        rows,
+        train,
+        particles=args.particles,
+        temperatures=args.temperatures,
+        seed=args.seed,
+        known={"epochs_a_step": a_step, "rate": args.rate},
+        seconds=args.seconds,
+    )
+    ended = watch.train(
+        train,
+        steps,
+        schedule=stages,
+        batch_size=args.batch_size,
+        monitor_every=max(1, steps // args.points),
+        rng_key=jax.random.key(args.seed),
+    )
+    last = watch.points[-1]
+    told = f"{method.label}: {last['held_out']:.2f} a held-out row at step {last['step']}"
+    told += f" +- {last['standard_error']:.2g}, {last['effective']:.0f} particles effective"
+    print(f"{told}, {last['seconds']:.0f} s ({ended})", flush=True)
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def numbers(runs: dict[str, xr.Dataset], methods: dict[str, Method]) -> list[dict[str, Any]]:
+    """A run in a few numbers, and its curve."""
+    rows = []
+    for name, made in runs.items():
+        best, last = int(np.nanargmax(made["held_out"].values)), made.isel(point=-1)
+        epochs = made["step"].values * made.attrs["epochs_a_step"]
+        row = {
+            "method": methods[name].label,
+            "rate": made.attrs["rate"],
+            "epochs": round(float(epochs[-1]), 2),
+            "ended": made.attrs["ended"],
+            "held_out_best": round(float(made["held_out"][best]), 2),
+            "best_at_epoch": round(float(epochs[best]), 2),
+            "held_out_last": round(float(last["held_out"]), 2),
+            "train_last": round(float(last["log_likelihood"]), 2),
+            "standard_error_last": round(float(last["standard_error"]), 3),
+            "effective_particles_last": round(float(last["effective"]), 1),
+            "seconds": round(float(last["seconds"]), 1),
+            "curve": [
+                [round(float(e), 3), round(float(v), 2)]
+                for e, v in zip(epochs, made["held_out"].values, strict=True)
+            ],
+        }
+        if "meeting_time_mean" in made:
+            row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
+            row["meeting_time_max"] = int(np.nanmax(made["meeting_time_max"]))
+        rows.append(row)
+    return rows
+
+
+def draw(runs: dict[str, xr.Dataset], experiment: Experiment, path: Path) -> None:
+    """Held-out log-likelihoods with two standard errors against the epoch; meeting times where there are."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    coupled = {n: made for n, made in runs.items() if "meeting_time_mean" in made}
+    width = 2 if coupled else 1
+    figure, axes = plt.subplots(1, width, figsize=(6.4 * width, 4.2), layout="constrained", squeeze=False)
+    for name, made in runs.items():
+        label, color = experiment.methods[name][:2]
+        epochs = made["step"].values * made.attrs["epochs_a_step"]
+        style = {"color": color, "linewidth": 1.3, "capsize": 2, "marker": ".", "label": label}
+        axes[0, 0].errorbar(epochs, made["held_out"].values, 2 * made["standard_error"].values, **style)
+    values = np.concatenate([made["held_out"].values[1:] for made in runs.values()])
+    low = np.quantile(values[np.isfinite(values)], 0.02)
+    axes[0, 0].set(ylabel="log-likelihood a held-out row (two standard errors)", ylim=(low - 10, None))
+    axes[0, 0].set_title(experiment.title, fontsize=10)
+    for name, made in coupled.items():
+        label, color = experiment.methods[name][:2]
+        tau = made["meeting_time_mean"].values
+        x = np.arange(len(tau)) * made.attrs["epochs_a_step"]
+        axes[0, 1].plot(x, tau, color=color, linewidth=1, label=label)
+        axes[0, 1].set(ylabel="mean meeting time (sweeps)", yscale="log")
+    for ax in axes.flat:
+        ax.set_xlabel("epoch")
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def report(args: argparse.Namespace) -> None:
+    """Draw and tabulate every run that there is."""
+    experiment, script = EXPERIMENTS[args.experiment], f"mnist_rbm_{args.experiment}"
+    runs = gather(args.out, script, experiment.methods)
+    if not runs:
+        raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
+    draw(runs, experiment, args.out / f"{script}.png")
+    made = {"runs": numbers(runs, experiment.methods)}
+    (args.out / f"{script}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {args.out / script}.png and {args.out / script}.json")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, then report."""
+    args = parse(argv)
+    if not args.draw:
+        data = images(args)
+        for name in args.only:
+            run(name, data, args)
+    report(args)
+
+
+if __name__ == "__main__":
+    main()
