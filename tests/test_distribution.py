@@ -186,6 +186,7 @@ def test_discrete_sites_beside_enumerable_ones_are_refused():
         MCMC(DiscreteHMCGibbs(NUTS(model)), num_warmup=2, num_samples=2).run(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_a_gaussian_block_by_nuts():
     graph = pair(Gaussian(2), Bernoulli(2))
     params = random_params(graph, 5) | {"a:b": jnp.array([[1.5, -1.0], [0.5, 1.0]])}

@@ -141,6 +141,7 @@ def test_the_suggestion_is_the_cheapest_of_the_good_ones(tree: xr.DataTree) -> N
     assert (table.inefficiency.where(table.cost < float(chosen.cost)).fillna(np.inf) > 1.1 * best).all()
 
 
+@pytest.mark.slow
 def test_the_suggestion_pays(tree: xr.DataTree) -> None:
     """In the engine, with other pairs than those that suggested it."""
     plain = product(estimate())

@@ -132,6 +132,7 @@ def test_coupled_estimates_are_unbiased(name: str, coupling) -> None:
         assert_law(value, wanted[block], found.standard_error[block])
 
 
+@pytest.mark.slow
 def test_held_units_stay_and_the_others_follow_them() -> None:
     """Of an Ising ring two spins are observed: the rest has their conditional law, in both kernels."""
     graph, params = GRAPHS["ising"], params_of("ising")

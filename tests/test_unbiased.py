@@ -57,6 +57,7 @@ def test_chains_that_start_apart_estimate_the_same_and_show_that_modes_are_not_l
     assert 400 < (~apart.met).sum() < 600  # two modes of equal weight, which chains do not leave
 
 
+@pytest.mark.slow
 def test_a_clamped_block_gives_posterior_expectations() -> None:
     v = jnp.array([1.0, 0.0, 1.0])
     made = ebmpp.unbiased_expectation(

@@ -76,7 +76,7 @@ def estimate(estimator: UCD, graph: FactorGraph, params: Any, state: Any, batch:
         ("rbm", UCD(k=1, num_slots=16)),
         ("rbm", UCD(num_slots=16)),
         slow("gaussian", UCD(k=2, m=4, lag=2, num_slots=16)),
-        ("deep", UCD(k=1, num_slots=16)),  # the positive phase is a second set of pairs
+        slow("deep", UCD(k=1, num_slots=16)),  # the positive phase is a second set of pairs
         ("rbm", UCD(start="persistent", num_pairs=300, num_slots=16)),
         slow("rbm", UCD(k=1, start="uniform", num_slots=16, marginalize="b")),
         slow("rbm", UCD(k=1, start=ones, num_slots=16)),

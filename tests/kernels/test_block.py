@@ -77,6 +77,7 @@ def test_sites_in_minus_and_plus_one() -> None:
     assert set(np.unique(mcmc.get_samples()["x"])) == {-1.0, 1.0}
 
 
+@pytest.mark.slow
 def test_the_posterior_by_hmcgibbs() -> None:
     def halves(sites: dict) -> dict:  # HMCGibbs passes no arguments on
         graph = binary_block().within

@@ -271,6 +271,7 @@ def chains(name, method):
     return run(kernel, PARAMS["bernoulli"], 5, method=method, num_warmup=0 if name == "coupled" else 6)
 
 
+@pytest.mark.slow
 def test_coupled_runs_have_a_group_of_meetings():
     tree = ebmpp.to_datatree(chains("coupled", "vectorized"))
     assert int(tree["meeting"]["lag"]) == 2
