@@ -115,7 +115,7 @@ def declare(pixels: int, latent: int) -> FactorGraph:
 
 def start(rows: np.ndarray, latent: int, seed: int) -> dict[str, Any]:
     """The data's means and variances, and small weights."""
-    weight = 0.1 * jax.random.normal(jax.random.key(seed), (rows.shape[1], latent))
+    weight = 0.1 * rows.std(0)[:, None] * jax.random.normal(jax.random.key(seed), (rows.shape[1], latent))
     own = {"mean": jnp.asarray(rows.mean(0)), "log_variance": jnp.log(jnp.asarray(rows.var(0)))}
     return {"v:h": own | {"weight": weight, "bias": jnp.zeros(latent)}}
 
