@@ -204,9 +204,7 @@ def _categories(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
     label = components(pairwise.table(len(x), units.edges), (x[a] == x[b]) & (units.bond < chance))
     eta = jnp.broadcast_to(units.eta, (*x.shape, units.eta.shape[-1]))
     total = jnp.stack([_sum_by(label, eta[..., k]) for k in range(eta.shape[-1])], -1)
-    cumulated = jnp.cumsum(jax.nn.softmax(total, -1), -1)
-    drawn = (cumulated <= units.coin[..., None] * cumulated[..., -1:]).sum(-1).clip(0, eta.shape[-1] - 1)
-    new = _at(drawn, label)
+    new = _at(bits.inverse_cdf(units.coin, jax.nn.softmax(total, -1)), label)
     if units.held is not None:
         new = jnp.where(_any_by(label, units.held), x, new)
     return new, (units.weights < 0).any()

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from ebmpp import bits, derived
 from ebmpp.couplings import Attempt, where_rows
 from ebmpp.errors import DeclarationError, IntractableError, clash
-from ebmpp.families import reflected
 from ebmpp.family import Family
+from ebmpp.gaussian import reflected
 from ebmpp.metropolis import refuse_held
 from ebmpp.moves import Drawn, Whole, equal
 from ebmpp.sweeps import Keep, Rows, hold, natural_rows
