@@ -28,6 +28,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.family import LogRatio
 from ebmpp.sweeps import draw_rows, num_words, split_words
 
 if TYPE_CHECKING:
@@ -173,7 +174,9 @@ def _maximal(
     # Several fusions read the words: without the barrier each hashes them again, a tenth of the whole sweep.
     words = lax.optimization_barrier(bits.words(pairs, each + rest + 3))
     log_u = jnp.log(bits.uniform(words[:, -3:]))
-    ratio = _LogRatio(graph, blocks, etas)
+    families = {b: graph.families[b] for b in blocks}
+    log_ratio = LogRatio(families, *etas)
+    ratio = lambda x: log_ratio({b: f.statistics(x[b]) for b, f in families.items()})  # noqa: E731
 
     shared = draw_rows(graph, blocks, etas[0], words[:, :each])
     together = first & ((log_u[:, 0] <= ratio(shared)) | same)
@@ -190,27 +193,7 @@ def _maximal(
         x = {b: where_rows(together, shared[b], x[b]) for b in blocks}
     accept_y = log_u[:, 2] > -ratio(own)
     y = {b: where_rows(together, shared[b], own[b]) for b in blocks}
-    return Attempt(x, y, together | accept_x, together | accept_y, ~jnp.isfinite(ratio.constant) & ~same)
-
-
-class _LogRatio:
-    """log q(x) / p(x) of a layer, row by row."""
-
-    def __init__(self, graph: "FactorGraph", blocks: Sequence[str], etas: tuple[Eta, Eta]) -> None:
-        self.graph = graph
-        self.slope = {b: etas[1][b] - etas[0][b] for b in blocks}
-        self.constant = sum(
-            _sum(graph.families[b].log_normalizer_difference(etas[0][b], etas[1][b])) for b in blocks
-        )
-
-    def __call__(self, x: Mapping[str, Array]) -> Array:
-        families = self.graph.families
-        inner = sum(_sum(d * families[b].statistics(x[b])) for b, d in self.slope.items())
-        return inner - self.constant
-
-
-def _sum(a: Array) -> Array:
-    return a.reshape(len(a), -1).sum(-1)
+    return Attempt(x, y, together | accept_x, together | accept_y, ~jnp.isfinite(log_ratio.constant) & ~same)
 
 
 def _all(a: Array) -> Array:
