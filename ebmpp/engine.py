@@ -20,6 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.couplings import Trial
 from ebmpp.lateral import each_part
 from ebmpp.moves import Move, agree, draw_sweep, equal, offsets
 from ebmpp.slots import Jobs, Slots, first_size, stage_sizes
@@ -257,16 +258,14 @@ class _Engine:
     def _step(self, part: Any, run: _Run, move: Move, prepared: Any, start: int, pairs: Array) -> _Run:
         slots, index = run.slots, start + part
         at = slots.active & (slots.move == index)
-        tried = move.attempt(
-            self.graph,
-            move.focus(self.graph, prepared, slots.z, self.keep, part),
-            slots.z,
+        trial = Trial(
             bits.fold_in(pairs, index, slots.trial),
-            self.keep,
             slots.trial == 0,
             agree(self.graph, move, slots.same, len(at)),
             part,
         )
+        focused = move.focus(self.graph, prepared, slots.z, self.keep, part)
+        tried = move.attempt(self.graph, focused, slots.z, self.keep, trial)
         take = at & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted.all(0)
