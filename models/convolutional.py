@@ -114,8 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pool", type=int, default=2, help="side of a pooled cell; 1 for no pooling")
     parser.add_argument("--unbiased-steps", type=int, default=20, help="that training ends with")
     parser.add_argument("--temperatures", type=int, default=2000, help="of annealed importance sampling")
-    counts = ("filters", "window", "pool", "unbiased_steps", "temperatures")
-    args = common.parse(parser, argv, **dict.fromkeys(counts, 1))
+    args = common.parse(parser, argv, filters=1, window=1, pool=1, unbiased_steps=1, temperatures=1)
     with common.refusals(parser):
         args.images = digit_images.images(args.data, args.seed)
     machine = declare(args.images.train.shape[1], args.filters, args.window, args.pool)

@@ -182,8 +182,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--chains", type=int, default=4)
     add("--latent", type=int, default=64, help="latent units of the Boltzmann machine")
     add("--steps", type=int, default=3000, help="of its training")
-    counts = ("images", "warmup", "samples", "chains", "latent", "steps")
-    return common.parse(parser, argv, **dict.fromkeys(counts, 1))
+    return common.parse(parser, argv, images=1, warmup=1, samples=1, chains=1, latent=1, steps=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

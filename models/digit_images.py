@@ -25,8 +25,9 @@ class Images(NamedTuple):
 
 def option(parser: argparse.ArgumentParser) -> None:
     """Which digits."""
-    help_ = "mnist is read from EBMPP_DATA_DIR"
-    parser.add_argument("--data", choices=("digits", "mnist"), default="digits", help=help_)
+    parser.add_argument(
+        "--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR"
+    )
 
 
 def shuffled(name: str, rng: np.random.Generator) -> np.ndarray:
@@ -38,11 +39,16 @@ def shuffled(name: str, rng: np.random.Generator) -> np.ndarray:
 def images(name: str, seed: int) -> Images:
     """Digits in two levels, one in six held out."""
     pixels, labels = (ebmpp.data.digits if name == "digits" else ebmpp.data.mnist)(labels=True)
-    order = np.random.default_rng(seed).permutation(len(pixels))
     side = math.isqrt(pixels.shape[1])
-    rows, labels = ebmpp.data.binarize(pixels)[order].reshape(-1, side, side), labels[order]
+    train, held_out = _split(ebmpp.data.binarize(pixels).reshape(-1, side, side), seed)
+    train_labels, held_out_labels = _split(labels, seed)
+    return Images(train, train_labels, held_out, held_out_labels)
+
+
+def _split(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = rows[np.random.default_rng(seed).permutation(len(rows))]
     held_out = -(-len(rows) // 6)
-    return Images(rows[held_out:], labels[held_out:], rows[:held_out], labels[:held_out])
+    return rows[held_out:], rows[:held_out]
 
 
 def independent_pixels(train: np.ndarray, held_out: np.ndarray) -> float:
@@ -91,12 +97,6 @@ def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
     shape = rows.shape[1:] if rows.ndim == 3 else (1, rows.shape[1])
     scale = 255 if rows.dtype == np.uint8 else 1
     return _binary(*_split(rows.reshape(len(rows), -1) / scale, seed), shape, binarize, seed)
-
-
-def _split(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = rows[np.random.default_rng(seed).permutation(len(rows))]
-    held_out = -(-len(rows) // 6)
-    return rows[held_out:], rows[:held_out]
 
 
 def _binary(

@@ -61,8 +61,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     own("--pair-lag", type=int, default=500, help="their lag")
     if parser.parse_known_args(argv)[0].recipe == "likelihood":
         parser.set_defaults(**rbm_likelihood.DEFAULTS)
-    counts = {"latent": 1, "repeats": 1, "sweeps": 1, "coupled": 1, "pair_lag": 1}
-    args = common.parse(parser, argv, **counts, particles=2, temperatures=2)
+    args = common.parse(
+        parser, argv, latent=1, repeats=1, sweeps=1, coupled=1, pair_lag=1, particles=2, temperatures=2
+    )
     if args.estimator != "ucd" and args.lag is not None:
         parser.error(f"--lag belongs to coupled chains (--estimator ucd), not to {args.estimator}")
     with common.refusals(parser):
