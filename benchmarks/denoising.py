@@ -28,7 +28,8 @@ import jax.numpy as jnp
 
 import ebmpp
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+root = Path(__file__).parents[1]
+sys.path += [str(root), str(root / "models")]
 from models.denoising import Prior, ising, noisy  # noqa: E402 - where models/ is
 
 

@@ -110,3 +110,16 @@ def open_uniform(bits: Array) -> Array:
     # Gaussian draw from it is infinite.
     odd = 2 * (bits >> jnp.uint32(9)).astype(jnp.int32) + 1
     return odd.astype(jnp.result_type(float)) * _TO_UNIT
+
+
+def inverse_cdf(u: Array, weights: Array) -> Array:
+    """A category drawn with the weights of the last axis: the first whose cumulated one exceeds u of all.
+
+    :param u: uniforms, the shape of ``weights`` without its last axis.
+    :param weights: not negative, of any sum.
+    :return: int32, shaped like ``u``.
+    """
+    cumulated = jnp.cumsum(weights, axis=-1)
+    # u < 1, so the threshold stays below the last sum and a category of weight 0 is never chosen
+    threshold = u[..., None] * cumulated[..., -1:]
+    return (cumulated <= threshold).sum(-1).clip(0, weights.shape[-1] - 1).astype(jnp.int32)

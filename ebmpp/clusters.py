@@ -21,7 +21,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, pairwise, parts, states
-from ebmpp.couplings import Attempt, where_rows
+from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Spin
 from ebmpp.lateral import Split
@@ -121,24 +121,14 @@ class Clusters(Whole):
     def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
         return self._prepare(graph, params, {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()})
 
-    def attempt(
-        self,
-        graph: "FactorGraph",
-        prepared: Any,
-        z: Rows,
-        pairs: Array,
-        keep: Keep,
-        first: Array,
-        same: Array,
-        part: Any = 0,
-    ) -> Attempt:
+    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         rows = z[self.block].reshape(-1, *z[self.block].shape[2:])
         held = {b: jnp.concatenate([k, k]) if len(k) > 1 else k for b, k in keep.items()}
-        new, broken = self._redraw(graph, prepared, rows, pairs, held)
+        new, broken = self._redraw(graph, focused, rows, trial.pairs, held)
         x, y = new.reshape(z[self.block].shape)
-        every = jnp.ones(len(pairs), bool)
+        every = jnp.ones(len(trial.pairs), bool)
         # fields of equal states may differ in their last bits
-        y = where_rows(same, x, y)
+        y = where_rows(trial.same, x, y)
         return Attempt({self.block: x}, {self.block: y}, every, every, every & broken)
 
     def _prepare(self, graph: "FactorGraph", params: Any, x: Rows) -> tuple[Array, Array]:
@@ -204,9 +194,7 @@ def _categories(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
     label = components(pairwise.table(len(x), units.edges), (x[a] == x[b]) & (units.bond < chance))
     eta = jnp.broadcast_to(units.eta, (*x.shape, units.eta.shape[-1]))
     total = jnp.stack([_sum_by(label, eta[..., k]) for k in range(eta.shape[-1])], -1)
-    cumulated = jnp.cumsum(jax.nn.softmax(total, -1), -1)
-    drawn = (cumulated <= units.coin[..., None] * cumulated[..., -1:]).sum(-1).clip(0, eta.shape[-1] - 1)
-    new = _at(drawn, label)
+    new = _at(bits.inverse_cdf(units.coin, jax.nn.softmax(total, -1)), label)
     if units.held is not None:
         new = jnp.where(_any_by(label, units.held), x, new)
     return new, (units.weights < 0).any()

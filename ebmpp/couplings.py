@@ -22,12 +22,13 @@ not yet accepted *stalls*, and is tried again with fresh words.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.family import LogRatio
 from ebmpp.sweeps import draw_rows, num_words, split_words
 
 if TYPE_CHECKING:
@@ -53,6 +54,20 @@ class Attempt(NamedTuple):
     """Whether a natural parameter is outside its family's domain, or a log-ratio is not a number."""
     taken: Array | int = 0
     """How many of the two chains took a Metropolis proposal."""
+
+
+class Trial(NamedTuple):
+    """One trial of a coupled draw, a pair of chains a row: its words, and what is known of the row."""
+
+    pairs: Array
+    """Key pairs, ``(rows, 2)``."""
+    first: Array
+    """Whether it is a row's first trial, ``(rows,)``."""
+    same: Array
+    """Whether the chains of a row agree on all that the draw depends on, so that they have one law, whatever
+    the last bits of natural parameters say; ``(rows,)``."""
+    part: Any = 0
+    """Which part of a move that is made in parts."""
 
 
 def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -99,25 +114,21 @@ def attempt(
     blocks: Sequence[str],
     kind: str,
     etas: tuple[Eta, Eta],
-    pairs: Array,
-    first: Array,
-    same: Array,
+    trial: Trial,
 ) -> Attempt:
     """One trial of the coupled draw of a layer.
 
     :param etas: natural parameters of the two chains, each ``(rows, *shape, *stat_shape)``.
-    :param pairs: key pairs of this trial, ``(rows, 2)``.
-    :param first: whether this is a row's first trial.
-    :param same: whether the two chains agree on every neighbour, so that the conditionals are the same
-        law whatever the last bits of ``etas`` say.
+    :param trial: its words, and whether the conditionals are the same law whatever the last bits of ``etas``
+        say.
     """
     if not stalls(kind):
-        made = _unconditional(graph, blocks, kind, etas, pairs)
-        accepted = jnp.ones(len(pairs), bool)
+        made = _unconditional(graph, blocks, kind, etas, trial.pairs)
+        accepted = jnp.ones(len(trial.pairs), bool)
         attempt_ = Attempt(*made, accepted, accepted, ~accepted)
     else:
-        attempt_ = _maximal(graph, blocks, kind, etas, pairs, first, same)
-    y = {b: where_rows(same, attempt_.x[b], attempt_.y[b]) for b in blocks}
+        attempt_ = _maximal(graph, blocks, kind, etas, trial)
+    y = {b: where_rows(trial.same, attempt_.x[b], attempt_.y[b]) for b in blocks}
     # Such a row would be accepted with a law that does not exist, or stall for ever.
     inside = [_all(graph.families[b].in_domain(eta[b])) for eta in etas for b in blocks]
     return attempt_._replace(y=y, broken=attempt_.broken | ~jnp.stack(inside).all(0))
@@ -158,22 +169,23 @@ def _maximal(
     blocks: Sequence[str],
     kind: str,
     etas: tuple[Eta, Eta],
-    pairs: Array,
-    first: Array,
-    same: Array,
+    trial: Trial,
 ) -> Attempt:
     """Algorithm 4 (residual "independent") or 3 (shared words) of Qiu et al.
 
     A first trial proposes one x for both chains, and in the same call tries the residual with other
     words for the rows that refuse it.
     """
+    pairs, first, same, _ = trial
     independent = kind == "maximal_independent"
     each = num_words(graph, blocks)
     rest = 2 * each if independent else num_words(graph, blocks, coupled=True)
     # Several fusions read the words: without the barrier each hashes them again, a tenth of the whole sweep.
     words = lax.optimization_barrier(bits.words(pairs, each + rest + 3))
     log_u = jnp.log(bits.uniform(words[:, -3:]))
-    ratio = _LogRatio(graph, blocks, etas)
+    families = {b: graph.families[b] for b in blocks}
+    log_ratio = LogRatio(families, *etas)
+    ratio = lambda x: log_ratio({b: f.statistics(x[b]) for b, f in families.items()})  # noqa: E731
 
     shared = draw_rows(graph, blocks, etas[0], words[:, :each])
     together = first & ((log_u[:, 0] <= ratio(shared)) | same)
@@ -190,27 +202,7 @@ def _maximal(
         x = {b: where_rows(together, shared[b], x[b]) for b in blocks}
     accept_y = log_u[:, 2] > -ratio(own)
     y = {b: where_rows(together, shared[b], own[b]) for b in blocks}
-    return Attempt(x, y, together | accept_x, together | accept_y, ~jnp.isfinite(ratio.constant) & ~same)
-
-
-class _LogRatio:
-    """log q(x) / p(x) of a layer, row by row."""
-
-    def __init__(self, graph: "FactorGraph", blocks: Sequence[str], etas: tuple[Eta, Eta]) -> None:
-        self.graph = graph
-        self.slope = {b: etas[1][b] - etas[0][b] for b in blocks}
-        self.constant = sum(
-            _sum(graph.families[b].log_normalizer_difference(etas[0][b], etas[1][b])) for b in blocks
-        )
-
-    def __call__(self, x: Mapping[str, Array]) -> Array:
-        families = self.graph.families
-        inner = sum(_sum(d * families[b].statistics(x[b])) for b, d in self.slope.items())
-        return inner - self.constant
-
-
-def _sum(a: Array) -> Array:
-    return a.reshape(len(a), -1).sum(-1)
+    return Attempt(x, y, together | accept_x, together | accept_y, ~jnp.isfinite(log_ratio.constant) & ~same)
 
 
 def _all(a: Array) -> Array:

@@ -20,8 +20,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.couplings import Trial
 from ebmpp.lateral import each_part
 from ebmpp.moves import Move, agree, draw_sweep, equal, offsets
+from ebmpp.slots import Jobs, Slots, first_size, stage_sizes
 from ebmpp.sweeps import Keep
 
 if TYPE_CHECKING:
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 #: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
 DEFAULT_SLOTS = 64
 _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is bound by overhead
-# Each stage of the tail takes some 1.6 s to compile. At 784x1000, where a pair takes 37 sweeps and the last
-# 1389, stages of 64, 32, 16 and 4 slots take 1.8 s; ending at 8 costs 15 % more, a stage of 8 gains nothing.
-_HALVE_ABOVE, _STOP_AT = 16, 4
 
 
 class Accumulator(Protocol):
@@ -86,19 +85,8 @@ class Outcome(NamedTuple):
     """Proposals that a chain took over those it was made; nan without Metropolis moves."""
 
 
-class _Slots(NamedTuple):
-    z: dict[str, Array]  # both chains, (2, slots, *shape)
-    same: dict[str, Array]  # whether the two chains agree on a block
-    job: Array
-    t: Array
-    move: Array  # the next part of a move to make, counted through all moves
-    trial: Array
-    accepted: Array  # (2, slots): which chain has made it
-    active: Array
-
-
 class _Run(NamedTuple):
-    slots: _Slots
+    slots: Slots
     total: Any
     meeting_time: Array
     taken: Array  # how many jobs of the queue have been started
@@ -148,29 +136,8 @@ def run_pairs(
     done = met & (window.lag >= window.m)
     queue = jnp.argsort(done, stable=True)
     meeting_time = jnp.where(met, window.lag, -1)
-    source = _Source(starts, keys, queue, (~done).sum())
-    slots = min(num_slots, _power_of_two(num_jobs))
-    return engine.run(source, total, meeting_time, count, slots)
-
-
-class _Source(NamedTuple):
-    starts: dict[str, Array]
-    keys: Array
-    queue: Array
-    waiting: Array
-
-
-def _stages(size: int) -> list[int]:
-    """How many slots run, as fewer and fewer pairs are left."""
-    sizes = [size]
-    while sizes[-1] > _STOP_AT:
-        smaller = sizes[-1] // (2 if sizes[-1] > _HALVE_ABOVE else 4)
-        sizes.append(max(_STOP_AT, smaller))
-    return sizes
-
-
-def _power_of_two(n: int) -> int:
-    return max(_STOP_AT, 1 << (n - 1).bit_length())
+    jobs = Jobs(starts, keys, queue, (~done).sum())
+    return engine.run(jobs, total, meeting_time, count, first_size(num_slots, num_jobs))
 
 
 class _Engine:
@@ -235,56 +202,49 @@ class _Engine:
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def run(self, source: _Source, total: Any, meeting_time: Array, count: _Count, size: int) -> Outcome:
+    def run(self, jobs: Jobs, total: Any, meeting_time: Array, count: _Count, size: int) -> Outcome:
         """All jobs through slots of ``size``, then through fewer and fewer when few are left."""
-        slots = self._empty(source, size)
+        slots = Slots.empty(jobs.starts, size)
         run = _Run(slots, total, meeting_time, jnp.zeros((), jnp.int32), count)
-        run = self._refill(run, source)
-        sizes = _stages(size)
+        run = self._refill(run, jobs)
+        sizes = stage_sizes(size)
         for stage, (size, smaller) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True)):
             # only the first stage takes new jobs: it ends when none waits
-            run = self._stage(run, source, size, smaller, refills=stage == 0)
-            run = run._replace(slots=_compact(run.slots, smaller))
+            run = self._stage(run, jobs, size, smaller, refills=stage == 0)
+            run = run._replace(slots=run.slots.compact(smaller))
         count = run.count
         trials = count.attempts / jnp.maximum(count.moves, 1)
         return Outcome(run.total, run.meeting_time, trials, count.taken / count.proposals)
 
-    def _empty(self, source: _Source, size: int) -> _Slots:
-        zeros = jnp.zeros(size, jnp.int32)
-        z = {b: jnp.zeros((2, size, *v.shape[2:]), v.dtype) for b, v in source.starts.items()}
-        off = jnp.zeros(size, bool)
-        same = dict.fromkeys(z, off)
-        return _Slots(z, same, zeros, zeros, zeros, zeros, jnp.zeros((2, size), bool), off)
-
-    def _stage(self, run: _Run, source: _Source, size: int, smaller: int, refills: bool) -> _Run:
+    def _stage(self, run: _Run, jobs: Jobs, size: int, smaller: int, refills: bool) -> _Run:
         repeats = max(1, _FLUSH_ROWS // (2 * size))
 
         def going(run: _Run) -> Array:
-            waits = refills & (run.taken < source.waiting)
+            waits = refills & (run.taken < jobs.waiting)
             return waits | (run.slots.active.sum() > smaller)
 
         def block(run: _Run) -> _Run:
-            run, states, weights, jobs = self._sweeps(run, source, repeats, refills)
-            return run._replace(total=self._add(run.total, states, weights, jobs))
+            run, states, weights, owners = self._sweeps(run, jobs, repeats, refills)
+            return run._replace(total=self._add(run.total, states, weights, owners))
 
         return lax.while_loop(going, block, run)
 
-    def _sweeps(self, run: _Run, source: _Source, repeats: int, refills: bool) -> tuple:
-        """``repeats`` sweeps, and their states, weights and jobs as rows."""
+    def _sweeps(self, run: _Run, jobs: Jobs, repeats: int, refills: bool) -> tuple:
+        """``repeats`` sweeps, and their states, weights and numbers of jobs as rows."""
 
         def one(run: _Run, _: None) -> tuple[_Run, tuple]:
-            run, weights = self._book(self._sweep(run, source.keys))
+            run, weights = self._book(self._sweep(run, jobs.keys))
             # the states that count are those before a slot takes its next job
             counted = run.slots.z, weights, jnp.stack([run.slots.job, run.slots.job])
-            return (self._refill(run, source) if refills else run), counted
+            return (self._refill(run, jobs) if refills else run), counted
 
         if repeats == 1:
             run, counted = one(run, None)
-            states, weights, jobs = counted
-            return run, _flat(states), weights.reshape(-1), jobs.reshape(-1)
-        run, (states, weights, jobs) = lax.scan(one, run, None, length=repeats)
+            states, weights, owners = counted
+            return run, _flat(states), weights.reshape(-1), owners.reshape(-1)
+        run, (states, weights, owners) = lax.scan(one, run, None, length=repeats)
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
-        return run, rows, weights.reshape(-1), jobs.reshape(-1)
+        return run, rows, weights.reshape(-1), owners.reshape(-1)
 
     def _sweep(self, run: _Run, keys: Array) -> _Run:
         """One attempt at each part of each move, in order; a row that is refused stalls at its part."""
@@ -298,16 +258,14 @@ class _Engine:
     def _step(self, part: Any, run: _Run, move: Move, prepared: Any, start: int, pairs: Array) -> _Run:
         slots, index = run.slots, start + part
         at = slots.active & (slots.move == index)
-        tried = move.attempt(
-            self.graph,
-            move.focus(self.graph, prepared, slots.z, self.keep, part),
-            slots.z,
+        trial = Trial(
             bits.fold_in(pairs, index, slots.trial),
-            self.keep,
             slots.trial == 0,
             agree(self.graph, move, slots.same, len(at)),
             part,
         )
+        focused = move.focus(self.graph, prepared, slots.z, self.keep, part)
+        tried = move.attempt(self.graph, focused, slots.z, self.keep, trial)
         take = at & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted.all(0)
@@ -347,35 +305,9 @@ class _Engine:
         count = count._replace(moves=count.moves + moved.sum() * self.offsets[-1])
         return run._replace(slots=slots, meeting_time=meeting_time, count=count), weights
 
-    def _refill(self, run: _Run, source: _Source) -> _Run:
-        """Give the next jobs of the queue to idle slots."""
-        slots = run.slots
-        idle = ~slots.active
-        position = run.taken + jnp.cumsum(idle) - 1
-        take = idle & (position < source.waiting)
-
-        def load(run: _Run) -> _Run:
-            job = jnp.where(take, source.queue[jnp.where(take, position, 0)], slots.job)
-            z, same = {}, {}
-            for b, start in source.starts.items():
-                mask = take.reshape(1, -1, *(1,) * (start.ndim - 2))
-                z[b] = jnp.where(mask, start[:, job], slots.z[b])
-                same[b] = equal(z[b])
-            zero = lambda a: jnp.where(take, 0, a)  # noqa: E731
-            t = jnp.where(take, self.window.lag, slots.t)
-            fresh = _Slots(
-                z,
-                {b: jnp.where(take, same[b], slots.same[b]) for b in same},
-                job,
-                t,
-                zero(slots.move),
-                zero(slots.trial),
-                slots.accepted & ~take,
-                slots.active | take,
-            )
-            return run._replace(slots=fresh, taken=run.taken + take.sum())
-
-        return lax.cond(take.any(), load, lambda run: run, run)
+    def _refill(self, run: _Run, jobs: Jobs) -> _Run:
+        slots, taken = run.slots.fill(jobs, run.taken, self.window.lag)
+        return run._replace(slots=slots, taken=taken)
 
 
 def _finite(params: Any) -> Array:
@@ -385,18 +317,3 @@ def _finite(params: Any) -> Array:
 
 def _flat(z: dict[str, Array]) -> dict[str, Array]:
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
-
-
-def _compact(slots: _Slots, size: int) -> _Slots:
-    """The live slots, in ``size`` places."""
-    keep = jnp.argsort(~slots.active, stable=True)[:size]
-    return slots._replace(
-        z={b: v[:, keep] for b, v in slots.z.items()},
-        same={b: v[keep] for b, v in slots.same.items()},
-        job=slots.job[keep],
-        t=slots.t[keep],
-        move=slots.move[keep],
-        trial=slots.trial[keep],
-        accepted=slots.accepted[:, keep],
-        active=slots.active[keep],
-    )

@@ -13,8 +13,9 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from ebmpp.bits import open_uniform, uniform
+from ebmpp.bits import inverse_cdf, open_uniform, uniform
 from ebmpp.family import Family, as_float
+from ebmpp.gaussian import Gaussian
 from ebmpp.spin import SpinDistribution, spin_constraint
 
 __all__ = [
@@ -158,7 +159,7 @@ class Categorical(Family):
         return eta.argmax(-1).astype(self.dtype)
 
     def sample(self, bits: Array, eta: Array) -> Array:
-        return _inverse_cdf(uniform(bits[..., 0]), jax.nn.softmax(eta, axis=-1))
+        return inverse_cdf(uniform(bits[..., 0]), jax.nn.softmax(eta, axis=-1))
 
     def initial(self, bits: Array) -> Array:
         # one unit's eta for all: a constant of every row's would keep XLA folding its sums for seconds
@@ -167,21 +168,13 @@ class Categorical(Family):
     def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
         # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
         p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)
-        x = _inverse_cdf(uniform(bits[..., 0]), p)
+        x = inverse_cdf(uniform(bits[..., 0]), p)
         at_x = lambda prob: jnp.take_along_axis(prob, x[..., None], -1)[..., 0]  # noqa: E731
         kept = uniform(bits[..., 1]) * at_x(p) < at_x(q)
-        return x, jnp.where(kept, x, _inverse_cdf(uniform(bits[..., 2]), jnp.maximum(q - p, 0)))
+        return x, jnp.where(kept, x, inverse_cdf(uniform(bits[..., 2]), jnp.maximum(q - p, 0)))
 
     def states(self) -> Array:
         return jnp.arange(self.num_categories, dtype=self.dtype)
-
-
-def _inverse_cdf(u: Array, weights: Array) -> Array:
-    """The first category whose cumulated weight exceeds ``u`` times the total."""
-    cumulated = jnp.cumsum(weights, axis=-1)
-    # u < 1, so the threshold stays below the last sum and a category of weight 0 is never chosen
-    threshold = u[..., None] * cumulated[..., -1:]
-    return (cumulated <= threshold).sum(-1).clip(0, weights.shape[-1] - 1).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -287,120 +280,3 @@ class Exponential(Family):
 
     def sample(self, bits: Array, eta: Array) -> Array:
         return jnp.log(open_uniform(bits[..., 0])) / eta
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Gaussian(Family):
-    """Reals. ``variance="unit"``: statistic x, eta is the mean. ``variance="learned"``: statistics
-    x and x**2 (last axis), natural parameter ``(mean / variance, -1 / (2 variance))``.
-
-    A :func:`~ebmpp.Bilinear` factor couples x; the precision then comes from the block's bias.
-
-    :param shape: the block's shape.
-    :param variance: "unit" or "learned".
-    :raises ValueError: for another ``variance``.
-    """
-
-    variance: str = "unit"
-
-    num_words = num_couple_words = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.variance not in ("unit", "learned"):
-            raise ValueError(f"variance is 'unit' or 'learned', not {self.variance!r}")
-
-    @property
-    def learned(self) -> bool:
-        """Whether the variance is a parameter."""
-        return self.variance == "learned"
-
-    @property
-    def domain(self) -> str:
-        return "negative in its second entry (-1 / (2 variance))" if self.learned else "any real number"
-
-    @property
-    def stat_shape(self) -> tuple[int, ...]:
-        return (2,) if self.learned else ()
-
-    @property
-    def interaction_shape(self) -> tuple[int, ...]:
-        return self.shape
-
-    def interaction(self, statistics: Array) -> Array:
-        return statistics[..., 0] if self.learned else statistics
-
-    def statistics(self, x: Array) -> Array:
-        x = as_float(x)
-        return jnp.stack([x, x**2], axis=-1) if self.learned else x
-
-    def log_base_measure(self, x: Array) -> Array:
-        x = as_float(x)
-        return -0.5 * math.log(2 * math.pi) - (jnp.zeros_like(x) if self.learned else 0.5 * x**2)
-
-    def moments(self, eta: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of each unit."""
-        if not self.learned:
-            return eta, jnp.ones_like(eta)
-        variance = -0.5 / eta[..., 1]
-        return eta[..., 0] * variance, jnp.sqrt(variance)
-
-    def log_normalizer(self, eta: Array) -> Array:
-        if not self.learned:
-            return 0.5 * eta**2
-        return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
-
-    def in_domain(self, eta: Array) -> Array:
-        if not self.learned:
-            return jnp.isfinite(eta)
-        return jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
-
-    def default_eta(self) -> Array:
-        zero = jnp.zeros(self.shape)
-        return jnp.stack([zero, zero - 0.5], axis=-1) if self.learned else zero
-
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
-        return dist.Normal(*self.moments(eta))
-
-    def from_mean(self, mean: Array) -> Array:
-        if not self.learned:
-            return mean
-        variance = mean[..., 1] - mean[..., 0] ** 2
-        return jnp.stack([mean[..., 0] / variance, -0.5 / variance], axis=-1)
-
-    def mode(self, eta: Array) -> Array:
-        return self.moments(eta)[0]
-
-    def sample(self, bits: Array, eta: Array) -> Array:
-        centre, scale = self.moments(eta)
-        return centre + scale * jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
-
-    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array]:
-        (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
-        z = jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
-        return reflected(z, u, centre, scale, to, to_scale)
-
-
-def reflected(
-    z: Array, u: Array, centre: Array, scale: Array, to: Array, to_scale: Array
-) -> tuple[Array, Array]:
-    """Two Gaussian draws from one noise, row by row: equal as often as can be, else mirrored.
-
-    With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); else y has the noise
-    mirrored at the plane halfway. It needs equal scales: rows without get the same noise.
-
-    :param z: normal noise, shape ``(rows, *shape)``; the other arrays are alike.
-    :param u: uniforms, shape ``(rows,)``.
-
-    **References**
-
-    1. Jacob, O'Leary, Atchade (2020), section 4.1, after Bou-Rabee, Eberle, Zimmer (2020).
-    """
-    axes = tuple(range(1, z.ndim))
-    gap = (centre - to) / scale
-    along, square = ((a * gap).sum(axes, keepdims=True) for a in (z, gap))
-    ratio = -along - 0.5 * square
-    mirrored = z - 2 * gap * (along / jnp.where(square > 0, square, 1.0))
-    x, alike = centre + scale * z, (scale == to_scale).all(axes, keepdims=True)
-    meets = alike & (jnp.log(u).reshape(ratio.shape) <= ratio)
-    return x, jnp.where(meets, x, to + to_scale * jnp.where(alike, mirrored, z))

@@ -8,6 +8,7 @@ ratio, free energy) follows from these three. Arrays of one block have shape ``(
 statistics and natural parameters have ``(*batch, *shape, *stat_shape)``.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import math
 from typing import ClassVar
@@ -132,9 +133,9 @@ class Family:
         :param statistics: t(x), the same shape.
         :return: shape ``(*batch,)``.
         """
-        inner = ((other - eta) * statistics).reshape(*eta.shape[: -len(self.stat_shape) or None], -1)
-        per_unit = inner.sum(-1) - self.log_normalizer_difference(eta, other)
-        return per_unit.sum(tuple(range(-len(self.shape), 0)))
+        rows = lambda a: {"": a.reshape(-1, *self.statistic_shape)}  # noqa: E731
+        made = LogRatio({"": self}, rows(eta), rows(other))(rows(statistics))
+        return made.reshape(eta.shape[: eta.ndim - len(self.statistic_shape)])
 
     def log_normalizer_difference(self, eta: Array, other: Array) -> Array:
         """A(other) - A(eta), unit by unit."""
@@ -197,3 +198,29 @@ class Family:
     def interaction_shape(self) -> tuple[int, ...]:
         """Shape of :meth:`interaction`."""
         return self.statistic_shape
+
+
+class LogRatio:
+    """log p(x | other) - log p(x | eta) of blocks of independent units, row by row; the base measures cancel.
+
+    :param families: of the blocks.
+    :param eta: natural parameters, ``(rows, *shape, *stat_shape)`` a block.
+    :param other: likewise.
+    """
+
+    def __init__(
+        self, families: Mapping[str, Family], eta: Mapping[str, Array], other: Mapping[str, Array]
+    ) -> None:
+        self.slope = {b: other[b] - eta[b] for b in families}
+        #: the part that does not depend on x, ``(rows,)``
+        self.constant = sum(
+            _row_sum(f.log_normalizer_difference(eta[b], other[b])) for b, f in families.items()
+        )
+
+    def __call__(self, statistics: Mapping[str, Array]) -> Array:
+        """At values of these statistics, shaped like ``eta``; shape ``(rows,)``."""
+        return sum(_row_sum(d * statistics[b]) for b, d in self.slope.items()) - self.constant
+
+
+def _row_sum(a: Array) -> Array:
+    return a.reshape(len(a), -1).sum(-1)

@@ -15,11 +15,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import coloring, derived, domain, initialization, lateral, pairwise, states
+from ebmpp import coloring, declaration, derived, domain, initialization, lateral, pairwise, states
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import Family
-from ebmpp.probe import probe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,16 +60,16 @@ class FactorGraph:
         factors: Iterable[Factor] = (),
     ) -> None:
         latent = {} if latent is None else latent
-        _check_blocks(visible, latent)
+        declaration.check_blocks(visible, latent)
         put = super().__setattr__
         put("visible", MappingProxyType(dict(visible)))
         put("latent", MappingProxyType(dict(latent)))
         put("families", MappingProxyType({**visible, **latent}))
-        put("factors", _check_factors(tuple(factors), self.families))
+        put("factors", tuple(factors))
+        declaration.check_factors(self.factors, self.families)
         put("edges", frozenset(self._interactions()))
         put("splits", MappingProxyType(lateral.split_blocks(self.families, self.factors)))
-        with jax.ensure_compile_time_eval():  # the probe looks at values, also in a model that is traced
-            put("param_shapes", {f.name: _probed_shapes(f, self.families, self.splits) for f in self.factors})
+        put("param_shapes", declaration.param_shapes(self.factors, self.families, self.splits))
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
         put("_identity", (tuple(visible.items()), tuple(latent.items()), self.factors))
@@ -370,48 +369,6 @@ class FactorGraph:
         :raises IntractableError: when two blocks left out, or units of one, interact.
         """
         return -self.marginal(params, x, [b for b in self.families if b not in x])
-
-
-def _check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -> None:
-    for name, family in (*visible.items(), *latent.items()):
-        if not isinstance(name, str) or not name:
-            raise DeclarationError(f"a block's name is a non-empty string, not {name!r}")
-        if not isinstance(family, Family):
-            raise DeclarationError(f"block {name!r} needs a family such as Bernoulli(10), not {family!r}")
-    both = sorted(set(visible) & set(latent))
-    if both:
-        raise DeclarationError(f"blocks {both} are declared visible and latent; choose one")
-    if not visible:
-        raise DeclarationError("a FactorGraph needs at least one visible block")
-
-
-def _check_factors(factors: tuple[Factor, ...], families: Mapping[str, Family]) -> tuple[Factor, ...]:
-    seen: set[str] = set()
-    for factor in factors:
-        if not isinstance(factor, Factor):
-            raise DeclarationError(f"factors holds {factor!r}, which is not a Factor")
-        for block in factor.blocks:
-            if block not in families:
-                raise DeclarationError(
-                    f"{factor!r} names block {block!r}, and the blocks are {list(families)}"
-                )
-        if factor.name in seen:
-            raise DeclarationError(
-                f"two factors are named {factor.name!r}; drop one, or give it another name=..."
-            )
-        seen.add(factor.name)
-    alone = [b for b in families if not any(b in f.blocks for f in factors)]
-    if alone:
-        raise DeclarationError(f"no factor mentions block {alone[0]!r}; add Bias({alone[0]!r})")
-    return factors
-
-
-def _probed_shapes(
-    factor: Factor, families: Mapping[str, Family], splits: Mapping[str, lateral.Split]
-) -> Any:
-    params = factor.init_params(jax.random.key(0), families)
-    probe(factor, families, params, splits)
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
 
 
 def layered(**blocks: Family) -> FactorGraph:

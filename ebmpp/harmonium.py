@@ -8,12 +8,14 @@ import math
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, derived, families, initialization, sweeps
+from ebmpp import bits, derived, families, initialization, states, sweeps
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, layered
@@ -74,21 +76,43 @@ def make_optimizer(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def start(
-    graph: FactorGraph, estimator: Estimator, batch_size: int, rng_key: Array, pair: Array, rows: Array
+    graph: FactorGraph,
+    estimator: Estimator,
+    batch_size: int,
+    rng_key: Array,
+    pair: Array,
+    rows: Array,
+    weights: Array | None = None,
 ) -> tuple[Params, Any]:
     """Params as :meth:`FactorGraph.init` makes them, and the estimator's first state.
 
     One program: step by step they are some eighty, of which each is compiled.
 
     :param rows: of the visibles, which may hold mean statistics.
+    :param weights: of the rows in the base rates: one of weight 2 is two rows.
     """
-    means = {"v": (graph.families["v"].statistics(rows).mean(0), len(rows))}
+    statistics, count = graph.families["v"].statistics(rows), len(rows) if weights is None else weights.sum()
+    means = {"v": (jnp.average(statistics, axis=0, weights=weights), count)}
     scheme, keys = initialization.resolve("gaussian"), jax.random.split(rng_key, len(graph.factors))
     params = {
         factor.name: initialization.init_factor(factor, key, graph.families, scheme, means)
         for factor, key in zip(graph.factors, keys, strict=True)
     }
     return params, estimator.init(graph, params, {"v": rows}, batch_size, pair)
+
+
+def batches(rows: np.ndarray, weights: np.ndarray | None, size: int, seed: list[int]) -> Batch:
+    """An epoch of batches, in a random order; they have one size, and what fills up the last has weight 0.
+
+    :param weights: one a row, of any sum; None for equal ones.
+    """
+    count = math.ceil(len(rows) / size)
+    order = np.resize(np.random.default_rng(seed).permutation(len(rows)), (count, size))
+    real = (np.arange(count * size) < len(rows)).reshape(count, size)
+    shares = real / real.sum(1, keepdims=True)
+    if weights is not None:
+        shares = shares * (weights / weights.mean())[order]
+    return Batch({"v": rows[order]}, shares.astype(jnp.result_type(float)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -177,6 +201,37 @@ def check_count(owner: object, name: str, value: object, least: int = 1) -> None
     """:raises ValueError: for another number."""
     if not isinstance(value, Integral) or value < least:
         raise ValueError(f"{type(owner).__name__}: {name} is an int of at least {least}, not {value!r}")
+
+
+def check_values(owner: object, family: Family, values: np.ndarray) -> None:
+    """Means stand for values where these are bounded and their own statistic.
+
+    :raises ValueError: for values that the units do not take.
+    """
+    low, high = family.bounds
+    means = not family.stat_shape and math.isfinite(high - low)
+    good = (values >= low) & (values <= high) if means else np.asarray(family.in_support(values))
+    if not good.all():
+        row, column = (int(i) for i in np.argwhere(~good)[0])
+        wanted = f"values from {low:g} to {high:g}" if means else states.describe(family)
+        raise ValueError(
+            f"{type(owner).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
+            f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X "
+            "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such "
+            'as "gaussian" for reals'
+        )
+
+
+def weighted(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """The rows that count, and their weights; None where nobody gave weights.
+
+    :raises StateError: for weights of a wrong shape, negative, not finite or all zero.
+    """
+    if sample_weight is None:
+        return values, None
+    states.check_weights(sample_weight, len(values))
+    weights = np.asarray(sample_weight, float)
+    return values[weights > 0], weights[weights > 0]
 
 
 def check_one_statistic(name: str, found: bool, family: Family) -> None:

@@ -14,10 +14,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, derived
-from ebmpp.couplings import Attempt, where_rows
+from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import DeclarationError, IntractableError, clash
-from ebmpp.families import reflected
 from ebmpp.family import Family
+from ebmpp.gaussian import reflected
 from ebmpp.metropolis import refuse_held
 from ebmpp.moves import Drawn, Whole, equal
 from ebmpp.sweeps import Keep, Rows, hold, natural_rows
@@ -148,23 +148,15 @@ class Langevin(Whole):
         return self._density(graph, params, {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}, both)
 
     def attempt(
-        self,
-        graph: "FactorGraph",
-        focused: "_Density",
-        z: Rows,
-        pairs: Array,
-        keep: Keep,
-        first: Array,
-        same: Array,
-        part: Any = 0,
+        self, graph: "FactorGraph", focused: "_Density", z: Rows, keep: Keep, trial: Trial
     ) -> Attempt:
-        rows, density = len(pairs), focused
-        alike = same | _all_equal(z, self._around(graph), rows)  # one density for both chains of a row
+        rows, density = len(trial.pairs), focused
+        alike = trial.same | _all_equal(z, self._around(graph), rows)  # one density for both chains of a row
         halves = lambda a: (a[:rows], a[rows:])  # noqa: E731
 
         def one(i: Array, carry: tuple[_Point, Array]) -> tuple[_Point, Array]:
             at, taken = carry
-            noise, log_u, u = _noise(bits.fold_in(pairs, i), density.units)
+            noise, log_u, u = _noise(bits.fold_in(trial.pairs, i), density.units)
             (x, y), (step, to_step) = halves(density.drift(at)), halves(density.step)
             old, old_y = halves(at.x)
             together = alike & (old == old_y).all(-1)

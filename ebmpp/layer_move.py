@@ -9,7 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import parts
-from ebmpp.couplings import KINDS, Attempt, attempt, stalls
+from ebmpp.couplings import KINDS, Attempt, Trial, attempt, stalls
 from ebmpp.errors import IntractableError, clash
 from ebmpp.lateral import Split
 from ebmpp.moves import Drawn
@@ -79,28 +79,18 @@ class Layer:
         real = split.take(parts.to_units(held[block], split.family), part).T if held else None
         return {block: parts.silence(split.part_family(part), real, eta)}
 
-    def attempt(
-        self,
-        graph: "FactorGraph",
-        focused: Any,
-        z: Rows,
-        pairs: Array,
-        keep: Keep,
-        first: Array,
-        same: Array,
-        part: Any = 0,
-    ) -> Attempt:
+    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
 
         Units that are held have one law in both chains, and so no say in whether the chains meet.
         """
         (block, *_), etas = self.blocks, tuple({b: e[i] for b, e in focused.items()} for i in range(2))
         split = graph.splits.get(block)
-        view = graph if split is None else parts.view(graph, block, part)
-        made = attempt(view, self.blocks, self.kind, etas, pairs, first, same)
+        view = graph if split is None else parts.view(graph, block, trial.part)
+        made = attempt(view, self.blocks, self.kind, etas, trial)
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         if split is not None:
-            made = made._replace(x=_put(split, x, part, made.x), y=_put(split, y, part, made.y))
+            made = made._replace(x=_put(split, x, trial.part, made.x), y=_put(split, y, trial.part, made.y))
         return made._replace(x=hold(keep, x, made.x), y=hold(keep, y, made.y))
 
 

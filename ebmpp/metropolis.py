@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, derived
-from ebmpp.couplings import Attempt, where_rows
+from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.family import Family
 from ebmpp.moves import Drawn, Whole
@@ -83,29 +83,19 @@ class Metropolis(Whole):
     def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
         return params  # nothing is worth keeping: there is one trial
 
-    def attempt(
-        self,
-        graph: "FactorGraph",
-        prepared: Any,
-        z: Rows,
-        pairs: Array,
-        keep: Keep,
-        first: Array,
-        same: Array,
-        part: Any = 0,
-    ) -> Attempt:
-        rows = len(pairs)
-        proposal, log_u = self._propose(graph, pairs)
+    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
+        rows = len(trial.pairs)
+        proposal, log_u = self._propose(graph, trial.pairs)
         # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
         refuse_held(self.marginalize, keep)
         flat = lambda x: {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in x.items()}  # noqa: E731
         now = flat(z)
         then = flat(hold(keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}))
         stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
-        score = self._score(graph, prepared, stacked)
+        score = self._score(graph, focused, stacked)
         ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)
         took = log_u < ratio
-        took = took.at[1].set(jnp.where(same, took[0], took[1]))
+        took = took.at[1].set(jnp.where(trial.same, took[0], took[1]))
         chosen = {b: where_rows(took.reshape(-1), then[b], now[b]) for b in self.blocks}
         x, y = ({b: v[i * rows : (i + 1) * rows] for b, v in chosen.items()} for i in range(2))
         every = jnp.ones(rows, bool)

@@ -16,13 +16,12 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, derived
+from ebmpp import bits, derived, states
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import exact, pseudo
 from ebmpp.graph import FactorGraph
-from ebmpp.sources import check_rows
 
 Params = Any
 
@@ -75,7 +74,7 @@ class _Of:
 
 
 def _rows(graph: FactorGraph, data: Any) -> Rows:
-    return check_rows(graph, data)[0]
+    return states.check_rows(graph, data)[0]
 
 
 # -- likelihood ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.couplings import Attempt, where_rows
+from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.lateral import each_part
 from ebmpp.sweeps import Keep, Rows
 
@@ -56,23 +56,11 @@ class Move(Protocol):
     def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
         """What all trials of a part have in common."""
 
-    def attempt(
-        self,
-        graph: "FactorGraph",
-        focused: Any,
-        z: Rows,
-        pairs: Array,
-        keep: Keep,
-        first: Array,
-        same: Array,
-        part: Any,
-    ) -> Attempt:
+    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         """One trial of the coupled draw of a part; both chains' values of all ``blocks``.
 
-        :param focused: of :meth:`focus`, for the same ``z``.
-        :param pairs: key pairs of this trial, ``(rows, 2)``.
-        :param first: whether this is a row's first trial.
-        :param same: whether the chains of a row agree on all that the move reads.
+        :param focused: of :meth:`focus`, for the same ``z`` and part.
+        :param trial: its words, and which part.
         """
 
 
@@ -166,8 +154,9 @@ def couple_focused(
     """
 
     def trial(number: Array | int) -> Attempt:
-        keys = bits.fold_in(pairs, index, number)
-        return move.attempt(graph, focused, z, keys, keep, jnp.full(len(pairs), number == 0), same, part)
+        first = jnp.full(len(pairs), number == 0)
+        own = Trial(bits.fold_in(pairs, index, number), first, same, part)
+        return move.attempt(graph, focused, z, keep, own)
 
     def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
         number, held = carry

@@ -9,7 +9,7 @@ once these two agree at time 0, so do all, also the one that has been running fo
 
 from collections import deque
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, states, sweeps
+from ebmpp import bits, derived, enumeration, states, sweeps
 from ebmpp.errors import IntractableError, UnmetError
-from ebmpp.evaluate import exact
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.pairwise import Pairwise
@@ -37,48 +36,38 @@ State = dict[str, Array]
 # -- enumeration -----------------------------------------------------------------------------------
 
 
-class _Plan(NamedTuple):
-    """What is listed, and what is drawn given that."""
-
-    listed: tuple[str, ...]
-    drawn: tuple[str, ...]
-
-
-def _plan(graph: FactorGraph) -> _Plan:
+def _plan(graph: FactorGraph) -> enumeration.Plan:
     """:raises IntractableError: when the model is not small enough to be enumerated."""
-    plan = exact._plan(graph)
+    plan = enumeration.make_plan(graph)
     if plan.integrated:
         raise IntractableError(
             f"the Gaussian blocks {list(plan.integrated)} interact, so they cannot be drawn by enumeration; "
             "sample the model by ebmpp.BlockedGibbs"
         )
-    exact._refuse_many(graph, plan.enumerated, plan.summed, exact._MOST_LISTED)
-    return _Plan(plan.enumerated, plan.summed)
+    enumeration.refuse_many(graph, plan.enumerated, plan.summed, enumeration.MOST_LISTED)
+    return plan
 
 
 def _pick(u: Array, log_weight: Array) -> Array:
-    """An index drawn with the last axis' weights: the first whose cumulated weight exceeds ``u``."""
-    weight = jnp.exp(log_weight - log_weight.max(-1, keepdims=True))
-    total = jnp.cumsum(weight, axis=-1)
-    index = (total <= u[..., None] * total[..., -1:]).sum(-1)
-    return jnp.minimum(index, weight.shape[-1] - 1)
+    """An index drawn with the last axis' weights."""
+    return bits.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
 
 def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[State, Array]:
-    listed, drawn = _plan(graph)
-    plan = exact._Plan(listed, drawn, ())
-    count = exact._count(graph, listed)
+    plan = _plan(graph)
+    listed, drawn = plan.enumerated, plan.summed
+    count = enumeration.num_states(graph, listed)
     # Two stages, of about the root each: a uniform of 24 bits is too coarse for a million states.
     width = math.isqrt(count - 1) + 1
     index = jnp.arange(-(-count // width) * width, dtype=jnp.int32)
-    term = lambda i: exact._log_term(graph, params, {}, plan, i)  # noqa: E731
-    value = jax.lax.map(term, jnp.minimum(index, count - 1), batch_size=exact._chunk(graph, plan))
+    term = lambda i: enumeration.log_term(graph, params, {}, plan, i)  # noqa: E731
+    value = jax.lax.map(term, jnp.minimum(index, count - 1), batch_size=enumeration.chunk_size(graph, plan))
     table = jnp.where(index < count, value, -jnp.inf).reshape(-1, width)
     u = bits.uniform(bits.words(bits.fold_in(pairs, 0), 2))
     group = _pick(u[:, 0], jax.nn.logsumexp(table, axis=-1)[None])
     chosen = group * width + _pick(u[:, 1], table[group])
     x = sweeps.initial_rows(graph, drawn, bits.fold_in(pairs, 1)) if drawn else {}
-    x |= jax.vmap(lambda i: exact._decode(graph, listed, i))(chosen)
+    x |= jax.vmap(lambda i: enumeration.decode(graph, listed, i))(chosen)
     if drawn:
         x |= sweeps.draw_layer(graph, params, x, drawn, bits.fold_in(pairs, 2), {})
     return {b: x[b] for b in graph.families}, jnp.isfinite(table).any() & jnp.ones(len(pairs), bool)

@@ -22,9 +22,9 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, harmonium, states, sweeps
+from ebmpp import bits, harmonium, sweeps
 from ebmpp.errors import DivergenceError
-from ebmpp.estimators import PCD, Batch, Estimator
+from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
 from ebmpp.harmonium import Carried, Units
 
@@ -126,21 +126,24 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     # -- training --------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any = None) -> "HarmoniumTransformer":
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
         """Learn from the rows of ``X``, from the beginning.
 
         :param X: shape ``(rows, columns)``.
         :param y: ignored.
+        :param sample_weight: one a row, not negative: a row of weight 2 is two rows in the initial biases
+            and in ``scaler_``, and in the gradient on average over batches; one of weight 0 is left out.
+            An epoch has as many steps as without.
         :raises ValueError: for params out of range, and values that the units do not take.
         :raises DivergenceError: when an epoch ends with params that are not finite; ``params_`` are those
             before it.
         """
-        rows = self._start(X)
+        rows = self._start(X, sample_weight)
         for _ in range(self.n_iter):
-            self._epoch(rows)
+            self._epoch(*rows)
         return self
 
-    def partial_fit(self, X: Any, y: Any = None) -> "HarmoniumTransformer":
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
         """One more epoch, over the rows of ``X``: params, optimiser and estimator go on from where they are.
 
         ``fit`` with ``n_iter=3`` is ``fit`` with ``n_iter=1`` and two of these, bitwise.
@@ -148,19 +151,24 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :param X: shape ``(rows, columns)``; on the first call the rows that decide what "auto" decides, and
             the initial biases.
         :param y: ignored.
+        :param sample_weight: see :meth:`fit`.
         """
-        self._epoch(self._start(X) if not hasattr(self, "params_") else self._rows(X))
+        if not hasattr(self, "params_"):
+            self._epoch(*self._start(X, sample_weight))
+            return self
+        values, weights = harmonium.weighted(self._values(X), sample_weight)
+        self._epoch(self._as_units(values), weights)
         return self
 
-    def _start(self, X: Any) -> np.ndarray:
+    def _start(self, X: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
         """Check everything, declare the model and put its params where training starts."""
         harmonium.check_params(self)
-        values = self._values(X, reset=True)
+        values, weights = harmonium.weighted(self._values(X, reset=True), sample_weight)
         units, self.scaler_ = self.visible, None
         if isinstance(units, str) and units == "auto":
             within = bool(((values >= 0) & (values <= 1)).all())
             units = "bernoulli" if within else "gaussian"
-            self.scaler_ = None if within else StandardScaler().fit(values)
+            self.scaler_ = None if within else StandardScaler().fit(values, sample_weight=weights)
         visible = harmonium.family_of("visible", units, self.n_features_in_)
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
         self.graph_ = harmonium.harmonium(visible, latent)
@@ -171,21 +179,17 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self._pair = np.asarray(bits.key_pair(key))
         first = bits.fold_in(self._pair, 0, 1)  # a counter that no step has
         estimator, optimizer, size = self._estimator(), self._optimizer(), int(self.batch_size)
-        params, state = harmonium.start(self.graph_, estimator, size, key, first, rows)
+        params, state = harmonium.start(self.graph_, estimator, size, key, first, rows, weights)
         self._carried = jax.device_get(Carried(optimizer.init(params), state))
         self.params_ = jax.device_get(params)
         self.history_ = xr.Dataset(coords={"step": np.arange(0)})
         self.n_iter_ = self.n_steps_ = 0
-        return rows
+        return rows, weights
 
-    def _epoch(self, rows: np.ndarray) -> None:
-        """One pass over the rows; batches have one size, and what fills up the last has weight 0."""
+    def _epoch(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
+        """One pass over the rows."""
         begin = time.monotonic()
-        size, count = self.batch_size, math.ceil(len(rows) / self.batch_size)
-        order = np.random.default_rng([*self._pair.tolist(), self.n_iter_]).permutation(len(rows))
-        real = (np.arange(count * size) < len(rows)).reshape(count, size)
-        weights = (real / real.sum(1, keepdims=True)).astype(jnp.result_type(float))
-        batches = Batch({"v": rows[np.resize(order, (count, size))]}, weights)
+        batches = harmonium.batches(rows, weights, self.batch_size, [*self._pair.tolist(), self.n_iter_])
         given = (self.params_, self._carried, batches, self._pair, np.uint32(self.n_steps_))
         made = harmonium.train(self.graph_, self._estimator(), self._optimizer(), *given)
         params, carried, metrics = jax.device_get(made)
@@ -340,20 +344,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             values = self.scaler_.transform(values)
         # first the dtype: a scaler's 1.0000000000000002 is a 1
         values = values.astype(jnp.result_type(float))
-        low, high = family.bounds
-        if low >= 0:
+        if family.bounds[0] >= 0:
             check_non_negative(values, type(self).__name__)
-        means = not family.stat_shape and math.isfinite(high - low)
-        good = (values >= low) & (values <= high) if means else np.asarray(family.in_support(values))
-        if not good.all():
-            row, column = (int(i) for i in np.argwhere(~good)[0])
-            wanted = f"values from {low:g} to {high:g}" if means else states.describe(family)
-            raise ValueError(
-                f"{type(self).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
-                f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X "
-                "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such "
-                'as "gaussian" for reals'
-            )
+        harmonium.check_values(self, family, values)
         return values.reshape(-1, *family.shape).astype(family.dtype)
 
     def _as_columns(self, rows: np.ndarray) -> np.ndarray:

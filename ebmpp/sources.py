@@ -118,10 +118,10 @@ class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
     def __init__(self, graph: FactorGraph, data: Any, weights: Any, order: Order) -> None:
-        self.rows, size = check_rows(graph, data)
+        self.rows, size = states.check_rows(graph, data)
         self.order = order.of(size)
         self.batch_size = self.order.batch_size
-        self.weights = None if weights is None else jax.device_put(check_weights(weights, size))
+        self.weights = None if weights is None else jax.device_put(states.check_weights(weights, size))
         self._whole = jnp.arange(size) if self.batch_size == size else None
 
     def sample(self) -> Selection:
@@ -162,7 +162,7 @@ class HostRows:
         ((self.size,),) = set(leading.values())
         self.order = order.of(self.size)
         self.batch_size = self.order.batch_size
-        self.weights = None if weights is None else check_weights(weights, self.size)
+        self.weights = None if weights is None else states.check_weights(weights, self.size)
 
     def _chosen(self) -> np.ndarray:
         """Numbers of some thousand rows, evenly spread, and not too many bytes."""
@@ -246,7 +246,7 @@ class Stream:
     def _check(self, number: int, given: Any) -> Rows:
         try:
             with _on_host():
-                rows, size = check_rows(self.graph, given)
+                rows, size = states.check_rows(self.graph, given)
         except StateError as error:
             raise StateError(f"batch {number} of the stream: {error}") from None
         if self.batch_size not in (0, size):
@@ -266,42 +266,8 @@ class Stream:
         )
 
 
-def check_weights(weights: Any, size: int) -> np.ndarray:
-    """Weights of the rows, scaled to mean 1.
-
-    :raises StateError: for a wrong shape, a weight that is negative or not finite, or all zero.
-    """
-    given = np.asarray(weights)
-    if given.shape != (size,) or given.dtype.kind not in "fiub":
-        raise StateError(
-            f"weights are one number a row of the data, shape ({size},); got shape {given.shape} of "
-            f"{given.dtype}"
-        )
-    given = given.astype(float)
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
-    if len(wrong):
-        raise StateError(
-            f"weights are finite and not negative; got {given[wrong[0]]} at row {wrong[0]} "
-            f"({len(wrong)} such)"
-        )
-    if not given.any():
-        raise StateError("weights are all zero: at least one row needs a positive weight")
-    return (given / given.mean()).astype(np.dtype(jnp.result_type(float)))
-
-
 def _weights_digest(weights: Any) -> str | None:
     return None if weights is None else digest({"weights": jax.device_get(weights)})
-
-
-def check_rows(graph: FactorGraph, data: Any) -> tuple[Rows, int]:
-    """Checked data as arrays, and how many rows."""
-    rows, batch = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
-    if len(batch) != 1 or batch[0] < 1:
-        raise StateError(
-            f"data need one leading axis of at least one row; got leading axes {batch} before the blocks' "
-            f"own shapes { ({b: f.shape for b, f in graph.visible.items()}) }"
-        )
-    return {b: jax.device_put(v.astype(graph.families[b].dtype)) for b, v in rows.items()}, batch[0]
 
 
 def _on_host() -> contextlib.AbstractContextManager:

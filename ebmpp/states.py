@@ -3,7 +3,7 @@
 """Checks of states and params: every mistake gets a message with a name, a value and a remedy."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ import jax.numpy as jnp
 
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.families import Family
+
+if TYPE_CHECKING:
+    from ebmpp.graph import FactorGraph
 
 
 def is_concrete(x: object) -> bool:
@@ -236,3 +239,44 @@ def check_finite(params: Mapping[str, Any]) -> None:
             if is_concrete(leaf) and not np.isfinite(np.asarray(leaf)).all():
                 bad = int((~np.isfinite(np.asarray(leaf))).sum())
                 raise ParameterError(f"factor {name!r}: {bad} of {leaf.size} params are not finite")
+
+
+# -- rows of data ---------------------------------------------------------------------------------
+
+
+def check_rows(graph: "FactorGraph", data: Any) -> tuple[dict[str, Array], int]:
+    """Checked data as arrays on the device, and how many rows.
+
+    :param data: rows of the visible blocks, a dict or a bare array for the only one.
+    :raises StateError: for a wrong name, shape or value, or no rows.
+    """
+    rows, batch = as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    if len(batch) != 1 or batch[0] < 1:
+        raise StateError(
+            f"data need one leading axis of at least one row; got leading axes {batch} before the blocks' "
+            f"own shapes { ({b: f.shape for b, f in graph.visible.items()}) }"
+        )
+    return {b: jax.device_put(v.astype(graph.families[b].dtype)) for b, v in rows.items()}, batch[0]
+
+
+def check_weights(weights: Any, size: int) -> np.ndarray:
+    """Weights of the rows, scaled to mean 1.
+
+    :raises StateError: for a wrong shape, a weight that is negative or not finite, or all zero.
+    """
+    given = np.asarray(weights)
+    if given.shape != (size,) or given.dtype.kind not in "fiub":
+        raise StateError(
+            f"weights are one number a row of the data, shape ({size},); got shape {given.shape} of "
+            f"{given.dtype}"
+        )
+    given = given.astype(float)
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    if len(wrong):
+        raise StateError(
+            f"weights are finite and not negative; got {given[wrong[0]]} at row {wrong[0]} "
+            f"({len(wrong)} such)"
+        )
+    if not given.any():
+        raise StateError("weights are all zero: at least one row needs a positive weight")
+    return (given / given.mean()).astype(np.dtype(jnp.result_type(float)))

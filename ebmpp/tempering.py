@@ -20,7 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, parts
-from ebmpp.couplings import Attempt, resolve
+from ebmpp.couplings import Attempt, Trial, resolve
 from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.lateral import each_part
@@ -210,28 +210,18 @@ class TemperedSweep(Whole):
     def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
         return params  # the layers depend on one another: nothing can be made beforehand
 
-    def attempt(
-        self,
-        graph: FactorGraph,
-        prepared: Any,
-        z: Rows,
-        pairs: Array,
-        keep: Keep,
-        first: Array,
-        same: Array,
-        part: Any = 0,
-    ) -> Attempt:
+    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         def half(z: Rows, parity: Array) -> tuple[Rows, Array]:
-            own, broken = bits.fold_in(pairs, parity), jnp.zeros(len(pairs), bool)
+            own, broken = bits.fold_in(trial.pairs, parity), jnp.zeros(len(trial.pairs), bool)
             for index, layer in enumerate(self.layers):
-                z, wrong = self._couple(graph, prepared, z, layer, bits.fold_in(own, index), keep)
+                z, wrong = self._couple(graph, focused, z, layer, bits.fold_in(own, index), keep)
                 broken |= wrong
-            z, wrong = self._swap(graph, prepared, z, own, parity)
+            z, wrong = self._swap(graph, focused, z, own, parity)
             return z, broken | wrong
 
         z, broken = lax.scan(half, dict(z), jnp.arange(2))
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
-        return Attempt(x, y, jnp.ones_like(same), jnp.ones_like(same), broken.any(0))
+        return Attempt(x, y, jnp.ones_like(trial.same), jnp.ones_like(trial.same), broken.any(0))
 
     def _couple(
         self, graph: FactorGraph, params: Any, z: Rows, layer: Layer, pairs: Array, keep: Keep

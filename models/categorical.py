@@ -11,13 +11,12 @@ nearest neighbours and chained regressions.
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
-import time
 from typing import Any, NamedTuple
 
+from matplotlib import pyplot as plt
 import numpy as np
-from numpyro.infer import MCMC
 from sklearn import datasets
+from sklearn.calibration import calibration_curve
 from sklearn.impute import KNNImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder
@@ -26,9 +25,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import common
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Categorical, FactorGraph, Observed
-from ebmpp.errors import DivergenceError
 
 _TABLES: dict[str, Callable[[], Any]] = {
     "cancer": datasets.load_breast_cancer,
@@ -50,28 +49,19 @@ class Table(NamedTuple):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.options(__doc__, "categorical")
+    common.training_options(parser, steps=4000, rate=0.005, num_pairs=200)
     add = parser.add_argument
     add("--data", choices=tuple(_TABLES), default="cancer")
     add("--bins", type=int, default=4, help="categories a column, by quantiles")
     add("--hidden", type=float, default=0.3, help="share of the held-out entries that is hidden")
     add("--latent", type=int, default=60, help="latent units")
     add("--estimator", choices=("ucd", "pcd"), default="pcd")
-    add("--num-chains", type=int, default=200, help="persistent chains, or coupled pairs")
-    add("--num-steps", type=int, default=4000)
-    add("--batch-size", type=int, default=100)
-    add("--rate", type=float, default=0.005, help="Adam's first learning rate; it decays along a cosine")
     add("--decay", type=float, default=1e-2, help="pull of the weights to zero")
     add("--sweeps", type=int, default=2000, help="that posterior means are taken over")
-    add("--seed", type=int, default=0)
-    add("--output", "--out", type=Path, default=Path("categorical"), help="folder for pictures and files")
-    add("--no-progress", action="store_true", help="no progress bar")
-    args = parser.parse_args(argv)
-    for name in ("latent", "num_chains", "num_steps", "batch_size", "sweeps"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
-    if args.bins < 2 or not 0 < args.hidden < 1 or not (args.rate > 0 and args.decay >= 0):
-        parser.error("--bins are at least 2, --hidden is in (0, 1), --rate positive and --decay not negative")
+    args = common.parse(parser, argv, bins=2, latent=1, sweeps=1)
+    if not 0 < args.hidden < 1 or not args.decay >= 0:
+        parser.error("--hidden is in (0, 1), and --decay not negative")
     args.table = table(args.data, args.bins, args.hidden, args.seed)
     return args
 
@@ -100,30 +90,26 @@ def declare(columns: int, bins: int, latent: int) -> FactorGraph:
 
 def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
     """Adam at a decaying rate, with a little weight decay: tables are small."""
-    rate = optax.cosine_decay_schedule(args.rate, args.num_steps, alpha=0.02)
     decay = optax.add_decayed_weights(args.decay, {"v": False, "h": False, "v:h": True})
-    chains = args.num_chains
-    return ebmpp.fit(
+    chains = args.num_pairs
+    return common.train(
         graph,
         args.table.train,
-        estimator=UCD(num_pairs=chains) if args.estimator == "ucd" else PCD(k=2, num_chains=chains),
-        optimizer=optax.chain(decay, optax.adam(rate)),
-        num_steps=args.num_steps,
-        batch_size=args.batch_size,
-        rng_key=jax.random.key(args.seed),
-        progress_bar=not args.no_progress,
+        args,
+        UCD(num_pairs=chains) if args.estimator == "ucd" else PCD(k=2, num_chains=chains),
+        optax.chain(decay, optax.adam(common.cosine(args))),
     )
 
 
 def posterior(graph: FactorGraph, params: Any, data: Table, sweeps: int, seed: int) -> np.ndarray:
     """p(entry | what is known of its row), a number a category, by sweeps over all that is hidden."""
     observed = Observed(jnp.asarray(data.held_out), jnp.asarray(data.known))
-    mcmc = MCMC(ebmpp.BlockedGibbs(graph), num_warmup=200, num_samples=sweeps, progress_bar=False)
-    mcmc.run(jax.random.key(seed + 1), params, v=observed)
+    kernel = ebmpp.BlockedGibbs(graph)
+    run = common.chains(kernel, params, seed + 1, warmup=200, samples=sweeps, v=observed)
     # the mean of p(v | h), not of v: less noise, and no probability is 0
     add = lambda total, h: (total + graph.mean(params, {"h": h}, "v"), None)  # noqa: E731
     start = jnp.zeros((*data.held_out.shape, graph.families["v"].num_categories))
-    total, _ = jax.jit(lambda h: jax.lax.scan(add, start, h))(mcmc.get_samples()["h"])
+    total, _ = jax.jit(lambda h: jax.lax.scan(add, start, h))(run.get_samples()["h"])
     return np.asarray(total) / sweeps
 
 
@@ -180,14 +166,8 @@ def scores(made: np.ndarray, data: Table) -> tuple[float, float]:
     return right, float(np.log(at[~data.known]).mean())
 
 
-def draw(made: dict[str, np.ndarray], graph: FactorGraph, params: Any, args: argparse.Namespace) -> Path:
+def picture(made: dict[str, np.ndarray], graph: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
     """Calibration of the posterior, and the latent weights of each column's categories."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-    from sklearn.calibration import calibration_curve
-
     data = args.table
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", width_ratios=(1, 1.6))
     truth = (data.held_out[..., None] == np.arange(graph.families["v"].num_categories))[~data.known].ravel()
@@ -204,26 +184,18 @@ def draw(made: dict[str, np.ndarray], graph: FactorGraph, params: Any, args: arg
     shown = right.imshow(weights.T, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
     figure.colorbar(shown, ax=right)
     right.set(xlabel="column and category", ylabel="latent unit", title="weights, centered in each column")
-    path = args.output / "completions.png"
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return figure
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, complete, compare, save."""
     args = parse(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
     data = args.table
     graph = declare(data.train.shape[1], args.bins, args.latent)
     hidden = int((~data.known).sum())
-    print(f"{graph!r}\n{len(data.train)} rows; {hidden} entries hidden in {len(data.held_out)} more")
-    begin = time.monotonic()
-    try:
-        fit = train(graph, args)
-    except DivergenceError as error:
-        raise SystemExit(str(error)) from error
-    print(f"trained in {time.monotonic() - begin:.0f} s")
+    common.begin(args, graph)
+    common.tell("rows", f"{len(data.train)}; {hidden} entries hidden in {len(data.held_out)} more")
+    fit = train(graph, args)
     made = {
         "posterior means": posterior(graph, fit.params, data, args.sweeps, args.seed),
         "local search": search(graph, fit.params, data, args.seed),
@@ -235,10 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, value in made.items():
         right, log_score = scores(value, data)
         print(f"{name:<22}  {right:8.3f}  {log_score:9.3f}")
-    written = [draw(made, graph, fit.params, args), args.output / "table.ebmpp", args.output / "history.nc"]
-    ebmpp.save(written[1], graph, fit.params)
-    ebmpp.to_datatree(fit).to_netcdf(written[2], engine="h5netcdf")
-    print("\n".join(f"wrote {path}" for path in written))
+    common.save_figures(args.out, {"completions": picture(made, graph, fit.params, args)})
+    common.save_model(args.out / "table.ebmpp", graph, fit.params)
+    common.save(args.out / "history.nc", fit)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,19 @@ with logistic regression's, draws digits class by class, and tells labels from u
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-import time
 from typing import Any, NamedTuple
 
+from matplotlib import pyplot as plt
 import numpy as np
-from numpyro.infer import MCMC
 from sklearn.linear_model import LogisticRegression
 
 import jax
 import jax.numpy as jnp
-import optax
 
+import common
+import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, Categorical, Discriminative, FactorGraph, Observed
-from ebmpp.errors import DivergenceError
 
 _CLASSES, _SHOWN = 10, 10
 _SWEEPS = 1000  # before a drawn digit is kept
@@ -44,30 +42,19 @@ class Digits(NamedTuple):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.options(__doc__, "conditional")
+    common.training_options(parser, steps=3000, rate=0.01)
+    digit_images.option(parser)
     add = parser.add_argument
-    add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
     add("--latent", type=int, default=100, help="latent units")
     add("--losses", nargs="+", choices=_LOSSES, default=_LOSSES)
     add("--estimator", choices=("ucd", "pcd"), default="pcd", help="of the generative gradient")
-    add("--num-chains", type=int, default=100, help="persistent chains, or coupled pairs")
     add("--weight", type=float, default=0.1, help="of the generative loss in the hybrid")
-    add("--num-steps", type=int, default=3000)
-    add("--batch-size", type=int, default=100)
-    add("--rate", type=float, default=0.01, help="Adam's first learning rate; it decays along a cosine")
-    add("--seed", type=int, default=0)
-    add("--output", "--out", type=Path, default=Path("conditional"), help="folder for pictures and files")
-    add("--no-progress", action="store_true", help="no progress bar")
-    args = parser.parse_args(argv)
-    for name in ("latent", "num_chains", "num_steps", "batch_size"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
-    if not (args.rate > 0 and args.weight >= 0):
-        parser.error("--rate is positive and --weight not negative")
-    try:
+    args = common.parse(parser, argv, latent=1)
+    if not args.weight >= 0:
+        parser.error(f"--weight is not negative; got {args.weight}")
+    with common.refusals(parser):
         args.digits = digits(args.data, args.seed)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
     return args
 
 
@@ -100,9 +87,9 @@ def declare(pixels: int, latent: int) -> FactorGraph:
 
 def estimator(loss: str, args: argparse.Namespace) -> Any:
     """The gradient of a loss."""
-    generative = PCD(num_chains=args.num_chains)
+    generative = PCD(num_chains=args.num_pairs)
     if args.estimator == "ucd":
-        generative = UCD(num_pairs=args.num_chains)
+        generative = UCD(num_pairs=args.num_pairs)
     if loss == "generative":
         return generative
     return Discriminative("y", generative if loss == "hybrid" else None, args.weight)
@@ -112,17 +99,13 @@ def train(graph: FactorGraph, loss: str, args: argparse.Namespace) -> ebmpp.Fit:
     """Adam at a decaying rate; the params of the best step are not picked: the last ones are reported."""
     held_out = args.digits.held_out
     accuracy = lambda p: scores(label_probabilities(graph, p, held_out["v"]), held_out["y"])[0]  # noqa: E731
-    return ebmpp.fit(
+    return common.train(
         graph,
         args.digits.train,
-        estimator=estimator(loss, args),
-        optimizer=optax.adam(optax.cosine_decay_schedule(args.rate, args.num_steps, alpha=0.02)),
-        num_steps=args.num_steps,
-        batch_size=args.batch_size,
-        rng_key=jax.random.key(args.seed),
+        args,
+        estimator(loss, args),
         monitors={"accuracy": accuracy},
-        monitor_every=max(1, args.num_steps // 20),
-        progress_bar=not args.no_progress,
+        monitor_every=max(1, args.steps // 20),
     )
 
 
@@ -148,9 +131,8 @@ def run(
     graph: FactorGraph, params: Any, seed: int, warmup: int, draws: int, **clamped: Any
 ) -> dict[str, Any]:
     """Draws with blocks or units held, ``(draws, rows, *shape)``."""
-    mcmc = MCMC(ebmpp.BlockedGibbs(graph), num_warmup=warmup, num_samples=draws, progress_bar=False)
-    mcmc.run(jax.random.key(seed + 1), params, **clamped)
-    return mcmc.get_samples()
+    kernel = ebmpp.BlockedGibbs(graph)
+    return common.chains(kernel, params, seed + 1, warmup=warmup, samples=draws, **clamped).get_samples()
 
 
 def draw_classes(graph: FactorGraph, params: Any, seed: int) -> jax.Array:
@@ -172,53 +154,33 @@ def labels_of_halves(graph: FactorGraph, params: Any, v: np.ndarray, seed: int) 
 # -- what is written -----------------------------------------------------------------------------
 
 
-def draw(graph: FactorGraph, params: Any, args: argparse.Namespace, halves: tuple) -> list[Path]:
-    """The two pictures."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(5, 5), layout="constrained")
+def pictures(graph: FactorGraph, params: Any, args: argparse.Namespace, halves: tuple) -> dict[str, Any]:
+    """Digits of each class, and what upper halves say."""
+    first, ax = plt.subplots(figsize=(5, 5), layout="constrained")
     ebmpp.plots.plot_units(draw_classes(graph, params, args.seed), args.digits.shape, ncols=_SHOWN, ax=ax)
     ax.set_title(f"a row a label: mean of v given h, {_SWEEPS} sweeps from noise", fontsize=9)
-    figures = {"classes": figure}
     probabilities, whole = (np.asarray(a)[:_SHOWN] for a in halves)
-    figure, axes = plt.subplots(3, 1, figsize=(8, 4.2), layout="constrained", height_ratios=(1, 1, 1.6))
-    shown = {"held out": args.digits.held_out["v"], "lower half: mean of what is drawn": whole}
-    for ax, (title, rows) in zip(axes[:2], shown.items(), strict=True):
-        ebmpp.plots.plot_units(rows[:_SHOWN], args.digits.shape, ncols=_SHOWN, ax=ax)
-        ax.set_title(title, fontsize=9)
+    second, axes = plt.subplots(3, 1, figsize=(8, 4.2), layout="constrained", height_ratios=(1, 1, 1.6))
+    shown = {"held out": args.digits.held_out["v"][:_SHOWN], "lower half: mean of what is drawn": whole}
+    common.panels(axes[:2], shown, args.digits.shape, fontsize=9, ncols=_SHOWN)
     axes[2].imshow(probabilities.T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
     truth = args.digits.held_out["y"][:_SHOWN, 0]
     axes[2].scatter(np.arange(len(truth)), truth, marker="s", s=60, facecolors="none", edgecolors="tab:red")
     axes[2].set(yticks=range(_CLASSES), xticks=[], ylabel="label")
     axes[2].set_title("p(label | upper half); the true label is framed", fontsize=9)
-    figures["halves"] = figure
-    written = []
-    for name, figure in figures.items():
-        written.append(args.output / f"{name}.png")
-        figure.savefig(written[-1], dpi=130)
-        plt.close(figure)
-    return written
+    return {"classes": first, "halves": second}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, compare, draw, save."""
     args = parse(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
     data, graph = args.digits, declare(args.digits.train["v"].shape[1], args.latent)
-    print(f"{graph!r}\nlayers {graph.layers}")
+    common.begin(args, graph)
     told, fits = {"logistic regression": baseline(data)}, {}
     for loss in args.losses:
-        begin = time.monotonic()
-        try:
-            fits[loss] = train(graph, loss, args)
-        except DivergenceError as error:
-            raise SystemExit(str(error)) from error
-        label = f"{loss}, {time.monotonic() - begin:.0f} s"
+        fits[loss] = train(graph, loss, args)
         given = label_probabilities(graph, fits[loss].params, data.held_out["v"])
-        told[label] = scores(given, data.held_out["y"])
+        told[loss] = scores(given, data.held_out["y"])
     drawn = next(fits[loss] for loss in ("generative", "hybrid", "discriminative") if loss in fits)
     few = {b: x[:500] for b, x in data.held_out.items()}
     halves = labels_of_halves(graph, drawn.params, few["v"], args.seed)
@@ -226,16 +188,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     cut = data.train["v"].shape[1] // 2
     half = Digits(*({"v": p["v"][:, :cut], "y": p["y"]} for p in (data.train, few)), data.shape)
     told["from upper halves, logistic regression"] = baseline(half)
-    written = draw(graph, drawn.params, args, halves)
-    for loss, fit in fits.items():
-        written += [args.output / f"{loss}.ebmpp", args.output / f"{loss}.nc"]
-        ebmpp.save(written[-2], graph, fit.params)
-        ebmpp.to_datatree(fit).to_netcdf(written[-1], engine="h5netcdf")
     width = max(map(len, told))
     print(f"{'held out':<{width}}  accuracy  log p(label)")
     for name, (accuracy, log_score) in told.items():
         print(f"{name:<{width}}  {float(accuracy):8.3f}  {float(log_score):12.3f}")
-    print("\n".join(f"wrote {path}" for path in written))
+    common.save_figures(args.out, pictures(graph, drawn.params, args, halves))
+    for loss, fit in fits.items():
+        common.save_model(args.out / f"{loss}.ebmpp", graph, fit.params)
+        common.save(args.out / f"{loss}.nc", fit)
 
 
 if __name__ == "__main__":

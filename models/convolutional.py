@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from digit_images import chains, checked, options, save, train
+from matplotlib import pyplot as plt
 import numpy as np
 
 import jax
@@ -28,6 +28,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
+import common
+import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Convolution, FactorGraph, Linear, Stage
 
@@ -73,58 +75,59 @@ def evaluate(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, sam
         data=args.images.train,
     )
     high, low = (z.average_log_likelihood(held_out).value for z in (log_z.lower, log_z.upper))
-    print(f"log-likelihood, held out  {low:.2f} to {high:.2f} an image, +- {log_z.standard_error:.2f}")
-    rate = (args.images.train.sum(0) + 1) / (len(args.images.train) + 2)
-    alone = (held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)).sum((1, 2)).mean()
-    print(f"independent pixels        {alone:.2f}")
+    common.tell(
+        "log-likelihood, held out", f"{low:.2f} to {high:.2f} an image, +- {log_z.standard_error:.2f}"
+    )
+    alone = digit_images.independent_pixels(args.images.train, held_out)
+    common.tell("independent pixels", f"{alone:.2f}")
     ink = lambda x: x["v"].sum()  # noqa: E731
     pairs = ebmpp.unbiased_expectation(
-        machine, fit.params, ink, rng_key=jax.random.key(args.seed + 3), num_pairs=args.num_chains
+        machine, fit.params, ink, rng_key=jax.random.key(args.seed + 3), num_pairs=args.num_pairs
     )
     tau = pairs.meeting_time
-    print(f"meeting times             mean {tau.mean():.0f}, max {tau.max():.0f} sweeps, from noise")
+    common.tell("meeting times", f"mean {tau.mean():.0f}, max {tau.max():.0f} sweeps, from noise")
     error, seen = float(pairs.standard_error), args.images.train.sum((1, 2)).mean()
-    print(f"ink, of model and data    {float(pairs.value):.2f} +- {error:.2f}, {seen:.2f}")
+    common.tell("ink, of model and data", f"{float(pairs.value):.2f} +- {error:.2f}, {seen:.2f}")
 
 
 def pictures(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, samples: Any) -> dict[str, Any]:
     """Real images beside samples, the filters, and the course of training."""
-    from matplotlib import pyplot as plt
-
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
     means = machine.mean(fit.params, samples, "v")[:_SHOWN]
-    titles = {
+    shown = {
         "real images, held out": args.images.held_out[:_SHOWN],
         f"samples: mean of v given h, {_SWEEPS} sweeps from noise": means,
     }
-    for ax, (title, rows) in zip(axes, titles.items(), strict=True):
-        ebmpp.plots.plot_units(rows, ncols=8, ax=ax)
-        ax.set_title(title, fontsize=10)
+    common.panels(axes, shown, ncols=8)
     filters = ebmpp.plots.plot_units(np.asarray(fit.params["v:h"])[:, 0], ncols=8)
     filters.set_title("filters", fontsize=10)
-    names = [n for n in ("gradient_norm", "meeting_time_mean", "lag") if n in fit.history]
-    history, axes = plt.subplots(1, 2, figsize=(7.2, 3), layout="constrained")
-    ebmpp.plots.plot_history(fit.history[names], axes=list(axes))  # the lag is drawn with the times
-    return {"samples": figure, "filters": filters.figure, "history": history}
+    return {"samples": figure, "filters": filters.figure, "history": common.course(fit)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, evaluate, draw, save."""
-    parser = options(__doc__.splitlines()[0], num_steps=1500, rate=0.03)
+    parser = common.options(__doc__, "demo")
+    common.training_options(parser, steps=1500, rate=0.03)
+    digit_images.option(parser)
     parser.add_argument("--filters", type=int, default=40)
     parser.add_argument("--window", type=int, default=5, help="side of a filter")
     parser.add_argument("--pool", type=int, default=2, help="side of a pooled cell; 1 for no pooling")
     parser.add_argument("--unbiased-steps", type=int, default=20, help="that training ends with")
     parser.add_argument("--temperatures", type=int, default=2000, help="of annealed importance sampling")
-    args = checked(parser, argv, "filters", "window", "pool", "unbiased_steps", "temperatures")
+    args = common.parse(parser, argv, filters=1, window=1, pool=1, unbiased_steps=1, temperatures=1)
+    with common.refusals(parser):
+        args.images = digit_images.images(args.data, args.seed)
     machine = declare(args.images.train.shape[1], args.filters, args.window, args.pool)
-    print(machine)
-    unbiased = UCD(num_pairs=args.num_chains, start="persistent")
+    common.begin(args, machine)
+    unbiased = UCD(num_pairs=args.num_pairs, start="persistent")
     last = Stage(num_steps=args.unbiased_steps, estimator=unbiased, optimizer=optax.adam(args.rate / 50))
-    fit = train(machine, args.images.train, args, PCD(num_chains=args.num_chains), [last])
-    samples = chains(machine, fit.params, max(_SHOWN, args.num_chains), _SWEEPS, args.seed)
+    fit = common.train(machine, args.images.train, args, PCD(num_chains=args.num_pairs), last=[last])
+    kernel, count = ebmpp.BlockedGibbs(machine), max(_SHOWN, args.num_pairs)
+    run = common.chains(kernel, fit.params, args.seed + 1, warmup=_SWEEPS - 1, count=count)
+    samples = run.get_samples()
     evaluate(machine, fit, args, samples)
-    save(pictures(machine, fit, args, samples), fit, args.output)
+    common.save_figures(args.out, pictures(machine, fit, args, samples))
+    common.save(args.out / "history.nc", fit)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
-from digit_images import chains, checked, options, save, train
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
@@ -27,6 +26,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+import common
+import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Factor, FactorGraph, MeanField
 from ebmpp.errors import NotMultiAffineError
@@ -80,20 +81,20 @@ def report(model: FactorGraph, params: Any, v: np.ndarray, labels: np.ndarray, s
     joint = log_joint(model, params, v)
     log_z = ebmpp.exact.log_partition(model, params)
     likelihood = jax.nn.logsumexp(joint, axis=1).mean() - log_z
-    print(f"log-likelihood, held out  {float(likelihood):.2f} an image, exact")
+    common.tell("log-likelihood, held out", f"{float(likelihood):.2f} an image, exact")
     told = np.asarray(joint.argmax(1))
     if seen:
-        print(f"label, by p(z | v)        {(told == labels).mean():.3f} right of {len(v)} held-out images")
+        common.tell("label, by p(z | v)", f"{(told == labels).mean():.3f} right of {len(v)} held-out images")
     else:
-        print(f"clusters                  {adjusted_rand_score(labels, told):.2f} adjusted Rand index")
+        common.tell("clusters", f"{adjusted_rand_score(labels, told):.2f} adjusted Rand index")
 
 
 def pictures(model: FactorGraph, params: Any, labels: int, seed: int) -> dict[str, Any]:
     """What each component draws: chains with their label clamped, one row a label."""
     count = 12
     z = jnp.repeat(jnp.arange(labels), count)[:, None]
-    state = chains(model, params, len(z), _SWEEPS, seed, z=z)
-    means = model.mean(params, {"z": z, "h": state["h"]}, "v")
+    run = common.chains(ebmpp.BlockedGibbs(model), params, seed + 1, warmup=_SWEEPS - 1, z=z)
+    means = model.mean(params, {"z": z, "h": run.get_samples()["h"][0]}, "v")
     side = math.isqrt(means.shape[1])
     drawn = ebmpp.plots.plot_units(means.reshape(-1, side, side), ncols=count)
     drawn.set_title(f"samples, a component each row: {_SWEEPS} sweeps from noise", fontsize=10)
@@ -102,26 +103,31 @@ def pictures(model: FactorGraph, params: Any, labels: int, seed: int) -> dict[st
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, evaluate, draw, save; and be refused."""
-    parser = options(__doc__.splitlines()[0], num_steps=2000, rate=0.01)
+    parser = common.options(__doc__, "demo")
+    common.training_options(parser, steps=2000, rate=0.01)
+    digit_images.option(parser)
     parser.add_argument("--latent", type=int, default=12, help=f"units of h, at most {_MOST_LATENT}")
     parser.add_argument("--components", type=int, default=10, help="without labels; else there are ten")
     parser.add_argument("--unsupervised", action="store_true", help="the label is latent")
     parser.add_argument("--estimator", choices=("pcd", "ucd"), default="pcd")
-    args = checked(parser, argv, "latent", "components")
+    args = common.parse(parser, argv, latent=1, components=1)
     if args.latent > _MOST_LATENT:
         parser.error(f"--latent is at most {_MOST_LATENT}, as evaluation is exact; not {args.latent}")
-    images, seen = args.images, not args.unsupervised
+    with common.refusals(parser):
+        images = digit_images.images(args.data, args.seed)
+    seen = not args.unsupervised
     components = 10 if seen else args.components
     rows = {"v": images.train.reshape(len(images.train), -1), "z": images.train_labels[:, None]}
     model = declare(rows["v"].shape[1], components, args.latent, seen)
-    print(f"{model}\nlayers                    {model.layers}")
+    common.begin(args, model)
     posterior = None if seen else MeanField()  # given v alone, label and latents interact
-    pcd = PCD(k=5, num_chains=args.num_chains, posterior=posterior)
-    estimator = pcd if args.estimator == "pcd" else UCD(num_pairs=args.num_chains)
-    fit = train(model, {b: rows[b] for b in model.visible}, args, estimator=estimator)
+    pcd = PCD(k=5, num_chains=args.num_pairs, posterior=posterior)
+    estimator = pcd if args.estimator == "pcd" else UCD(num_pairs=args.num_pairs)
+    fit = common.train(model, {b: rows[b] for b in model.visible}, args, estimator)
     held_out = images.held_out.reshape(len(images.held_out), -1)
     report(model, fit.params, held_out, images.held_out_labels, seen)
-    save(pictures(model, fit.params, components, args.seed), fit, args.output)
+    common.save_figures(args.out, pictures(model, fit.params, components, args.seed))
+    common.save(args.out / "history.nc", fit)
     print(f"\nRefused, as it should be:\n{refused()}")
 
 

@@ -9,12 +9,13 @@ and under a restricted Boltzmann machine trained on other digits. NUTS moves the
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import arviz_base
+from matplotlib import pyplot as plt
 import networkx as nx
 import numpy as np
 import numpyro
@@ -27,6 +28,8 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
+import common
+import digit_images
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, EnergyDistribution, FactorGraph, GibbsBlock, Layout
 
@@ -129,26 +132,18 @@ def posterior(prior: Prior, y: np.ndarray, args: argparse.Namespace) -> MCMC:
 # -- what is written -----------------------------------------------------------------------------
 
 
-def save(mcmc: MCMC, truth: np.ndarray, y: np.ndarray, path: Path) -> xr.DataTree:
-    """The draws with what is known, a netCDF file for ArviZ."""
-    import arviz_base
-
+def draws(mcmc: MCMC, truth: np.ndarray, y: np.ndarray) -> xr.DataTree:
+    """The draws with what is known, for ArviZ."""
     samples = {name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()}
     dims = {"x": ["image", "row", "column"]}
     tree = arviz_base.from_dict({"posterior": samples}, dims=dims)
     named = {"y": (dims["x"], y), "truth": (dims["x"], truth)}
     tree["observed_data"] = xr.DataTree(xr.Dataset(named))
-    tree.to_netcdf(path, engine="h5netcdf")
     return tree
 
 
-def draw(tree: xr.DataTree, path: Path) -> None:
+def picture(tree: xr.DataTree) -> Any:
     """True, noisy, posterior mean and posterior standard deviation, a row an image."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
     x = tree.posterior.x.astype(float)
     columns: dict[str, tuple[np.ndarray, tuple[float, float]]] = {
         "true": (tree.observed_data.truth.values, (0, 1)),
@@ -164,8 +159,7 @@ def draw(tree: xr.DataTree, path: Path) -> None:
         for row in range(count):
             axes[row, column].imshow(images[row], cmap="gray_r", vmin=low, vmax=high)
             axes[row, column].set(xticks=[], yticks=[])
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return figure
 
 
 def report(tree: xr.DataTree) -> str:
@@ -179,8 +173,8 @@ def report(tree: xr.DataTree) -> str:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add: Callable[..., Any] = parser.add_argument
+    parser = common.options(__doc__, "demo/denoising")
+    add = parser.add_argument
     add("--prior", choices=("ising", "rbm", "both"), default="both")
     add("--images", type=int, default=4, help="how many are denoised together")
     add("--warmup", type=int, default=300)
@@ -188,22 +182,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--chains", type=int, default=4)
     add("--latent", type=int, default=64, help="latent units of the Boltzmann machine")
     add("--steps", type=int, default=3000, help="of its training")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("demo/denoising"), help="folder for pictures and files")
-    add("--no-progress", action="store_true", help="no progress bar")
-    args = parser.parse_args(argv)
-    for name in ("images", "warmup", "samples", "chains", "latent", "steps"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} is at least 1, not {getattr(args, name)}")
-    return args
+    return common.parse(parser, argv, images=1, warmup=1, samples=1, chains=1, latent=1, steps=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Denoise under each prior."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    rows = ebmpp.data.binarize(ebmpp.data.digits())
-    rows = rows[np.random.default_rng(args.seed).permutation(len(rows))]
+    rows = ebmpp.data.binarize(digit_images.shuffled("digits", np.random.default_rng(args.seed)))
     truth, training = rows[: args.images].reshape(-1, 8, 8), rows[args.images :]
     chosen = []
     if args.prior != "rbm":
@@ -212,9 +198,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         chosen.append((boltzmann(training, args.latent, args.steps, not args.no_progress), truth))
     for prior, clean in chosen:
         y = noisy(clean, args.seed)
-        tree = save(posterior(prior, y, args), clean, y, args.out / f"{prior.name}.nc")
-        draw(tree, args.out / f"{prior.name}.png")
-        print(f"-- {prior.name} prior\n{report(tree)}\nwrote {args.out / prior.name}.nc and .png")
+        tree = draws(posterior(prior, y, args), clean, y)
+        print(f"-- {prior.name} prior\n{report(tree)}")
+        common.save(args.out / f"{prior.name}.nc", tree)
+        common.save_figures(args.out, {prior.name: picture(tree)})
 
 
 if __name__ == "__main__":

@@ -20,25 +20,23 @@ exact ones: the Langevin kernel's temperature is 1.
 
 import argparse
 from collections.abc import Sequence
-import time
+import math
 from typing import Any, NamedTuple
 
+from matplotlib import pyplot as plt
 import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
+import common
+import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Factor, FactorGraph, Gaussian, exact
 
-try:
-    from models import common
-except ImportError:  # run as a file
-    import common
-
 _EXACT = 16  # latents that are enumerated
-_SWEEPS, _SHOWN, _COLUMNS = 2000, 40, 10
+_SWEEPS, _SHOWN = 2000, 40
 _CHAINS = 1000  # that measure moments
 
 
@@ -58,35 +56,32 @@ class Images(NamedTuple):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = common.options(__doc__, "gaussian_bernoulli", steps=2000, rate=0.01, num_pairs=200)
+    parser = common.options(__doc__, "gaussian_bernoulli")
+    common.training_options(parser, steps=2000, rate=0.01, num_pairs=200)
+    digit_images.option(parser)
     add = parser.add_argument
-    add("--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR")
     add("--latent", type=int, default=_EXACT, help=f"latent units; up to {_EXACT} evaluate exactly")
     add("--estimator", choices=("ucd", "pcd", "langevin"), default="pcd")
     add("--cost", type=float, default=60.0, help="sweeps a pair that ucd spends on average")
     add("--step-size", type=float, default=0.5, help="of Langevin steps, in standard deviations")
-    args = parser.parse_args(argv)
-    common.check(parser, args, "latent")
-    try:
+    args = common.parse(parser, argv, latent=1)
+    with common.refusals(parser):
         args.images = images(args.data, args.seed)
         args.model = declare(args.images.train.shape[1], args.latent)
         args.chosen = estimator(args)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
     return args
 
 
 def images(name: str, seed: int) -> Images:
     """Grey levels spread over their steps (a density of discrete values has no bound), then standardised."""
-    rows, levels = (ebmpp.data.digits(), 17) if name == "digits" else (ebmpp.data.mnist(), 256)
-    rng = np.random.default_rng(seed)
-    rows = np.asarray(rows, np.float32)[rng.permutation(len(rows))]
+    rng, levels = np.random.default_rng(seed), {"digits": 17, "mnist": 256}[name]
+    rows = np.asarray(digit_images.shuffled(name, rng), np.float32)
     rows = (rows * (levels - 1) + rng.uniform(size=rows.shape)) / levels
     cut = len(rows) // 6
     centre = rows[cut:].mean(0)
     scale = np.maximum(rows[cut:].std(0), 0.1)  # pixels that are always dark are not blown up
     rows = ((rows - centre) / scale).astype(np.float32)
-    side = round(rows.shape[1] ** 0.5)
+    side = math.isqrt(rows.shape[1])
     return Images(rows[cut:], rows[:cut], (side, side), centre, scale)
 
 
@@ -144,8 +139,7 @@ def train(args: argparse.Namespace) -> ebmpp.Fit:
         args.model,
         args.images.train,
         args,
-        estimator=args.chosen,
-        batch_size=args.batch_size,
+        args.chosen,
         params=start(args.images.train, args.latent, args.seed),
         monitors=monitors,
     )
@@ -179,8 +173,8 @@ def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
         "Gibbs": ebmpp.BlockedGibbs(fit.graph),
         "Gibbs-Langevin": ebmpp.GibbsLangevin(fit.graph, args.step_size),
     }
-    key = jax.random.key(args.seed + 1)
-    return {name: common.chains(k, fit.params, key, _SWEEPS, _CHAINS) for name, k in kernels.items()}
+    settings = {"warmup": _SWEEPS, "count": _CHAINS}
+    return {n: common.chains(k, fit.params, args.seed + 1, **settings) for n, k in kernels.items()}
 
 
 def heat(mcmc: Any, moments: dict[str, Array]) -> str:
@@ -194,15 +188,7 @@ def heat(mcmc: Any, moments: dict[str, Array]) -> str:
 # -- what is written -----------------------------------------------------------------------------
 
 
-def draw(fit: ebmpp.Fit, args: argparse.Namespace, drawn: dict[str, Any]) -> list[Any]:
-    """The pictures."""
-    names = {"samples": lambda: _samples(fit, args, drawn), "params": lambda: _params(fit, args)}
-    return common.save_figures(args.out, names | {"learning_curve": lambda: _curve(fit, args)})
-
-
 def _samples(fit: ebmpp.Fit, args: argparse.Namespace, drawn: dict[str, Any]) -> Any:
-    from matplotlib import pyplot as plt
-
     data = args.images
     figure, axes = plt.subplots(2, 2, figsize=(9.4, 6.4), layout="constrained")
     shown = {"real images, held out": data.held_out[:_SHOWN]}
@@ -212,15 +198,12 @@ def _samples(fit: ebmpp.Fit, args: argparse.Namespace, drawn: dict[str, Any]) ->
         shown[f"{name}: mean of v given h, {_SWEEPS} sweeps from noise"] = fit.graph.families["v"].mode(eta)
         last = draws["v"]
     shown["the last ones' v itself"] = last
-    for ax, (title, rows) in zip(axes.flat, shown.items(), strict=True):
-        ebmpp.plots.plot_units(data.grey(rows), data.shape, ncols=8, ax=ax)
-        ax.set_title(title, fontsize=10)
+    grey = {title: data.grey(rows) for title, rows in shown.items()}
+    common.panels(axes.flat, grey, data.shape, ncols=8)
     return figure
 
 
 def _params(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
-    from matplotlib import pyplot as plt
-
     p, data = fit.params["v:h"], args.images
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", width_ratios=(3, 1))
     weight = np.asarray(p["weight"]).T[:100] * data.scale
@@ -234,51 +217,30 @@ def _params(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
     return figure
 
 
-def _curve(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
-    from matplotlib import pyplot as plt
-
-    wanted = ("gradient_norm", "meeting_time_mean", "lag", "acceptance")
-    names = [n for n in wanted if n in fit.history]
-    exactly = "log_likelihood_train" in fit.history
-    panels = len(names) + exactly
-    figure, axes = plt.subplots(1, panels, figsize=(3.8 * panels, 3), layout="constrained", squeeze=False)
-    ebmpp.plots.plot_history(fit.history[names], axes=list(axes[0, exactly:]))
-    if exactly:
-        ax = axes[0, 0]
-        for name in ("train", "held_out"):
-            ax.plot(
-                fit.history.monitor_step, fit.history[f"log_likelihood_{name}"], label=name.replace("_", " ")
-            )
-        for (name, value), style in zip(gaussians(args.images).items(), (":", "--"), strict=True):
-            ax.axhline(value, color="0.5", linestyle=style, linewidth=1, label=name)
-        ax.legend(frameon=False, fontsize=8)
-        ax.set(xlabel="step", ylabel="exact log-likelihood an image")
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, sample, compare, draw, save."""
     args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    print(f"{args.model!r}\nlayers {args.model.layers}")
-    begin = time.monotonic()
+    common.begin(args, args.model)
+    common.tell("images", f"{len(args.images.train)} for training, {len(args.images.held_out)} held out")
     fit = train(args)
-    jax.block_until_ready(fit.params)
-    lines = {"images": f"{len(args.images.train)} for training, {len(args.images.held_out)} held out"}
-    lines["training"] = f"{args.steps} steps of {args.chosen!r} in {time.monotonic() - begin:.0f} s"
-    lines["log-likelihood, held out"] = held_out(fit, args)
-    lines |= {name: f"{value:.2f} (held out)" for name, value in gaussians(args.images).items()}
+    common.tell("log-likelihood, held out", held_out(fit, args))
+    baselines = gaussians(args.images)
+    for name, value in baselines.items():
+        common.tell(name, f"{value:.2f} (held out)")
     drawn = sample(fit, args)
-    lines["Langevin acceptance"] = f"{float(drawn['Gibbs-Langevin'].last_state.acceptance.mean()):.2f}"
+    common.tell("Langevin acceptance", f"{float(drawn['Gibbs-Langevin'].last_state.acceptance.mean()):.2f}")
     if args.latent <= _EXACT:
         moments = exact.moments(fit.graph, fit.params)
-        lines |= {f"{name} chains": heat(mcmc, moments) for name, mcmc in drawn.items()}
-    written = draw(fit, args, drawn)
-    for name, source in (("samples", drawn["Gibbs-Langevin"]), ("history", fit)):
-        written.append(args.out / f"{name}.nc")
-        ebmpp.to_datatree(source).to_netcdf(written[-1], engine="h5netcdf")
-    print(common.report(lines, written))
+        for name, mcmc in drawn.items():
+            common.tell(f"{name} chains", heat(mcmc, moments))
+    figures = {
+        "samples": _samples(fit, args, drawn),
+        "params": _params(fit, args),
+        "learning_curve": common.course(fit, baselines),
+    }
+    common.save_figures(args.out, figures)
+    common.save(args.out / "samples.nc", drawn["Gibbs-Langevin"])
+    common.save(args.out / "history.nc", fit)
 
 
 if __name__ == "__main__":

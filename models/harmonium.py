@@ -19,30 +19,27 @@ are those of its windows, averaged.
 
 import argparse
 from collections.abc import Iterator, Sequence
-import time
 from typing import Any
 
+from matplotlib import pyplot as plt
 import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
+import common
+import corpus
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Categorical, Factor, FactorGraph, Gaussian, Poisson
-
-try:
-    from models import common, corpus
-except ImportError:  # run as a file
-    import common
-    import corpus
 
 _WINDOWS = 20  # of a document that is looked for
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = common.options(__doc__, "harmonium", steps=1500, rate=0.01, batch_size=50, num_pairs=50)
+    parser = common.options(__doc__, "harmonium")
+    common.training_options(parser, steps=1500, rate=0.01, num_pairs=50, batch_size=50)
     add = parser.add_argument
     add("--data", choices=("docstrings", "newsgroups"), default="docstrings")
     add("--kind", choices=("replicated", "poisson", "presence"), default="replicated")
@@ -50,12 +47,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--words", type=int, default=400, help="size of the vocabulary")
     add("--tokens", type=int, default=40, help="words a window")
     add("--latent", type=int, default=50)
-    args = parser.parse_args(argv)
-    common.check(parser, args, "words", "tokens", "latent")
-    try:
+    args = common.parse(parser, argv, words=1, tokens=1, latent=1)
+    with common.refusals(parser):
         args.corpus = corpus.load(args.data, args.words, args.seed)
-    except OSError as error:
-        parser.error(str(error))
     return args
 
 
@@ -206,52 +200,31 @@ def top_words(params: Any, words: np.ndarray, count: int = 9) -> list[str]:
     return [" ".join(words[np.argsort(-weight[:, j])[:count]]) for j in first]
 
 
-# -- pictures ------------------------------------------------------------------------------------
-
-
-def draw(fit: ebmpp.Fit, found: dict[str, tuple], args: argparse.Namespace) -> list[Any]:
-    """Precision against recall, and the course of training."""
-
-    def curves() -> Any:
-        from matplotlib import pyplot as plt
-
-        figure, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
-        for name, (score, _, precision) in found.items():
-            ax.plot(np.linspace(0, 1, 11), precision, label=f"{name} ({score:.3f})")
-        ax.set(xlabel="recall", ylabel="precision", ylim=(0, 1), title="documents of the same label")
-        ax.legend(frameon=False, fontsize=8)
-        ax.spines[["top", "right"]].set_visible(False)
-        return figure
-
-    def history() -> Any:
-        names = [n for n in ("gradient_norm", "meeting_time_mean", "lag") if n in fit.history]
-        from matplotlib import pyplot as plt
-
-        size = (3.8 * len(names), 3)
-        figure, axes = plt.subplots(1, len(names), figsize=size, layout="constrained", squeeze=False)
-        ebmpp.plots.plot_history(fit.history[names], axes=list(axes[0]))
-        return figure
-
-    return common.save_figures(args.out, {"retrieval": curves, "history": history})
+def curves(found: dict[str, tuple]) -> Any:
+    """Precision against recall."""
+    figure, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
+    for name, (score, _, precision) in found.items():
+        ax.plot(np.linspace(0, 1, 11), precision, label=f"{name} ({score:.3f})")
+    ax.set(xlabel="recall", ylabel="precision", ylim=(0, 1), title="documents of the same label")
+    ax.legend(frameon=False, fontsize=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, look for documents, draw, save."""
     args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
     data = args.corpus
     graph = declare(args.kind, args.tokens, len(data.words), args.latent)
-    print(f"{graph!r}\nlayers {graph.layers}")
+    common.begin(args, graph)
+    common.tell("documents", f"{len(data.train)} for training, {len(data.held_out)} held out")
     rates = (data.train.sum(0) + 1) / (data.train + 1 / len(data.train)).sum()
     first = start(graph, rates, args.tokens, args.seed)
     chosen = UCD(num_pairs=args.num_pairs, start="persistent") if args.estimator == "ucd" else None
     chosen = chosen or PCD(num_chains=args.num_pairs)
-    begin = time.monotonic()
-    fit = common.train(graph, lambda: stream(data.train, args), args, estimator=chosen, params=first)
-    jax.block_until_ready(fit.params)
-    lines = {"documents": f"{len(data.train)} for training, {len(data.held_out)} held out"}
-    lines["training"] = f"{args.steps} steps of {chosen!r} in {time.monotonic() - begin:.0f} s"
-    lines["log-likelihood, held out"] = likelihood(fit, first, args)
+    batches = lambda: stream(data.train, args)  # noqa: E731
+    fit = common.train(graph, batches, args, chosen, params=first, batch_size=None)
+    common.tell("log-likelihood, held out", likelihood(fit, first, args))
     vectors = {
         f"{args.kind} harmonium, {args.latent}": [
             codes(graph, fit.params, c, args) for c in (data.train, data.held_out)
@@ -260,13 +233,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     vectors |= baselines(data, args.latent)
     found = {name: retrieval(*pair, data) for name, pair in vectors.items()}
     for name, (average, ten, _) in found.items():
-        lines[name] = f"mean average precision {average:.3f}, precision of the first ten {ten:.3f}"
+        common.tell(name, f"mean average precision {average:.3f}, precision of the first ten {ten:.3f}")
     for i, words in enumerate(top_words(fit.params, data.words)[:10]):
-        lines[f"latent {i}"] = words
-    written = draw(fit, found, args)
-    written.append(args.out / "history.nc")
-    ebmpp.to_datatree(fit).to_netcdf(written[-1], engine="h5netcdf")
-    print(common.report(lines, written))
+        common.tell(f"latent {i}", words)
+    common.save_figures(args.out, {"retrieval": curves(found), "history": common.course(fit)})
+    common.save(args.out / "history.nc", fit)
 
 
 if __name__ == "__main__":

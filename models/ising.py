@@ -9,18 +9,18 @@ survival of meeting times, and an ArviZ file.
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib import pyplot as plt
 import networkx as nx
 import numpy as np
-from numpyro.infer import MCMC
 from scipy.special import ellipk
 import xarray as xr
 
 import jax
 import jax.numpy as jnp
 
+import common
 import ebmpp
 from ebmpp import FactorGraph, Spin
 
@@ -41,20 +41,13 @@ class Measured(NamedTuple):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.options(__doc__, "ising")
     add = parser.add_argument
     add("--side", type=int, default=64, help="of the lattice")
     add("--num-chains", type=int, default=100)
     add("--sweeps", type=int, default=1000, help="at each coupling; the first half is left out")
     add("--num-pairs", type=int, default=100, help="pairs of coupled chains")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("ising"), help="folder for pictures and files")
-    add("--no-progress", action="store_true", help="no progress bar")
-    args = parser.parse_args(argv)
-    for name, least in (("side", 3), ("num_chains", 2), ("sweeps", 2), ("num_pairs", 2)):
-        if getattr(args, name) < least:
-            parser.error(f"--{name.replace('_', '-')} is at least {least}, not {getattr(args, name)}")
-    return args
+    return common.parse(parser, argv, side=3, num_chains=2, sweeps=2, num_pairs=2)
 
 
 def declare(side: int) -> FactorGraph:
@@ -87,22 +80,22 @@ def energy_per_spin(coupling: Any) -> np.ndarray:
 def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[Measured, Any]:
     """Chains from all spins up: below the critical temperature domains would take ages to grow."""
     half = args.sweeps // 2
-    mcmc = MCMC(
-        ebmpp.BlockedGibbs(ising),
-        num_warmup=args.sweeps - half,
-        num_samples=half,
-        thinning=max(1, half // 50),
-        num_chains=args.num_chains,
-        chain_method="vectorized",
-        progress_bar=not args.no_progress,
-    )
     params = {"x:x": jnp.asarray(coupling)}
     up = {"x": jnp.ones((args.num_chains, args.side**2))}
-    mcmc.run(jax.random.key(args.seed), params, init_params=up)
+    mcmc = common.chains(
+        ebmpp.BlockedGibbs(ising),
+        params,
+        args.seed,
+        warmup=args.sweeps - half,
+        samples=half,
+        count=args.num_chains,
+        init=up,
+        thinning=max(1, half // 50),
+        progress_bar=not args.no_progress,
+    )
     x = mcmc.get_samples(group_by_chain=True)["x"]
-    magnetization = jnp.abs(x.mean(-1)).mean(
-        1
-    )  # a number a chain, so the errors are those of independent ones
+    # a number a chain, so the errors are those of independent ones
+    magnetization = jnp.abs(x.mean(-1)).mean(1)
     energy = (
         jax.lax.map(lambda chain: ising.energy({"x:x": jnp.ones(())}, {"x": chain}).mean(), x) / args.side**2
     )
@@ -128,13 +121,8 @@ def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespac
 # -- what is written -------------------------------------------------------------------------------
 
 
-def draw(measured: dict, states: dict, met: dict, args: argparse.Namespace) -> list[Path]:
+def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) -> dict[str, Any]:
     """The curves, the states, and the meeting times."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
     figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3), layout="constrained")
     fine = np.linspace(0.15, 0.75, 400)
     for ax, curve, name in (
@@ -161,33 +149,25 @@ def draw(measured: dict, states: dict, met: dict, args: argparse.Namespace) -> l
         label = f"{coupling:g}, {kind}"
         ebmpp.plots.plot_meeting_times(found.meeting_time, found.lag, found.met, ax=ax, label=label)
     ax.set_title("coupled chains that have not met", fontsize=10)
-    written = []
-    for name, made in (("onsager", figure), ("states", snapshots), ("meeting_times", survival)):
-        written.append(args.out / f"{name}.png")
-        made.savefig(written[-1], dpi=130)
-        plt.close(made)
-    return written
+    return {"onsager": figure, "states": snapshots, "meeting_times": survival}
 
 
-def save(measured: dict, met: dict, args: argparse.Namespace) -> Path:
+def tree(measured: dict, met: dict) -> xr.DataTree:
     """What was measured, and the meeting times, for ArviZ."""
     couplings = list(measured)
     each = {name: ("coupling", [getattr(m, name) for m in measured.values()]) for name in Measured._fields}
-    tree = xr.DataTree(xr.Dataset(each, {"coupling": couplings}))
+    made = xr.DataTree(xr.Dataset(each, {"coupling": couplings}))
     cases = [f"{c:g} {kind}" for c, kind in met]
     times = np.stack([np.asarray(found.meeting_time) for found in met.values()])
-    tree["meeting"] = xr.DataTree(xr.Dataset({"meeting_time": (("case", "pair"), times)}, {"case": cases}))
-    path = args.out / "ising.nc"
-    tree.to_netcdf(path, engine="h5netcdf")
-    return path
+    made["meeting"] = xr.DataTree(xr.Dataset({"meeting_time": (("case", "pair"), times)}, {"case": cases}))
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Sample, couple, draw, save."""
     args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
     ising = declare(args.side)
-    print(f"{ising!r}\nlayers {ising.layers}")
+    common.begin(args, ising)
     measured, states = {}, {}
     print("coupling  magnetisation (infinite lattice)  energy (infinite lattice)")
     for coupling in _COUPLINGS:
@@ -203,8 +183,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         times = found.meeting_time[found.met]
         mean = f"mean {times.mean():.1f}, max {times.max():.0f}" if len(times) else "none"
         print(f"coupling {coupling:g}, {kind}: {int(found.met.sum())} of {args.num_pairs} pairs met, {mean}")
-    for path in [*draw(measured, states, met, args), save(measured, met, args)]:
-        print(f"wrote {path}")
+    common.save_figures(args.out, pictures(measured, states, met, args))
+    common.save(args.out / "ising.nc", tree(measured, met))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,13 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
+from matplotlib import pyplot as plt
 import numpy as np
-from numpyro.infer import MCMC
 
 import jax
 import optax
 
+import common
 import ebmpp
 from ebmpp import FactorGraph
 
@@ -103,26 +104,24 @@ class Curve:
         self.path.write_text(json.dumps(self.points, indent=1))
 
 
-def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[ebmpp.Fit, Any, list[dict[str, float]]]:
-    """A fit, the model, and the learning curve."""
+def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[str, float]]]:
+    """The model, and the learning curve."""
     data, size = args.images, min(args.batch_size, len(args.images.train))
     curve = Curve(args.out / "curve.json", lambda params: _roughly(rbm, params, args), args.resume)
-    fit = ebmpp.fit(
+    fit = common.train(
         rbm,
         data.train if data.grey is None else batches(data.grey, size, args.seed),
-        estimator=ebmpp.Centered(args.chosen),
+        args,
+        ebmpp.Centered(args.chosen),
         optimizer=optimizer(args.rate, args.steps),
-        num_steps=args.steps,
         batch_size=size,
-        rng_key=jax.random.key(args.seed),
         callbacks=[curve],
         monitor_every=max(1, args.steps // _POINTS),
         checkpoint_dir=args.out / "checkpoints",
         checkpoint_every=max(1, args.steps // _POINTS),
         resume=args.resume,
-        progress_bar=not args.no_progress,
     )
-    return fit, ebmpp.optimizers.averaged_params(fit.optimizer_state), curve.points
+    return ebmpp.optimizers.averaged_params(fit.optimizer_state), curve.points
 
 
 def _roughly(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[str, float]:
@@ -162,17 +161,10 @@ def starts(rbm: FactorGraph, params: Any, rows: np.ndarray, count: int, seed: in
 
 def chains(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """States of independent chains after ``sweeps`` sweeps from training rows."""
-    mcmc = MCMC(
-        ebmpp.BlockedGibbs(rbm),
-        num_warmup=args.sweeps - 1,
-        num_samples=1,
-        num_chains=args.particles,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
     begin = starts(rbm, params, args.images.train, args.particles, seed)
-    mcmc.run(jax.random.key(seed), params, init_params=begin)
-    return mcmc.get_samples()
+    kernel = ebmpp.BlockedGibbs(rbm)
+    run = common.chains(kernel, params, seed, warmup=args.sweeps - 1, count=args.particles, init=begin)
+    return run.get_samples()
 
 
 def pairs(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
@@ -286,8 +278,6 @@ def _pooled(each: list, rows: np.ndarray) -> dict[str, float]:
 
 def draw(curve: list[dict[str, float]], made: Evaluation, args: argparse.Namespace) -> Any:
     """The learning curve with the final bounds, and the meeting times."""
-    from matplotlib import pyplot as plt
-
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
     epochs = np.array([p["step"] for p in curve]) * args.batch_size / len(args.images.train)
     for part, label, color in (("train", "training", "#7b8794"), ("held_out", "held out", "#2b6cb0")):
@@ -309,7 +299,7 @@ def draw(curve: list[dict[str, float]], made: Evaluation, args: argparse.Namespa
     return figure
 
 
-def save(curve: list, made: Evaluation, args: argparse.Namespace) -> Path:
+def save(curve: list, made: Evaluation, args: argparse.Namespace) -> None:
     """Everything as JSON."""
     options = ("data", "binarize", "latent", "num_pairs", "batch_size", "steps", "rate", "seed", "sweeps")
     options += ("particles", "temperatures", "repeats")
@@ -317,28 +307,29 @@ def save(curve: list, made: Evaluation, args: argparse.Namespace) -> Path:
     told |= {"estimator": repr(ebmpp.Centered(args.chosen)), "curve": curve, **made.numbers}
     path = args.out / "rbm_likelihood.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
-    return path
+    print(f"wrote {path}")
 
 
-def report(made: Evaluation, args: argparse.Namespace) -> dict[str, str]:
+def report(made: Evaluation, args: argparse.Namespace) -> None:
     """The numbers, a line each."""
     numbers, met = made.numbers, made.numbers["meeting"]
-    lines = {}
     for name, told in (("forward", "too large on average"), ("reverse", "too small, from exact draws")):
         mean = numbers[name]["pooled"]
-        lines[f"log-likelihood, {name}"] = (
+        common.tell(
+            f"log-likelihood, {name}",
             f"{mean['held_out']:.2f} +- {mean['standard_error']:.2f} held out ({told}; "
-            f"{mean['effective']:.0f} of {args.particles * args.repeats} particles effective)"
+            f"{mean['effective']:.0f} of {args.particles * args.repeats} particles effective)",
         )
     own = numbers["annealed"]
-    lines["of the annealed law"] = (
-        f"at least {own['held_out']:.2f} +- {own['standard_error']:.2f} on average ({own['rows']} rows)"
+    common.tell(
+        "of the annealed law",
+        f"at least {own['held_out']:.2f} +- {own['standard_error']:.2f} on average ({own['rows']} rows)",
     )
-    lines["error of the rows"] = f"{numbers['row_error']:.2f}"
-    lines["draws"] = (
+    common.tell("error of the rows", f"{numbers['row_error']:.2f}")
+    common.tell(
+        "draws",
         f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} of {met['pairs']} "
         f"coupled pairs had not met ({met['unmet']} never; the others after {met['mean_after_lag']:.0f} on "
         f"average, at most {met['max_after_lag']:.0f}); distance to the model's law at most "
-        f"{met['tv_bound']:.3g}"
+        f"{met['tv_bound']:.3g}",
     )
-    return lines

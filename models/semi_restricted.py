@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lateral weights on images of digits: restricted, semi-restricted and fully visible Boltzmann machines.
 
-``python models/semi_restricted.py --output lateral`` trains three machines alike: one whose pixels interact
+``python models/semi_restricted.py --out lateral`` trains three machines alike: one whose pixels interact
 through latent units alone; the same with weights between neighbouring pixels besides (Osindero and Hinton
 2008); and one without latent units, whose pixels interact each with each. All three are declared by their
 factors, and the pixels are drawn in as many parts as a colouring of their pairs has colours.
@@ -19,13 +19,15 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from digit_images import chains, checked, options, save, save_figures, train
+from matplotlib import pyplot as plt
 import networkx as nx
 import numpy as np
 from numpyro.infer import MCMC
 
 import jax
 
+import common
+import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, FactorGraph, Pairwise, exact
 
@@ -73,9 +75,9 @@ def make(kind: str, args: argparse.Namespace) -> Machine:
     graph = declare(kind, side, args.latent, args.neighbours)
     count = sum(np.prod(s.shape, dtype=int) for s in jax.tree.leaves(graph.param_shapes))
     print(f"-- {kind}: {count} params, a sweep in {len(graph.layers)} parts")
-    chosen: Any = PCD(num_chains=args.num_chains, k=args.k)
+    chosen: Any = PCD(num_chains=args.num_pairs, k=args.k)
     if args.estimator == "ucd":
-        chosen = UCD(num_pairs=args.num_chains, start="persistent")
+        chosen = UCD(num_pairs=args.num_pairs, start="persistent")
     parts = {"train": args.images.train, "held_out": args.images.held_out}
     units = None if side < 16 else 20  # of each row: a unit costs two free energies
     monitors = {
@@ -84,15 +86,15 @@ def make(kind: str, args: argparse.Namespace) -> Machine:
         )
         for part, rows in parts.items()
     }
-    every = max(1, args.num_steps // 25)
-    fit = train(graph, args.images.train, args, chosen, monitors=monitors, monitor_every=every)
+    fit = common.train(graph, args.images.train, args, chosen, monitors=monitors)
     evaluate(graph, fit.params, args)
-    drawn = chains(graph, fit.params, _SHOWN, args.sweeps, args.seed)
+    kernel = ebmpp.BlockedGibbs(graph)
+    drawn = common.chains(kernel, fit.params, args.seed + 1, warmup=args.sweeps - 1, count=_SHOWN)
     pairs = meet(graph, fit.params, args)
     met, tau = np.asarray(pairs.last_state.met), np.asarray(pairs.last_state.meeting_time)
     told = f", the mean of these after {tau[met].mean():.0f}" if met.any() else ""
-    print(f"coupled chains            {met.sum()} of {len(met)} pairs met within {args.sweeps} sweeps{told}")
-    return Machine(graph, fit, np.asarray(drawn["v"]), pairs)
+    common.tell("coupled chains", f"{met.sum()} of {len(met)} pairs met within {args.sweeps} sweeps{told}")
+    return Machine(graph, fit, np.asarray(drawn.get_samples()["v"]), pairs)
 
 
 def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
@@ -101,34 +103,27 @@ def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
         graph,
         params,
         rng_key=jax.random.key(args.seed + 2),
-        num_particles=args.num_chains,
+        num_particles=args.num_pairs,
         num_temperatures=args.temperatures,
         data=args.images.train,
     )
     told = found.average_log_likelihood(args.images.held_out)
-    print(
-        f"log-likelihood, held out  {told.value:.2f} an image +- {told.standard_error:.2f} of log Z, "
-        f"+- {told.row_error:.2f} of the images; {found.effective_sample_size:.0f} of {args.num_chains} "
-        "particles effective"
+    common.tell(
+        "log-likelihood, held out",
+        f"{told.value:.2f} an image +- {told.standard_error:.2f} of log Z, "
+        f"+- {told.row_error:.2f} of the images; {found.effective_sample_size:.0f} of {args.num_pairs} "
+        "particles effective",
     )
     latent = graph.families.get("h")
     if latent is not None and latent.size <= _EXACT_UNITS and not graph.splits:
         value = float(exact.log_likelihood(graph, params, args.images.held_out).mean())
-        print(f"the same, exactly         {value:.2f}")
+        common.tell("the same, exactly", f"{value:.2f}")
 
 
 def meet(graph: FactorGraph, params: Any, args: argparse.Namespace) -> MCMC:
     """Pairs of coupled chains from noise, for as many sweeps as the samples took."""
-    mcmc = MCMC(
-        ebmpp.MaximalCoupling(graph),
-        num_warmup=args.sweeps - 2,
-        num_samples=1,
-        num_chains=args.num_chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.run(jax.random.key(args.seed + 3), params)
-    return mcmc
+    kernel = ebmpp.MaximalCoupling(graph)
+    return common.chains(kernel, params, args.seed + 3, warmup=args.sweeps - 2, count=args.num_pairs)
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -146,8 +141,6 @@ def lateral_fields(machine: Machine) -> np.ndarray:
 
 def weights(machine: Machine) -> Any:
     """Filters of the latent units beside the weights between pixels, as far as there are such."""
-    from matplotlib import pyplot as plt
-
     shown = {}
     if "h" in machine.graph.families:
         filters = np.moveaxis(np.asarray(machine.fit.params["v:h"]), -1, 0)
@@ -169,14 +162,10 @@ def weights(machine: Machine) -> Any:
 
 def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str, Any]:
     """Samples, learning curves and meeting times of all machines."""
-    from matplotlib import pyplot as plt
-
     samples, axes = plt.subplots(1, 4, figsize=(13, 3.3), layout="constrained")
     shown = {"real images, held out": args.images.held_out[:_SHOWN]}
     shown |= {f"{kind}, {args.sweeps} sweeps from noise": m.samples for kind, m in machines.items()}
-    for ax, (title, rows) in zip(axes, shown.items(), strict=True):
-        ebmpp.plots.plot_units(rows, ncols=8, ax=ax)
-        ax.set_title(title, fontsize=9)
+    common.panels(axes, shown, fontsize=9, ncols=8)
     curves, axes = plt.subplots(1, 3, figsize=(11, 3), layout="constrained")
     for ax, (kind, m) in zip(axes, machines.items(), strict=True):
         for part, label in (("train", "training"), ("held_out", "held out")):
@@ -197,7 +186,9 @@ def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str,
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
-    parser = options(__doc__.splitlines()[0], num_steps=2500, rate=0.015)
+    parser = common.options(__doc__, "demo")
+    common.training_options(parser, steps=2500, rate=0.015)
+    digit_images.option(parser)
     add = parser.add_argument
     add("--latent", type=int, default=20, help=f"latent units; up to {_EXACT_UNITS} evaluate exactly too")
     add("--neighbours", type=int, choices=(4, 8), default=8, help="of a pixel, in the semi-restricted one")
@@ -205,9 +196,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--k", type=int, default=1, help="sweeps a step of pcd")
     add("--sweeps", type=int, default=1000, help="before a sample is shown")
     add("--temperatures", type=int, default=1000, help="of annealed importance sampling")
-    args = checked(parser, argv, "latent", "k", "sweeps", "temperatures")
-    if min(args.sweeps, args.temperatures, args.num_chains) < 3:
-        parser.error("--sweeps, --temperatures and --num-chains are at least 3")
+    args = common.parse(parser, argv, latent=1, k=1, sweeps=3, temperatures=3, num_pairs=3)
+    with common.refusals(parser):
+        args.images = digit_images.images(args.data, args.seed)
     return args
 
 
@@ -216,8 +207,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     machines = {kind: make(kind, args) for kind in KINDS}
     for kind, m in machines.items():
-        save({"weights": weights(m)}, m.fit, args.output / kind.replace(" ", "_"))
-    save_figures(compare(machines, args), args.output)
+        folder = args.out / kind.replace(" ", "_")
+        common.save_figures(folder, {"weights": weights(m)})
+        common.save(folder / "history.nc", m.fit)
+    common.save_figures(args.out, compare(machines, args))
 
 
 if __name__ == "__main__":

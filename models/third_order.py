@@ -23,7 +23,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
-from digit_images import checked, options, save, train
+from matplotlib import pyplot as plt
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
@@ -31,6 +31,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+import common
+import digit_images
 import ebmpp
 from ebmpp import CD, UCD, Bernoulli, Bias, Factor, FactorGraph
 
@@ -108,8 +110,6 @@ def transferred(machine: FactorGraph, params: Any, data: Pairs) -> float:
 
 def pictures(machine: FactorGraph, fit: ebmpp.Fit, new: Pairs, others: np.ndarray) -> dict[str, Any]:
     """Analogies, one row a move; and the filters of the factors."""
-    from matplotlib import pyplot as plt
-
     side = math.isqrt(new.x.shape[1])
     shown = np.array([np.flatnonzero(new.move == m)[0] for m in range(len(MOVES)) if m in new.move])
     examples = Pairs(*(a[shown] for a in new))
@@ -121,35 +121,40 @@ def pictures(machine: FactorGraph, fit: ebmpp.Fit, new: Pairs, others: np.ndarra
     analogy = ebmpp.plots.plot_units(grid, ncols=len(columns))
     analogy.set_title("x, y of a held-out pair; then other images, and y inferred for each", fontsize=10)
     figure, axes = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")
-    for ax, block in zip(axes, "xy", strict=True):
-        filters = np.asarray(fit.params["x:y:h"][block]).T[:64].reshape(-1, side, side)
-        ebmpp.plots.plot_units(filters, ncols=8, ax=ax)
-        ax.set_title(f"what the factors look for in {block}", fontsize=10)
+    weights = {b: np.asarray(fit.params["x:y:h"][b]).T[:64].reshape(-1, side, side) for b in "xy"}
+    filters = {f"what the factors look for in {b}": w for b, w in weights.items()}
+    common.panels(axes, filters, ncols=8)
     return {"analogies": analogy.figure, "filters": figure}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, ask the latents, draw, save."""
-    parser = options(__doc__.splitlines()[0], num_steps=2000, rate=0.01)
+    parser = common.options(__doc__, "demo")
+    common.training_options(parser, steps=2000, rate=0.01)
+    digit_images.option(parser)
     parser.add_argument("--latent", type=int, default=40)
     parser.add_argument("--factors", type=int, default=80)
     parser.add_argument("--estimator", choices=("cd", "ucd"), default="cd")
-    args = checked(parser, argv, "latent", "factors")
-    images = args.images
+    args = common.parse(parser, argv, latent=1, factors=1)
+    with common.refusals(parser):
+        images = digit_images.images(args.data, args.seed)
     copies = len(MOVES) if args.data == "digits" else 1
     seen = pairs(np.repeat(images.train, copies, 0), args.seed)
     new = pairs(images.held_out, args.seed + 1)
     machine = declare(seen.x.shape[1], args.latent, args.factors)
-    print(f"{machine}\nlayers                    {machine.layers}")
-    estimator = CD(k=1) if args.estimator == "cd" else UCD(num_pairs=args.num_chains)
-    fit = train(machine, {"x": seen.x, "y": seen.y}, args, estimator=estimator)
+    common.begin(args, machine)
+    estimator = CD(k=1) if args.estimator == "cd" else UCD(num_pairs=args.num_pairs)
+    fit = common.train(machine, {"x": seen.x, "y": seen.y}, args, estimator)
     few = Pairs(*(a[::copies][:5000] for a in seen))
     right = accuracy(machine, fit.params, few, new)
-    print(f"move, from the latents    {right:.3f} right of {len(new.x)} new pairs")
-    print(f"move, from the images     {baseline(few, new):.3f} (chance {1 / len(MOVES):.3f})")
-    print(f"move, carried over        {transferred(machine, fit.params, new):.3f} right, onto another image")
+    common.tell("move, from the latents", f"{right:.3f} right of {len(new.x)} new pairs")
+    common.tell("move, from the images", f"{baseline(few, new):.3f} (chance {1 / len(MOVES):.3f})")
+    common.tell(
+        "move, carried over", f"{transferred(machine, fit.params, new):.3f} right, onto another image"
+    )
     others = new.x[np.unique(images.held_out_labels, return_index=True)[1][:6]]
-    save(pictures(machine, fit, new, others), fit, args.output)
+    common.save_figures(args.out, pictures(machine, fit, new, others))
+    common.save(args.out / "history.nc", fit)
 
 
 if __name__ == "__main__":

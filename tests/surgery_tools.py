@@ -6,7 +6,11 @@ import itertools
 
 from hypothesis import strategies as st
 
-from ebmpp import Bernoulli, Bias, Bilinear, Binomial, Categorical, FactorGraph, Family, Spin
+from ebmpp import Bernoulli, Bias, Bilinear, Binomial, Categorical, FactorGraph, Family, Spin, layered
+from helpers import random_params
+
+RBM = layered(v=Bernoulli(3), h=Bernoulli(2))
+PARAMS = random_params(RBM, seed=1)
 
 
 def families(most_units: int = 2) -> st.SearchStrategy[Family]:

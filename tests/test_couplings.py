@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Categorical, FactorGraph, Family, Gaussian, Poisson, Spin, bits
-from ebmpp.couplings import KINDS, Attempt, attempt, resolve
+from ebmpp.couplings import KINDS, Attempt, Trial, attempt, resolve
 from helpers import alone, assert_law
 
 ROWS = 20_000
@@ -45,7 +45,7 @@ declare = functools.cache(alone)
 def _jitted(graph: FactorGraph, kind: str, etas: tuple, pairs: jax.Array, first: bool, same: bool) -> Attempt:
     rows = jnp.ones(len(pairs), bool)
     etas = tuple({"a": e} for e in etas)
-    return attempt(graph, ("a",), kind, etas, pairs, first & rows, same & rows)
+    return attempt(graph, ("a",), kind, etas, Trial(pairs, first & rows, same & rows))
 
 
 def try_once(family: Family, kind: str, etas: tuple, pairs: jax.Array, first: bool, same: bool) -> Attempt:

@@ -11,7 +11,7 @@ import zipfile
 from hypothesis import HealthCheck, given, settings, strategies as st
 import numpy as np
 import pytest
-from surgery_tools import graphs
+from surgery_tools import PARAMS, RBM, graphs
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,6 @@ from ebmpp import (
 )
 from ebmpp.errors import ParameterError, SavedFileError
 from helpers import gated, random_params, three_way_energy
-
-RBM = layered(v=Bernoulli(3), h=Bernoulli(2))
-PARAMS = random_params(RBM, seed=1)
 
 
 @pytest.fixture

@@ -41,12 +41,21 @@ FAST = {
 }
 
 
+#: Training is stochastic, and an epoch has a step a batch of rows, not of weights.
+EXPECTED = dict.fromkeys(
+    ("check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"),
+    "a row of weight 2 is two rows in the base rates, and in the gradient on average only",
+)
+
+
 def checks(*models: HarmoniumTransformer) -> list[Any]:
     found = []
     for model in models:
         for estimator, check in estimator_checks_generator(model):
             name = getattr(check, "func", check).__name__
-            marks = [] if name in FAST and model is models[0] else pytest.mark.slow
+            marks = [] if name in FAST and model is models[0] else [pytest.mark.slow]
+            if name in EXPECTED:
+                marks.append(pytest.mark.xfail(reason=EXPECTED[name]))
             found.append(pytest.param(estimator, check, id=f"{model.visible}-{name}", marks=marks))
     return found
 
@@ -212,6 +221,37 @@ def test_every_row_is_seen_once_an_epoch_and_a_short_batch_counts_its_own() -> N
     np.testing.assert_allclose(moved_by, [0.5] * 4 + [1.0] * 2, rtol=1e-5)  # two steps of 1/4, or of 1/2
 
 
+WEIGHTS = np.array([1, 2, 3, 1, 0, 2])
+
+
+@pytest.mark.parametrize("visible", ["bernoulli", "auto"])
+def test_whole_weights_are_repeated_rows_where_nothing_is_random(visible: str) -> None:
+    rows = X if visible == "bernoulli" else np.random.default_rng(0).normal(2, 3, X.shape)
+    again = np.repeat(rows, WEIGHTS, axis=0)
+    settings = {"visible": visible, "estimator": Mean(), "learning_rate": 0.5, "n_iter": 2}
+    weighted = small(batch_size=len(rows), **settings).fit(rows, sample_weight=WEIGHTS)
+    repeated = small(batch_size=len(again), **settings).fit(again)
+    np.testing.assert_allclose(leaves(weighted), leaves(repeated), rtol=1e-5, atol=1e-6)
+    if visible == "auto":
+        np.testing.assert_allclose(weighted.scaler_.scale_, repeated.scaler_.scale_)
+
+
+def test_rows_of_weight_0_are_left_out() -> None:
+    kept = WEIGHTS > 0
+    made = small(n_iter=2).fit(X, sample_weight=WEIGHTS).partial_fit(X, sample_weight=WEIGHTS)
+    less = small(n_iter=2).fit(X[kept], sample_weight=WEIGHTS[kept])
+    less.partial_fit(X[kept], sample_weight=WEIGHTS[kept])
+    np.testing.assert_array_equal(leaves(made), leaves(less))
+
+
+def test_an_epoch_adds_as_much_of_each_row_as_it_weighs() -> None:
+    rows, weights = np.eye(6, dtype=np.float32), WEIGHTS + 1
+    settings = {"estimator": Mean(), "learning_rate": 1.0, "batch_size": 3}
+    start, made = (small(n_iter=n, **settings).fit(rows, sample_weight=weights) for n in (0, 1))
+    moved_by = made.params_["v"] - start.params_["v"]
+    np.testing.assert_allclose(moved_by, 2 * weights / weights.mean() / 3, rtol=1e-5)  # each batch twice
+
+
 def test_params_that_are_not_finite_stop_training() -> None:
     model = small(visible="gaussian", learning_rate=1e30, n_iter=4)
     with pytest.raises(DivergenceError, match=r"not finite after epoch \d .*lower learning_rate"):
@@ -261,6 +301,19 @@ def test_units_of_several_statistics_have_a_column_each() -> None:
 def test_what_cannot_be_is_refused(given: Any, rows: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**given).fit(rows)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(5), r"one number a row of the data, shape \(6,\); got shape \(5,\)"),
+        (WEIGHTS - 1, "not negative; got -1.0 at row 4"),
+        (np.zeros(6), "weights are all zero"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(weights: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small().fit(X, sample_weight=weights)
 
 
 def test_it_clones_with_its_parts() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 import numpy as np
 import pytest
-from surgery_tools import graphs
+from surgery_tools import PARAMS, RBM, graphs
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,6 @@ from ebmpp import (
 )
 from ebmpp.errors import DeclarationError, ParameterError, StateError
 from helpers import enumerate_numpy, gated, random_params, random_state
-
-RBM = layered(v=Bernoulli(3), h=Bernoulli(2))
-PARAMS = random_params(RBM, seed=1)
-
 
 # -- conditioning ----------------------------------------------------------------------------------
 

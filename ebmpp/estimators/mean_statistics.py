@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.accumulators import gradient_at
 from ebmpp.estimators.base import Params, Rows
 from ebmpp.estimators.phases import Posterior, check_posterior, signed_gradient, tractable_posterior
-from ebmpp.sources import check_rows, check_weights
+from ebmpp.states import check_rows, check_weights
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph

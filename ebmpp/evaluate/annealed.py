@@ -17,7 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, states, sweeps
+from ebmpp import bits, enumeration, states, sweeps
 from ebmpp.errors import DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
@@ -310,8 +310,8 @@ def bracket(
 
 def _exact(graph: FactorGraph, params: Params) -> float | None:
     try:
-        plan = exact._plan(graph)
+        plan = enumeration.make_plan(graph)
     except IntractableError:
         return None
-    few = exact._count(graph, plan.enumerated) <= _MOST_SUMMED
+    few = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
     return float(exact.log_partition(graph, params)) if few else None

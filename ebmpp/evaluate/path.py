@@ -22,9 +22,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, initialization, states, sweeps
+from ebmpp import bits, derived, enumeration, initialization, states, sweeps
 from ebmpp.errors import DomainError, ParameterError
-from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, Params
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
@@ -199,7 +198,8 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
     place = {b: i for i, b in enumerate(graph.families)}
     size = lambda blocks: sum(graph.families[b].size for b in blocks)  # noqa: E731
     whole = graph.to_networkx().subgraph(b for b in graph.families if b not in graph.splits)
-    found = [sorted(s, key=place.__getitem__) for s in exact._independent_sets(whole, graph.block_layers)]
+    sets = enumeration.independent_sets(whole, graph.block_layers)
+    found = [sorted(s, key=place.__getitem__) for s in sets]
     # the places break ties, so that the choice does not depend on the hashes of the names
     best = min(found, key=lambda s: (-size(s), [place[b] for b in s]))
     if len(best) == len(place):  # no two blocks interact

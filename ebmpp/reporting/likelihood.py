@@ -11,7 +11,7 @@ import pandas as pd
 import jax
 import jax.numpy as jnp
 
-from ebmpp import monitors
+from ebmpp import enumeration, monitors
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.annealed import bracket
@@ -119,11 +119,11 @@ def _exact_rows(subject: Subject, rows: dict, made: "Bracket") -> np.ndarray | N
     if subject.closed:
         return subject.log_weight(rows) - made.exact
     try:
-        count = exact._count(subject.graph, exact._plan(subject.graph, subject.graph.visible).enumerated)
+        plan = enumeration.make_plan(subject.graph, subject.graph.visible)
     except IntractableError:
         return None
     size = len(next(iter(rows.values())))
-    if count * size > _MOST_STATES:
+    if enumeration.num_states(subject.graph, plan.enumerated) * size > _MOST_STATES:
         return None
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
 

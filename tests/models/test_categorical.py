@@ -12,12 +12,12 @@ from helpers import assert_rows_law, enumerate_numpy, random_params
 from models import categorical
 from models.categorical import Table
 
-FEW = ["--latent=5", "--num-steps=4", "--batch-size=10", "--num-chains=4", "--sweeps=20", "--no-progress"]
+FEW = ["--latent=5", "--steps=4", "--batch-size=10", "--num-pairs=4", "--sweeps=20", "--no-progress"]
 
 
 @pytest.mark.slow
 def test_it_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    categorical.main([f"--output={tmp_path}", "--data=wine", *FEW])
+    categorical.main([f"--out={tmp_path}", "--data=wine", *FEW])
     assert (tmp_path / "completions.png").stat().st_size > 5000
     assert ebmpp.load(tmp_path / "table.ebmpp")[0] == categorical.declare(13, 4, 5)
     told = capsys.readouterr().out
@@ -56,4 +56,4 @@ def test_tables_and_scores() -> None:
 def test_numbers_are_checked(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         categorical.parse(["--bins=1"])
-    assert "--bins are at least 2" in capsys.readouterr().err
+    assert "--bins is at least 2, not 1" in capsys.readouterr().err

@@ -14,12 +14,12 @@ import ebmpp
 from helpers import assert_rows_law, enumerate_numpy, random_params
 from models import conditional
 
-FEW = ["--latent=6", "--num-steps=4", "--batch-size=10", "--num-chains=4", "--no-progress"]
+FEW = ["--latent=6", "--steps=4", "--batch-size=10", "--num-pairs=4", "--no-progress"]
 
 
 @pytest.mark.slow
 def test_it_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    conditional.main([f"--output={tmp_path}", *FEW])
+    conditional.main([f"--out={tmp_path}", *FEW])
     for name in ("classes", "halves"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     graph, params = ebmpp.load(tmp_path / "hybrid.ebmpp")

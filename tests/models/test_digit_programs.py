@@ -20,7 +20,7 @@ from helpers import assert_law, assert_rows_law, numpy_states, numpy_statistics,
 from models import convolutional, custom_energy, digit_images, third_order
 
 KEY = jax.random.key(0)
-FEW = ["--num-steps=3", "--batch-size=10", "--num-chains=8", "--no-progress"]
+FEW = ["--steps=3", "--batch-size=10", "--num-pairs=8", "--no-progress"]
 
 
 def pooled_energy(p: Mapping[str, Any], v: np.ndarray, h: np.ndarray) -> float:
@@ -134,7 +134,7 @@ def test_from_end_to_end(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    program.main([*argv, *FEW, f"--output={tmp_path}"])
+    program.main([*argv, *FEW, f"--out={tmp_path}"])
     for name in pictures:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     with xr.open_datatree(tmp_path / "history.nc", engine="h5netcdf") as tree:

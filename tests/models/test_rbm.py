@@ -113,7 +113,7 @@ def test_the_split_is_a_partition() -> None:
         (["--data", "mnist", "--data-dir", "nowhere"], "no train-images-idx3-ubyte"),
         (["--estimator", "magic"], "invalid choice"),
         (["--repeats", "0"], "--repeats is at least 1, not 0"),
-        (["--particles", "1"], "--particles and --temperatures are at least 2"),
+        (["--particles", "1"], "--particles is at least 2, not 1"),
     ],
 )
 def test_bad_options_say_what_is_wrong(

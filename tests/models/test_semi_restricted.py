@@ -62,8 +62,8 @@ def test_lateral_weights_are_shown_where_they_are() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["pcd", "ucd"])
 def test_it_writes_what_it_says(estimator: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    few = "--latent=3 --num-steps=3 --batch-size=10 --num-chains=5 --sweeps=20 --temperatures=20"
-    semi_restricted.main([*few.split(), "--no-progress", f"--estimator={estimator}", f"--output={tmp_path}"])
+    few = "--latent=3 --steps=3 --batch-size=10 --num-pairs=5 --sweeps=20 --temperatures=20"
+    semi_restricted.main([*few.split(), "--no-progress", f"--estimator={estimator}", f"--out={tmp_path}"])
     for name in ("samples", "learning_curves", "meeting_times", *(f"{k}/weights" for k in folders())):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     for kind in folders():
@@ -78,7 +78,8 @@ def folders() -> list[str]:
 
 
 def test_bad_options_say_what_is_wrong(capsys: pytest.CaptureFixture) -> None:
-    for argv, said in ((["--neighbours=6"], "invalid choice: 6"), (["--sweeps=2"], "are at least 3")):
+    refused = ((["--neighbours=6"], "invalid choice: 6"), (["--sweeps=2"], "--sweeps is at least 3, not 2"))
+    for argv, said in refused:
         with pytest.raises(SystemExit):
             semi_restricted.parse(argv)
         assert said in capsys.readouterr().err
