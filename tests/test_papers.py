@@ -26,7 +26,10 @@ def run(papers, name, tmp_path):
     script = papers.EXPERIMENTS[name][0]
     pictures = list(tmp_path.glob("*.png"))
     assert pictures and all(picture.stat().st_size > 5000 for picture in pictures)
-    return json.loads((tmp_path / f"{script}.json").read_text()) if name != "u10" else {}
+    if script == "meeting_times":
+        return {}  # tables on the terminal
+    (report,) = tmp_path.glob(f"{script}*.json")
+    return json.loads(report.read_text())
 
 
 def test_bars_and_stripes_are_learnt(papers, tmp_path):
@@ -38,7 +41,7 @@ def test_bars_and_stripes_are_learnt(papers, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["u6", "u10", "d4", "lmi", "r4", "ais"])
+@pytest.mark.parametrize("name", ["u6", "u10", "d4", "lmi", "l7", "l8", "r4", "ais"])
 def test_the_others_run(papers, name, tmp_path):
     run(papers, name, tmp_path)
 
