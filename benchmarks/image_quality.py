@@ -13,9 +13,10 @@ compared is the order of the methods. Machines and training are also far smaller
 units a layer, 100,000 steps).
 
 Like is compared with like: classifier, samples and held-out images are all of two levels, grey ones being
-thresholded at 1/2 (the paper has eight bits a pixel). A distance is told of the pixels as drawn, and of the same states with every pixel at its
-mode given the latents, which takes away the noise of single pixels that local modes do not have. Training
-rows in place of samples show what is zero here, and pixels drawn independently what is bad.
+thresholded at 1/2 (the paper has eight bits a pixel). A distance is told of the pixels as drawn, and of the
+same states with every pixel at its mode given the latents, which takes away the noise of single pixels that
+local modes do not have. Training rows in place of samples show what is zero here, and pixels drawn
+independently what is bad.
 
 ``python benchmarks/image_quality.py`` takes MNIST from EBMPP_DATA_DIR; ``--data digits`` needs no download.
 Each run is kept in ``raw/`` of the output folder; ``--draw`` makes picture and table of those again.
@@ -92,6 +93,8 @@ class Data(NamedTuple):
     train: np.ndarray
     held_out: np.ndarray
     grey: gaussian_bernoulli.Images
+    edge: float
+    """The grey level, spread over its step, from which on a pixel counts as on."""
     features: ClassifierFeatures
 
 
@@ -131,10 +134,12 @@ def load(args: argparse.Namespace) -> Data:
     binary, cut = ebmpp.data.binarize(rows)[order], len(rows) // 6
     grey = gaussian_bernoulli.images(args.data, _SPLIT)
     assert np.abs(grey.grey(grey.held_out) - rows[order[:cut]]).max() < 0.1, "another division"
+    levels = 17 if args.data == "digits" else 256
+    edge = (1 + (levels - 1) // 2) / levels  # what binarize makes of whole levels
     train = binary[cut:]
     features = ClassifierFeatures.fit(train, labels[order[cut:]], num_epochs=args.epochs)
     print(f"classifier: {features.accuracy:.1%} right on rows held out from it", flush=True)
-    return Data(train, binary[:cut], grey, features)
+    return Data(train, binary[:cut], grey, edge, features)
 
 
 # -- models --------------------------------------------------------------------------------------
@@ -195,7 +200,7 @@ def draw_from(sampler: str, graph: FactorGraph, params: Any, seed: int, args: ar
 def as_images(name: str, data: Data) -> Callable[[Any], np.ndarray]:
     """From pixels of a method's units to two levels."""
     if METHODS[name].pixels == "grey":
-        return lambda v: (data.grey.grey(v) > 0.5).astype(np.float32)
+        return lambda v: (data.grey.grey(v) >= data.edge).astype(np.float32)
     edge = 0.0 if METHODS[name].pixels == "spin" else 0.5
     return lambda v: (np.asarray(v) > edge).astype(np.float32)
 
