@@ -256,7 +256,10 @@ def references(data: Data, args: argparse.Namespace) -> None:
         "samples": args.samples,
         "held_out": len(data.held_out),
         "classifier": {"units": 64, "accuracy": round(data.features.accuracy, 4)},
-        "runs": [{"sampler": n, "drawn": measure(v, data), "shown": shown(v, v)} for n, v in rows.items()],
+        "runs": [
+            {"sampler": n, "drawn": measure(v, data), "shown": shown(v, v[_COLUMNS * _LINES :])}
+            for n, v in rows.items()
+        ],
     }
     path = raw(args, "references")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,7 +295,8 @@ def line(made: dict[str, Any]) -> str:
         value = made.get(part)
         told = f"{value['extrapolated']:.1f} +- {value['error']:.1f}" if value else ""
         cells.append(f"{value['distance']:>9.1f} {told:>16}" if value else " " * 26)
-    fid = METHODS[made["method"]].fid if "method" in made else ""
+    method = METHODS.get(made.get("method", ""))
+    fid = method.fid if method and made["sampler"] == method.samplers[0] else ""
     return "".join(cells) + f"{made['drawn']['labels']:>8.2f}{fid:>8}"
 
 
