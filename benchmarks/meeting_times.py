@@ -12,6 +12,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 import time
 import warnings
@@ -139,29 +140,29 @@ SIZES = (2, 10, 25, 50, 100, 200)
 UNITS = {"{0, 1}": ebmpp.Bernoulli, "{-1, +1}": ebmpp.Spin}
 
 
-def toy(out: Path) -> None:
+def toy(out: Path, sizes: Sequence[int] = SIZES) -> None:
     """Steps against the number of units, for both kinds of units."""
     found = {}
     for units, family in UNITS.items():
-        for d in SIZES:
+        for d in sizes:
             graph = ebmpp.layered(v=family(d), h=family(d))
             params = graph.init(jax.random.key(d), scheme={"weight": "orthogonal", "bias": "zero"})
             for name, (coupling, start, _) in METHODS.items():
                 mean, unmet = found[units, d, name] = steps(graph, params, coupling, start)
                 print(f"{units:8} d={d:3d} {name:34} steps {mean:7.1f}  unmet {unmet:6.1%}", flush=True)
-    draw_toy(found, out)
+    draw_toy(found, sizes, out)
 
 
-def draw_toy(found: dict[tuple[str, int, str], tuple[float, float]], out: Path) -> None:
+def draw_toy(found: dict[tuple[str, int, str], tuple[float, float]], sizes: Sequence[int], out: Path) -> None:
     """The figure of steps by units, number of units and method."""
     figure = plt.figure(figsize=(9.5, 4.3), layout="constrained")
     for column, units in enumerate(UNITS):
         axes = figure.add_subplot(1, 2, column + 1)
         for (name, (_, _, style)), color in zip(METHODS.items(), plt.cm.tab10.colors, strict=False):
-            mean, unmet = np.array([found[units, d, name] for d in SIZES]).T
-            axes.plot(SIZES, mean, style, color=color, label=name, linewidth=1.5)
+            mean, unmet = np.array([found[units, d, name] for d in sizes]).T
+            axes.plot(sizes, mean, style, color=color, label=name, linewidth=1.5)
             fill = ["white" if u else color for u in unmet]
-            axes.scatter(SIZES, mean, s=20, facecolors=fill, edgecolors=color, zorder=3)
+            axes.scatter(sizes, mean, s=20, facecolors=fill, edgecolors=color, zorder=3)
         axes.set(title=f"units in {units}", xlabel="d", ylabel="local search + meeting time", yscale="log")
         axes.grid(alpha=0.25)
     handles, labels = axes.get_legend_handles_labels()
@@ -185,12 +186,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     matplotlib.use("Agg")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS), help=", ".join(EXPERIMENTS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="d of the orthogonal models")
     parser.add_argument("--out", type=Path, default=REPORT, help="folder for pictures")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
+    experiments = EXPERIMENTS | {"orthogonal": partial(toy, sizes=args.sizes)}
     for name in args.experiments:
         begun = time.time()
-        EXPERIMENTS[name](args.out)
+        experiments[name](args.out)
         print(f"{name}: {time.time() - begun:.0f} s\n", flush=True)
 
 

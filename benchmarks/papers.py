@@ -12,7 +12,7 @@ u5   bars and stripes 4x4: bias and variance of UCD,       Qiu et al. (2020), se
      CD, PCD, with bands over seeds; u7 (PCD, then UCD)
      and the gradient's variance (u8) in the same picture
 u6   a simulated 200x20 model, fitted with 100 units       Qiu et al. (2020), section 5.1
-u10  meeting times on untrained models; l7 on orthogonal   Qiu et al. (2020), figure 5
+u10  meeting times on untrained models                     Qiu et al. (2020), figure 5
 u9   784x1000 on MNIST (for Fashion-MNIST): CD, PCD, UCD;  Qiu et al. (2020), section 6.3
      u7 on real data: PCD first, then UCD
 u8   what holds the variance of a gradient, and its cost   ours
@@ -21,6 +21,10 @@ d5   784x500 on MNIST: CD, PCD, centered, S-DCP, CS-DCP;  Upadhya, Sastry (2017)
      d6, the held-out likelihood along the way
 d7   the same in batches of 1000, and spectral descent     Upadhya, Sastry (2017), figure 5
 lmi  UCD-LMI, ablated by exact log-likelihood on digits    Taniguchi et al. (2023), table 2
+l7   meeting times on orthogonal weights, from uniform     Taniguchi et al. (2023), fig. 1
+     draws and from local modes
+l8   images of deep and Gaussian-Bernoulli machines by a   Taniguchi et al. (2023), table 1
+     Frechet distance, which is not the FID
 r4   indirect sampling likelihood by number of samples:    Breuleux et al. (2011), figure 2
      Gibbs, rates-FPCD and its kin, parallel tempering
 ais  coverage of annealed importance sampling's bracket;   Grosse et al. (2015)
@@ -49,10 +53,10 @@ _UNBIASED = [
     "--variance-every",
     "500",
 ]
-_TIMES = ["untrained", "orthogonal"]
 _MNIST = ["--data", "mnist", "--hidden", "500", "--steps", "10000"]
+_TINY = ["--data", "digits", "--epochs", "5", "--chains", "10"]
 _ORIGINAL = ["--only", "ucd", "ucd1", "truncated", "persistent", "pcd_ucd", "cd1", "cd5", "cd20", "pcd"]
-_TINY = ["--visible", "6", "--latent", "4", "--repeats", "20", "--pairs", "50"]
+_SMALL = ["--visible", "6", "--latent", "4", "--repeats", "20", "--pairs", "50"]
 _DIGITS = ["--data", "digits", "--latent", "16", "--batch-size", "100", "--epochs", "1", "--points", "2"]
 
 
@@ -91,8 +95,16 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
         "meeting_times",
         {
             "quick": [["untrained"]],
-            "small": [["untrained", "orthogonal"]],
-            "paper": [["untrained", "orthogonal"]],
+            "small": [["untrained"]],
+            "paper": [["untrained"]],
+        },
+    ),
+    "l7": (
+        "meeting_times",
+        {
+            "quick": [["orthogonal", "--sizes", "2", "10"]],
+            "small": [["orthogonal"]],
+            "paper": [["orthogonal"]],
         },
     ),
     "d4": (
@@ -104,7 +116,7 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
         },
     ),
     "u9": ("mnist_rbm", _settings("ucd", 40)),
-    "u8": ("gradient_variance", {"quick": [_TINY], "small": [[]], "paper": [["--repeats", "2000"]]}),
+    "u8": ("gradient_variance", {"quick": [_SMALL], "small": [[]], "paper": [["--repeats", "2000"]]}),
     "d5": ("mnist_rbm", _settings("dc", 200)),
     "d7": ("mnist_rbm", _settings("spectral", 250)),
     "lmi": (
@@ -113,6 +125,16 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, list[list[str]]]]] = {
             "quick": [["--steps", "40", "--seeds", "0", "--only", "lmi", "pcd"]],
             "small": [[]],
             "paper": [["--steps", "100000"]],
+        },
+    ),
+    "l8": (
+        "image_quality",
+        {
+            "quick": [[*_TINY, "--sides", "20", "20", "--steps", "40", "--samples", "100", "--sweeps", "10"]],
+            "small": [[]],
+            "paper": [
+                ["--sides", "6272", "6272", "--steps", "100000", "--samples", "10000", "--sweeps", "1000"]
+            ],
         },
     ),
     "r4": (

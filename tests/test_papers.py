@@ -37,15 +37,16 @@ def test_bars_and_stripes_are_learnt(papers, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["u6", "u8", "u9", "d4", "d5", "d7", "lmi", "r4", "ais"])
+@pytest.mark.parametrize("name", ["u6", "u8", "u9", "d4", "d5", "d7", "lmi", "l8", "r4", "ais"])
 def test_the_others_run(papers, name, tmp_path):
     (made,) = run(papers, name, tmp_path)
     assert made
 
 
 @pytest.mark.slow
-def test_meeting_times_are_drawn(papers, tmp_path):
-    assert run(papers, "u10", tmp_path) == []
+@pytest.mark.parametrize("name", ["u10", "l7"])
+def test_meeting_times_are_drawn(papers, name, tmp_path):
+    assert run(papers, name, tmp_path) == []  # tables on the terminal
 
 
 def test_every_experiment_has_all_settings(papers):

@@ -1,0 +1,359 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Images that Boltzmann machines draw, by one distance: five ways to train, after Taniguchi et al. (2023).
+
+Deep Boltzmann machines by UCD-LMI, by PCD with a mean-field posterior, and by the same with centered
+gradients; Gaussian-Bernoulli machines by PCD whose chains make Gibbs sweeps or Gibbs-Langevin sweeps. Each
+draws images from noise, which are compared with held-out ones by the Frechet distance of a classifier's
+hidden units. Next to it stands the FID that the paper prints.
+
+**The two are not the same measure.** The FID is the distance in the features of the Inception network; ours
+is in those of a small classifier, trained here. No figure of ours compares with a printed one: what may be
+compared is the order of the methods. Machines and training are also far smaller than the paper's (6272 binary
+units a layer, 100,000 steps).
+
+Like is compared with like: classifier, samples and held-out images are all of two levels, grey ones being
+thresholded at 1/2 (the paper has eight bits a pixel). A distance is told of the pixels as drawn, and of the
+same states with every pixel at its mode given the latents, which takes away the noise of single pixels that
+local modes do not have. Training rows in place of samples show what is zero here, and pixels drawn
+independently what is bad.
+
+``python benchmarks/image_quality.py`` takes MNIST from EBMPP_DATA_DIR; ``--data digits`` needs no download.
+Each run is kept in ``raw/`` of the output folder; ``--draw`` makes picture and table of those again.
+
+**References**
+
+1. Taniguchi et al. (2023), *End-to-end training of deep Boltzmann machines by unbiased contrastive divergence
+   with local mode initialization*, tables 1 and 2.
+2. Montavon, Mueller (2012), *Deep Boltzmann machines and the centering trick*.
+3. Liao et al. (2022), *Gaussian-Bernoulli RBMs without tears*.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+import json
+from pathlib import Path
+import sys
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax
+import optax
+
+import ebmpp
+from ebmpp import (
+    PCD,
+    Bernoulli,
+    BlockedGibbs,
+    Centered,
+    FactorGraph,
+    GibbsLangevin,
+    LocalModeUCD,
+    MeanField,
+    Spin,
+)
+from ebmpp.estimators import Estimator
+from ebmpp.evaluate import ClassifierFeatures, frechet_distance
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file, it sees its own folder only
+from models import common, gaussian_bernoulli  # noqa: E402
+
+_SPLIT = 0  # seed of the division into training and held-out images
+_COLUMNS, _LINES = 10, 2  # of images shown as drawn, and as many with pixels at their modes
+
+State = dict[str, Any]
+
+
+class Method(NamedTuple):
+    """A way to train, how the model is sampled, and what the paper prints of it."""
+
+    label: str
+    fid: float
+    samplers: tuple[str, ...]
+    pixels: str
+    rate: float
+    scheme: str = "gaussian"
+
+
+#: A unit of 0 and 1 is (1 + spin) / 2: its weights are four times as large and take up to 16 times the rate.
+METHODS = {
+    "lmi": Method("UCD-LMI", 10.33, ("local modes", "Gibbs"), "spin", 0.004, "orthogonal"),
+    "pcd": Method("PCD, mean field", 112.1, ("Gibbs", "local modes"), "spin", 0.004),
+    "centered": Method("centered PCD, mean field", 89.10, ("Gibbs", "local modes"), "binary", 0.05),
+    "gibbs": Method("Gaussian-Bernoulli", 47.53, ("Gibbs",), "grey", 0.01),
+    "langevin": Method("Gaussian-Bernoulli, Langevin", 17.49, ("Gibbs-Langevin",), "grey", 0.01),
+}
+
+
+class Data(NamedTuple):
+    """Images of two levels, the grey ones, and the network that compares."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+    grey: gaussian_bernoulli.Images
+    edge: float
+    """The grey level, spread over its step, from which on a pixel counts as on."""
+    features: ClassifierFeatures
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--data", choices=("mnist", "digits"), default="mnist", help="mnist is read from EBMPP_DATA_DIR")
+    add("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS))
+    add("--sides", type=int, nargs=2, default=(200, 200), help="units of the latent layers; their sum in one")
+    add("--steps", type=int, default=4000)
+    add("--batch-size", type=int, default=100)
+    add("--chains", type=int, default=100, help="persistent chains, or pairs")
+    add("--samples", type=int, default=2000, help="as many training rows at most")
+    add("--sweeps", type=int, default=300, help="of each chain, from noise to its sample")
+    add("--epochs", type=int, default=20, help="of the classifier")
+    add("--seeds", type=int, nargs="+", default=[0])
+    add("--out", type=Path, default=Path("benchmarks/report"))
+    add("--draw", action="store_true", help="run nothing; draw what there is")
+    args = parser.parse_args(argv)
+    for name in ("steps", "batch_size", "chains", "sweeps", "epochs"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
+    if min(args.sides) < 1 or args.samples < 40:
+        parser.error("--sides are positive, and --samples at least 40, which the standard error takes")
+    return args
+
+
+def load(args: argparse.Namespace) -> Data:
+    """One image in six held out; the network is trained on the others.
+
+    :raises OSError: without the files of MNIST.
+    """
+    read = ebmpp.data.digits if args.data == "digits" else ebmpp.data.mnist
+    rows, labels = read(labels=True)
+    order = np.random.default_rng(_SPLIT).permutation(len(rows))  # that of the grey images too
+    binary, cut = ebmpp.data.binarize(rows)[order], len(rows) // 6
+    grey = gaussian_bernoulli.images(args.data, _SPLIT)
+    assert np.abs(grey.grey(grey.held_out) - rows[order[:cut]]).max() < 0.1, "another division"
+    levels = 17 if args.data == "digits" else 256
+    edge = (1 + (levels - 1) // 2) / levels  # what binarize makes of whole levels
+    train = binary[cut:]
+    features = ClassifierFeatures.fit(train, labels[order[cut:]], num_epochs=args.epochs)
+    print(f"classifier: {features.accuracy:.1%} right on rows held out from it", flush=True)
+    return Data(train, binary[:cut], grey, edge, features)
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+def declare(name: str, data: Data, args: argparse.Namespace) -> FactorGraph:
+    """The machine: two latent layers, or one with as many units for grey pixels."""
+    pixels, sides = data.train.shape[1], args.sides
+    if METHODS[name].pixels == "grey":
+        return gaussian_bernoulli.declare(pixels, sum(sides))
+    family = Spin if METHODS[name].pixels == "spin" else Bernoulli
+    return ebmpp.layered(v=family(pixels), h1=family(sides[0]), h2=family(sides[1]))
+
+
+def estimator(name: str, graph: FactorGraph, chains: int) -> Estimator:
+    """The estimator of a method."""
+    if name == "lmi":
+        return LocalModeUCD(num_pairs=chains)
+    if METHODS[name].pixels == "grey":
+        moves = ebmpp.langevin_sweep(graph) if name == "langevin" else None
+        return PCD(num_chains=chains, moves=moves)
+    pcd = PCD(num_chains=chains, posterior=MeanField(10))
+    return Centered(pcd) if name == "centered" else pcd
+
+
+def train(name: str, graph: FactorGraph, data: Data, seed: int, args: argparse.Namespace) -> ebmpp.Fit:
+    """Under a rate that decays along a cosine: plain steps, and Adam's for grey pixels."""
+    method = METHODS[name]
+    schedule = optax.cosine_decay_schedule(method.rate, args.steps, alpha=0.04)
+    rows, options = data.train, {"scheme": method.scheme, "optimizer": optax.sgd(schedule)}
+    if method.pixels == "spin":
+        rows = 2 * rows - 1
+    if method.pixels == "grey":
+        rows = data.grey.train
+        start = gaussian_bernoulli.start(rows, sum(args.sides), seed)
+        options = {"params": start, "optimizer": optax.adam(schedule)}
+    return ebmpp.fit(
+        graph,
+        rows,
+        estimator=estimator(name, graph, args.chains),
+        num_steps=args.steps,
+        batch_size=args.batch_size,
+        rng_key=jax.random.key(seed),
+        progress_bar=False,
+        **options,
+    )
+
+
+def draw_from(sampler: str, graph: FactorGraph, params: Any, seed: int, args: argparse.Namespace) -> State:
+    """States, each from a start of its own in noise."""
+    key = jax.random.key(1000 + seed)
+    if sampler == "local modes":
+        return ebmpp.local_search(graph, params, rng_key=key, num_rows=args.samples).state
+    kernel = GibbsLangevin(graph) if sampler == "Gibbs-Langevin" else BlockedGibbs(graph)
+    return common.chains(kernel, params, key, args.sweeps, args.samples).get_samples()
+
+
+def as_images(name: str, data: Data) -> Callable[[Any], np.ndarray]:
+    """From pixels of a method's units to two levels."""
+    if METHODS[name].pixels == "grey":
+        return lambda v: (data.grey.grey(v) >= data.edge).astype(np.float32)
+    edge = 0.0 if METHODS[name].pixels == "spin" else 0.5
+    return lambda v: (np.asarray(v) > edge).astype(np.float32)
+
+
+# -- measures ------------------------------------------------------------------------------------
+
+
+def measure(images: np.ndarray, data: Data) -> dict[str, float]:
+    """The distance from held-out images, and that of the shares of labels which the network sees."""
+    found = frechet_distance(images, data.held_out, features=data.features, extrapolate=True)
+    share = lambda rows: np.bincount(data.features.predict(rows), minlength=10) / len(rows)  # noqa: E731
+    labels = np.abs(share(images) - share(data.held_out)).sum() / 2
+    values = {"distance": found.value, "extrapolated": found.extrapolated, "error": found.standard_error}
+    return {k: float(f"{v:.4g}") for k, v in (values | {"labels": labels}).items()}
+
+
+def run(name: str, seed: int, data: Data, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A method in numbers, by sampler."""
+    graph, made, begin = declare(name, data, args), [], time.monotonic()
+    fit = train(name, graph, data, seed, args)
+    jax.block_until_ready(fit.params)
+    told = {"method": name, "seed": seed, "steps": args.steps, "sides": list(args.sides)}
+    told["train_seconds"] = round(time.monotonic() - begin, 1)
+    for metric in ("corrected", "acceptance"):
+        if metric in fit.history:
+            told[metric] = float(fit.history[metric].mean())
+    to_images = as_images(name, data)
+    for sampler in METHODS[name].samplers:
+        begin = time.monotonic()
+        state = draw_from(sampler, graph, fit.params, seed, args)
+        eta = graph.natural_parameters(fit.params, state, "v")
+        drawn, modes = to_images(state["v"]), to_images(graph.families["v"].mode(eta))
+        one = told | {"sampler": sampler, "sample_seconds": round(time.monotonic() - begin, 1)}
+        one |= {"drawn": measure(drawn, data), "modes": measure(modes, data)}
+        print(line(one), flush=True)
+        made.append(one | {"shown": shown(drawn, modes)})
+    path = raw(args, f"{name}-{seed}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made), encoding="utf-8")
+    return made
+
+
+def references(data: Data, args: argparse.Namespace) -> None:
+    """What is zero here, and what is bad."""
+    rng = np.random.default_rng(0)
+    rate = data.train.mean(0)
+    rows = {
+        "training rows": data.train[rng.permutation(len(data.train))[: args.samples]],
+        "independent pixels": (rng.uniform(size=(args.samples, len(rate))) < rate).astype(np.float32),
+    }
+    made: dict[str, Any] = {
+        "data": args.data,
+        "samples": args.samples,
+        "held_out": len(data.held_out),
+        "classifier": {"units": 64, "accuracy": round(data.features.accuracy, 4)},
+        "runs": [
+            {"sampler": n, "drawn": measure(v, data), "shown": shown(v, v[_COLUMNS * _LINES :])}
+            for n, v in rows.items()
+        ],
+    }
+    path = raw(args, "references")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made), encoding="utf-8")
+
+
+def shown(drawn: np.ndarray, modes: np.ndarray) -> list[list[int]]:
+    """The first images as drawn, and as many with pixels at their modes."""
+    count = _COLUMNS * _LINES
+    return np.concatenate([drawn[:count], modes[:count]]).astype(int).tolist()
+
+
+def raw(args: argparse.Namespace, name: str) -> Path:
+    """Where a run is kept."""
+    return args.out / "raw" / f"image_quality-{args.data}-{name}.json"
+
+
+# -- the report ----------------------------------------------------------------------------------
+
+
+def label(made: dict[str, Any]) -> str:
+    """Method and sampler."""
+    if "method" not in made:
+        return made["sampler"]
+    name = f"{METHODS[made['method']].label}: {made['sampler']}"
+    return name + (f", seed {made['seed']}" if made["seed"] else "")
+
+
+def line(made: dict[str, Any]) -> str:
+    """A row of the table."""
+    cells = [f"{label(made):<48}"]
+    for part in ("drawn", "modes"):
+        value = made.get(part)
+        told = f"{value['extrapolated']:.1f} +- {value['error']:.1f}" if value else ""
+        cells.append(f"{value['distance']:>9.1f} {told:>16}" if value else " " * 26)
+    method = METHODS.get(made.get("method", ""))
+    fid = method.fid if method and made["sampler"] == method.samplers[0] else ""
+    return "".join(cells) + f"{made['drawn']['labels']:>8.2f}{fid:>8}"
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """All rows."""
+    head = f"{'':<48}{'as drawn':>9} {'extrapolated':>16}{'modes':>9} {'extrapolated':>16}{'labels':>8}"
+    return "\n".join([f"{head}{'FID *':>8}", *map(line, runs), "* as printed: another measure"])
+
+
+def picture(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Images of each, with the distances."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    lines = -(-len(runs) // 2)
+    figure, axes = plt.subplots(lines, 2, figsize=(9.4, 2.25 * lines), layout="constrained", squeeze=False)
+    for ax in axes.flat:
+        ax.axis("off")
+    for ax, made in zip(axes.flat, runs, strict=False):
+        rows = np.array(made["shown"], float)
+        side = round(rows.shape[1] ** 0.5)
+        ebmpp.plots.plot_units(rows, (side, side), ncols=_COLUMNS, ax=ax)
+        told = f"{made['drawn']['distance']:.1f}"
+        told += f"; pixels at modes {made['modes']['distance']:.1f}" if "modes" in made else ""
+        ax.set_title(f"{label(made)}\ndistance {told}", fontsize=9, loc="left")
+    figure.suptitle("Upper two lines as drawn, lower two the same with pixels at their modes", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, then report."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not args.draw:
+        try:
+            data = load(args)
+        except OSError as error:
+            raise SystemExit(f"{error} Or take --data digits.") from error
+        references(data, args)
+        for name in args.only:
+            for seed in args.seeds:
+                run(name, seed, data, args)
+    if not raw(args, "references").exists():
+        raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
+    made = json.loads(raw(args, "references").read_text())
+    for name in METHODS:
+        for path in sorted(args.out.glob(f"raw/image_quality-{args.data}-{name}-*.json")):
+            made["runs"] += json.loads(path.read_text())
+    stem = "image_quality" if args.data == "mnist" else f"image_quality_{args.data}"
+    picture(made["runs"], args.out / f"{stem}.png")
+    print(table(made["runs"]))
+    made["runs"] = [{k: v for k, v in one.items() if k != "shown"} for one in made["runs"]]
+    (args.out / f"{stem}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
