@@ -146,5 +146,5 @@ def test_pairs_meet_where_plain_ones_stay_apart() -> None:
     graph = FactorGraph.from_networkx(nx.grid_2d_graph(4, 4), Spin, shared=True)
     params = {"x": jnp.full(16, 0.02), "x:x": jnp.asarray(0.9)}
     state, _ = simulate(TemperingCoupling(graph, (0.0, 0.3, 0.45, 0.6, 1.0)), params, 40, 150)
-    plain, _ = simulate(ebmpp.MaximalCoupling(graph), params, 40, 1500)
-    assert state.met.all() and 0.2 < plain.met.mean() < 0.95
+    plain, _ = simulate(ebmpp.MaximalCoupling(graph), params, 40, 150)
+    assert state.met.all() and plain.met.mean() < 0.9
