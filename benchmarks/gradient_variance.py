@@ -136,6 +136,8 @@ def draw(table: list[dict[str, Any]], path: Path) -> None:
         ax.errorbar(*at, 2 * row["standard_error"], marker="o", capsize=2, label=row["method"])
     ax.axhline(1, color="0.5", linestyle="--", linewidth=1, label="independent exact draws")
     ax.set(xlabel="sweeps a pair", ylabel="variance of the gradient (two standard errors)", yscale="log")
+    ax.set_yticks([0.5, 1, 2, 5], ["0.5", "1", "2", "5"])
+    ax.minorticks_off()
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, fontsize=8, loc="outside right upper")
