@@ -22,8 +22,7 @@ from ebmpp.errors import DivergenceError
 
 plt.switch_backend("agg")  # pictures are files: nobody looks at a window
 
-_COURSE = ("free_energy_gap", "gradient_norm", "meeting_time_mean", "meeting_time_max", "lag", "corrected")
-_COURSE += ("acceptance",)
+_COURSE = ("free_energy_gap", "gradient_norm", "meeting_time_mean", "meeting_time_max", "lag")
 
 
 # -- options -------------------------------------------------------------------------------------
@@ -181,13 +180,14 @@ def panels(axes: Any, shown: Mapping[str, Any], *shape: Any, fontsize: int = 10,
         ax.set_title(title, fontsize=fontsize)
 
 
-def course(fit: ebmpp.Fit, baselines: Mapping[str, float] | None = None) -> Any:
+def course(fit: ebmpp.Fit, baselines: Mapping[str, float] | None = None, also: Sequence[str] = ()) -> Any:
     """The course of training: exact likelihoods where they were followed, norms and meeting times.
 
     :param baselines: likelihoods to compare with.
+    :param also: more of the history, where it has that.
     """
     history, exactly = fit.history, "log_likelihood_train" in fit.history
-    followed = history[[name for name in _COURSE if name in history]]
+    followed = history[[name for name in (*_COURSE, *also) if name in history]]
     count = len(ebmpp.plots.panels(followed)) + exactly
     figure, axes = plt.subplots(1, count, figsize=(3.8 * count, 3.1), layout="constrained", squeeze=False)
     ebmpp.plots.plot_history(followed, axes=axes[0, exactly:])
@@ -197,7 +197,7 @@ def course(fit: ebmpp.Fit, baselines: Mapping[str, float] | None = None) -> Any:
             ax.plot(history.monitor_step, history[f"log_likelihood_{name}"], label=label, linewidth=1.6)
         for (name, value), style in zip((baselines or {}).items(), ("--", ":"), strict=False):
             ax.axhline(value, color="0.5", linestyle=style, linewidth=1, label=name)
-        ax.legend(frameon=False, fontsize=8, loc="lower right")
+        ax.legend(frameon=False, fontsize=8)
         ax.set(xlabel="step", ylabel="exact log-likelihood an image")
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)

@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report(fit)
     figures = {"samples": _samples, "completions": _completions}
     made = {name: make(dbm, fit, args) for name, make in figures.items()}
-    common.save_figures(args.out, made | {"history": common.course(fit)})
+    common.save_figures(args.out, made | {"history": common.course(fit, also=("corrected", "acceptance"))})
     common.save(args.out / "history.nc", fit)
 
 

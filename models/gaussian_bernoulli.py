@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     figures = {
         "samples": _samples(fit, args, drawn),
         "params": _params(fit, args),
-        "learning_curve": common.course(fit, baselines),
+        "learning_curve": common.course(fit, baselines, also=["acceptance"]),
     }
     common.save_figures(args.out, figures)
     common.save(args.out / "samples.nc", drawn["Gibbs-Langevin"])
