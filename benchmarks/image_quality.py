@@ -79,11 +79,11 @@ class Method(NamedTuple):
 
 #: A unit of 0 and 1 is (1 + spin) / 2: its weights are four times as large and take up to 16 times the rate.
 METHODS = {
-    "lmi": Method("UCD-LMI", 10.33, ("local modes", "Gibbs"), "spin", 0.004, "orthogonal"),
+    "lmi": Method("UCD-LMI", 10.33, ("local modes", "Gibbs"), "spin", 0.01, "orthogonal"),
     "pcd": Method("PCD, mean field", 112.1, ("Gibbs", "local modes"), "spin", 0.004),
     "centered": Method("centered PCD, mean field", 89.10, ("Gibbs", "local modes"), "binary", 0.05),
-    "gibbs": Method("Gaussian-Bernoulli", 47.53, ("Gibbs",), "grey", 0.01),
-    "langevin": Method("Gaussian-Bernoulli, Langevin", 17.49, ("Gibbs-Langevin",), "grey", 0.01),
+    "gibbs": Method("Gaussian-Bernoulli", 47.53, ("Gibbs",), "grey", 0.0005),
+    "langevin": Method("Gaussian-Bernoulli, Langevin", 17.49, ("Gibbs-Langevin",), "grey", 0.0005),
 }
 
 
@@ -105,7 +105,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data", choices=("mnist", "digits"), default="mnist", help="mnist is read from EBMPP_DATA_DIR")
     add("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS))
     add("--sides", type=int, nargs=2, default=(200, 200), help="units of the latent layers; their sum in one")
-    add("--steps", type=int, default=4000)
+    add("--steps", type=int, default=10_000)
     add("--batch-size", type=int, default=100)
     add("--chains", type=int, default=100, help="persistent chains, or pairs")
     add("--samples", type=int, default=2000, help="as many training rows at most")
@@ -132,7 +132,7 @@ def load(args: argparse.Namespace) -> Data:
     rows, labels = read(labels=True)
     order = np.random.default_rng(_SPLIT).permutation(len(rows))  # that of the grey images too
     binary, cut = ebmpp.data.binarize(rows)[order], len(rows) // 6
-    grey = gaussian_bernoulli.images(args.data, _SPLIT)
+    grey = _standardised(gaussian_bernoulli.images(args.data, _SPLIT))
     assert np.abs(grey.grey(grey.held_out) - rows[order[:cut]]).max() < 0.1, "another division"
     levels = 17 if args.data == "digits" else 256
     edge = (1 + (levels - 1) // 2) / levels  # what binarize makes of whole levels
@@ -140,6 +140,13 @@ def load(args: argparse.Namespace) -> Data:
     features = ClassifierFeatures.fit(train, labels[order[cut:]], num_epochs=args.epochs)
     print(f"classifier: {features.accuracy:.1%} right on rows held out from it", flush=True)
     return Data(train, binary[:cut], grey, edge, features)
+
+
+def _standardised(images: gaussian_bernoulli.Images) -> gaussian_bernoulli.Images:
+    """Every pixel of variance 1, so that Adam's steps, all of one size, are small for each of them."""
+    own = images.train.std(0)
+    scale = images.scale * own
+    return images._replace(train=images.train / own, held_out=images.held_out / own, scale=scale)
 
 
 # -- models --------------------------------------------------------------------------------------
