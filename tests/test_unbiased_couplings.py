@@ -82,7 +82,7 @@ CASES = [
     pytest.param("categorical", Proposals(marginalize=("a",)), marks=pytest.mark.slow),
     ("gaussian", "reflection"),
     ("gaussian_learned", Proposals(proposal="initial")),
-    ("poisson", Proposals(proposal="initial", marginalize=("b",))),
+    pytest.param("poisson", Proposals(proposal="initial", marginalize=("b",)), marks=pytest.mark.slow),
     ("deep", "maximal_independent"),
     pytest.param("deep", Proposals(marginalize=("v", "h2")), marks=pytest.mark.slow),
     ("gated", ("common", "maximal", "independent")),

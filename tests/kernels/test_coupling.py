@@ -74,6 +74,7 @@ def test_meeting_times_reach_arviz(pairs: MCMC) -> None:
     assert float(bound.bound[0]) > float(bound.bound[-1]) == 0 or not bool(meeting["met"].all())
 
 
+@pytest.mark.slow
 def test_kernel_and_engine_meet_at_the_same_times() -> None:
     chains = 50
     mcmc = run(ebmpp.MaximalCoupling(RBM), chains, 60)

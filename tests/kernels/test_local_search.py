@@ -111,6 +111,7 @@ def triangle() -> dict:
     return ebmpp.local_search(graph, params, rng_key=jax.random.key(0), init=init).state
 
 
+@pytest.mark.slow
 def test_gaussian_means_are_found() -> None:
     graph = ebmpp.layered(v=ebmpp.Gaussian(3), h=ebmpp.Gaussian(2))
     params = {"v": jnp.ones(3), "h": jnp.zeros(2), "v:h": 0.3 * jnp.ones((3, 2))}

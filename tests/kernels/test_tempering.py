@@ -180,6 +180,7 @@ def simulate_plain(kernel, chains, sweeps):
     return jax.lax.scan(lambda s, _: (kernel.sample(s, (COUPLED,), {}), None), state, length=sweeps)
 
 
+@pytest.mark.slow
 def test_tempered_pairs_meet_where_plain_ones_do_not():
     state, _ = simulate(TemperingCoupling(MAGNET, LADDER), COUPLED, {}, 40, 150)
     assert state.met.all()
