@@ -264,13 +264,16 @@ def numbers(runs: dict[tuple[str, int], xr.Dataset]) -> list[dict[str, Any]]:
 
 
 def draw(runs: dict[tuple[str, int], xr.Dataset], path: Path) -> None:
-    """Log-likelihood, meeting times and variances against the step: medians, and bands from 10 to 90 %."""
+    """Log-likelihood, meeting times and variances against the step: medians, and bands from 10 to 90 %.
+
+    Dotted where fewer than half of a method's runs go on.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained")
     for method in dict.fromkeys(m for m, _ in runs):
         label, color, _ = METHODS[method]
         own = [made for (m, _), made in runs.items() if m == method]
@@ -284,20 +287,25 @@ def draw(runs: dict[tuple[str, int], xr.Dataset], path: Path) -> None:
         if own:
             _band(axes[2], own, "variance_step", lambda made: made["variance"].values, style)
     axes[0].axhline(BEST, color="0.4", linestyle="--", linewidth=1, label=f"best possible, {BEST:.2f}")
-    axes[0].set(ylabel="total log-likelihood of the 32 rows", ylim=(-360, -90))
+    # the climb to -220 is the same for all
+    axes[0].set(
+        ylabel="total log-likelihood of the 32 rows", ylim=(-220, -100), xlim=(1000, None), xscale="log"
+    )
     axes[1].set(ylabel="mean sweeps to meet, after the lag", yscale="log")
     axes[2].set(ylabel="variance of a gradient (trace)", yscale="log")
     for ax in axes:
         ax.set_xlabel("step")
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=7, loc="lower right")
+    axes[0].set_xticks([1000, 2000, 4000, 8000], ["1000", "2000", "4000", "8000"])
+    axes[0].xaxis.set_minor_formatter("")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside lower center")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
 def _band(ax: Any, runs: list[xr.Dataset], x: str, of: Callable, style: dict[str, Any]) -> None:
-    """The median of runs, as far as half of them go, and where 80 % of them are."""
+    """The median of runs, as far as half of them go, and where 80 % of them are; the longer ones' median."""
     values = [of(made) for made in runs]
     steps = max((made[x].values for made in runs), key=len)
     full = np.full((len(runs), len(steps)), np.nan)
@@ -308,6 +316,9 @@ def _band(ax: Any, runs: list[xr.Dataset], x: str, of: Callable, style: dict[str
     ax.plot(steps[there], middle, **style)
     if len(runs) > 1:
         ax.fill_between(steps[there], low, high, color=style["color"], alpha=0.15, linewidth=0)
+    beyond = np.isfinite(full).any(0) & ~there
+    if beyond.any():
+        ax.plot(steps[beyond], np.nanmedian(full[:, beyond], axis=0), color=style["color"], linestyle=":")
 
 
 def _smooth(y: np.ndarray, window: int = 20) -> np.ndarray:
