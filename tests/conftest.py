@@ -25,6 +25,11 @@ settings.register_profile("ebmpp", parent=settings(), deadline=None)
 settings.load_profile("ebmpp")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tutorials first: one file and the longest, which a single worker would else be left alone with."""
+    items.sort(key=lambda item: item.get_closest_marker("notebook") is None)
+
+
 def _mappings() -> int:
     """Memory mappings of this process; 0 where nobody tells."""
     try:
