@@ -28,11 +28,12 @@ PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
 venv: $(STAMP)
 
+# Not compiled at once: most of what is installed is never imported, and that takes half a minute.
 # UPGRADE=1 takes the newest jax, arviz and everything else, also where older ones are installed.
 $(STAMP): pyproject.toml $(if $(UPGRADE),FORCE)
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer with venv found: PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e ".[test]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS) -e ".[test]"
 	touch $@
 
 FORCE:

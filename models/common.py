@@ -43,9 +43,13 @@ def options(description: str, out: str) -> argparse.ArgumentParser:
 
 
 def training_options(
-    parser: argparse.ArgumentParser, steps: int, rate: float, num_pairs: int = 100, batch_size: int = 100
+    parser: argparse.ArgumentParser,
+    steps: int,
+    rate: float | None,
+    num_pairs: int = 100,
+    batch_size: int = 100,
 ) -> None:
-    """The options of a program that trains, with its defaults."""
+    """The options of a program that trains, with its defaults; one without a rate sets it later."""
     add = parser.add_argument
     add("--num-pairs", type=int, default=num_pairs, help="coupled pairs, or chains")
     add("--steps", type=int, default=steps, help="gradient steps")
@@ -63,7 +67,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **least: 
     for name, value in (known | least).items():
         if getattr(args, name) < value:
             parser.error(f"--{name.replace('_', '-')} is at least {value}, not {getattr(args, name)}")
-    if "rate" in args and not (args.rate > 0 and math.isfinite(args.rate)):
+    if getattr(args, "rate", None) is not None and not (args.rate > 0 and math.isfinite(args.rate)):
         parser.error(f"--rate is a positive number, not {args.rate}")
     return args
 

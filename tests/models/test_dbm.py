@@ -19,7 +19,15 @@ FEW = ["--steps=4", "--batch-size=10", "--num-pairs=4", "--no-progress"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "sides"),
-    [("pcd", "12 8"), ("lmi", "12 8"), ("pcd", "12"), ("lmi", "9 8 7"), ("ucd", "6 5 4"), ("ucd", "6")],
+    [
+        ("pcd", "12 8"),
+        ("centered", "12 8"),
+        ("lmi", "12 8"),
+        ("pcd", "12"),
+        ("lmi", "9 8 7"),
+        ("ucd", "6 5 4"),
+        ("ucd", "6"),
+    ],
 )
 def test_it_writes_what_it_says(
     estimator: str, sides: str, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -34,20 +42,28 @@ def test_it_writes_what_it_says(
     assert told.count("wrote") == 4
 
 
-def test_grey_images_are_eight_digits_a_pixel_and_come_back() -> None:
-    data = dbm.images("digits", grey=True, seed=0)
-    assert data.train.shape == (1797 - 20, 64 * 8) and set(np.unique(data.train)) == {-1.0, 1.0}
+VALUES = [(ebmpp.Spin, {-1.0, 1.0}), (ebmpp.Bernoulli, {0.0, 1.0})]
+
+
+@pytest.mark.parametrize(("family", "values"), VALUES)
+def test_grey_images_are_eight_digits_a_pixel_and_come_back(
+    family: type[ebmpp.Family], values: set[float]
+) -> None:
+    data = dbm.images("digits", grey=True, seed=0, family=family)
+    assert data.train.shape == (1797 - 20, 64 * 8) and set(np.unique(data.train)) == values
     order = np.random.default_rng(0).permutation(1797)
     np.testing.assert_allclose(data.intensities(data.held_out), ebmpp.data.digits()[order[:20]], atol=1 / 255)
 
 
 @pytest.mark.slow
-def test_completions_keep_what_is_known() -> None:
-    data = dbm.images("digits", grey=False, seed=0)
-    model = dbm.declare(64, (6, 5))
+@pytest.mark.parametrize("family", [family for family, _ in VALUES])
+def test_completions_keep_what_is_known(family: type[ebmpp.Family]) -> None:
+    data = dbm.images("digits", grey=False, seed=0, family=family)
+    model = dbm.declare(64, (6, 5), family)
     halves, whole = dbm.complete(model, model.init(jax.random.key(0), data.train), data, seed=0)
     np.testing.assert_array_equal(whole[:, :32], halves[:, :32])
-    np.testing.assert_array_equal(halves[:, :32], (data.held_out[:, :32] + 1) / 2)
+    shown = np.asarray(ebmpp.data.binarize(ebmpp.data.digits()))[np.random.default_rng(0).permutation(1797)]
+    np.testing.assert_array_equal(halves[:, :32], shown[:20, :32])
     assert (halves[:, 32:] == 0).all() and ((whole >= 0) & (whole <= 1)).all()
 
 
@@ -71,3 +87,10 @@ def test_numbers_are_checked(given: str, said: str, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         dbm.parse(given.split())
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("estimator", "family"), [("lmi", ebmpp.Spin), ("ucd", ebmpp.Bernoulli)])
+def test_units_and_the_rate_follow_the_estimator(estimator: str, family: type[ebmpp.Family]) -> None:
+    args = dbm.parse([f"--estimator={estimator}"])
+    assert args.images.family is family and args.rate > 0
+    assert dbm.parse([f"--estimator={estimator}", "--rate=0.5"]).rate == 0.5
