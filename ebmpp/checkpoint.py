@@ -39,11 +39,14 @@ class Checkpoints:
     :param directory: where; made if it is not there.
     :param run: what identifies the run, JSON values by name; a checkpoint of another is refused.
     :param resume: whether to go on where a run stopped.
-    :raises CheckpointError: for checkpoints that are there already without ``resume``, or without orbax.
+    :raises CheckpointError: for checkpoints that are there already without ``resume``, a file in the place of
+        the directory, or without orbax.
     """
 
     def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
         self.directory = Path(directory).absolute()
+        if self.directory.exists() and not self.directory.is_dir():
+            raise CheckpointError(f"{self.directory} is a file: give a directory for the checkpoints")
         self.run = json.loads(json.dumps(run))  # as it comes back from a file
         self.orbax = _orbax().StandardCheckpointer()
         if self.steps() and not resume:

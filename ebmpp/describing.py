@@ -5,6 +5,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+from functools import lru_cache
 import os
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import families as builtin_families
+from ebmpp.checkpoint import digest
 from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
 from ebmpp.factors import Factor
 from ebmpp.families import Family
@@ -137,6 +139,27 @@ def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[
     size = sum(float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True))
     numbers = (float(value), abs(float(value)) + size)
     return [x if np.isfinite(x) else None for x in numbers]
+
+
+@lru_cache(maxsize=32)  # tenths of a second
+def energies(graph: FactorGraph) -> dict[str, list]:
+    """What a graph's repr does not tell: which units are joined, and what the energies are, by factor.
+
+    :return: JSON values. An energy is told by its value at one state and at params that are nowhere zero,
+        rounded, so that another device finds the same.
+    """
+    made = {}
+    for number, factor in enumerate(graph.factors):
+        params = factor.init_params(jax.random.key(0), graph.families)
+        generator = np.random.default_rng(number)
+        noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)  # noqa: B023
+        value, size = _value(factor, graph.families, noisy)
+        if None in (value, size):  # an energy that restricts its params is told at its init
+            value, size = _value(factor, graph.families, params)
+        known = None not in (value, size)
+        told = f"{value / size if size else 0.0:.3f} of {size:.3g}" if known else "not finite"
+        made[factor.name] = [told, digest(factor.edges(graph.families))]
+    return made
 
 
 # -- what is read ----------------------------------------------------------------------------------

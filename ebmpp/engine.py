@@ -134,9 +134,9 @@ def run_pairs(
     total, met = engine.load(starts, total)
     met &= _finite(params)  # draws of params that are not finite can agree, and mean nothing
     done = met & (window.lag >= window.m)
-    queue = jnp.argsort(done, stable=True)
+    queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
     meeting_time = jnp.where(met, window.lag, -1)
-    jobs = Jobs(starts, keys, queue, (~done).sum())
+    jobs = Jobs(starts, keys, queue, (~done).sum(dtype=jnp.int32))
     return engine.run(jobs, total, meeting_time, count, first_size(num_slots, num_jobs))
 
 
@@ -300,7 +300,8 @@ class _Engine:
         where = jnp.where(newly, slots.job, len(run.meeting_time))  # out of range: dropped
         meeting_time = run.meeting_time.at[where].set(t, mode="drop")
         late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
-        done = moved & ((met & (t >= self.window.m)) | late)
+        # a pair that has met goes on to m: stopped before, it would lack what the window still counts
+        done = moved & jnp.where(met, t >= self.window.m, late)
         slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
         count = count._replace(moves=count.moves + moved.sum() * self.offsets[-1])
         return run._replace(slots=slots, meeting_time=meeting_time, count=count), weights

@@ -185,10 +185,10 @@ def check_params(owner: Any) -> None:
     auto = isinstance(rate, str) and rate == "auto"
     if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
         raise ValueError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
-    if owner.estimator is not None and not isinstance(owner.estimator, Estimator):
+    made = owner.estimator
+    if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
         raise ValueError(
-            f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not "
-            f"{owner.estimator!r}"
+            f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not {made!r}"
         )
     if not (owner.optimizer is None or callable(owner.optimizer) or hasattr(owner.optimizer, "update")):
         raise ValueError(

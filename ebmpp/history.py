@@ -10,6 +10,7 @@ import xarray as xr
 
 import jax
 from jax import Array
+import jax.numpy as jnp
 
 from ebmpp.monitors import Monitor
 
@@ -90,13 +91,27 @@ class Log:
         self.steps, self.monitored = Table(), Table()
 
     def append(self, metrics: dict[str, Array]) -> None:
-        """The metrics of the next step."""
+        """The metrics of the next step.
+
+        :raises ValueError: for a monitor of the name of one, which would take its place in the history.
+        """
+        clash = self.monitors.keys() & {*metrics, "step", "monitor_step"}
+        if clash:
+            raise ValueError(
+                f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
+                "something else"
+            )
         self.steps.append(metrics)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""
         if self.monitors:
             values = {name: _value(fn, params, estimator_state) for name, fn in self.monitors.items()}
+            for name, value in values.items():
+                if jnp.shape(value) != ():
+                    raise TypeError(
+                        f"fit: monitor {name!r} returned shape {jnp.shape(value)}, and a scalar is expected"
+                    )
             self.monitored.append({"monitor_step": step, **values})
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -147,7 +147,8 @@ class Loop:
             )
         like = self.begin(self.stages.at(found.step - 1), first.params) if found.step else first
         count = len(jax.tree.leaves(like))
-        state = jax.tree.unflatten(jax.tree.structure(like), map(jnp.asarray, found.leaves[:count]))
+        leaves = map(_as_leaf, found.leaves[:count], jax.tree.leaves(like))
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         self.log.load(found.history, found.step)
         if self.best is not None:
             self.best.load(found.leaves[count:])
@@ -229,8 +230,22 @@ class Loop:
             return
         stop_if_failed(state, self.log)  # what failed is not kept
         kept = [] if self.best is None else self.best.leaves()
-        self.save.save(steps, [*jax.tree.leaves(state), *kept], self.log.arrays())
+        self.save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *kept], self.log.arrays())
         self._saved = steps
+
+
+def _as_numbers(leaf: Any) -> Any:
+    """A leaf of the state as numbers: an optimiser that adds noise carries a jax key."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _as_leaf(numbers: np.ndarray, like: Any) -> Array:
+    made = jnp.asarray(numbers)
+    return jax.random.wrap_key_data(made, impl=jax.random.key_impl(like)) if _is_key(like) else made
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
 def stop_if_failed(state: State, log: Log) -> None:

@@ -234,8 +234,8 @@ def gradient_variance(
     The rows are the same in each repeat, so it is the variance of the estimator's own draws. One that carries
     a state (persistent chains, an adaptive lag) starts each repeat from the state that the run is in, so the
     variance is conditional on it; where the run carries a state of another make (in another stage of a
-    schedule, or trained by another estimator) the value is nan. Called by hand, such a monitor takes the
-    state as its second argument.
+    schedule, trained by another estimator, or with a chain a row where batches have not as many rows as
+    ``data``) the value is nan. Called by hand, such a monitor takes the state as its second argument.
 
     :param graph: the model.
     :param data: rows of the visible blocks: the batch of each repeat.
@@ -276,6 +276,10 @@ def _gradient_variance_without(
     return _gradient_variance(graph, estimator, num_repeats, params, state, rows, pair)
 
 
+def _make(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    return jax.tree.structure(state), [jnp.shape(leaf) for leaf in jax.tree.leaves(state)]
+
+
 def _gradient_variance(
     graph: FactorGraph,
     estimator: Estimator,
@@ -287,7 +291,7 @@ def _gradient_variance(
 ) -> Array:
     batch = Batch.of(rows)
     fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), pair), params)
-    if jax.tree.structure(fresh) != jax.tree.structure(state):
+    if _make(fresh) != _make(state):
         return jnp.full((), jnp.nan)
 
     def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:

@@ -82,7 +82,7 @@ class Slots(NamedTuple):
                 slots.active | take,
             )
 
-        return lax.cond(take.any(), load, lambda slots: slots, self), started + take.sum()
+        return lax.cond(take.any(), load, lambda slots: slots, self), started + take.sum(dtype=jnp.int32)
 
     def compact(self, size: int) -> "Slots":
         """The live slots, in ``size`` places."""

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Stage:
     :param estimator: :class:`UCD` (default) or another.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
     :raises ValueError: for a num_steps that is not a positive int.
+    :raises TypeError: for an estimator or an optimizer that is none.
 
     **References**
 
@@ -59,6 +61,12 @@ class Stage:
 
     def __post_init__(self) -> None:
         check_count("Stage: num_steps", self.num_steps)
+        if isinstance(self.estimator, type) or not isinstance(self.estimator, Estimator):
+            raise TypeError(f"estimator is one such as UCD() or CD(k=1), not {self.estimator!r}")
+        if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
+            raise TypeError(
+                f"optimizer is an optax transformation such as optax.sgd(0.1), not {self.optimizer!r}"
+            )
 
 
 class Stages:
@@ -110,4 +118,7 @@ def _steps_per_batch(stage: Stage) -> int:
 
 
 def _told(estimator: Estimator) -> str:
-    return repr(estimator) if dataclasses.is_dataclass(estimator) else type(estimator).__qualname__
+    """Its fields too; of functions among them the names, for they stand elsewhere in the next process."""
+    if not dataclasses.is_dataclass(estimator):
+        return type(estimator).__qualname__
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(estimator))

@@ -15,7 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits
+from ebmpp import bits, describing
 from ebmpp.callbacks import Best, Callback
 from ebmpp.checkpoint import Checkpoints, digest
 from ebmpp.estimators import Estimator
@@ -123,6 +123,8 @@ def fit(
     :raises DataError: when a stream ends too early, or a row that comes later is wrong; it carries the same.
     :raises CheckpointError: for checkpoints of another run, all of them damaged, or there without ``resume``.
     :raises ValueError: for numbers out of range, or a schedule beside what it replaces.
+    :raises TypeError: for an estimator or an optimizer that is none, or a monitor that is no function to a
+        scalar.
 
     **Example**
 
@@ -138,6 +140,8 @@ def fit(
         check_count(f"fit: {name}", value)
     check_count("fit: monitor_every", monitor_every)
     check_count("fit: checkpoint_every", checkpoint_every)
+    if resume and checkpoint_dir is None:
+        raise ValueError("fit: resume=True goes on from a checkpoint: give checkpoint_dir, where they are")
     stages = _stages(schedule, estimator, optimizer, num_steps)
     monitors = dict(monitors or {})
     init_key, base_key, order_key = jax.random.split(rng_key, 3)
@@ -146,7 +150,8 @@ def fit(
         sample = source.sample()
         params = graph.init(init_key, sample.rows, scheme, sample.weights)
     graph.check(params)
-    params = jax.tree.map(jnp.asarray, params)
+    # whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
     log = Log(monitors)
     loop = Loop(graph, stages, source, bits.key_pair(base_key), log, monitor_every, tuple(callbacks), best)
@@ -155,6 +160,7 @@ def fit(
     if checkpoint_dir is not None:
         run = {
             "graph": repr(graph),
+            "energies": describing.energies(graph),
             **stages.identity(),
             "batch_size": source.batch_size,
             "rng_key": np.asarray(bits.key_pair(rng_key)).tolist(),

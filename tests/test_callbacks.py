@@ -91,6 +91,12 @@ def test_callbacks_see_the_run():
     np.testing.assert_array_equal([a for _, a, _ in seen], made.history["size"])
 
 
+@pytest.mark.parametrize("name", ["gradient_norm", "row 0", "step"])
+def test_a_monitor_takes_no_metrics_place(name):
+    with pytest.raises(ValueError, match=f"a monitor is named '{name}', as is what the history has"):
+        numbered(monitors={name: hill}, **options())
+
+
 def test_every_callback_is_called_also_where_one_stops():
     calls = []
     first, second = (lambda p, n=n: calls.append(n) or p.step == 2 for n in range(2))

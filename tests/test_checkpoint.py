@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that stop and go on: bitwise the same, or refused with a reason."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 import signal
 import subprocess
 import sys
 import time
+from typing import Any
 import warnings
 
 import numpy as np
 import pytest
-from training_tools import ROWS, Walker, assert_same_run, numbered
+from training_tools import ROWS, Recorder, Walker, assert_same_run, numbered
 
 import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli, Stage
+from ebmpp import CD, PCD, UCD, Bernoulli, Bias, Factor, FactorGraph, Pairwise, Stage
 from ebmpp.checkpoint import digest
 from ebmpp.errors import CheckpointError, DataError
 from ebmpp.optimizers import averaged, box, projected
@@ -60,6 +62,11 @@ def test_a_resumed_run_is_the_run_that_never_stopped(estimator, tmp_path):
 
 def test_resuming_where_there_is_nothing_starts(tmp_path):
     assert_same_run(run(12, tmp_path / "new", resume=True), run())
+
+
+def test_resuming_needs_a_place():
+    with pytest.raises(ValueError, match="resume=True goes on from a checkpoint: give checkpoint_dir"):
+        run(resume=True)
 
 
 OPTIONS = {"num_steps": 11, "monitor_every": 3, "monitors": {"size": lambda p: p["a"].sum()}}
@@ -212,6 +219,55 @@ def test_another_runs_checkpoint_is_refused(options, told, finished, tmp_path):
     assert told in str(error.value)
 
 
+def first_energy(w, a, b):
+    return -w * (a.sum() * b.sum())
+
+
+def second_energy(w, a, b):
+    return -w * (a[0] * b.sum())
+
+
+def joined(pairs):
+    return FactorGraph({"a": Bernoulli(4)}, factors=[Bias("a"), Pairwise("a", pairs)])
+
+
+def of_ones_own(energy):
+    factors = [Bias("a"), Bias("b"), Factor("a", "b", energy=energy, init=np.ones(()))]
+    return FactorGraph({"a": Bernoulli(4)}, {"b": Bernoulli(2)}, factors)
+
+
+@pytest.mark.parametrize(
+    ("graph", "other"),
+    [
+        (joined([(0, 1), (2, 3)]), joined([(0, 2), (1, 3)])),
+        (of_ones_own(first_energy), of_ones_own(second_energy)),
+    ],
+)
+def test_a_graph_that_differs_in_its_energy_alone_is_refused(graph, other, tmp_path):
+    """Which units are joined, and what an energy of one's own computes, is not in a repr."""
+    assert repr(graph) == repr(other)
+    options = {"rng_key": jax.random.key(0), "estimator": Recorder(), "num_steps": 1, "progress_bar": False}
+    options |= {"checkpoint_dir": tmp_path, "scheme": {"weight": "zero"}}
+    rows = np.eye(4)
+    whole = ebmpp.fit(graph, rows, **options)
+    assert_same_run(ebmpp.fit(graph, rows, **options, resume=True), whole)
+    with pytest.raises(CheckpointError, match="of another run: energies: "):
+        ebmpp.fit(other, rows, **options, resume=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Told(Recorder):
+    function: Any = None
+
+
+def test_functions_of_an_estimator_are_known_by_name(tmp_path):
+    """They stand at another address in the process that goes on."""
+    make = lambda: Told(lambda key: key)  # noqa: E731
+    assert repr(make()) != repr(make())
+    numbered(estimator=make(), checkpoint_dir=tmp_path)
+    numbered(estimator=make(), checkpoint_dir=tmp_path, resume=True)
+
+
 def test_checkpoints_are_not_overwritten(finished):
     with pytest.raises(CheckpointError, match="pass resume=True"):
         run(12, finished[0])
@@ -224,3 +280,19 @@ def test_a_digest_tells_shapes_types_and_names_apart():
         for d in ({"a": a}, {"b": a}, {"a": a.reshape(2, 3)}, {"a": a.astype(np.float64)}, {"a": a + 1})
     }
     assert len(made) == 5
+
+
+def test_an_optimizers_key_goes_on(tmp_path):
+    """optax's noise has a jax key in its state, which is no array of numbers."""
+    options = {"estimator": Walker(), "num_steps": 4}
+    noisy = lambda: optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, jax.random.key(3)))  # noqa: E731
+    numbered(**options | {"num_steps": 2}, optimizer=noisy(), checkpoint_dir=tmp_path)
+    again = numbered(**options, optimizer=noisy(), checkpoint_dir=tmp_path, resume=True)
+    whole = numbered(**options, optimizer=noisy())
+    jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file is a file: give a directory"):
+        numbered(checkpoint_dir=tmp_path / "file")

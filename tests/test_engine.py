@@ -285,6 +285,10 @@ def test_a_limit_flags_the_unmet_and_leaves_the_others_alone() -> None:
     held = np.asarray(run(graph, params, 4, max_sweeps=limit).meeting_time)
     assert (free > limit).any() and (free <= limit).any()
     np.testing.assert_array_equal(held, np.where(free > limit, -1, free))
+    # those that have met go on to the end of the window, however far it is
+    last, window = int(free.max()), (1, int(free.max()) + 9, 1)
+    whole, limited = run(graph, params, 4, window), run(graph, params, 4, window, max_sweeps=last)
+    jax.tree.map(np.testing.assert_array_equal, limited.total, whole.total)
 
 
 def in_time(call: Callable[[], Any], seconds: float = 120) -> Any:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, Bernoulli, Categorical, Spin, Stage, exact, monitors
+from ebmpp import CD, SDCP, Bernoulli, Categorical, Spin, Stage, bits, exact, monitors
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.estimators.base import Estimate
 from ebmpp.monitors import Monitor
@@ -133,6 +133,15 @@ def test_an_estimator_that_carries_a_state_is_repeated_from_the_runs_own():
     assert_law(made.history["variance"][:3], 0.03, 0.03 * np.sqrt(2 / 199))
     assert np.isnan(made.history["variance"][3:]).all() and made.history["still"].notnull().all()
     np.testing.assert_array_equal(made.history["at"][1:3], made.history["walk"][:2])
+
+
+def test_chains_of_other_batches_have_no_variance_here():
+    """S-DCP carries a chain a row of the run's batches, which are smaller than the monitor's."""
+    variance = monitors.gradient_variance(RBM, DATA, SDCP(d=2, k=1), 2, KEY)
+    state = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA[:2]}, 2, bits.key_pair(KEY))
+    assert np.isnan(variance(PARAMS, state))
+    own = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA}, 4, bits.key_pair(KEY))
+    assert variance(PARAMS, own) > 0
 
 
 @pytest.mark.parametrize("repeats", [1, 2.0])

@@ -295,6 +295,7 @@ def test_units_of_several_statistics_have_a_column_each() -> None:
         ({"batch_size": 2.5}, X, "batch_size is an int of at least 1, not 2.5"),
         ({"learning_rate": 0.0}, X, "learning_rate is positive or .auto., not 0.0"),
         ({"estimator": "cd"}, X, "estimator is one of ebmpp's, such as .*, not 'cd'"),
+        ({"estimator": PCD}, X, "estimator is one of ebmpp's, such as .*, not <class"),
         ({"optimizer": "adam"}, X, "optimizer is None, a function of the learning rate .*, not 'adam'"),
     ],
 )

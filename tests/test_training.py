@@ -19,6 +19,7 @@ from ebmpp import (
     Bernoulli,
     Bias,
     Bilinear,
+    Centered,
     FactorGraph,
     exact,
     fit,
@@ -151,6 +152,39 @@ def test_batches_as_large_as_the_data_hold_every_row(batch_size: int) -> None:
 def test_counts_are_positive(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"fit: {name} is a positive int, not {value}"):
         train(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"estimator": CD}, "estimator is one such as UCD\\(\\) or CD\\(k=1\\), not <class"),
+        ({"estimator": "cd"}, "not 'cd'"),
+        ({"optimizer": 0.1}, "optimizer is an optax transformation such as .*, not 0.1"),
+        ({"optimizer": optax.adam}, "not <function adam"),
+        ({"monitors": {"bias": lambda p: p["a"]}}, r"monitor 'bias' returned shape \(3,\), and a scalar"),
+    ],
+)
+def test_what_is_no_estimator_optimizer_or_monitor_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        train(**given)
+
+
+@pytest.mark.parametrize("dtype", [int, np.float16, float])
+def test_params_of_any_numbers_are_taken(dtype: type) -> None:
+    start = {name: np.zeros(s.shape, dtype) for name, s in RBM.param_shapes.items()}
+    whole = train(Recorder(), params=jax.tree.map(jnp.zeros_like, RBM.init(KEY)))
+    made = train(Recorder(), params=start)
+    assert {leaf.dtype for leaf in jax.tree.leaves(made.params)} == {np.dtype(np.float32)}
+    jax.tree.map(np.testing.assert_array_equal, made.params, whole.params)
+
+
+@pytest.mark.slow  # everything compiles anew
+def test_training_in_64_bits() -> None:
+    with jax.enable_x64(True):
+        start = {name: np.zeros(s.shape, np.float32) for name, s in RBM.param_shapes.items()}
+        for estimator in (dataclasses.replace(UCD_SMALL, coupling="common"), Centered(CD())):
+            made = train(estimator, params=start)
+            assert {leaf.dtype for leaf in jax.tree.leaves(made.params)} == {np.dtype(np.float64)}
 
 
 # -- failures ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
 from ebmpp.estimators.dc import SDCP
 from ebmpp.estimators.mean_field import mean_layer
-from ebmpp.estimators.phases import Posterior
+from ebmpp.estimators.phases import Posterior, carried_chains
 from ebmpp.factors import Bias
 from ebmpp.sweeps import schedule
 
@@ -39,7 +39,7 @@ class CenteredState(NamedTuple):
     @property
     def chains(self) -> Any:
         """The chains of the estimator inside, for another one to go on with."""
-        return getattr(self.inner, "chains", self.inner)
+        return carried_chains(self.inner)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,7 @@ class SDCP:
         held = schedule(graph, clamped=graph.visible)
         start = sweep_rows(graph, params, chains, held, row_pairs(bits.fold_in(at, 1), size))
         model = sweep_chains(graph, params, start, self.k, bits.fold_in(pair, 1))
-        weights = jnp.broadcast_to(-batch.weights.sum() / size, size)
-        negative = signed_gradient(graph, params, model, weights)
+        negative = signed_gradient(graph, params, model, -batch.weights)  # a chain counts as its row does
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})
 

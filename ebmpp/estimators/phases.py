@@ -3,7 +3,7 @@
 """The positive and the negative phase, which all estimators share."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 from jax import Array, lax
@@ -57,6 +57,11 @@ def row_pairs(pair: Array, rows: int) -> Array:
 def fresh_chains(graph: "FactorGraph", count: int, pair: Array) -> Rows:
     """Chains at initial draws of every block."""
     return initial_rows(graph, graph.families, row_pairs(pair, count))
+
+
+def carried_chains(state: Any) -> Any:
+    """The chains in what an estimator carries, or all of that where nothing is called so."""
+    return getattr(state, "coldest", getattr(state, "chains", state))
 
 
 def sweep_chains(graph: "FactorGraph", params: Params, x: Rows, count: int, pair: Array) -> Rows:

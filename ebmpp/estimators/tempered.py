@@ -25,6 +25,11 @@ class TemperedState(NamedTuple):
     betas: Array
     """Inverse temperatures, from 0 to 1."""
 
+    @property
+    def coldest(self) -> Rows:
+        """The chains of the model itself, for another estimator to go on with."""
+        return {b: v[:, -1] for b, v in self.chains.items()}
+
 
 @dataclasses.dataclass(frozen=True)
 class TemperedPCD:
@@ -83,8 +88,8 @@ class TemperedPCD:
     ) -> Estimate:
         """Data minus the coldest replicas, k tempered sweeps on."""
         chains, rejection = self._sweeps(graph, params, state, pair)
-        model = {b: v[:, -1] for b, v in chains.items()}
-        gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
+        state = TemperedState(chains, state.betas)
+        gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
         betas = state.betas + 0.1 * (equalized(state.betas, rejection) - state.betas)
         metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
         return Estimate(gradient, TemperedState(chains, betas), metrics)

@@ -17,6 +17,7 @@ from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import (
+    carried_chains,
     fresh_chains,
     row_pairs,
     sample_latents,
@@ -165,8 +166,10 @@ class UCD:
         return UCDState(jnp.ones(()), jnp.ones(()), chains)
 
     def adopt(self, before: Any, fresh: UCDState) -> UCDState:
-        """Go on with the chains of another estimator, as many as fit."""
-        chains = getattr(before, "chains", before)
+        """Go on with the chains of another estimator, as many as fit, and from the times of another UCD."""
+        if isinstance(before, UCDState):
+            fresh = fresh._replace(negative=before.negative, positive=before.positive)
+        chains = carried_chains(before)
         if self.start != "persistent" or not isinstance(chains, dict) or set(chains) != set(fresh.chains):
             return fresh
         turn = jnp.arange(len(next(iter(fresh.chains.values())))) % len(next(iter(chains.values())))

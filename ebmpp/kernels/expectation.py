@@ -111,9 +111,9 @@ def _run(
 
     def going(carry: tuple[CompositeState, Any]) -> Array:
         state, _ = carry
-        waits = ~(state.met & (state.t >= window.m))
         late = (window.max_sweeps > 0) & (state.t >= window.max_sweeps)
-        return (waits & ~late & ~state.broken).any()
+        waits = jnp.where(state.met, state.t < window.m, ~late)
+        return (waits & ~state.broken).any()
 
     def one(carry: tuple[CompositeState, Any]) -> tuple[CompositeState, Any]:
         state = kernel.sample(carry[0], args, kwargs)

@@ -95,6 +95,7 @@ class _FastWeights(RowKernel):
         x, fast, size = jax.vmap(one)(conditions.to_rows(state.z), fast, conditions.keep, pairs)
         fast = jax.tree.map(lambda f: f.reshape(*conditions.batch, *f.shape[1:]), fast)
         drift = size.reshape(conditions.batch) / jnp.maximum(_size(conditions.params), 1e-30)
+        drift = drift.astype(state.drift.dtype)
         return RatesState(conditions.from_rows(x), fast, drift, state.i + 1, state.rng_key)
 
     def _pairs(self, state: RatesState, conditions: "_Rated") -> Array:

@@ -72,8 +72,7 @@ def test_a_run_is_algorithm_2(weights):
             out = estimate(RBM, estimator, params, state, given, key(step + 1))
             params = jax.tree.map(lambda p, g: p - rate * g, params, out.gradient)
             state, step = out.state, step + 1
-            share = np.full(rows, sum(weights) / rows)
-            f = weighted(theta, state.chains["a"], share)
+            f = weighted(theta, state.chains["a"], np.array(weights))
             g = weighted(start, batch["a"], np.array(weights))
             theta = {n: theta[n] - rate * (f[n] - g[n]) for n in theta}
             for name, value in theta.items():

@@ -16,10 +16,12 @@ from ebmpp import (
     PCD,
     UCD,
     Bernoulli,
+    Centered,
     FactorGraph,
     Gaussian,
     LocalModeUCD,
     Spin,
+    TemperedPCD,
     bits,
     exact,
     layered,
@@ -214,6 +216,21 @@ def test_chains_of_another_estimator_are_taken_over() -> None:
         assert estimator.adopt(before, fresh) is fresh
     other = UCD().init(graph, params, data, ROWS, key(0))
     assert UCD().adopt(chains, other) is other
+
+
+def test_coldest_replicas_and_past_times_are_taken_over() -> None:
+    graph, params, data = problem("rbm")
+    estimator = UCD(start="persistent", num_pairs=5)
+    fresh = estimator.init(graph, params, data, ROWS, key(0))
+    tempered = TemperedPCD(num_chains=5, num_temperatures=3)
+    for before in (tempered, Centered(tempered)):
+        state = before.init(graph, params, data, ROWS, key(1))
+        taken = estimator.adopt(state, fresh).chains
+        replicas = getattr(state, "inner", state).chains
+        jax.tree.map(np.testing.assert_array_equal, taken, {b: v[:, -1] for b, v in replicas.items()})
+    went = fresh._replace(negative=jnp.array(30.0), positive=jnp.array(2.0))
+    taken = UCD().adopt(went, UCD().init(graph, params, data, ROWS, key(0)))
+    assert (float(taken.negative), float(taken.positive), taken.chains) == (30, 2, ())
 
 
 def test_summing_layers_out_lowers_the_variance() -> None:

@@ -39,13 +39,20 @@ def everything(sites: dict) -> dict:
     ("k", "m", "lag"), [pytest.param(1, 1, 1, marks=pytest.mark.slow), (3, 6, 2)]
 )  # compiles anew
 def test_estimates_of_the_posterior_are_unbiased(k: int, m: int, lag: int) -> None:
-    made = composite_expectation(
-        composite(lag), everything, NOISY, rng_key=jax.random.key(3), num_pairs=3000, k=k, m=m
-    )
+    kernel = composite(lag)
+    options = {"rng_key": jax.random.key(3), "num_pairs": 3000, "k": k}
+    made = composite_expectation(kernel, everything, NOISY, **options, m=m)
     probability, precision = exact_posterior()
     assert_law(made.value["x"], probability, made.standard_error["x"], comparisons=7)
     assert_law(made.value["precision"], precision, made.standard_error["precision"], comparisons=7)
     assert made.num_unmet == 0 and (made.meeting_time > lag).any()
+    # a limit stops pairs that have not met, and not those that go on to m
+    last = int(made.meeting_time.max())
+    again, limited = (
+        composite_expectation(kernel, everything, NOISY, **options, m=last + 3, max_sweeps=limit)
+        for limit in (None, last)
+    )
+    jax.tree.map(np.testing.assert_array_equal, limited.value, again.value)
 
 
 @pytest.mark.slow
