@@ -20,7 +20,7 @@ from ebmpp import bits, derived, states
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
-from ebmpp.evaluate import exact, pseudo
+from ebmpp.evaluate import annealed, exact, pseudo
 from ebmpp.graph import FactorGraph
 
 Params = Any
@@ -32,12 +32,14 @@ Params = Any
 class Monitor:
     """A function of the params that is compiled, with arrays that it reads.
 
-    A plain function of the params is a monitor too; this adds the arrays, and the estimator's state.
+    A plain function of the params is a monitor too; this adds the arrays, and the estimator's state, or takes
+    a function as it is: ``Monitor(fn, compiled=False)``.
 
     :param fn: called with the params, then the estimator's state if it ``takes_state``, then the arguments.
         Hashable: one that compares equal to another is not compiled again.
     :param arguments: arrays, or pytrees of them.
     :param takes_state: whether it takes what the estimator of the run carries (persistent chains, say).
+    :param compiled: False for one that works on the host and cannot be traced.
 
     **Example**
 
@@ -50,11 +52,13 @@ class Monitor:
     fn: Callable[..., Array]
     arguments: tuple[Any, ...] = ()
     takes_state: bool = False
+    compiled: bool = True
 
     def __call__(self, params: Params, estimator_state: Any = None) -> Array:
         """The value."""
         state = (estimator_state,) if self.takes_state else ()
-        return _evaluate(self.fn, params, *state, *self.arguments)
+        given = (params, *state, *self.arguments)
+        return _evaluate(self.fn, *given) if self.compiled else self.fn(*given)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -75,6 +79,16 @@ class _Of:
 
 def _rows(graph: FactorGraph, data: Any) -> Rows:
     return states.check_rows(graph, data)[0]
+
+
+def _check_free_energy(graph: FactorGraph, name: str) -> None:
+    """:raises IntractableError: where the latents cannot be summed out."""
+    if not tractable_posterior(graph):
+        a, b = graph.interacting(graph.latent)[0]
+        raise IntractableError(
+            f"{name}: latent {clash(a, b)} given the visible ones, so the free energy of a row has no closed "
+            "form; monitors.reconstruction needs none"
+        )
 
 
 # -- likelihood ----------------------------------------------------------------------------------
@@ -103,13 +117,63 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
         jax.eval_shape(monitor, graph.param_shapes)  # plans the sum, and sums nothing
     except IntractableError as error:
         raise IntractableError(
-            f"{error}. To watch training, monitors.free_energy_gap or monitors.reconstruction need no sum"
+            f"{error}. To watch training, monitors.estimated_log_likelihood anneals, and "
+            "monitors.free_energy_gap or monitors.reconstruction need no sum"
         ) from None
     return monitor
 
 
 def _log_likelihood(graph: FactorGraph, params: Params, rows: Rows) -> Array:
     return exact.log_likelihood(graph, params, rows).mean()
+
+
+def estimated_log_likelihood(
+    graph: FactorGraph,
+    data: Any,
+    *,
+    rng_key: Array,
+    base: Any = None,
+    num_particles: int = 100,
+    num_temperatures: int = 1000,
+    ladder: str | Any = "adaptive",
+) -> Monitor:
+    """The mean of log p(v) over rows by annealed importance sampling, for models too large to sum.
+
+    **Too large on average**, as log Z is estimated from below; how much so, the effective sample size tells,
+    of which :func:`ebmpp.ais` warns where it is small. The same key gives the same noise at each call.
+
+    :param graph: a model whose latents given the visibles are one layer.
+    :param data: rows of the visible blocks.
+    :param rng_key: a jax key.
+    :param base: rows whose base rates annealing starts from; ``data`` by default.
+    :param num_particles: see :func:`ebmpp.ais`, as the two that follow.
+    :return: a monitor, which is not compiled as a whole.
+    :raises IntractableError: at once, where the latents cannot be summed out in closed form.
+    :raises StateError: for data of a wrong name, shape or value.
+
+    **References**
+
+    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data, key = ebmpp.data.bars_and_stripes(3), jax.random.key(0)
+    >>> estimate = ebmpp.monitors.estimated_log_likelihood(rbm, data, rng_key=key, num_temperatures=100)
+    >>> params = rbm.init(key, data)
+    >>> abs(estimate(params) - ebmpp.monitors.log_likelihood(rbm, data)(params)).item() < 0.01
+    True
+    """
+    rows = _rows(graph, data)
+    _check_free_energy(graph, "estimated_log_likelihood")
+    options = {"num_particles": num_particles, "num_temperatures": num_temperatures, "ladder": ladder}
+    options |= {"rng_key": rng_key, "data": rows if base is None else _rows(graph, base)}
+
+    def estimate(params: Params) -> float:
+        return annealed.ais(graph, params, **options).average_log_likelihood(rows).value
+
+    return Monitor(estimate, compiled=False)
 
 
 def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
@@ -137,12 +201,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     >>> gap(rbm.init(jax.random.key(0))).shape
     ()
     """
-    if not tractable_posterior(graph):
-        a, b = graph.interacting(graph.latent)[0]
-        raise IntractableError(
-            f"free_energy_gap: latent {clash(a, b)} given the visible ones, so the free "
-            "energy has no closed form; monitors.reconstruction needs none"
-        )
+    _check_free_energy(graph, "free_energy_gap")
     return Monitor(_Of(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
 
 

@@ -77,7 +77,9 @@ def as_source(
 
 
 def _is_stream(data: object) -> bool:
-    if isinstance(data, (Mapping, list, tuple)) or hasattr(data, "__array__") or hasattr(data, "shape"):
+    if isinstance(data, (list, tuple)):  # rows of numbers, or batches of named blocks
+        return bool(data) and isinstance(data[0], Mapping)
+    if isinstance(data, Mapping) or hasattr(data, "__array__") or hasattr(data, "shape"):
         return False
     return callable(data) or isinstance(data, Iterable)
 

@@ -51,10 +51,37 @@ def test_monitors_are_functions_under_transformations():
 
 def test_what_cannot_be_summed_is_refused_at_once():
     big = ebmpp.layered(v=Bernoulli(40), h=Bernoulli(40))
-    with pytest.raises(IntractableError, match=r"2\*\*40 joint states.* monitors\.free_energy_gap or"):
+    with pytest.raises(IntractableError, match=r"2\*\*40 joint states.* monitors\.estimated_"):
         monitors.log_likelihood(big, np.zeros((2, 40)))
     with pytest.raises(IntractableError, match="latent blocks 'a' and 'b' interact .*reconstruction"):
         monitors.free_energy_gap(DEEP, DATA, DATA)
+
+
+def test_an_estimated_likelihood_is_near_the_exact_one_and_is_followed():
+    options = {"num_particles": 400, "num_temperatures": 60}
+    exactly = monitors.log_likelihood(RBM, DATA)(PARAMS)
+    values = [
+        monitors.estimated_log_likelihood(RBM, DATA, rng_key=jax.random.key(i), base=1 - DATA, **options)(
+            PARAMS
+        )
+        for i in range(10)
+    ]
+    assert_rows_law(np.array(values)[:, None], exactly[None], comparisons=1)
+    follow = monitors.estimated_log_likelihood(RBM, DATA, rng_key=KEY, **options)
+    assert follow(PARAMS) == follow(PARAMS) != values[0]
+    fit = ebmpp.fit(
+        RBM,
+        DATA,
+        params=PARAMS,
+        estimator=CD(k=1),
+        num_steps=2,
+        rng_key=KEY,
+        monitors={"estimate": follow},
+        progress_bar=False,
+    )
+    assert fit.history.estimate[0] == pytest.approx(follow(PARAMS), abs=1e-5)
+    with pytest.raises(IntractableError, match="latent blocks 'a' and 'b' interact .*reconstruction"):
+        monitors.estimated_log_likelihood(DEEP, DATA, rng_key=KEY)
 
 
 def test_the_gap_is_that_of_log_likelihoods():

@@ -38,7 +38,8 @@ def _check(graph: FactorGraph, params: Params, num_particles: Any) -> None:
     if not all(map(states.is_concrete, jax.tree.leaves(params))):
         raise TypeError(
             "annealed importance sampling runs from the host and takes known params; under jit, or in a "
-            "monitor of fit, it cannot be traced: call it in a callback, or on params that were kept"
+            "function that is a monitor of fit, it cannot be traced: take monitors.estimated_log_likelihood, "
+            "monitors.Monitor(fn, compiled=False), or call it on params that were kept"
         )
     known = isinstance(num_particles, int | np.integer) and not isinstance(num_particles, bool)
     if not known or num_particles < 2:

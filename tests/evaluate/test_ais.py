@@ -321,7 +321,7 @@ def test_params_and_references_are_checked() -> None:
         run(params, reference={"c": jnp.zeros(3)})
     with pytest.raises(StateError, match="block 'a' .* got -1"):
         run(params, data=-np.ones((2, 3)))
-    with pytest.raises(TypeError, match="cannot be traced: call it in a callback"):
+    with pytest.raises(TypeError, match="cannot be traced: take monitors"):
         jax.jit(run)(params)
 
 
