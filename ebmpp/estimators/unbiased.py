@@ -46,6 +46,8 @@ class UCDState(NamedTuple):
     """The same for the pairs on the posterior, where there are such."""
     chains: Rows | tuple[()]
     """Persistent chains, with ``start="persistent"``."""
+    seen: Array
+    """Steps whose times to meet went into the first two."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -80,7 +82,8 @@ class UCD:
         predict at this multiple (above 1) of that of independent draws of the model.
     :param target_cost: instead, spend so many sweeps a pair on average: k = lag is what meeting leaves of
         them, at least 1.
-    :param smoothing: weight of the past in what the adaptive k and lag follow, in [0, 1).
+    :param smoothing: weight of the past in what the adaptive k and lag follow, in [0, 1). Steps weigh alike
+        until there are enough for that, so that the second step has the length of the first one's times.
     :param max_sweeps: stop a pair after so many sweeps. The default, no limit, is unbiased; a limit makes
         training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
@@ -163,12 +166,12 @@ class UCD:
         chains: Any = ()
         if self.start == "persistent":
             chains = fresh_chains(graph, self.num_pairs or batch, pair)
-        return UCDState(jnp.ones(()), jnp.ones(()), chains)
+        return UCDState(jnp.ones(()), jnp.ones(()), chains, jnp.zeros((), jnp.int32))
 
     def adopt(self, before: Any, fresh: UCDState) -> UCDState:
         """Go on with the chains of another estimator, as many as fit, and from the times of another UCD."""
         if isinstance(before, UCDState):
-            fresh = fresh._replace(negative=before.negative, positive=before.positive)
+            fresh = before._replace(chains=fresh.chains)
         chains = carried_chains(before)
         if self.start != "persistent" or not isinstance(chains, dict) or set(chains) != set(fresh.chains):
             return fresh
@@ -205,6 +208,7 @@ class UCD:
         self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
+        state = state._replace(seen=state.seen + 1)
         negative = self._negative(graph, params, state, batch, pair)
         metrics, unmet = dict(negative.metrics), negative.metrics["num_unmet"]
         state = state._replace(negative=negative.length, chains=self._go_on(graph, params, state, pair))
@@ -234,7 +238,8 @@ class UCD:
             start = self._anywhere(graph, params, pairs, {}, bits.fold_in(pair, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
         moves = resolve_moves(graph, self.coupling)
-        return self._phase(graph, params, start, moves, weights, state.negative, bits.fold_in(pair, 1))
+        past = (state.negative, state.seen)
+        return self._phase(graph, params, start, moves, weights, past, bits.fold_in(pair, 1))
 
     def _positive(
         self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
@@ -246,7 +251,8 @@ class UCD:
             start = self._anywhere(graph, params, rows, batch.rows, bits.fold_in(pair, 0))
         coupling = self.coupling if isinstance(self.coupling, str) else None
         moves = resolve_moves(graph, coupling, graph.visible)
-        return self._phase(graph, params, start, moves, batch.weights, state.positive, bits.fold_in(pair, 1))
+        past = (state.positive, state.seen)
+        return self._phase(graph, params, start, moves, batch.weights, past, bits.fold_in(pair, 1))
 
     def _anywhere(self, graph: "FactorGraph", params: Params, rows: int, held: Rows, pair: Array) -> Rows:
         """Starts that owe nothing to the data, but for the blocks that are held."""
@@ -277,10 +283,10 @@ class UCD:
         start: Rows,
         moves: tuple[Move, ...],
         weights: Array,
-        length: Array,
+        past: tuple[Array, Array],
         pair: Array,
     ) -> "_Phase":
-        window = self.window(length)
+        window = self.window(past[0])
         free = {b for move in moves for b in move.blocks}
         accumulator = self._accumulator(graph, free)
         slots = self.num_slots or DEFAULT_SLOTS
@@ -288,7 +294,7 @@ class UCD:
         outcome = run_pairs(*args, pair, window, job_weights=weights)
         gradient = jax.tree.map(lambda g: g / (window.m - window.k + 1), outcome.total)
         proposes = any(move.proposes for move in moves)
-        return _Phase(gradient, self._follow(length, outcome, window), _metrics(outcome, window, proposes))
+        return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window, proposes))
 
     def _accumulator(self, graph: "FactorGraph", free: set[str]) -> Accumulator:
         groups = (self.marginalize,)
@@ -298,7 +304,7 @@ class UCD:
         groups = tuple(group for group in groups if group)
         return MarginalGradient(groups) if groups else EnergyGradient()
 
-    def _follow(self, before: Array, outcome: Outcome, window: Window) -> Array:
+    def _follow(self, before: Array, seen: Array, outcome: Outcome, window: Window) -> Array:
         """The next length; an unmet pair counts as the limit it was stopped at."""
         met = outcome.meeting_time >= 0
         times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
@@ -308,7 +314,8 @@ class UCD:
             now = horizon.for_cost(times, self.target_cost)
         else:
             now = horizon.quantile(times, self.quantile)
-        return self.smoothing * before + (1 - self.smoothing) * now
+        share = jnp.maximum(1 - self.smoothing, 1 / seen)
+        return before + share * (now - before)
 
 
 class _Phase(NamedTuple):

@@ -112,7 +112,8 @@ def test_adaptive_lag_follows_the_past_only() -> None:
     estimator = UCD(num_slots=16)
     assert estimator.adaptive and not UCD(k=1).adaptive
     first = estimator.init(graph, params, data, ROWS, key(0))
-    assert first == (1.0, 1.0, ())
+    assert first == (1.0, 1.0, (), 0)
+    first = first._replace(seen=jnp.int32(9))  # the next step is the tenth
     for past, lag in ((1.0, 1), (2.4, 2), (2.6, 3), (0.1, 1), (30.0, 30)):
         made = [
             estimate(estimator, graph, params, first._replace(negative=jnp.float32(past)), data, key(seed))
@@ -228,9 +229,23 @@ def test_coldest_replicas_and_past_times_are_taken_over() -> None:
         taken = estimator.adopt(state, fresh).chains
         replicas = getattr(state, "inner", state).chains
         jax.tree.map(np.testing.assert_array_equal, taken, {b: v[:, -1] for b, v in replicas.items()})
-    went = fresh._replace(negative=jnp.array(30.0), positive=jnp.array(2.0))
+    went = fresh._replace(negative=jnp.array(30.0), positive=jnp.array(2.0), seen=jnp.array(4))
     taken = UCD().adopt(went, UCD().init(graph, params, data, ROWS, key(0)))
-    assert (float(taken.negative), float(taken.positive), taken.chains) == (30, 2, ())
+    assert (float(taken.negative), float(taken.positive), taken.chains, int(taken.seen)) == (30, 2, (), 4)
+
+
+def test_early_steps_weigh_alike() -> None:
+    graph, params, data = problem("rbm")
+    estimator = UCD(num_slots=16)
+    past = estimator.init(graph, params, data, ROWS, key(0))._replace(negative=jnp.float32(100.0))
+    left = {}
+    for seen in (0, 1, 3, 9, 50):
+        state = past._replace(seen=jnp.int32(seen))
+        left[seen] = float(estimate(estimator, graph, params, state, data, key(2)).state.negative)
+    now = left[0]  # the quantile of this step's times to meet: there was no step before
+    assert 1 <= now < 10
+    for seen, share in ((1, 1 / 2), (3, 1 / 4), (9, 1 / 10), (50, 1 / 10)):
+        assert left[seen] == pytest.approx(100 + share * (now - 100), rel=1e-5)
 
 
 def test_summing_layers_out_lowers_the_variance() -> None:
