@@ -3,7 +3,8 @@
 """How good a model is: exact sums where they are feasible, estimates where they are not; and its samples."""
 
 from ebmpp.evaluate.activity import unit_activity
-from ebmpp.evaluate.frechet import ClassifierFeatures, FrechetDistance, frechet_distance, gaussian_frechet
+from ebmpp.evaluate.features import ClassifierFeatures, ImageFeatures
+from ebmpp.evaluate.frechet import FrechetDistance, frechet_distance, gaussian_frechet
 from ebmpp.evaluate.neighbours import AdversarialAccuracy, adversarial_accuracy
 from ebmpp.evaluate.parzen import SampleLikelihood, indirect_likelihood
 from ebmpp.evaluate.pseudo import pseudo_log_likelihood
@@ -13,6 +14,7 @@ __all__ = [
     "AdversarialAccuracy",
     "ClassifierFeatures",
     "FrechetDistance",
+    "ImageFeatures",
     "SampleLikelihood",
     "adversarial_accuracy",
     "frechet_distance",

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import dataclasses
 import math
 from typing import Any
-import warnings
 
 import numpy as np
 
+from ebmpp.evaluate.features import ClassifierFeatures
 from ebmpp.evaluate.rows import as_rows
 
 Features = Callable[[np.ndarray], Any]
@@ -89,7 +89,7 @@ def frechet_distance(
     samples: Any,
     reference: Any,
     *,
-    features: Features | None = None,
+    features: Features | str | None = None,
     extrapolate: bool = False,
     seed: int = 0,
     batch_size: int = _BATCH,
@@ -102,13 +102,15 @@ def frechet_distance(
     computes it on subsets and extends the line in 1/rows to 0, which takes most of the bias away.
 
     **It is the FID of the literature only with the Inception network's features**: with that network at
-    hand, pass a function that scales, resizes and runs it. :class:`~ebmpp.evaluate.ClassifierFeatures` is a
-    small network for digits, and its figures compare with those of that same network alone. Without
+    hand, :class:`~ebmpp.evaluate.ImageFeatures` scales, resizes and runs it. "digits" is a small network that
+    tells scikit-learn's digits apart (:class:`~ebmpp.evaluate.ClassifierFeatures`, which trains one on other
+    images too), and figures of one such network compare with those of that same network alone. Without
     ``features``, rows are compared as they are.
 
     :param samples: shape ``(samples, *shape)``.
     :param reference: shape ``(rows, *shape)``, the data.
-    :param features: from an array ``(batch, *shape)`` to one ``(batch, d)``; any callable.
+    :param features: from an array ``(batch, *shape)`` to one ``(batch, d)``, any callable; or "digits", for
+        rows of 8x8 pixels in [0, 1].
     :param extrapolate: whether to extrapolate to infinitely many rows. Give the samples in the order of the
         chain: groups of successive ones are left out, so the standard error knows of their dependence.
     :param seed: of the groups of reference rows.
@@ -131,6 +133,8 @@ def frechet_distance(
     FrechetDistance(4.978, extrapolated 4.967 +- 0.13; 5 features of 2000 samples and 2000 reference rows)
     """
     as_rows(samples=samples, reference=reference)
+    if isinstance(features, str):
+        features = _named(features, np.asarray(samples))
     a, b = (_features(features, np.asarray(x), batch_size) for x in (samples, reference))
     if min(len(a), len(b)) < 2:
         raise ValueError(
@@ -140,6 +144,17 @@ def frechet_distance(
     if extrapolate:
         line, error = _jackknife(a, b, value, np.random.default_rng(seed))
     return FrechetDistance(value, line, error, len(a), len(b), a.shape[1])
+
+
+def _named(name: str, rows: np.ndarray) -> Features:
+    if name != "digits":
+        raise ValueError(f'features is a callable, None or "digits", not {name!r}')
+    if rows[0].size != 64:
+        raise ValueError(
+            f'features="digits" tells images of 64 pixels apart, and these have {rows[0].size}: train a '
+            "network of their own by ClassifierFeatures.fit(images, labels)"
+        )
+    return ClassifierFeatures.of_digits()
 
 
 def _features(features: Features | None, rows: np.ndarray, batch_size: int) -> np.ndarray:
@@ -182,69 +197,3 @@ def _jackknife(a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Genera
     )
     pseudo = _GROUPS * value - (_GROUPS - 1) * without
     return float(pseudo.mean()), float(pseudo.std(ddof=1) / math.sqrt(_GROUPS))
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassifierFeatures:
-    """The hidden layer of a small network that tells digits apart, for :func:`frechet_distance`.
-
-    **Not the Inception network**, so its distances are not the FID of the literature, and two of them compare
-    only if they are of the same network: same images, seed and number of units.
-
-    Called with rows it returns ``(rows, num_units)``; :meth:`predict` returns labels.
-    """
-
-    network: Any = dataclasses.field(repr=False)
-    """A :class:`sklearn.neural_network.MLPClassifier`."""
-    accuracy: float
-    """On a tenth of the rows, held out."""
-
-    @staticmethod
-    def fit(
-        images: Any = None, labels: Any = None, *, num_units: int = 64, num_epochs: int = 30, seed: int = 0
-    ) -> "ClassifierFeatures":
-        """Train the network; the same arguments give the same network (and some seconds of waiting).
-
-        :param images: shape ``(rows, *shape)``; by default scikit-learn's digits, thresholded at 1/2.
-        :param labels: one a row.
-        :param num_units: of the hidden layer.
-        :param num_epochs: passes over the rows.
-        :param seed: of the start, the order and the rows held out.
-        :raises ValueError: for arrays that do not fit.
-
-        **Example**
-
-        >>> import ebmpp
-        >>> made = ClassifierFeatures.fit(num_epochs=10)
-        >>> made.accuracy > 0.8, made(ebmpp.data.digits()).shape
-        (True, (1797, 64))
-        """
-        from sklearn.exceptions import ConvergenceWarning  # half a second that other users need not spend
-        from sklearn.neural_network import MLPClassifier
-
-        if (images is None) != (labels is None):
-            raise ValueError("ClassifierFeatures.fit takes images and labels, or neither")
-        if images is None:
-            from ebmpp import data
-
-            images, labels = data.digits(labels=True)
-            images = data.binarize(images)
-        (rows,), labels = as_rows(images=images), np.asarray(labels)
-        if labels.shape != (len(rows),) or len(rows) < 20:
-            raise ValueError(f"at least 20 images and a label each; got {len(rows)} and shape {labels.shape}")
-        order = np.random.default_rng(seed).permutation(len(rows))
-        held_out, train = np.split(order, [len(rows) // 10])
-        network = MLPClassifier((num_units,), max_iter=num_epochs, random_state=seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # epochs are what was asked for
-            network.fit(rows[train], labels[train])
-        return ClassifierFeatures(network, float(network.score(rows[held_out], labels[held_out])))
-
-    def __call__(self, rows: Any) -> np.ndarray:
-        """Activations of the hidden layer, ``(rows, num_units)``."""
-        (rows,) = as_rows(rows=rows)
-        return np.maximum(rows @ self.network.coefs_[0] + self.network.intercepts_[0], 0)
-
-    def predict(self, rows: Any) -> np.ndarray:
-        """The most likely label of each row."""
-        return self.network.predict(as_rows(rows=rows)[0])

@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 from ebmpp import data
 from ebmpp.evaluate import (
     ClassifierFeatures,
+    ImageFeatures,
     adversarial_accuracy,
     frechet_distance,
     gaussian_frechet,
@@ -148,6 +149,40 @@ def test_classifier_features_tell_digits_from_noise_and_are_reproducible():
     assert frechet_distance(rows[::2], shuffled, features=made).value > 10 * near
     with pytest.raises(ValueError, match="images and labels, or neither"):
         ClassifierFeatures.fit(rows)
+
+
+def test_the_network_of_digits_is_named_and_made_once():
+    rows = data.binarize(data.digits())
+    by_name = frechet_distance(rows[:200], rows[200:], features="digits")
+    assert by_name == frechet_distance(rows[:200], rows[200:], features=ClassifierFeatures.of_digits())
+    assert by_name.num_features == 64 and ClassifierFeatures.of_digits() is ClassifierFeatures.of_digits()
+    assert by_name.value != frechet_distance(rows[:200], rows[200:]).value
+    with pytest.raises(ValueError, match="images of 64 pixels apart, and these have 7: train a network"):
+        frechet_distance(BITS, BITS, features="digits")
+    with pytest.raises(ValueError, match="a callable, None or \"digits\", not 'inception'"):
+        frechet_distance(BITS, BITS, features="inception")
+
+
+def test_images_reach_a_network_resized_coloured_and_scaled():
+    seen = []
+
+    def network(images):
+        seen.append(np.asarray(images))
+        return images[:, 0, :, 0]
+
+    rows = np.array([[0.0, 1.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
+    made = ImageFeatures(network, (2, 2), size=(4, 4), channels=2, bounds=(-1.0, 3.0))(rows)
+    (images,) = seen
+    assert images.shape == (2, 4, 4, 2)
+    np.testing.assert_allclose(images[0, 1, :, 1], [-1, 0, 2, 3], atol=1e-6)  # half-pixel centres
+    np.testing.assert_allclose(images[1], 1.0)
+    np.testing.assert_array_equal(made, images[:, 0, :, 0])
+    with pytest.raises(
+        ValueError, match=r"images of shape \(2, 2\) with values in \[0, 1\]; .*of 4 values.*to 2"
+    ):
+        ImageFeatures(network, (2, 2))(2 * rows)
+    with pytest.raises(ValueError, match="a height and a width each"):
+        ImageFeatures(network, (4,))
 
 
 @pytest.mark.parametrize(
