@@ -119,7 +119,7 @@ def test_total_is_unbiased_for_every_window(coupling: str | None) -> None:
     assert_unbiased("rbm", coupling, WINDOWS if coupling is None else WINDOWS[1:4])
 
 
-SLOW = ("poisson", "gated", "spin", "gaussian")
+SLOW = ("poisson", "gated", "spin", "gaussian", "gaussian_learned")
 OTHERS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS if n != "rbm"]
 
 

@@ -40,6 +40,7 @@ def test_estimates_are_unbiased(k: int, m: int, lag: int) -> None:
     assert (made.cost == np.maximum(m, made.meeting_time) + made.meeting_time - lag).all()
 
 
+@pytest.mark.slow
 def test_chains_that_start_apart_estimate_the_same_and_show_that_modes_are_not_left() -> None:
     made = estimate(k=1, lag=1, independent_starts=True)
     exact = ebmpp.exact.moments(DBM, PARAMS)

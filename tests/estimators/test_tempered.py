@@ -37,6 +37,7 @@ def gradients(estimator, steps=150, warm=50):
     return np.stack(made), state, metrics
 
 
+@pytest.mark.slow
 def test_tempered_chains_weigh_modes_that_plain_ones_do_not_leave():
     wanted = -np.asarray(exact.grad_log_likelihood(MAGNET, PARAMS, DATA)["v"])
     # batch means of 10 steps: neighbouring steps are not independent

@@ -148,7 +148,8 @@ def rbm_block(**options: Any) -> GibbsBlock:
     return GibbsBlock(RBM, ["x"], RBM_PARAMS | {"x": field}, **options)
 
 
-@pytest.mark.parametrize("init", [pytest.param("uniform", marks=pytest.mark.slow), "local_mode"])
+@pytest.mark.slow
+@pytest.mark.parametrize("init", ["uniform", "local_mode"])
 def test_latent_blocks_are_sampled_along(init: str) -> None:
     y, block = jnp.array([0.9, 0.2, 0.4]), rbm_block(init=init)
     block.verify(rbm_model, y)

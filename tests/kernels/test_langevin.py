@@ -81,7 +81,9 @@ def stationary(rows: int, seed: int) -> dict[str, jax.Array]:
 # -- the law -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step_size", "marginalize"), [(0.5, ()), (1.9, "h")], ids=str)
+@pytest.mark.parametrize(
+    ("step_size", "marginalize"), [pytest.param(0.5, (), marks=pytest.mark.slow), (1.9, "h")], ids=str
+)
 def test_adjusted_steps_keep_the_law_whatever_their_size(step_size: float, marginalize: Any) -> None:
     kernel = GibbsLangevin(GRAPH, step_size, num_steps=3, marginalize=marginalize)
     mcmc = run(kernel, CHAINS, 4, init_params=stationary(CHAINS, 1), extra_fields=("acceptance",))

@@ -76,6 +76,7 @@ def test_gibbs_draws_have_the_law_given_the_observed_units() -> None:
     assert_laws(draws)
 
 
+@pytest.mark.slow
 def test_pairs_meet_stay_together_and_have_the_law() -> None:
     mcmc = run(ebmpp.MaximalCoupling(GRAPH, lag=2), 5000, 30)
     z, extra = mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)
