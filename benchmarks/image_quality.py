@@ -197,11 +197,12 @@ def train(name: str, graph: FactorGraph, data: Data, seed: int, args: argparse.N
 
 def draw_from(sampler: str, graph: FactorGraph, params: Any, seed: int, args: argparse.Namespace) -> State:
     """States, each from a start of its own in noise."""
-    key = jax.random.key(1000 + seed)
     if sampler == "local modes":
+        key = jax.random.key(1000 + seed)
         return ebmpp.local_search(graph, params, rng_key=key, num_rows=args.samples).state
     kernel = GibbsLangevin(graph) if sampler == "Gibbs-Langevin" else BlockedGibbs(graph)
-    return common.chains(kernel, params, key, args.sweeps, args.samples).get_samples()
+    run = common.chains(kernel, params, 1000 + seed, warmup=args.sweeps - 1, count=args.samples)
+    return run.get_samples()
 
 
 def as_images(name: str, data: Data) -> Callable[[Any], np.ndarray]:

@@ -13,6 +13,7 @@ What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: B
 """
 
 from functools import partial
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -207,7 +208,7 @@ class _Engine:
         slots = Slots.empty(jobs.starts, size)
         run = _Run(slots, total, meeting_time, jnp.zeros((), jnp.int32), count)
         run = self._refill(run, jobs)
-        sizes = stage_sizes(size)
+        sizes = stage_sizes(size, self._work(jobs))
         for stage, (size, smaller) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True)):
             # only the first stage takes new jobs: it ends when none waits
             run = self._stage(run, jobs, size, smaller, refills=stage == 0)
@@ -215,6 +216,11 @@ class _Engine:
         count = run.count
         trials = count.attempts / jnp.maximum(count.moves, 1)
         return Outcome(run.total, run.meeting_time, trials, count.taken / count.proposals)
+
+    def _work(self, jobs: Jobs) -> int:
+        """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""
+        units = sum(math.prod(v.shape[2:]) for v in jobs.starts.values())
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params)) + 16 * units
 
     def _stage(self, run: _Run, jobs: Jobs, size: int, smaller: int, refills: bool) -> _Run:
         repeats = max(1, _FLUSH_ROWS // (2 * size))

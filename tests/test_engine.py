@@ -14,7 +14,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, bits, exact, layered
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, bits, exact, layered, slots
 from ebmpp.accumulators import EnergyGradient, Function
 from ebmpp.couplings import resolve
 from ebmpp.engine import Outcome, Window, run_pairs
@@ -236,6 +236,19 @@ def test_slots_change_nothing(window: tuple[int, int, int]) -> None:
     for other in made[1:]:
         np.testing.assert_array_equal(other.meeting_time, made[0].meeting_time)
         np.testing.assert_array_equal(flat(other.total), flat(made[0].total))  # whole numbers
+
+
+@pytest.mark.slow
+def test_stages_of_large_models_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = model("rbm")
+    few = run(graph, params, 5, (2, 6, 3))
+    assert slots.stage_sizes(64, 100) == [64, 16, 4] and slots.stage_sizes(64, 10**6) == [64, 32, 16, 4]
+    monkeypatch.setattr(slots, "_SMALL", 0)
+    run_pairs.clear_cache()
+    many = run(graph, params, 5, (2, 6, 3))
+    run_pairs.clear_cache()
+    np.testing.assert_array_equal(few.meeting_time, many.meeting_time)
+    np.testing.assert_array_equal(flat(few.total), flat(many.total))
 
 
 def test_a_job_does_not_know_how_many_others_run() -> None:
