@@ -10,9 +10,7 @@ and ``centered`` (the same in centered steps). Writes samples, completions of ha
 training, and an ArviZ file. ``--grey`` encodes pixels as eight binary digits each instead of two levels.
 
 Units are -1 and 1, with which every gradient counts whichever value a unit has, and in the two centered
-ones 0 and 1 less their means, which does that better where four pixels in five are dark: in plain steps all
-weights of a unit move together, the model overshoots into a state that its chains leave slowly, and from
-step 250 on pairs of chains need 500 sweeps to meet instead of 90.
+ones 0 and 1 less their means, which does that better where four pixels in five are dark.
 """
 
 import argparse
