@@ -75,7 +75,10 @@ def starts(chains: int) -> dict[str, np.ndarray]:
     return {b: np.broadcast_to(x, (chains, *x.shape)) for b, x in START.items()}
 
 
-@pytest.fixture(scope="module", params=[("gibbs", 5), ("metropolis", 1), ("metropolis", 5)], ids=str)
+RUNS = [("gibbs", 5), pytest.param(("metropolis", 1), marks=pytest.mark.slow), ("metropolis", 5)]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=str)
 def sampled(request: pytest.FixtureRequest) -> tuple[str, int, MCMC]:
     """Pairs of either kind; those of Gibbs with a lag of 1 are the estimate's."""
     mcmc = run(*request.param)

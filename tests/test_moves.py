@@ -82,6 +82,7 @@ def coupling_of(graph: FactorGraph, kind: str) -> object:
 KINDS_AND_MORE = [kind for kind in KINDS if kind != "independent"] + ["metropolis"]
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(graphs(), st.sampled_from(KINDS_AND_MORE), st.integers(0, 2**31 - 1))
 def test_chains_that_agree_stay_together_and_in_their_support(

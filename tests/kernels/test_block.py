@@ -88,6 +88,7 @@ def test_the_posterior_by_hmcgibbs() -> None:
     assert_posterior(run(HMCGibbs(noise_kernel(), update, ["x"])))
 
 
+@pytest.mark.slow
 # NumPyro's own, of any extra field under jax.vmap
 @pytest.mark.filterwarnings("ignore:Some donated buffers")
 def test_a_likelihood_that_is_no_factor_goes_by_metropolis() -> None:

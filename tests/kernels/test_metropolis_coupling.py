@@ -146,6 +146,7 @@ def test_chain_methods_agree_bitwise(method: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, given, wanted)
 
 
+@pytest.mark.slow
 def test_clamped_rows_meet_row_by_row() -> None:
     mcmc = two_chains("vectorized")
     state = mcmc.last_state
