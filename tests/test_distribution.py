@@ -239,6 +239,7 @@ def test_nuts_without_log_partition_is_refused():
         nuts(intractable).run(jax.random.key(0), X)
 
 
+@pytest.mark.slow
 def test_nuts_with_log_partition_has_the_posterior():
     grid = jnp.linspace(0.0, 2.0, 401)[1:-1]
     one = lambda j: SPINS.log_density(spin_params(j), {"a": X[:, :2], "b": X[:, 2:]}).sum()  # noqa: E731
