@@ -101,7 +101,8 @@ def fit(
     :param schedule: in place of estimator, optimizer and num_steps: a :class:`Stage` after the other.
     :param batch_size: rows a step, or all rows where there are fewer; default 100, or the stream's.
     :param weights: one a row, not negative: row i counts w_i times, up to a constant factor. Not for streams.
-    :param params: start from these instead of ``graph.init(rng_key, data, scheme)``.
+    :param params: start from these instead of ``graph.init(rng_key, data, scheme)``; taken as jax's default
+        floats.
     :param scheme: see :meth:`FactorGraph.init`.
     :param monitors: functions of the params to a scalar, kept in the history; see :mod:`ebmpp.monitors`.
     :param monitor_every: steps between monitor values (the first step and the last are included).

@@ -84,8 +84,8 @@ class UCD:
         them, at least 1.
     :param smoothing: weight of the past in what the adaptive k and lag follow, in [0, 1). Steps weigh alike
         until there are enough for that, so that the second step has the length of the first one's times.
-    :param max_sweeps: stop a pair after so many sweeps. The default, no limit, is unbiased; a limit makes
-        training stop with an error when a pair is unmet, unless ``allow_unmet``.
+    :param max_sweeps: stop a pair that has not met after so many sweeps. The default, no limit, is unbiased;
+        a limit makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
     :param num_slots: pairs that run at once; only speed depends on it.
     :raises ValueError: for numbers out of range, an unknown start, or a target beside a fixed k.
