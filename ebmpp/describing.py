@@ -157,9 +157,7 @@ def energies(graph: FactorGraph) -> dict[str, list]:
         if None in (value, size):  # an energy that restricts its params is told at its init
             value, size = _value(factor, graph.families, params)
         known = None not in (value, size)
-        share = (
-            round(value / size, 3) + 0.0 if known and size else 0.0
-        )  # and no -0
+        share = round(value / size, 3) + 0.0 if known and size else 0.0  # no -0
         told = f"{share:.3f} of {size:.3g}" if known else "not finite"
         made[factor.name] = [told, digest(factor.edges(graph.families))]
     return made
