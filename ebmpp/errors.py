@@ -3,6 +3,10 @@
 """What goes wrong, by name."""
 
 
+class ArgumentError(ValueError, TypeError):
+    """An argument of a wrong kind or out of range: a ValueError and a TypeError at once."""
+
+
 class DeclarationError(ValueError):
     """A graph or factor that cannot be what it says."""
 
