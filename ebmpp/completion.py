@@ -17,6 +17,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, search, states, sweeps
+from ebmpp.core import checks
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Params
 
@@ -111,12 +112,11 @@ def complete(
     >>> made.mean["v"][1, [0, 2, 3]].tolist()
     [0.0, 1.0, 1.0]
     """
-    numbers = {"num_chains": (num_chains, 1), "num_warmup": (num_warmup, 0), "num_samples": (num_samples, 1)}
-    for name, (value, least) in numbers.items():
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise ValueError(f"complete: {name} is an int of at least {least}, not {value!r}")
-    if method not in METHODS:
-        raise ValueError(f"complete: method={method!r} is unknown; choose among {METHODS}")
+    rng_key = checks.key("complete: rng_key", rng_key)
+    num_chains = checks.count("complete: num_chains", num_chains)
+    num_warmup = checks.count("complete: num_warmup", num_warmup, least=0)
+    num_samples = checks.count("complete: num_samples", num_samples)
+    checks.choice("complete: method", method, METHODS)
     graph.check(params)
     known = states.as_given(graph.families, given)
     if not sweeps.schedule(graph, known.whole):

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from functools import partial
 
+import numpy as np
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.factors import Factor
 from ebmpp.families import Family
@@ -88,7 +91,8 @@ class Convolution(Factor):
                 f"{here}: window is a tuple of positive ints, an axis of positions each, not {window!r}"
             )
         rank = len(window)
-        strides = (stride,) * rank if isinstance(stride, int) else tuple(stride)
+        single = isinstance(stride, int | np.integer)
+        strides = (stride,) * rank if single else tuple(checks.sequence(f"{here}: stride", stride, "ints"))
         if len(strides) != rank or not _positive(strides):
             raise DeclarationError(f"{here}: stride is a positive int or {rank} of them, not {stride!r}")
         energy = _Correlation(strides, _padding(here, padding, rank))
@@ -143,7 +147,7 @@ class Convolution(Factor):
 
 
 def _positive(numbers: Sequence[int]) -> bool:
-    return all(isinstance(n, int) and n > 0 for n in numbers)
+    return all(isinstance(n, int | np.integer) and n > 0 for n in numbers)
 
 
 def _padding(here: str, given: Padding, rank: int) -> str | tuple[tuple[int, int], ...]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import lateral
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.factors import Factor
 from ebmpp.families import Family
@@ -18,8 +19,7 @@ from ebmpp.probe import probe
 def check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -> None:
     """:raises DeclarationError: for a wrong name or family, a block declared twice, or none visible."""
     for name, family in (*visible.items(), *latent.items()):
-        if not isinstance(name, str) or not name:
-            raise DeclarationError(f"a block's name is a non-empty string, not {name!r}")
+        checks.block_name(name)
         if not isinstance(family, Family):
             raise DeclarationError(f"block {name!r} needs a family such as Bernoulli(10), not {family!r}")
     both = sorted(set(visible) & set(latent))

@@ -5,7 +5,11 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ebmpp.core import checks
+
 Array = np.ndarray
+
+_MOST = 16
 
 
 def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
@@ -26,7 +30,7 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
     array([[0, 0, 0, 0, 0, 0, 0, 0],
            [0, 0, 0, 0, 0, 1, 0, 1]])
     """
-    _check_bits(num_bits)
+    num_bits = checks.count("encode_bits: num_bits", num_bits, most=_MOST)
     x = np.asarray(x, float)
     wrong = np.argwhere(~((x >= 0) & (x <= 1)))
     if len(wrong):
@@ -56,15 +60,10 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
     bits = np.asarray(bits, float)
     if not bits.ndim:
         raise ValueError("decode_bits: bits need a last axis of digits; got one number")
-    _check_bits(bits.shape[-1])
+    checks.count("decode_bits: the length of the last axis", bits.shape[-1], most=_MOST)
     low = -1 if spin else 0
     wrong = ~((bits >= low) & (bits <= 1))
     if wrong.any():
         raise ValueError(f"decode_bits: digits are from {low} to 1 with spin={spin}; got {bits[wrong][0]}")
     places = 2.0 ** np.arange(bits.shape[-1] - 1, -1, -1)
     return ((bits - low) / (1 - low) @ places / places.sum()).astype(np.float32)
-
-
-def _check_bits(num_bits: int) -> None:
-    if not isinstance(num_bits, int) or not 1 <= num_bits <= 16:
-        raise ValueError(f"encode_bits and decode_bits: from 1 to 16 bits, not {num_bits!r}")

@@ -11,6 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.families import Family
 
@@ -25,10 +26,7 @@ def is_concrete(x: object) -> bool:
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str = "block") -> None:
     """:raises StateError: for a name that is not among ``known``."""
-    known = tuple(known)
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise StateError(f"unknown {what} {unknown[0]!r}; this graph has {', '.join(map(repr, known))}")
+    checks.names(what, given, known, StateError)
 
 
 def check_values(name: str, family: Family, x: Array) -> None:
@@ -158,12 +156,30 @@ class Given(NamedTuple):
     """The leading axes, of which ``rows`` is the product."""
 
 
+def clamps(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Clamped blocks by name: those given by keyword, and those in ``clamped={...}``.
+
+    So a block is clamped whose name is that of an argument of the call, such as "k" or "init".
+
+    :raises StateError: for a ``clamped`` that is no dict, or a block that is given twice.
+    """
+    given = dict(given)
+    named = given.pop("clamped", {})
+    if not isinstance(named, Mapping):
+        raise StateError(f"clamped is a dict of blocks, such as {{'v': v}}, not {checks.tell(named)}")
+    twice = sorted(set(given) & set(named))
+    if twice:
+        raise StateError(f"block {twice[0]!r} is given by keyword and in clamped: give it once")
+    return {**given, **named}
+
+
 def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bool = True) -> Given:
     """Clamped blocks and :class:`Observed` ones, checked.
 
     :param check: whether to look at values also (names and shapes are checked anyway).
     :raises StateError: for a wrong name, shape or value.
     """
+    given = clamps(given)
     check_names(given, families)
     values, known = {}, {}
     for b, v in given.items():

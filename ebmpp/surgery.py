@@ -45,7 +45,7 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
     are those of ``graph.init``; the new graph's own knows no scheme for the factors that have changed.
 
     :param graph: the declaration.
-    :param values: one value a block, of the block's shape.
+    :param values: one value a block, of the block's shape; or ``clamped={...}``.
     :return: the graph of the rest.
     :raises StateError: for an unknown block, a wrong shape or value, several rows, or a value that is not
         known (inside ``jit``, ``vmap`` or ``grad``).
@@ -63,6 +63,7 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
     >>> bool(jnp.isclose(ebmpp.exact.log_partition(posterior, params), -joint))
     True
     """
+    values = states.clamps(values)
     if not values:
         return graph
     with jax.ensure_compile_time_eval():

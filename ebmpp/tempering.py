@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, parts
 from ebmpp.couplings import Attempt, Trial, resolve
-from ebmpp.errors import DomainError
+from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.lateral import each_part
 from ebmpp.layer_move import Layer
@@ -35,7 +35,7 @@ def check_betas(betas: Any) -> tuple[float, ...]:
     """Inverse temperatures, checked.
 
     :param betas: increasing from 0 or more to 1, at least two.
-    :raises ValueError: for anything else.
+    :raises ArgumentError: for anything else.
 
     **Example**
 
@@ -46,12 +46,12 @@ def check_betas(betas: Any) -> tuple[float, ...]:
     try:
         given = np.asarray(betas, float)
     except (TypeError, ValueError):
-        raise ValueError(f"{wanted}; got {betas!r}") from None
+        raise ArgumentError(f"{wanted}; got {betas!r}") from None
     if given.ndim != 1 or len(given) < 2:
         told = f"{wanted}; got an array of shape {given.shape}"
-        raise ValueError(f"{told}. Of chains that adapted a ladder each, take one: last_state.betas[0]")
+        raise ArgumentError(f"{told}. Of chains that adapted a ladder each, take one: last_state.betas[0]")
     if not (np.diff(given) > 0).all() or given[0] < 0 or given[-1] != 1:
-        raise ValueError(f"{wanted}; got {given.tolist()}")
+        raise ArgumentError(f"{wanted}; got {given.tolist()}")
     return tuple(given.tolist())
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.accumulators import Function
+from ebmpp.core import checks
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.moves import Move
@@ -128,7 +129,8 @@ def unbiased_expectation(
         with a warning, because **that is biased** (pairs that meet early are not like the others).
     :param num_slots: pairs that run at once; only speed depends on it.
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
-        posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units.
+        posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units. A
+        block whose name is that of an argument is given in a dict: ``clamped={"k": ...}``.
     :return: an :class:`Estimate`.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
     :raises ValueError: for numbers out of range.
@@ -150,10 +152,12 @@ def unbiased_expectation(
     >>> est.value.shape, est.met.all().item()
     ((4,), True)
     """
-    m = k if m is None else m
-    check_numbers(k=(k, 0), m=(m, k), lag=(lag, 1), num_pairs=(num_pairs, 1), max_sweeps=(max_sweeps or 1, 1))
-    if unmet not in ("raise", "drop"):
-        raise ValueError(f'unmet is "raise" or "drop", not {unmet!r}')
+    rng_key = checks.key("unbiased_expectation: rng_key", rng_key)
+    checks.function("unbiased_expectation: fn", fn, "a state")
+    checks.flag("unbiased_expectation: independent_starts", independent_starts)
+    asked = asked_for("unbiased_expectation", k, m, lag, max_sweeps, unmet)
+    num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
+    num_slots = checks.count("unbiased_expectation: num_slots", num_slots)
     graph.check(params)
     given = as_given(graph.families, clamped)
     if not schedule(graph, given.whole):
@@ -167,10 +171,11 @@ def unbiased_expectation(
     x = begin(1, rng_key)
     y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
     shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
-    window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, max_sweeps or 0)))
     jobs = bits.fold_in(pair, 1, 1)
-    made = run_pairs(graph, moves, Function(fn, shapes), num_slots, params, x, y, jobs, window, given.keep)
-    estimate = estimate_from(made, Asked(k, m, lag, max_sweeps, unmet))
+    made = run_pairs(
+        graph, moves, Function(fn, shapes), num_slots, params, x, y, jobs, asked.window(), given.keep
+    )
+    estimate = estimate_from(made, asked)
     if estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
         warnings.warn(
             f"all {num_pairs} pairs met at once, so no correction was seen (P(tau > {lag}) is at most "
@@ -197,8 +202,7 @@ def _starts(
     """One start a pair, checked: shapes ``(num_pairs, *shape)``."""
     given = init
     if isinstance(init, str):
-        if init not in ("uniform", "local_mode"):
-            raise ValueError(f'init={init!r} is unknown; give "uniform", "local_mode", states or a function')
+        checks.choice("init", init, ("uniform", "local_mode"), also="states, a function of a key or None")
         given = None
     if callable(init):
         given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
@@ -222,13 +226,6 @@ def _starts(
     return drawn
 
 
-def check_numbers(**numbers: tuple[int, int]) -> None:
-    """:raises ValueError: for a number that is no int, or below its least."""
-    for name, (value, least) in numbers.items():
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} is an int of at least {least}, not {value!r}")
-
-
 class Asked(NamedTuple):
     """What an estimate was asked for."""
 
@@ -237,6 +234,23 @@ class Asked(NamedTuple):
     lag: int
     max_sweeps: int | None
     unmet: str
+
+    def window(self) -> Window:
+        """Which states of a path count, for the engine."""
+        numbers = (self.k, self.m, self.lag, self.max_sweeps or 0)
+        return Window(*(jnp.asarray(n, jnp.int32) for n in numbers))
+
+
+def asked_for(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None, unmet: str) -> Asked:
+    """The numbers of an estimate, checked; see :func:`unbiased_expectation`.
+
+    :raises ArgumentError: for one that is out of range.
+    """
+    k = checks.count(f"{who}: k", k, least=0)
+    m = k if m is None else checks.count(f"{who}: m", m, least=k)
+    lag = checks.count(f"{who}: lag", lag)
+    limit = checks.optional_count(f"{who}: max_sweeps", max_sweeps)
+    return Asked(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
 
 
 def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:

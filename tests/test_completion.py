@@ -166,7 +166,7 @@ def test_a_family_without_a_mode() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"method": "map"}, ValueError, "method='map' is unknown; choose among"),
+        ({"method": "map"}, ValueError, "method is one of 'posterior', 'local_mode', not 'map'"),
         ({"num_chains": 0}, ValueError, "num_chains is an int of at least 1, not 0"),
         ({"num_samples": True}, ValueError, "num_samples is an int of at least 1, not True"),
         ({"w": np.zeros(3)}, StateError, "unknown block 'w'"),

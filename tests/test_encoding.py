@@ -39,11 +39,11 @@ def test_means_of_digits_give_the_mean_intensity():
     [
         (lambda: encode_bits([[0.0, 1.5]]), r"x at index \(0, 1\) is 1.5.*Scale the data first"),
         (lambda: encode_bits([np.nan]), "an intensity in .0, 1. is expected"),
-        (lambda: encode_bits([0.0], num_bits=0), "from 1 to 16 bits, not 0"),
+        (lambda: encode_bits([0.0], num_bits=0), "num_bits is an int from 1 to 16, not 0"),
         (lambda: decode_bits([0.0, -1.0]), "digits are from 0 to 1 with spin=False; got -1.0"),
         (lambda: decode_bits([2.0], spin=True), "digits are from -1 to 1 with spin=True; got 2.0"),
         (lambda: decode_bits(1.0), "a last axis of digits"),
-        (lambda: decode_bits(np.zeros(17)), "from 1 to 16 bits, not 17"),
+        (lambda: decode_bits(np.zeros(17)), "last axis is an int from 1 to 16, not 17"),
     ],
 )
 def test_wrong_input_is_named(call, message):

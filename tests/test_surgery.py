@@ -128,7 +128,7 @@ def test_what_is_conditioned_is_a_value_and_trains() -> None:
 
 
 def test_what_cannot_be_conditioned_is_told() -> None:
-    with pytest.raises(StateError, match="unknown block 'w'; this graph has 'v', 'h'"):
+    with pytest.raises(StateError, match="unknown block 'w'; there is 'v', 'h'"):
         condition(RBM, w=np.zeros(3))
     with pytest.raises(StateError, match="got leading axes .5,., and a graph is conditioned on one state"):
         condition(RBM, v=np.zeros((5, 3)))

@@ -114,7 +114,7 @@ def with_nan() -> np.ndarray:
         (RBM, DATA[:0], r"one leading axis of at least one row; got leading axes \(0,\)"),
         (RBM, DATA[0], r"one leading axis of at least one row; got leading axes \(\)"),
         (RBM, DATA[None], r"one leading axis of at least one row; got leading axes \(1, 6\)"),
-        (RBM, {"w": DATA}, "unknown visible block 'w'; this graph has 'a'"),
+        (RBM, {"w": DATA}, "unknown visible block 'w'; there is 'a'"),
         (RBM, {"a": DATA, "b": DATA[:, :2]}, "unknown visible block 'b'"),
         (TWO, DATA, r"data is one array, and there are visible blocks \['u', 'v'\]: give a dict"),
         (TWO, {"v": DATA}, "block 'u' is missing"),

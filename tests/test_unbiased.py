@@ -105,7 +105,7 @@ def test_unmet_pairs_are_never_averaged_unseen() -> None:
         ({"num_pairs": 0}, "num_pairs is an int of at least 1, not 0"),
         ({"k": 3, "m": 2}, "m is an int of at least 3, not 2"),
         ({"lag": 0}, "lag is an int of at least 1"),
-        ({"unmet": "ignore"}, 'unmet is "raise" or "drop"'),
+        ({"unmet": "ignore"}, "unmet is one of 'raise', 'drop', not 'ignore'"),
         ({"coupling": "best"}, "coupling 'best' is unknown"),
     ],
 )

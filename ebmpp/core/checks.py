@@ -48,13 +48,13 @@ def count(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
         made = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except (TypeError, jax.errors.JAXTypeError):
         made = None
+    told = f"an int of at least {least}" if most == LARGEST else f"an int from {least} to {most}"
     if made is None:
         hint = f" (give {int(value)})" if _is_whole(value) else ""
-        raise ArgumentError(f"{name} is an int of at least {least}, not {tell(value)}{hint}")
-    if made < least:
-        raise ArgumentError(f"{name} is an int of at least {least}, not {tell(value)}")
-    if made > most:
-        raise ArgumentError(f"{name} is an int of at most {most}, not {tell(value)}")
+        raise ArgumentError(f"{name} is {told}, not {tell(value)}{hint}")
+    if made < least or made > most:
+        room = f", and at most {most}" if made > most == LARGEST else ""
+        raise ArgumentError(f"{name} is {told}{room}, not {tell(value)}")
     return made
 
 
@@ -64,6 +64,18 @@ def optional_count(name: str, value: object, least: int = 1, most: int = LARGEST
     :raises ArgumentError: as :func:`count` does.
     """
     return None if value is None else count(name, value, least, most)
+
+
+def set_counts(owner: object, *fields: str, least: int = 1, optional: bool = False) -> None:
+    """Fields of a frozen dataclass that are whole numbers, made ints.
+
+    :param optional: whether None stays.
+    :raises ArgumentError: as :func:`count` does.
+    """
+    check = optional_count if optional else count
+    for field in fields:
+        made = check(f"{type(owner).__name__}: {field}", getattr(owner, field), least)
+        object.__setattr__(owner, field, made)
 
 
 def number(
@@ -85,15 +97,25 @@ def number(
     >>> number("step_size", 1, above=0)
     1.0
     """
-    asked = {"above": above, "of at least": least, "below": below, "of at most": most}
-    told = " and ".join(f"{word} {bound:g}" for word, bound in asked.items() if math.isfinite(bound))
     try:
         made = math.nan if isinstance(value, bool | np.bool_ | str | bytes) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         made = math.nan
     if not (math.isfinite(made) and above < made < below and least <= made <= most):
-        raise ArgumentError(f"{name} is a number{' ' + told if told else ''}, not {tell(value)}")
+        raise ArgumentError(f"{name} is a number{_range(above, least, below, most)}, not {tell(value)}")
     return made
+
+
+def _range(above: float, least: float, below: float, most: float) -> str:
+    """Bounds in words, or as an interval where there are two."""
+    low, high = max(above, least), min(below, most)
+    if math.isfinite(low) and math.isfinite(high):
+        return f" in {'(' if above >= least else '['}{low:g}, {high:g}{')' if below <= most else ']'}"
+    if math.isfinite(low):
+        return f" above {low:g}" if above >= least else f" of at least {low:g}"
+    if math.isfinite(high):
+        return f" below {high:g}" if below <= most else f" of at most {high:g}"
+    return ""
 
 
 def choice(name: str, value: T, known: Iterable[T], also: str = "") -> T:
@@ -136,13 +158,13 @@ def instance(name: str, value: Any, kind: type[T] | tuple[type, ...], what: str)
     """Of a class.
 
     :param what: what is expected, in words ("a FactorGraph").
-    :raises ArgumentError: for anything else; the class itself is told apart.
+    :raises ArgumentError: for anything else; a class is told apart.
     """
-    if isinstance(value, kind):
-        return value
-    if isinstance(value, type) and issubclass(value, kind):
-        raise ArgumentError(f"{name} is {what}, and got the class itself: call it, {value.__name__}(...)")
-    raise ArgumentError(f"{name} is {what}, not {tell(value)}")
+    if isinstance(value, type):  # before the rest: a class has the methods that a protocol asks for
+        raise ArgumentError(f"{name} is {what}, and got a class: call it, {value.__name__}(...)")
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{name} is {what}, not {tell(value)}")
+    return value
 
 
 def key(name: str, value: Any) -> Array:

@@ -10,6 +10,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import derived
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
 from ebmpp.estimators.dc import SDCP
@@ -99,14 +100,11 @@ class Centered:
     offsets: str = "data"
 
     def __post_init__(self) -> None:
-        if isinstance(self.estimator, type) or not isinstance(self.estimator, Estimator):
-            raise TypeError(f"Centered: estimator is one such as CD(k=1), not {self.estimator!r}")
+        checks.instance("Centered: estimator", self.estimator, Estimator, "an estimator such as CD(k=1)")
         if isinstance(self.estimator, Centered):
             raise TypeError(f"Centered: {self.estimator!r} is centered already")
-        if not 0 <= self.sliding <= 1:
-            raise ValueError(f"Centered: sliding is in [0, 1], not {self.sliding!r}")
-        if self.offsets not in _OFFSETS:
-            raise ValueError(f"Centered: offsets is one of {_OFFSETS}, not {self.offsets!r}")
+        checks.number("Centered: sliding", self.sliding, least=0, most=1)
+        checks.choice("Centered: offsets", self.offsets, _OFFSETS)
 
     @property
     def steps_per_batch(self) -> int:

@@ -11,10 +11,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.core import checks
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import (
     Posterior,
-    check_positive,
     check_posterior,
     fresh_chains,
     row_pairs,
@@ -75,7 +75,7 @@ class CD:
     moves: Moves = None
 
     def __post_init__(self) -> None:
-        check_positive("k", self.k)
+        checks.set_counts(self, "k")
         _as_tuple(self)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> tuple:
@@ -117,8 +117,7 @@ class PCD:
     moves: Moves = None
 
     def __post_init__(self) -> None:
-        check_positive("k", self.k)
-        check_positive("num_chains", self.num_chains)
+        checks.set_counts(self, "k", "num_chains")
         _as_tuple(self)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Rows:
@@ -185,12 +184,9 @@ class FPCD:
     posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
-        check_positive("k", self.k)
-        check_positive("num_chains", self.num_chains)
-        if not (self.rate >= 0 and 0 <= self.decay < 1):
-            raise ValueError(
-                f"FPCD: rate is at least 0 and decay in [0, 1); got rate={self.rate!r}, decay={self.decay!r}"
-            )
+        checks.set_counts(self, "k", "num_chains")
+        checks.number("FPCD: rate", self.rate, least=0)
+        checks.number("FPCD: decay", self.decay, least=0, below=1)
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> FPCDState:
         """Chains at initial draws of every block, and fast weights of 0."""

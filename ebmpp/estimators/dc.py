@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.accumulators import gradient_at
+from ebmpp.core import checks
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
     Posterior,
-    check_positive,
     check_posterior,
     fresh_chains,
     row_pairs,
@@ -79,8 +79,7 @@ class SDCP:
     posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
-        check_positive("d", self.d)
-        check_positive("k", self.k)
+        checks.set_counts(self, "d", "k")
 
     @property
     def steps_per_batch(self) -> int:

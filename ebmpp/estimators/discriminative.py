@@ -14,6 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import derived
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
 from ebmpp.estimators.phases import check_posterior
@@ -65,11 +66,9 @@ class Discriminative:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        made = self.generative
-        if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
-            raise TypeError(f"Discriminative: generative is an estimator such as UCD(), not {made!r}")
-        if not (np.isfinite(self.weight) and self.weight >= 0):
-            raise ValueError(f"Discriminative: weight is a number of at least 0, not {self.weight!r}")
+        kinds = (Estimator, type(None))
+        checks.instance("Discriminative: generative", self.generative, kinds, "an estimator such as UCD()")
+        checks.number("Discriminative: weight", self.weight, least=0)
 
     @property
     def steps_per_batch(self) -> int:

@@ -10,6 +10,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import derived
+from ebmpp.core import checks
 from ebmpp.estimators.base import Params, Rows
 from ebmpp.sweeps import schedule
 
@@ -46,8 +47,7 @@ class MeanField:
     passes: int = 20
 
     def __post_init__(self) -> None:
-        if not isinstance(self.passes, int) or self.passes < 1:
-            raise ValueError(f"MeanField: passes is a positive int, not {self.passes!r}")
+        checks.set_counts(self, "passes")
 
     def statistics(self, graph: "FactorGraph", params: Params, rows: Rows) -> Rows:
         """Mean statistics of every block given the rows; the visible blocks' are their own.

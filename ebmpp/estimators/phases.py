@@ -42,12 +42,6 @@ def check_posterior(graph: "FactorGraph", name: str, posterior: Posterior | None
         )
 
 
-def check_positive(name: str, value: object) -> None:
-    """:raises ValueError: for a value that is not a positive int."""
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is a positive int, not {value!r}")
-
-
 def row_pairs(pair: Array, rows: int) -> Array:
     """A key pair a row."""
     return bits.fold_in(pair, jnp.arange(rows))

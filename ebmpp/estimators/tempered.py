@@ -9,6 +9,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.core import checks
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import Posterior, check_posterior, fresh_chains, row_pairs, two_phases
 from ebmpp.tempering import equalized, replicate, tempered_params, tempered_sweep
@@ -69,10 +70,8 @@ class TemperedPCD:
     posterior: Posterior | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("k", 1), ("num_chains", 1), ("num_temperatures", 2)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"TemperedPCD: {name} is an int of at least {least}, not {value!r}")
+        checks.set_counts(self, "k", "num_chains")
+        checks.set_counts(self, "num_temperatures", least=2)
 
     def init(
         self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array

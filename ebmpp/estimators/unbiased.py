@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.core import checks
 from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators import horizon
@@ -118,16 +119,15 @@ class UCD:
     target_cost: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_pairs", 1), ("k", 0), ("m", 0), ("lag", 1), ("max_sweeps", 1)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise ValueError(f"UCD: {name} is an int of at least {least}, not {value!r}")
+        checks.set_counts(self, "num_pairs", "lag", "max_sweeps", "num_slots", optional=True)
+        checks.set_counts(self, "k", "m", least=0, optional=True)
+        checks.flag("UCD: allow_unmet", self.allow_unmet)
         if self.k is not None and self.m is not None and self.m < self.k:
             raise ValueError(f"UCD: m is at least k; got k={self.k}, m={self.m}")
-        if not 0 < self.quantile < 1 or not 0 <= self.smoothing < 1:
-            raise ValueError("UCD: quantile is in (0, 1) and smoothing in [0, 1)")
-        if not callable(self.start) and self.start not in _STARTS:
-            raise ValueError(f"UCD: start is one of {_STARTS} or a function of a key, not {self.start!r}")
+        checks.number("UCD: quantile", self.quantile, above=0, below=1)
+        checks.number("UCD: smoothing", self.smoothing, least=0, below=1)
+        if not callable(self.start):
+            checks.choice("UCD: start", self.start, _STARTS, also="a function of a key")
         self._check_targets()
         for name in ("coupling", "marginalize"):
             value = getattr(self, name)

@@ -14,6 +14,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.evaluate.rows import as_rows, chunks, fitting
 
 #: Kernels, and what they are for.
@@ -124,8 +125,7 @@ def _kernel(kernel: str | None, x: np.ndarray, rows: np.ndarray) -> str:
     within = lambda low: all(((a == low) | (a == 1)).all() for a in (x, rows))  # noqa: E731
     two = within(0) or within(-1)
     kernel = kernel or ("bernoulli" if two else "gaussian")
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel!r} is unknown; choose among {KERNELS}")
+    checks.choice("indirect_likelihood: kernel", kernel, KERNELS)
     if kernel == "bernoulli" and not two:
         raise ValueError(
             "the bernoulli kernel takes samples and rows of the same two values, 0 and 1 or -1 and 1; for "

@@ -10,7 +10,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, derived, states
-from ebmpp.errors import IntractableError
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph, Params
 
 State = dict[str, Array]
@@ -77,10 +78,10 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
     size = len(next(iter(rows.values())))
     if num_units is None:
         return jnp.zeros((size, 2), jnp.uint32)  # nothing is drawn
-    if not isinstance(num_units, int) or isinstance(num_units, bool) or num_units < 1:
-        raise ValueError(f"num_units is a positive int or None, not {num_units!r}")
+    checks.count("num_units", num_units)
     if rng_key is None:
-        raise ValueError("num_units draws units at random: give rng_key=jax.random.key(...)")
+        raise ArgumentError("num_units draws units at random: give rng_key=jax.random.key(...)")
+    rng_key = checks.key("rng_key", rng_key)
     return bits.fold_in(bits.key_pair(rng_key), jnp.arange(size))
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ebmpp.core import checks
+
 
 def as_rows(**given: Any) -> list[np.ndarray | None]:
     """Arrays as float32 rows of the same number of values; None stays None.
@@ -54,6 +56,4 @@ def fitting(chunk: int, rows: np.ndarray) -> int:
 
     :raises ValueError: for a chunk that is not a positive int.
     """
-    if not isinstance(chunk, int) or chunk < 1:
-        raise ValueError(f"chunk is a positive int, not {chunk!r}")
-    return min(chunk, 1 << max(0, len(rows) - 1).bit_length())
+    return min(checks.count("chunk", chunk), 1 << max(0, len(rows) - 1).bit_length())

@@ -10,6 +10,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import derived, states, sweeps
+from ebmpp.core import checks
 from ebmpp.graph import FactorGraph, Params
 
 State = dict[str, Array]
@@ -44,8 +45,7 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
     >>> bool((abs(mean_field_bound(rbm, params, v) + rbm.free_energy(params, {"v": v})) < 1e-5).all())
     True
     """
-    if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
-        raise ValueError(f"mean_field_bound: passes is a positive int, not {passes!r}")
+    passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
     rows, batch = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
     return _bounds(graph, passes, params, rows).reshape(batch)

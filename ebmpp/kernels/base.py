@@ -19,6 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, search, states, sweeps
+from ebmpp.core import checks
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, Params
 
@@ -122,12 +123,9 @@ class RowKernel(MCMCKernel):
     """
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
-        if not isinstance(graph, FactorGraph):
-            raise TypeError(f"{type(self).__name__} takes a FactorGraph, not {type(graph).__name__}")
-        if init not in STARTS:
-            raise ValueError(
-                f"init={init!r} is unknown; choose among {STARTS}, and give states as init_params"
-            )
+        name = type(self).__name__
+        checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
+        checks.choice(f"{name}: init", init, STARTS, also="give states as init_params to mcmc.run")
         self.graph = graph
         self.start = init
 

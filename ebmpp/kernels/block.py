@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, bound, search, states, sweeps
 from ebmpp.bound import Bound
+from ebmpp.core import checks
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import STARTS, is_batched
@@ -104,16 +105,10 @@ class GibbsBlock(MCMCKernel):
         num_sweeps: int = 1,
         init: str = "uniform",
     ) -> None:
-        if not isinstance(graph, FactorGraph):
-            raise TypeError(f"GibbsBlock takes a FactorGraph, not {type(graph).__name__}")
-        if init not in STARTS:
-            raise ValueError(f"init={init!r} is unknown; choose among {STARTS}")
-        if not 0 < fraction <= 1 or not isinstance(num_sweeps, int) or num_sweeps < 1:
-            raise ValueError(
-                f"fraction is in (0, 1] and num_sweeps an int of at least 1; got {fraction!r}, {num_sweeps!r}"
-            )
-        self.graph, self.start = graph, init
-        self.fraction, self.num_sweeps = fraction, num_sweeps
+        checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
+        self.graph, self.start = graph, checks.choice("GibbsBlock: init", init, STARTS)
+        self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
+        self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.within = Surroundings(graph, sites, params, given, log_weight)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, bound, couplings
+from ebmpp.core import checks
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import is_batched
 from ebmpp.kernels.block import GibbsBlock
@@ -109,13 +110,13 @@ class CoupledComposite(MCMCKernel):
     def __init__(
         self, steps: Sequence[GibbsBlock | Conjugate], lag: int = 1, coupling: str | None = None
     ) -> None:
-        if not isinstance(lag, int) or lag < 1:
-            raise ValueError(f"lag is an int of at least 1, not {lag!r}")
+        lag = checks.count("CoupledComposite: lag", lag)
         self.steps, self.lag, self.coupling = tuple(steps), lag, coupling
         names: list[str] = []
         for step in self.steps:
-            if not isinstance(step, GibbsBlock | Conjugate):
-                raise TypeError(f"a step is a GibbsBlock or a Conjugate, not {type(step).__name__}")
+            checks.instance(
+                "CoupledComposite: a step", step, (GibbsBlock, Conjugate), "a GibbsBlock or a Conjugate"
+            )
             names.extend(_names(step))
             if isinstance(step, GibbsBlock):
                 couplings.resolve(coupling, step.within.layers)

@@ -10,9 +10,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.engine import Outcome, Window
 from ebmpp.kernels.composite import CompositeState, CoupledComposite
-from ebmpp.unbiased import Asked, Estimate, check_numbers, estimate_from
+from ebmpp.unbiased import Estimate, asked_for, estimate_from
 
 
 def composite_expectation(
@@ -64,16 +65,17 @@ def composite_expectation(
     >>> made.value.shape, made.num_unmet
     ((4,), 0)
     """
-    m = k if m is None else m
-    check_numbers(k=(k, 0), m=(m, k), num_pairs=(num_pairs, 1), max_sweeps=(max_sweeps or 1, 1))
-    if unmet not in ("raise", "drop"):
-        raise ValueError(f'unmet is "raise" or "drop", not {unmet!r}')
+    checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
+    checks.function("composite_expectation: fn", fn, "a state")
+    rng_key = checks.key("composite_expectation: rng_key", rng_key)
+    asked = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
+    num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
     keys = jax.random.split(rng_key, num_pairs)
-    window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, kernel.lag, max_sweeps or 0)))
+    window = asked.window()
     total, state = _run(kernel, fn, keys, window, model_args, model_kwargs)
     met = jnp.where(state.met, state.meeting_time, -1)
     outcome = Outcome(total, met, jnp.asarray(jnp.nan), jnp.asarray(jnp.nan))
-    return estimate_from(outcome, Asked(k, m, kernel.lag, max_sweeps, unmet))
+    return estimate_from(outcome, asked)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -14,6 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, search, states, sweeps
+from ebmpp.core import checks
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import Conditions, RowKernel
@@ -142,6 +143,8 @@ def local_search(
     >>> mode.state["v"].shape, mode.steps.shape
     ((5, 4), (5,))
     """
+    rng_key = checks.key("local_search: rng_key", rng_key)
+    num_rows = checks.optional_count("local_search: num_rows", num_rows)
     graph.check(params)
     given = states.as_given(graph.families, clamped)
     layers = sweeps.schedule(graph, given.whole)
@@ -150,8 +153,10 @@ def local_search(
     start, start_batch = states.as_rows(graph.families, init or {})
     batch = _common_batch(given.batch, start_batch)
     if num_rows is not None:
-        if batch or num_rows < 1:
-            raise StateError(f"num_rows={num_rows} with leading axes {batch}: give a positive one of the two")
+        if batch:
+            raise StateError(
+                f"local_search: num_rows={num_rows} with leading axes {batch}: give one of the two"
+            )
         batch = (num_rows,)
     x, keep = _lay_out(graph, given, (start, start_batch), batch, bits.key_pair(rng_key))
     pairs = bits.fold_in(bits.key_pair(rng_key), 1, jnp.arange(math.prod(batch)))

@@ -15,6 +15,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import accumulators, search, states, sweeps
+from ebmpp.core import checks
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import Conditions, RowKernel
@@ -52,13 +53,8 @@ class _FastWeights(RowKernel):
     def __init__(self, graph: FactorGraph, rate: float, decay: float, init: str) -> None:
         super().__init__(graph, init)
         name = type(self).__name__
-        if not (_is_number(rate) and 0 <= rate < np.inf):
-            raise ValueError(f"{name}: rate is a finite number of at least 0, not {rate!r}")
-        if not (_is_number(decay) and 0 <= decay <= 1):
-            raise ValueError(
-                f"{name}: decay is what is left of the fast weights after a step, in [0, 1], not {decay!r}"
-            )
-        self.rate, self.decay = float(rate), float(decay)
+        self.rate = checks.number(f"{name}: rate", rate, least=0)
+        self.decay = checks.number(f"{name}: decay, what is left after a step,", decay, least=0, most=1)
 
     def _options(self) -> dict[str, Any]:
         return {"rate": self.rate, "decay": self.decay} | super()._options()
@@ -177,9 +173,7 @@ class RatesFPCD(_FastWeights):
         self, graph: FactorGraph, rate: float = 0.01, decay: float = 1.0, k: int = 1, init: str = "uniform"
     ) -> None:
         super().__init__(graph, rate, decay, init)
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ValueError(f"{type(self).__name__}: k is a positive int, not {k!r}")
-        self.k = k
+        self.k = checks.count(f"{type(self).__name__}: k", k)
 
     def _options(self) -> dict[str, Any]:
         return super()._options() | ({} if self.k == 1 else {"k": self.k})
@@ -289,10 +283,6 @@ class RatesHerding(_FastWeights):
         self, conditions: _Rated, params: Params, x: dict[str, Array], pairs: Array, keep: Keep
     ) -> dict[str, Array]:
         return search.climb(conditions.graph, params, x, conditions.layers, keep).x
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _checked(graph: FactorGraph, rates: Params, values: bool) -> Params:

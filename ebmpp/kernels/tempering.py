@@ -12,12 +12,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import tempering
+from ebmpp.core import checks
 from ebmpp.engine import DEFAULT_SLOTS
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.kernels.coupling import MaximalCoupling
 from ebmpp.moves import Move
-from ebmpp.states import Given, Observed, as_given
+from ebmpp.states import Given, Observed, as_given, clamps
 from ebmpp.unbiased import Estimate, Init, unbiased_expectation
 
 
@@ -158,11 +159,9 @@ class ParallelTempering(_Tempered):
         init: str = "uniform",
     ) -> None:
         super().__init__(graph, init)
-        if not isinstance(num_temperatures, int) or num_temperatures < 2:
-            raise ValueError(f"num_temperatures is an int of at least 2, not {num_temperatures!r}")
-        if isinstance(betas, str) and betas != "auto":
-            raise ValueError(f'betas={betas!r} is unknown; give "auto", or numbers increasing to 1')
-        self.num_temperatures = num_temperatures
+        if isinstance(betas, str):
+            checks.choice("ParallelTempering: betas", betas, ("auto",), also="numbers that increase to 1")
+        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", num_temperatures, least=2)
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
         self._hottest = 0.0 if self._adapts else self.betas[0]
 
@@ -375,8 +374,11 @@ def tempered_expectation(
     >>> est.value.shape, est.met.all().item()
     ((), True)
     """
+    rng_key = checks.key("tempered_expectation: rng_key", rng_key)
+    num_pairs = checks.count("tempered_expectation: num_pairs", num_pairs)
     betas = tempering.check_betas(betas)
     graph.check(params)
+    clamped = clamps(clamped)
     held = as_given(graph.families, clamped)  # its errors speak of shapes that the user knows
     tempering.check_hot(graph, params, betas[0])
     num = len(betas)
@@ -394,5 +396,5 @@ def tempered_expectation(
         max_sweeps=max_sweeps,
         unmet=unmet,
         num_slots=num_slots,
-        **{b: tempering.spread_given(graph, num, b, v) for b, v in clamped.items()},
+        clamped={b: tempering.spread_given(graph, num, b, v) for b, v in clamped.items()},
     )

@@ -30,13 +30,19 @@ def test_whole_numbers_of_every_library_are_counts(given):
         (3.0, r"not 3.0 \(give 3\)"),
         ("3", "not '3'"),
         (None, "not None"),
-        (2**31, "n is an int of at most 2147483647, not 2147483648"),
+        (2**31, "n is an int of at least 1, and at most 2147483647, not 2147483648"),
         (np.arange(3), r"not an array of shape \(3,\) and dtype int64"),
     ],
 )
 def test_what_is_no_count_is_told(given, told):
     with pytest.raises(ArgumentError, match=told):
         checks.count("n", given)
+
+
+def test_a_count_with_both_ends_tells_both():
+    assert checks.count("n", 16, most=16) == 16
+    with pytest.raises(ArgumentError, match="n is an int from 1 to 16, not 17"):
+        checks.count("n", 17, most=16)
 
 
 def test_a_traced_count_is_refused_by_name():
@@ -51,8 +57,20 @@ def test_numbers_of_every_library_are_floats(given):
 
 @pytest.mark.parametrize("given", [0, 1.5, float("nan"), float("inf"), "0.5", True, None, [0.5, 0.5]])
 def test_what_is_no_number_in_range_is_told(given):
-    with pytest.raises(ArgumentError, match="rate is a number above 0 and of at most 1, not "):
+    with pytest.raises(ArgumentError, match=r"rate is a number in \(0, 1\], not "):
         checks.number("rate", given, above=0, most=1)
+
+
+def test_open_and_single_bounds_are_told():
+    for bounds, told in [
+        ({"least": 0, "below": 1}, r"in \[0, 1\), not 2"),
+        ({"above": 3}, "above 3, not 2"),
+        ({"least": 3}, "of at least 3, not 2"),
+        ({"below": 1}, "below 1, not 2"),
+        ({"most": 1}, "of at most 1, not 2"),
+    ]:
+        with pytest.raises(ArgumentError, match=told):
+            checks.number("rate", 2, **bounds)
 
 
 def test_a_choice_tells_the_nearest_word():
@@ -71,7 +89,7 @@ def test_a_flag_is_no_word_and_no_number(given):
 
 def test_an_instance_is_not_its_class():
     assert checks.instance("when", Fraction(1), Fraction, "a Fraction") == 1
-    with pytest.raises(ArgumentError, match=re.escape("got the class itself: call it, Fraction(...)")):
+    with pytest.raises(ArgumentError, match=re.escape("got a class: call it, Fraction(...)")):
         checks.instance("when", Fraction, Fraction, "a Fraction")
     with pytest.raises(ArgumentError, match="when is a Fraction, not 'x'"):
         checks.instance("when", "x", Fraction, "a Fraction")

@@ -312,11 +312,11 @@ def test_a_block_without_bias_is_refused():
 
 
 def test_arguments_are_checked():
-    with pytest.raises(TypeError, match="is one such as CD"):
+    with pytest.raises(TypeError, match="is an estimator such as CD"):
         Centered(CD)
     with pytest.raises(TypeError, match="is centered already"):
         Centered(CSDCP())
-    with pytest.raises(ValueError, match=r"sliding is in \[0, 1\], not 1.5"):
+    with pytest.raises(ValueError, match=r"sliding is a number in \[0, 1\], not 1.5"):
         Centered(CD(), sliding=1.5)
     with pytest.raises(ValueError, match="offsets is one of .* not 'batch'"):
         Centered(CD(), offsets="batch")

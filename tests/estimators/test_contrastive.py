@@ -135,10 +135,10 @@ def test_posterior_that_is_not_one_layer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CD(k=0), "k is a positive int, not 0"),
-        (lambda: CD(k=1.5), "k is a positive int, not 1.5"),
-        (lambda: PCD(k=-1), "k is a positive int, not -1"),
-        (lambda: PCD(num_chains=0), "num_chains is a positive int, not 0"),
+        (lambda: CD(k=0), "k is an int of at least 1, not 0"),
+        (lambda: CD(k=1.5), "k is an int of at least 1, not 1.5"),
+        (lambda: PCD(k=-1), "k is an int of at least 1, not -1"),
+        (lambda: PCD(num_chains=0), "num_chains is an int of at least 1, not 0"),
     ],
 )
 def test_counts_are_positive(make: Any, message: str) -> None:

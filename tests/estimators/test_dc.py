@@ -188,5 +188,5 @@ def test_posterior_that_is_not_one_layer_is_refused():
 @pytest.mark.parametrize("options", [{"d": 0}, {"d": 1.5}, {"k": -1}])
 def test_counts_are_positive(options):
     ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"{name} is a positive int, not {value}"):
+    with pytest.raises(ValueError, match=f"{name} is an int of at least 1, not {value}"):
         SDCP(**options)

@@ -99,7 +99,7 @@ def test_the_gradient_is_that_of_the_bound_at_the_fixed_point() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="passes is a positive int, not 0"):
+    with pytest.raises(ValueError, match="passes is an int of at least 1, not 0"):
         MeanField(0)
     with pytest.raises(IntractableError, match=r"PCD\(posterior=MeanField\(\)\) takes a variational one"):
         PCD(num_chains=2).init(DEEP, PARAMS, ROWS, 1, bits.key_pair(jax.random.key(0)))

@@ -165,8 +165,8 @@ def test_unmet_pairs_make_the_gradient_not_a_number_unless_allowed() -> None:
         ({"lag": 0}, "UCD: lag is an int of at least 1, not 0"),
         ({"max_sweeps": 0}, "UCD: max_sweeps is an int of at least 1, not 0"),
         ({"k": 3, "m": 2}, "UCD: m is at least k; got k=3, m=2"),
-        ({"quantile": 1.0}, r"quantile is in \(0, 1\)"),
-        ({"smoothing": 1.0}, r"smoothing in \[0, 1\)"),
+        ({"quantile": 1.0}, r"quantile is a number in \(0, 1\)"),
+        ({"smoothing": 1.0}, r"smoothing is a number in \[0, 1\)"),
     ],
 )
 def test_numbers_out_of_range_are_refused(given: dict[str, Any], message: str) -> None:

@@ -132,5 +132,5 @@ def test_lateral_units_and_no_latents() -> None:
     np.testing.assert_allclose(
         value - log_z, exact.log_likelihood(alone, {"v": jnp.ones(4)}, V[:5]), rtol=1e-5
     )
-    with pytest.raises(ValueError, match="passes is a positive int, not 0"):
+    with pytest.raises(ValueError, match="passes is an int of at least 1, not 0"):
         mean_field_bound(alone, {"v": jnp.ones(4)}, V[:5], passes=0)

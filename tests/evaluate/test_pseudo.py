@@ -73,7 +73,7 @@ def test_what_has_no_conditional_is_refused():
     params, rows = random_params(VISIBLE), {"a": np.ones((1, 2)), "b": np.ones((1, 3))}
     with pytest.raises(ValueError, match=r"rng_key=jax.random.key"):
         pseudo_log_likelihood(VISIBLE, params, rows, num_units=1)
-    with pytest.raises(ValueError, match="num_units is a positive int or None, not 0"):
+    with pytest.raises(ValueError, match="num_units is an int of at least 1, not 0"):
         pseudo_log_likelihood(VISIBLE, params, rows, num_units=0, rng_key=KEY)
     with pytest.raises(ParameterError, match="lacks factor"):
         pseudo_log_likelihood(VISIBLE, {"a": params["a"]}, rows)

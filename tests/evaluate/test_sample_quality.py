@@ -69,8 +69,8 @@ def test_density_does_not_underflow_far_from_the_samples():
         ({"bandwidth": 0.4}, r"beta in \(1/2, 1\); got \[0.4\]"),
         ({"bandwidth": 0.9, "num_samples": [5, 5]}, "increasing ints from 1 to 37"),
         ({"bandwidth": 0.9, "num_samples": [38]}, "increasing ints from 1 to 37"),
-        ({"bandwidth": 0.9, "kernel": "box"}, "kernel='box' is unknown"),
-        ({"bandwidth": 0.9, "chunk": 0}, "chunk is a positive int, not 0"),
+        ({"bandwidth": 0.9, "kernel": "box"}, "kernel is one of 'bernoulli', 'gaussian', not 'box'"),
+        ({"bandwidth": 0.9, "chunk": 0}, "chunk is an int of at least 1, not 0"),
         ({"validation": np.zeros((2, 6))}, r"validation has rows of shape \(6,\), and samples of \(7,\)"),
     ],
 )

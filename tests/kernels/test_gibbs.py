@@ -93,7 +93,7 @@ def test_clamped_values_matter():
 @pytest.mark.parametrize(
     ("clamped", "message"),
     [
-        ({"w": np.zeros(4)}, "unknown block 'w'; this graph has 'v', 'h'"),
+        ({"w": np.zeros(4)}, "unknown block 'w'; there is 'v', 'h'"),
         ({"v": np.zeros(5)}, r"block 'v' got shape \(5,\), expected \(..., 4\)"),
         ({"v": np.full(4, np.nan)}, "block 'v' .* got nan at index"),
         ({"v": np.full(4, 2.0)}, r"got 2.0 at index \(0,\).*values in \{0, 1\}"),
@@ -148,7 +148,7 @@ def test_params_that_do_not_normalise(method):
 
 
 def test_a_kernel_takes_a_graph():
-    with pytest.raises(TypeError, match="FactorGraph, not dict"):
+    with pytest.raises(TypeError, match="graph is a FactorGraph, not {}"):
         BlockedGibbs({})
 
 

@@ -178,7 +178,12 @@ DEEP = layered(v=Bernoulli(2), h1=Spin(2), h2=Bernoulli(2))
     [
         (DEEP, {"proposal": "gaussian"}, ValueError, r"proposal 'gaussian' is unknown; .*\('uniform', 'ini"),
         (DEEP, {"lag": 0}, ValueError, "lag is an int of at least 1, not 0"),
-        (DEEP, {"init": "mode"}, ValueError, r"init='mode' is unknown; choose among \('uniform', 'local_mo"),
+        (
+            DEEP,
+            {"init": "mode"},
+            ValueError,
+            "init is one of 'uniform', 'local_mode', or give states .* not 'mode'",
+        ),
         (DEEP, {"marginalize": ("h1", "w")}, ValueError, r"marginalize=\('h1', 'w'\).*\('v', 'h2', 'h1'\)"),
         (DEEP, {"marginalize": ("v", "h1", "h2")}, ValueError, "leave at least one"),
         (DEEP, {"marginalize": ("h1", "h2")}, IntractableError, "'h1' and 'h2' interact, .*summed out"),

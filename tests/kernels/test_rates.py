@@ -227,10 +227,10 @@ def test_they_say_what_they_are_not():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (RatesFPCD, {"rate": -1.0}, "RatesFPCD: rate is a finite number of at least 0, not -1.0"),
-        (RatesHerding, {"rate": np.inf}, "RatesHerding: rate is a finite number"),
+        (RatesFPCD, {"rate": -1.0}, "RatesFPCD: rate is a number of at least 0, not -1.0"),
+        (RatesHerding, {"rate": np.inf}, "RatesHerding: rate is a number"),
         (RatesFPCD, {"decay": 1.5}, r"in \[0, 1\], not 1.5"),
-        (RatesFPCD, {"k": 0}, "k is a positive int, not 0"),
+        (RatesFPCD, {"k": 0}, "k is an int of at least 1, not 0"),
         (SamplePenalization, {"decay": 1}, "below 1, as without it the draws become uniform"),
     ],
 )

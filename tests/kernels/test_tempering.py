@@ -305,7 +305,10 @@ def test_kernels_are_values():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ParallelTempering(RBM, "hot"), "betas='hot' is unknown"),
+        (
+            lambda: ParallelTempering(RBM, "hot"),
+            "betas is one of 'auto', or numbers that increase to 1, not 'hot'",
+        ),
         (lambda: ParallelTempering(RBM, [0.5, 0.7]), "from 0 or more to 1"),
         (lambda: ParallelTempering(RBM, num_temperatures=1), "num_temperatures is an int of at least 2"),
         (lambda: TemperingCoupling(RBM, [1.0, 0.0]), "increasing"),

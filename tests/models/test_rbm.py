@@ -107,7 +107,7 @@ def test_the_split_is_a_partition() -> None:
         (["--num-pairs", "-3"], "--num-pairs is at least 1"),
         (["--rate", "nan"], "--rate is a positive number"),
         (["--estimator", "cd", "--lag", "5"], "--lag belongs to coupled chains"),
-        (["--estimator", "cd", "--k", "0"], "k is a positive int, not 0"),
+        (["--estimator", "cd", "--k", "0"], "k is an int of at least 1, not 0"),
         (["--lag", "0"], "lag is an int of at least 1"),
         (["--data", "nowhere.idx"], "nowhere.idx: no such file"),
         (["--data", "mnist", "--data-dir", "nowhere"], "no train-images-idx3-ubyte"),
