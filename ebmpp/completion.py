@@ -112,6 +112,7 @@ def complete(
     >>> made.mean["v"][1, [0, 2, 3]].tolist()
     [0.0, 1.0, 1.0]
     """
+    checks.instance("complete: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("complete: rng_key", rng_key)
     num_chains = checks.count("complete: num_chains", num_chains)
     num_warmup = checks.count("complete: num_warmup", num_warmup, least=0)

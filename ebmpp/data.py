@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 import jax
 
+from ebmpp.core import checks
 from ebmpp.encoding import decode_bits, encode_bits
 
 __all__ = [
@@ -44,6 +45,7 @@ _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 
 _GZIP_MAGIC = b"\x1f\x8b"
 _NUMPY_MAX_DIMS = 64
 _CHUNK = 1 << 20
+_LARGEST_SIDE = 20  # two million images of 400 pixels
 
 
 def bars_and_stripes(n: int) -> Array:
@@ -56,7 +58,7 @@ def bars_and_stripes(n: int) -> Array:
     :param n: side of the image in pixels, at least 1.
     :return: float32 array of shape ``(2 ** (n + 1), n * n)`` with values in {0, 1}; the first half
         are the bars, the second half the stripes, each in binary order of its pattern.
-    :raises ValueError: if `n` is below 1.
+    :raises ArgumentError: if `n` is no int from 1 to 20.
 
     **Example**
 
@@ -71,8 +73,7 @@ def bars_and_stripes(n: int) -> Array:
            [1., 1., 0., 0.],
            [1., 1., 1., 1.]], dtype=float32)
     """
-    if n < 1:
-        raise ValueError(f"bars_and_stripes: n is {n}; give a side of at least 1 pixel.")
+    n = checks.count("bars_and_stripes: n, the side,", n, most=_LARGEST_SIDE)
     patterns = (np.arange(2**n)[:, None] >> np.arange(n)[::-1]) & 1
     shape = (2**n, n, n)
     bars = np.broadcast_to(patterns[:, None, :], shape)
@@ -88,7 +89,7 @@ def shifting_bar(n: int, b: int) -> Array:
     :param b: length of the bar, from 1 to `n`.
     :return: float32 array of shape ``(n, n)`` with values in {0, 1}; row i has its bar begin at
         pixel i and wrap around the end.
-    :raises ValueError: if `b` is not between 1 and `n`.
+    :raises ArgumentError: if `b` is not between 1 and `n`.
 
     **Example**
 
@@ -99,10 +100,8 @@ def shifting_bar(n: int, b: int) -> Array:
            [0., 0., 1., 1.],
            [1., 0., 0., 1.]], dtype=float32)
     """
-    if not 1 <= b <= n:
-        raise ValueError(
-            f"shifting_bar: a bar of {b} on {n} pixels; give a length b from 1 to n, and n >= 1."
-        )
+    n = checks.count("shifting_bar: n, the pixels,", n)
+    b = checks.count("shifting_bar: b, the bar's length,", b, most=n)
     first, pixel = np.arange(n)[:, None], np.arange(n)[None, :]
     return ((pixel - first) % n < b).astype(np.float32)
 
@@ -274,8 +273,7 @@ def mnist(
     ...     mnist(folder).shape
     (1, 784)
     """
-    if split not in _MNIST_PREFIX:
-        raise ValueError(f"mnist: split is {split!r}; give 'train' or 'test'.")
+    checks.choice("mnist: split", split, _MNIST_PREFIX)
     prefix = _MNIST_PREFIX[split]
     path = _find_mnist(directory, f"{prefix}-images-idx3-ubyte")
     images = idx(path)
@@ -343,20 +341,15 @@ def binarize(
     >>> binarize([0.0, 1.0], method="bernoulli", rng_key=jax.random.key(0))
     array([0., 1.], dtype=float32)
     """
-    x = np.asarray(x)
-    if method == "threshold":
+    x = np.asarray(checks.numbers("binarize: x", x))
+    if checks.choice("binarize: method", method, ("threshold", "bernoulli")) == "threshold":
+        threshold = checks.number("binarize: threshold", threshold)
         _refuse(x, ~np.isfinite(x), "a finite number", "Remove or fill such entries first.")
         return (x > threshold).astype(np.float32)
-    if method == "bernoulli":
-        if rng_key is None:
-            raise ValueError(
-                "binarize: method 'bernoulli' draws at random and needs a key; "
-                "pass rng_key=jax.random.key(0), say."
-            )
-        # ~(inside) rather than (outside): NaN is neither below 0 nor above 1.
-        _refuse(x, ~((x >= 0) & (x <= 1)), "a probability in [0, 1]", "Scale the data first.")
-        return np.asarray(jax.random.bernoulli(rng_key, x.astype(np.float32)), np.float32)
-    raise ValueError(f"binarize: method is {method!r}; give 'threshold' or 'bernoulli'.")
+    rng_key = checks.key("binarize: rng_key, which method 'bernoulli' draws with,", rng_key)
+    # ~(inside) rather than (outside): NaN is neither below 0 nor above 1.
+    _refuse(x, ~((x >= 0) & (x <= 1)), "a probability in [0, 1]", "Scale the data first.")
+    return np.asarray(jax.random.bernoulli(rng_key, x.astype(np.float32)), np.float32)
 
 
 def _refuse(x: Array, bad: Array, expected: str, mend: str) -> None:

@@ -31,7 +31,7 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
            [0, 0, 0, 0, 0, 1, 0, 1]])
     """
     num_bits = checks.count("encode_bits: num_bits", num_bits, most=_MOST)
-    x = np.asarray(x, float)
+    x = np.asarray(checks.numbers("encode_bits: x", x), float)
     wrong = np.argwhere(~((x >= 0) & (x <= 1)))
     if len(wrong):
         index = tuple(int(i) for i in wrong[0])
@@ -57,7 +57,7 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
     >>> decode_bits(encode_bits([0.0, 0.2, 1.0]))
     array([0. , 0.2, 1. ], dtype=float32)
     """
-    bits = np.asarray(bits, float)
+    bits = np.asarray(checks.numbers("decode_bits: bits", bits), float)
     if not bits.ndim:
         raise ValueError("decode_bits: bits need a last axis of digits; got one number")
     checks.count("decode_bits: the length of the last axis", bits.shape[-1], most=_MOST)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import itertools
 from typing import Any, overload
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.factors import Factor
 from ebmpp.families import Family
@@ -122,6 +123,8 @@ def stack(
 def _check_params(what: str, graphs: Sequence[FactorGraph], params: Sequence[Params] | None) -> None:
     if not graphs:
         raise DeclarationError(f"{what}: give at least one graph")
+    for graph in graphs:
+        checks.instance(f"{what}: each of the graphs", graph, FactorGraph, "a FactorGraph")
     if params is not None and len(params) != len(graphs):
         raise ValueError(f"{what}: params are those of each of {len(graphs)} graphs, not of {len(params)}")
 

@@ -3,31 +3,37 @@
 """What meeting times say: how far a chain is from stationarity after t sweeps."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.stats import CensoredData, ecdf
 import xarray as xr
 
-if TYPE_CHECKING:
-    from ebmpp.unbiased import Estimate
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
+from ebmpp.unbiased import Estimate
 
 
-def meeting_data(source: "xr.DataTree | Estimate") -> tuple[np.ndarray, np.ndarray, int]:
+def meeting_data(source: xr.DataTree | Estimate) -> tuple[np.ndarray, np.ndarray, int]:
     """Meeting times (the last time seen where unmet), whether met, and the lag.
 
     :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.unbiased.Estimate`.
-    :raises ValueError: for a tree without such a group.
+    :raises ArgumentError: for a tree without such a group.
     """
     if isinstance(source, xr.DataTree):
         if "meeting" not in source.children:
-            raise ValueError(
+            raise ArgumentError(
                 f"the tree has groups {sorted(source.children)} and no 'meeting': run a coupled kernel "
                 "such as MaximalCoupling, and pass its MCMC to to_datatree"
             )
         group = source["meeting"]
         times = np.asarray(group["meeting_time"], float).ravel()
         return times, np.asarray(group["met"], bool).ravel(), int(group["lag"])
+    if not isinstance(source, Estimate):
+        raise ArgumentError(
+            "meeting times are in the tree that to_datatree makes of a coupled kernel's run, and in an "
+            f"estimate; got {checks.tell(source)}"
+        )
     met = np.asarray(source.met, bool)
     return np.where(met, source.meeting_time, source.max_sweeps or 0).astype(float), met, source.lag
 
@@ -48,7 +54,7 @@ def survival(times: np.ndarray, met: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def tv_upper_bound(
-    source: "xr.DataTree | Estimate",
+    source: xr.DataTree | Estimate,
     t: Any = None,
     *,
     num_bootstrap: int = 500,
@@ -66,7 +72,7 @@ def tv_upper_bound(
     :param probability: of the band, pointwise.
     :param seed: of the resampling.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
-    :raises ValueError: without meeting times.
+    :raises ArgumentError: without meeting times.
 
     **References**
 
@@ -75,7 +81,7 @@ def tv_upper_bound(
     """
     times, met, lag = meeting_data(source)
     if not times.size:
-        raise ValueError("there are no pairs, so no meeting times to bound anything with")
+        raise ArgumentError("there are no pairs, so no meeting times to bound anything with")
     t = np.arange(int(times.max()) - lag + 1) if t is None else np.atleast_1d(np.asarray(t))
     bound = lambda index: _bound(times[index], met[index], lag, t)  # noqa: E731
     attrs = {"lag": lag, "pairs": len(times), "unmet": int((~met).sum())}
@@ -92,9 +98,10 @@ def _with_band(
     seed: int,
 ) -> xr.Dataset:
     """A bound of all pairs, and its band from resamples of them."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(checks.count("seed", seed, least=0))
+    num_bootstrap = checks.count("num_bootstrap", num_bootstrap)
     draws = [bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)]
-    tail = (1 - probability) / 2
+    tail = (1 - checks.number("probability", probability, above=0, below=1)) / 2
     lower, upper = np.quantile(np.array(draws), [tail, 1 - tail], axis=0, method="nearest")
     columns = {"bound": bound(np.arange(pairs)), "lower": lower, "upper": upper}
     return xr.Dataset({name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs)
@@ -117,17 +124,17 @@ def path_data(source: xr.DataTree, names: Iterable[str]) -> tuple[np.ndarray, li
     :param source: what :func:`~ebmpp.to_datatree` makes of a coupled kernel's run.
     :param names: variables of the group ``meeting``.
     :return: the sweeps, which follow one another, and an array ``(pairs, sweeps)`` a name.
-    :raises ValueError: where paths were not kept, or only every so many sweeps of them.
+    :raises ArgumentError: where paths were not kept, or only every so many sweeps of them.
     """
     group = source["meeting"] if isinstance(source, xr.DataTree) and "meeting" in source.children else None
     if group is None or not set(names) <= set(group.data_vars):
-        raise ValueError(
+        raise ArgumentError(
             "this needs the pairs sweep by sweep: pass to_datatree of an MCMC with MaximalCoupling or "
             "MetropolisCoupling (an estimate keeps no paths)"
         )
     sweeps = np.asarray(group["sweep"])
     if len(sweeps) > 1 and (np.diff(sweeps) != 1).any():
-        raise ValueError("the run was thinned, and this needs every sweep: run with thinning=1")
+        raise ArgumentError("the run was thinned, and this needs every sweep: run with thinning=1")
     paths = []
     for name in names:
         array = group[name].transpose("chain", ..., "sweep")
@@ -156,7 +163,7 @@ def wasserstein_upper_bound(
     :param probability: of the band, pointwise.
     :param seed: of the resampling.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
-    :raises ValueError: for a source without paths, or a t before what was seen.
+    :raises ArgumentError: for a source without paths, or a t before what was seen.
 
     **References**
 
@@ -168,7 +175,7 @@ def wasserstein_upper_bound(
     first, last = int(sweeps[0]), int(sweeps[-1])
     t = np.arange(first - lag, max(first, int(times.max())) - lag + 1) if t is None else np.atleast_1d(t)
     if (t < first - lag).any():
-        raise ValueError(f"the pairs were seen from sweep {first} on, so t is at least {first - lag}")
+        raise ArgumentError(f"the pairs were seen from sweep {first} on, so t is at least {first - lag}")
     # the sum over j of the distances at t + lag, t + 2 lag, ..., from the end of the path back
     total = np.concatenate([distance, np.zeros((len(distance), lag))], axis=1)
     for s in range(distance.shape[1] - 1, -1, -1):

@@ -3,13 +3,15 @@
 """The moves of a coupled sweep, from what a user asks for."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from ebmpp.clusters import Clusters
+from ebmpp.core import checks
 from ebmpp.couplings import resolve
-from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
+from ebmpp.graph import FactorGraph
 from ebmpp.langevin import Langevin, is_real
 from ebmpp.layer_move import Layer
 from ebmpp.metropolis import Metropolis
@@ -17,12 +19,9 @@ from ebmpp.moves import Move
 from ebmpp.states import is_concrete
 from ebmpp.sweeps import schedule
 
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
-
 
 def resolve_moves(
-    graph: "FactorGraph", coupling: Any, clamped: Iterable[str] = (), exact: bool = True
+    graph: FactorGraph, coupling: Any, clamped: Iterable[str] = (), exact: bool = True
 ) -> tuple[Move, ...]:
     """The moves of a coupled sweep.
 
@@ -31,7 +30,7 @@ def resolve_moves(
         or several.
     :param clamped: blocks that are held.
     :param exact: refuse moves that do not leave the model's law as it is.
-    :raises ValueError: for an unknown coupling, or moves that do not change every free block, or change
+    :raises ArgumentError: for an unknown coupling, or moves that do not change every free block, or change
         a clamped one, or that are wrong in themselves.
     :raises DeclarationError: for a uniform proposal of a block without a uniform law.
     :raises IntractableError: for interacting blocks in one layer, or summed out together.
@@ -45,33 +44,33 @@ def resolve_moves(
         return tuple(Layer(blocks, kind) for blocks, kind in zip(layers, kinds, strict=True))
     free, changed = {b for layer in layers for b in layer}, {b for move in given for b in move.blocks}
     if free != changed:
-        raise ValueError(
+        raise ArgumentError(
             f"the moves change blocks {sorted(changed)}, and the free blocks are {sorted(free)}: "
             "give moves that change every free block and no other"
         )
     _check(graph, given)
     biased = [move for move in given if not getattr(move, "exact", True)]
     if biased and exact:
-        raise ValueError(
+        raise ArgumentError(
             f"{biased[0]} does not leave the model's law as it is, and what is unbiased needs moves that do: "
             "give adjust=True"
         )
     return tuple(given)
 
 
-def _check(graph: "FactorGraph", moves: Sequence[Move]) -> None:
-    """:raises ValueError: for a move that is wrong in itself, or that leaves what it summed out undrawn."""
+def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
+    """:raises ArgumentError: for a move that is wrong in itself, or leaves what it summed out undrawn."""
     for move, following in zip(moves, (*moves[1:], None), strict=True):
         move.check(graph)
         summed = getattr(move, "marginalize", ())
         if summed and not (isinstance(following, Layer) and set(summed) <= set(following.blocks)):
-            raise ValueError(
+            raise ArgumentError(
                 f"{move} sums out {summed}, so the next move must be a Layer that draws them again; it is "
                 f"{following}"
             )
 
 
-def check_params(graph: "FactorGraph", params: Any, moves: Iterable[Any]) -> None:
+def check_params(graph: FactorGraph, params: Any, moves: Iterable[Any]) -> None:
     """What moves ask of params, where these can be looked at.
 
     :raises ParameterError: for params that a move does not take.
@@ -83,7 +82,7 @@ def check_params(graph: "FactorGraph", params: Any, moves: Iterable[Any]) -> Non
 
 
 def metropolis_sweep(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     clamped: Iterable[str] = (),
     proposal: str = "uniform",
     marginalize: str | Sequence[str] = (),
@@ -92,16 +91,17 @@ def metropolis_sweep(
 
     :param proposal: "uniform" or "initial", see :class:`~ebmpp.metropolis.Metropolis`.
     :param marginalize: blocks that are summed out of the acceptance ratio.
-    :raises ValueError: for an unknown proposal, or blocks summed out so that none is left to propose.
+    :raises ArgumentError: for an unknown proposal, or blocks summed out so that none is left to propose.
     :raises DeclarationError: for a block without a uniform law.
     :raises IntractableError: for two blocks that cannot be summed out together.
     """
+    checks.instance("metropolis_sweep: graph", graph, FactorGraph, "a FactorGraph")
     marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
     free = tuple(b for layer in schedule(graph, clamped) for b in layer)
     unknown = [b for b in marginalize if b not in free]
     blocks = tuple(b for b in free if b not in marginalize)
     if unknown or not blocks:
-        raise ValueError(
+        raise ArgumentError(
             f"marginalize={marginalize} should name some of the free blocks {free} and leave at least one"
         )
     move = Metropolis(blocks, proposal, marginalize)
@@ -110,7 +110,7 @@ def metropolis_sweep(
 
 
 def langevin_sweep(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     clamped: Iterable[str] = (),
     step_size: float = 0.5,
     num_steps: int = 10,
@@ -124,15 +124,16 @@ def langevin_sweep(
 
     :param clamped: blocks that are held.
     :param step_size: see :class:`~ebmpp.langevin.Langevin`, as for the other arguments.
-    :raises ValueError: for numbers out of range, or an unknown block.
+    :raises ArgumentError: for numbers out of range, or an unknown block.
     :raises DeclarationError: for a graph without real-valued blocks.
     :raises IntractableError: for two blocks that cannot be summed out together.
     """
+    checks.instance("langevin_sweep: graph", graph, FactorGraph, "a FactorGraph")
     marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
     unknown = [b for b in marginalize if b not in graph.families]
     real = tuple(b for b, f in graph.families.items() if is_real(f) and b not in marginalize)
     if unknown:
-        raise ValueError(f"marginalize names {unknown}, and the blocks are {list(graph.families)}")
+        raise ArgumentError(f"marginalize names {unknown}, and the blocks are {list(graph.families)}")
     if not real:
         raise DeclarationError(
             f"Langevin steps move real-valued blocks, and there is none among {dict(graph.families)} "
@@ -159,7 +160,7 @@ def langevin_sweep(
     return tuple(made)
 
 
-def cluster_sweep(graph: "FactorGraph", clamped: Iterable[str] = ()) -> tuple[Move, ...]:
+def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
     """Layer after layer: blocks whose units interact cluster by cluster, the others from their conditionals.
 
     :param clamped: blocks that are held.
@@ -171,6 +172,7 @@ def cluster_sweep(graph: "FactorGraph", clamped: Iterable[str] = ()) -> tuple[Mo
 
     1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
     """
+    checks.instance("cluster_sweep: graph", graph, FactorGraph, "a FactorGraph")
     if not graph.splits:
         raise IntractableError(
             f"in no block of {dict(graph.families)} do units interact, so there are no clusters; "

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import describing
+from ebmpp.core import checks
 from ebmpp.describing import Arrays
 from ebmpp.errors import SavedFileError
 from ebmpp.factors import Factor
@@ -59,6 +60,7 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     >>> graph == rbm, params["v:h"].shape
     (True, (4, 3))
     """
+    checks.instance("save: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params, values=False)
     arrays = Arrays()
     body = {

@@ -18,6 +18,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import states
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError, StateError
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import Family
@@ -63,6 +64,7 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
     >>> bool(jnp.isclose(ebmpp.exact.log_partition(posterior, params), -joint))
     True
     """
+    checks.instance("condition: graph", graph, FactorGraph, "a FactorGraph")
     values = states.clamps(values)
     if not values:
         return graph

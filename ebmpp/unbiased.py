@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
@@ -19,14 +19,12 @@ from ebmpp.accumulators import Function
 from ebmpp.core import checks
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import StateError, UnmetError
+from ebmpp.graph import FactorGraph
 from ebmpp.moves import Move
 from ebmpp.plan import check_params, resolve_moves
 from ebmpp.search import near_modes
 from ebmpp.states import Given, Observed, as_given, as_rows
 from ebmpp.sweeps import initial_rows, schedule
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
 
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | None
@@ -84,7 +82,7 @@ class Estimate:
 
 
 def unbiased_expectation(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: Any,
     fn: Callable[[dict[str, Array]], Any],
     *,
@@ -152,6 +150,7 @@ def unbiased_expectation(
     >>> est.value.shape, est.met.all().item()
     ((4,), True)
     """
+    checks.instance("unbiased_expectation: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("unbiased_expectation: rng_key", rng_key)
     checks.function("unbiased_expectation: fn", fn, "a state")
     checks.flag("unbiased_expectation: independent_starts", independent_starts)
@@ -191,7 +190,7 @@ _near_modes = jax.jit(near_modes, static_argnums=(0, 3))
 
 
 def _starts(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: Any,
     init: Init,
     held: Given,
@@ -206,6 +205,8 @@ def _starts(
         given = None
     if callable(init):
         given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
+    if given is not None and not isinstance(given, Mapping):
+        raise StateError(f"init gives a dict of blocks, not {checks.tell(given)}")
     clash = sorted(set(given or {}) & set(held.whole))
     if clash:
         raise StateError(f"block {clash[0]!r} is clamped and in init: give it once")

@@ -13,6 +13,7 @@ from jax import Array
 
 from ebmpp import bits, states
 from ebmpp.completion import Runs
+from ebmpp.core import checks
 from ebmpp.errors import StateError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, Params
@@ -73,8 +74,7 @@ def unit_activity(
     >>> unit_activity(rbm, params, data, rng_key=jax.random.key(1))["status"].tolist()
     ['off', 'active', 'on']
     """
-    if not 0 < edge < 0.5:
-        raise ValueError(f"unit_activity: edge is a share of the range in (0, 0.5), not {edge!r}")
+    checks.number("unit_activity: edge, a share of the range,", edge, above=0, below=0.5)
     blocks = tuple(graph.latent) if blocks is None else tuple(blocks)
     wrong = [b for b in blocks if b not in graph.latent]
     if wrong or not blocks:

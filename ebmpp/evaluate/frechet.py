@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ebmpp.core import checks
 from ebmpp.evaluate.features import ClassifierFeatures
 from ebmpp.evaluate.rows import as_rows
 
@@ -133,6 +134,9 @@ def frechet_distance(
     FrechetDistance(4.978, extrapolated 4.967 +- 0.13; 5 features of 2000 samples and 2000 reference rows)
     """
     as_rows(samples=samples, reference=reference)
+    checks.flag("frechet_distance: extrapolate", extrapolate)
+    seed = checks.count("frechet_distance: seed", seed, least=0)
+    batch_size = checks.count("frechet_distance: batch_size", batch_size)
     if isinstance(features, str):
         features = _named(features, np.asarray(samples))
     a, b = (_features(features, np.asarray(x), batch_size) for x in (samples, reference))
@@ -147,8 +151,7 @@ def frechet_distance(
 
 
 def _named(name: str, rows: np.ndarray) -> Features:
-    if name != "digits":
-        raise ValueError(f'features is a callable, None or "digits", not {name!r}')
+    checks.choice("frechet_distance: features", name, ("digits",), also="a function of rows, or None")
     if rows[0].size != 64:
         raise ValueError(
             f'features="digits" tells images of 64 pixels apart, and these have {rows[0].size}: train a '
@@ -160,6 +163,7 @@ def _named(name: str, rows: np.ndarray) -> Features:
 def _features(features: Features | None, rows: np.ndarray, batch_size: int) -> np.ndarray:
     if features is None:
         return rows.reshape(len(rows), -1).astype(float)
+    checks.function("frechet_distance: features", features, "rows")
     parts = [np.asarray(features(rows[i : i + batch_size])) for i in range(0, len(rows), batch_size)]
     wanted = [min(batch_size, len(rows) - i) for i in range(0, len(rows), batch_size)]
     if any(

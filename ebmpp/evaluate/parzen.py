@@ -96,7 +96,10 @@ def indirect_likelihood(
     """
     x, rows, others = as_rows(samples=samples, held_out=held_out, validation=validation)
     kernel = _kernel(kernel, x, rows)
-    tried = np.atleast_1d(np.asarray(_GRID[kernel] if bandwidth is None else bandwidth, float))
+    tried = (
+        _GRID[kernel] if bandwidth is None else checks.numbers("indirect_likelihood: bandwidth", bandwidth)
+    )
+    tried = np.atleast_1d(np.asarray(tried, float))
     _check_bandwidth(kernel, tried)
     if others is None and len(tried) > 1:
         raise ValueError(

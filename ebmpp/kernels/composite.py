@@ -45,6 +45,11 @@ class Conjugate:
     conditional: Callable[..., dist.Distribution]
     initial: dist.Distribution
 
+    def __post_init__(self) -> None:
+        checks.instance("Conjugate: site", self.site, str, "the name of a site")
+        checks.function("Conjugate: conditional", self.conditional, "the other sites")
+        checks.instance("Conjugate: initial", self.initial, dist.Distribution, "a NumPyro distribution")
+
 
 class CompositeState(NamedTuple):
     """The state of :class:`CoupledComposite`.
@@ -111,6 +116,7 @@ class CoupledComposite(MCMCKernel):
         self, steps: Sequence[GibbsBlock | Conjugate], lag: int = 1, coupling: str | None = None
     ) -> None:
         lag = checks.count("CoupledComposite: lag", lag)
+        steps = checks.sequence("CoupledComposite: steps", steps, "GibbsBlocks and Conjugates")
         self.steps, self.lag, self.coupling = tuple(steps), lag, coupling
         names: list[str] = []
         for step in self.steps:

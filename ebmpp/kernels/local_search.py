@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from functools import partial
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -143,6 +143,7 @@ def local_search(
     >>> mode.state["v"].shape, mode.steps.shape
     ((5, 4), (5,))
     """
+    checks.instance("local_search: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("local_search: rng_key", rng_key)
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
     graph.check(params)
@@ -150,7 +151,7 @@ def local_search(
     layers = sweeps.schedule(graph, given.whole)
     if not layers:
         raise StateError("every block is clamped: there is nothing to search for")
-    start, start_batch = states.as_rows(graph.families, init or {})
+    start, start_batch = states.as_rows(graph.families, _free_values(init, given))
     batch = _common_batch(given.batch, start_batch)
     if num_rows is not None:
         if batch:
@@ -168,6 +169,16 @@ def local_search(
 _search = partial(jax.jit, static_argnums=(0, 1))(
     lambda graph, layers, params, x, pairs, keep: search.local_modes(graph, params, x, layers, pairs, keep)
 )
+
+
+def _free_values(init: Any, given: states.Given) -> Mapping[str, Any]:
+    """:raises StateError: for starts that are no dict, or of a block that is clamped."""
+    if init is not None and not isinstance(init, Mapping):
+        raise StateError(f"local_search: init is a dict of blocks, not {checks.tell(init)}")
+    twice = sorted(set(init or {}) & set(given.whole))
+    if twice:
+        raise StateError(f"block {twice[0]!r} is clamped and in init: give it once")
+    return init or {}
 
 
 def _common_batch(*batches: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp import bound, states
 from ebmpp.bound import Bound
+from ebmpp.core import checks
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.layout import Layout
@@ -47,6 +48,8 @@ class Surroundings:
         given: Mapping[str, Any] | None,
         log_weight: Callable[..., Array] | None,
     ) -> None:
+        if log_weight is not None:
+            checks.function("GibbsBlock: log_weight", log_weight, "the sites")
         self.graph, self.log_weight, self.given = graph, log_weight, dict(given or {})
         self.layouts = _layouts(graph, sites, self.given)
         self.params = dict(params) if isinstance(params, Mapping) else params

@@ -374,6 +374,7 @@ def tempered_expectation(
     >>> est.value.shape, est.met.all().item()
     ((), True)
     """
+    checks.instance("tempered_expectation: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("tempered_expectation: rng_key", rng_key)
     num_pairs = checks.count("tempered_expectation: num_pairs", num_pairs)
     betas = tempering.check_betas(betas)

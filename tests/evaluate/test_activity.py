@@ -70,7 +70,7 @@ def test_wrong_arguments() -> None:
     params = graph.init(KEY)
     with pytest.raises(StateError, match=r"expected latent blocks, got 'v'; there are \['h'\]"):
         unit_activity(graph, params, V, rng_key=KEY, blocks=["v"])
-    with pytest.raises(ValueError, match=r"edge is a share of the range in \(0, 0.5\), not 0.5"):
+    with pytest.raises(ValueError, match=r"edge, a share of the range, is a number in \(0, 0.5\), not 0.5"):
         unit_activity(graph, params, V, rng_key=KEY, edge=0.5)
     with pytest.raises(StateError, match="expected latent blocks, got none"):
         unit_activity(layered(v=Bernoulli(4)), {"v": jnp.zeros(4)}, V, rng_key=KEY)
