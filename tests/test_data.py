@@ -17,6 +17,7 @@ import pytest
 import jax
 
 from ebmpp.data import bars_and_stripes, binarize, digits, idx, mnist, shifting_bar
+from ebmpp.errors import ArgumentError
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 LABELS = np.array([7, 2, 1], np.uint8)
@@ -67,7 +68,7 @@ def test_bars_and_stripes_best_log_likelihood() -> None:
 
 
 def test_bars_and_stripes_needs_a_pixel() -> None:
-    with pytest.raises(ValueError, match="n is 0; give a side of at least 1"):
+    with pytest.raises(ValueError, match="n, the side, is an int from 1 to 20, not 0"):
         bars_and_stripes(0)
 
 
@@ -83,7 +84,8 @@ def test_shifting_bar(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("n, b", [(4, 0), (4, 5), (0, 0)])
 def test_shifting_bar_refuses_lengths(n: int, b: int) -> None:
-    with pytest.raises(ValueError, match=f"a bar of {b} on {n} pixels; give a length b from 1"):
+    told = f"the bar's length, is an int from 1 to {n}, not {b}" if n else "n, the pixels, is an int"
+    with pytest.raises(ArgumentError, match=told):
         shifting_bar(n, b)
 
 
@@ -249,7 +251,7 @@ def test_mnist_says_where_it_looked(tmp_path: Path) -> None:
 
 
 def test_mnist_refuses_a_split(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="split is 'valid'; give 'train' or 'test'"):
+    with pytest.raises(ValueError, match="split is one of 'train', 'test', not 'valid'"):
         mnist(tmp_path, "valid")
 
 
@@ -302,7 +304,9 @@ def test_binarize_bernoulli_depends_on_the_key_alone() -> None:
 
 
 def test_binarize_needs_a_key() -> None:
-    with pytest.raises(ValueError, match=r"needs a key; pass rng_key=jax.random.key\(0\)"):
+    with pytest.raises(
+        ValueError, match=r"'bernoulli' draws with, is a jax key, such as jax.random.key\(0\)"
+    ):
         binarize([0.5], method="bernoulli")
 
 
@@ -321,5 +325,5 @@ def test_binarize_threshold_refuses_nan() -> None:
 
 
 def test_binarize_refuses_a_method() -> None:
-    with pytest.raises(ValueError, match="method is 'round'; give 'threshold' or 'bernoulli'"):
+    with pytest.raises(ValueError, match="method is one of 'threshold', 'bernoulli', not 'round'"):
         binarize([0.1], method="round")
