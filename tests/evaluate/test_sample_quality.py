@@ -159,7 +159,7 @@ def test_the_network_of_digits_is_named_and_made_once():
     assert by_name.value != frechet_distance(rows[:200], rows[200:]).value
     with pytest.raises(ValueError, match="images of 64 pixels apart, and these have 7: train a network"):
         frechet_distance(BITS, BITS, features="digits")
-    with pytest.raises(ValueError, match="a callable, None or \"digits\", not 'inception'"):
+    with pytest.raises(ValueError, match="or a function of rows, or None, not 'inception'"):
         frechet_distance(BITS, BITS, features="inception")
 
 
