@@ -121,6 +121,8 @@ class RowKernel(MCMCKernel):
     :raises ValueError: for another ``init``.
     """
 
+    model = None  #: there is none to trace: what ``arviz_base.from_numpyro`` asks for
+
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         if not isinstance(graph, FactorGraph):
             raise TypeError(f"{type(self).__name__} takes a FactorGraph, not {type(graph).__name__}")
