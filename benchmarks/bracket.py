@@ -183,9 +183,11 @@ def own_biases(graph: FactorGraph, params: Any) -> dict[str, Array]:
     return {b: params[b] for b in graph.families}
 
 
-def called(seed: int, keys: Sequence[int], **options: Any) -> list[dict[str, float]]:
-    """What ``ais`` says of a machine by PCD, key by key, and how far off it is."""
-    graph, params = model("trained by PCD, 16x16", seed)
+def called(
+    seed: int, keys: Sequence[int], kind: str = "trained by PCD, 16x16", **options: Any
+) -> list[dict[str, float]]:
+    """What ``ais`` says of a trained machine, key by key, and how far off it is."""
+    graph, params = model(kind, seed)
     exact, points = float(ebmpp.exact.log_partition(graph, params)), []
     for key in keys:
         with warnings.catch_warnings(record=True) as told:

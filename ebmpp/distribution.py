@@ -282,8 +282,8 @@ def _refuse_batched(graph: FactorGraph, params: Params) -> None:
     if fits and len(batches) == 1 and batches != {()}:
         raise ParameterError(
             "EnergyDistribution takes one set of params, and all of these have leading axes "
-            f"{batches.pop()}: make it, and call log_prob or sample, inside the function that jax.vmap maps over "
-            "the params"
+            f"{batches.pop()}: make it, and call log_prob or sample, inside the function that jax.vmap "
+            "maps over the params"
         )
 
 
