@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far to trust estimates of log Z: coverage of the bracket, and a diverging model that flatters.
 
-Coverage: twenty random models of four kinds, all small enough to sum. On each the bracket of annealed
-importance sampling, forward and in reverse from exact draws, is computed several times with keys of its own;
-counted is how often the exact log Z lies between the lower end of the lower estimate's interval and the upper
-end of the upper one's (each 97.5 % one-sided, so 95 % at least), and in each side's own 95 % interval.
+Coverage: twenty random models of four kinds, and ten machines that learned bars and stripes 4x4 by PCD or by
+CD, all small enough to sum. On each the bracket of annealed importance sampling, forward and in reverse from
+exact draws, is computed several times with keys of its own; counted is how often the exact log Z lies between
+the lower end of the lower estimate's interval and the upper end of the upper one's (each 97.5 % one-sided, so
+95 % at least), in each side's own 95 % interval, and how often the estimate warned that too few particles
+were effective.
+
+The default call: ``ais(graph, params, rng_key=key)`` and no more, on the machines by PCD, over forty keys,
+with a tenth of the temperatures too; and the same from the model's own biases in place of the pilot's means.
 
 Divergence: a machine of 16 latent units learns bars and stripes 4x4 by CD-1 for so long that it gets worse.
 Three log-likelihoods along the way: exact; by the bracket; and by chains that start at the evaluated rows,
@@ -20,10 +25,12 @@ model whose mass has gone elsewhere.
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
+import itertools
 import json
 from pathlib import Path
 from typing import Any
+import warnings
 
 import numpy as np
 from scipy import stats
@@ -34,7 +41,7 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import CD, Bernoulli, Categorical, FactorGraph, Gaussian, Progress
+from ebmpp import CD, PCD, Bernoulli, Categorical, FactorGraph, Gaussian, Progress
 
 #: a graph and the standard deviation of its params
 KINDS: dict[str, tuple[FactorGraph, float]] = {
@@ -42,6 +49,12 @@ KINDS: dict[str, tuple[FactorGraph, float]] = {
     "deep, 16x10x8": (ebmpp.layered(v=Bernoulli(16), h1=Bernoulli(10), h2=Bernoulli(8)), 1.0),
     "categorical, 8 of 4 x 8": (ebmpp.layered(v=Categorical(8, 4), h=Bernoulli(8)), 1.0),
     "Gaussian-Bernoulli 10x10": (ebmpp.layered(v=Gaussian(10), h=Bernoulli(10)), 0.4),
+}
+_BARS = ebmpp.layered(v=Bernoulli(16), h=Bernoulli(16))
+#: what learned bars and stripes: an estimator and how many steps it made
+TRAINED: dict[str, tuple[ebmpp.estimators.Estimator, int]] = {
+    "trained by PCD, 16x16": (PCD(k=1, num_chains=1000), 5000),
+    "trained by CD-1, 16x16": (CD(k=1), 20_000),
 }
 MODELS = 5  # of a kind
 _DRAWN = 6  # brackets of a model that the picture shows
@@ -85,24 +98,52 @@ def random_params(graph: FactorGraph, scale: float, seed: int) -> Any:
     return jax.tree.map(draw, graph.init(jax.random.key(0)))
 
 
+@cache
+def trained(kind: str, seed: int) -> Any:
+    """Params of a machine that learned bars and stripes, all rows a step at rate 0.1."""
+    rows, (estimator, steps) = ebmpp.data.bars_and_stripes(4), TRAINED[kind]
+    options = {"num_steps": steps, "batch_size": len(rows), "rng_key": jax.random.key(seed)}
+    made = ebmpp.fit(
+        _BARS, rows, estimator=estimator, optimizer=optax.sgd(0.1), progress_bar=False, **options
+    )
+    return made.params
+
+
+def model(kind: str, seed: int) -> tuple[FactorGraph, Any]:
+    """A model of a kind, and its params."""
+    if kind in TRAINED:
+        return _BARS, trained(kind, seed)
+    graph, scale = KINDS[kind]
+    return graph, random_params(graph, scale, seed)
+
+
 def brackets(kind: str, seed: int, temperatures: int, args: argparse.Namespace) -> dict[str, Any]:
     """A model's exact log Z, and its estimates' errors."""
-    graph, scale = KINDS[kind]
-    params = random_params(graph, scale, seed)
+    graph, params = model(kind, seed)
     exact = float(ebmpp.exact.log_partition(graph, params))
     sides: dict[str, list[tuple[float, float]]] = {"lower": [], "upper": []}
+    warned = 0
     for repeat in range(args.repeats):
-        made = ebmpp.bracket(
-            graph,
-            params,
-            rng_key=jax.random.fold_in(jax.random.key(args.seed + seed), repeat),
-            num_particles=args.particles,
-            num_temperatures=temperatures,
-        )
+        with warnings.catch_warnings(record=True) as told:  # they are counted
+            warnings.simplefilter("always")
+            made = ebmpp.bracket(
+                graph,
+                params,
+                rng_key=jax.random.fold_in(jax.random.key(args.seed + seed), repeat),
+                num_particles=args.particles,
+                num_temperatures=temperatures,
+            )
+        warned += bool(told)
         for side in sides:
             value = getattr(made, side)
             sides[side].append((value.log_partition - exact, value.standard_error))
-    return {"kind": kind, "seed": seed, "temperatures": temperatures, "exact": exact} | sides
+    return {
+        "kind": kind,
+        "seed": seed,
+        "temperatures": temperatures,
+        "exact": exact,
+        "warned": warned,
+    } | sides
 
 
 def covered(made: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -130,6 +171,59 @@ def coverage(models: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "nominal": LEVEL,
             "p_of_fewer": float(f"{test.pvalue:.3g}"),
         }
+    table["warned"] = {"of": len(hits), "warned": sum(made["warned"] for made in models)}
+    return table
+
+
+# -- the default call ------------------------------------------------------------------------------
+
+
+def own_biases(graph: FactorGraph, params: Any) -> dict[str, Array]:
+    """Natural parameters of the model's own biases."""
+    return {b: params[b] for b in graph.families}
+
+
+def called(
+    seed: int, keys: Sequence[int], kind: str = "trained by PCD, 16x16", **options: Any
+) -> list[dict[str, float]]:
+    """What ``ais`` says of a trained machine, key by key, and how far off it is."""
+    graph, params = model(kind, seed)
+    exact, points = float(ebmpp.exact.log_partition(graph, params)), []
+    for key in keys:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            made = ebmpp.ais(graph, params, rng_key=jax.random.key(key), **options)
+        point = {"error": made.log_partition - exact, "standard_error": made.standard_error}
+        points.append(point | {"effective": made.effective_sample_size, "warned": bool(told)})
+    return points
+
+
+def in_short(points: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Over keys: how far off, how far it says, how often within two standard errors."""
+    error, told = (np.array([p[name] for p in points]) for name in ("error", "standard_error"))
+    return {
+        "keys": len(points),
+        "root_mean_square_error": round(float(np.sqrt((error**2).mean())), 4),
+        "stated": round(float(np.sqrt((told**2).mean())), 4),
+        "within_two": int((np.abs(error) <= 2 * told).sum()),
+        "effective": round(float(np.mean([p["effective"] for p in points])), 1),
+        "warned": int(sum(p["warned"] for p in points)),
+    }
+
+
+def defaults() -> list[dict[str, Any]]:
+    """Forty keys, eight on each of five machines, by where particles start."""
+    table = []
+    for start in ("pilot", "own biases"):
+        for temperatures in (1000, 10_000):
+            points: list[dict[str, float]] = []
+            for seed in range(MODELS):
+                options: dict[str, Any] = {"num_temperatures": temperatures}
+                if start == "own biases":
+                    options["reference"] = own_biases(*model("trained by PCD, 16x16", seed))
+                points += called(seed, range(8 * seed, 8 * seed + 8), **options)
+            table.append({"start": start, "temperatures": temperatures} | in_short(points))
+            print(table[-1], flush=True)
     return table
 
 
@@ -257,17 +351,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     models, tables = [], []
     for temperatures in args.temperatures:
-        made = [brackets(kind, seed, temperatures, args) for kind in KINDS for seed in range(MODELS)]
-        table = {"all": coverage(made)}
-        table |= {kind: coverage([m for m in made if m["kind"] == kind]) for kind in KINDS}
+        kinds = (*KINDS, *TRAINED)
+        made = [brackets(kind, seed, temperatures, args) for kind in kinds for seed in range(MODELS)]
+        table = {"all": coverage(made), "random": coverage([m for m in made if m["kind"] in KINDS])}
+        table["trained"] = coverage([m for m in made if m["kind"] in TRAINED])
+        table |= {kind: coverage([m for m in made if m["kind"] == kind]) for kind in kinds}
         tables.append({"temperatures": temperatures, "coverage": table})
         models += made
-        for name, row in table["all"].items():
+        for group, side in itertools.product(("random", "trained"), ("bracket", "lower", "upper")):
+            row = table[group][side]
             print(
-                f"{temperatures} temperatures, {name}: {row['covered']} of {row['of']} intervals hold the "
-                f"exact value ({row['rate']:.1%})",
+                f"{temperatures} temperatures, {group} models, {side}: {row['covered']} of {row['of']} "
+                f"intervals hold the exact value ({row['rate']:.1%}); "
+                f"{table[group]['warned']['warned']} warned",
                 flush=True,
             )
+    default_call = defaults()
     points = diverge(args)
     best, last = max(point["exact"] for point in points), points[-1]
     print(
@@ -278,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     draw(models, points, args.out / "bracket.png")
     settings = {"particles": args.particles, "repeats": args.repeats}
     rounded = [{k: round(v, 3) for k, v in point.items()} for point in points]
-    made = settings | {"ladders": tables, "cd": rounded}
+    made = settings | {"ladders": tables, "default_call": default_call, "cd": rounded}
     (args.out / "bracket.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(f"wrote bracket.png and bracket.json in {args.out}")
 

@@ -7,6 +7,7 @@ from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.clusters import Clusters
 from ebmpp.completion import Completion, complete
 from ebmpp.convolution import Convolution
+from ebmpp.core.version import VERSION as __version__  # noqa: F401, N811
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m

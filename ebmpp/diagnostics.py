@@ -3,7 +3,6 @@
 """Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 import warnings
 
@@ -12,9 +11,12 @@ from numpyro.infer import MCMC
 import pandas as pd
 import xarray as xr
 
+from ebmpp.core.version import VERSION
+from ebmpp.errors import ArgumentError
 from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.composite import CoupledComposite
 from ebmpp.kernels.coupled import CoupledKernel
+from ebmpp.kernels.exchange import Exchange
 from ebmpp.unbiased import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")
@@ -56,17 +58,13 @@ def to_datatree(result: Any) -> xr.DataTree:
     if isinstance(getattr(result, "history", None), xr.Dataset):
         attrs = _attributes(getattr(result, "graph", None))
         return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), "history": result.history})
-    raise TypeError(
+    raise ArgumentError(
         f"to_datatree takes an MCMC of an ebmpp kernel, an estimate or a fit, not {type(result).__name__}"
     )
 
 
 def _attributes(graph: object, kernel: object = None) -> dict[str, str]:
-    try:
-        number = version("ebmpp")
-    except PackageNotFoundError:  # a source tree that is not installed
-        number = "unknown"
-    attrs = {"inference_library": "ebmpp", "inference_library_version": number}
+    attrs = {"inference_library": "ebmpp", "inference_library_version": VERSION}
     if graph is not None:
         attrs["graph"] = repr(graph)
     if kernel is not None:
@@ -79,9 +77,14 @@ def _attributes(graph: object, kernel: object = None) -> dict[str, str]:
 def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
     kernel = mcmc.sampler
     if not isinstance(kernel, RowKernel | CoupledComposite):
-        raise TypeError(
-            f"to_datatree takes an MCMC of an ebmpp kernel, not of {type(kernel).__name__}; "
-            "arviz_base.from_numpyro converts those of NumPyro"
+        remedy = (
+            "arviz_base.from_dict({'posterior': mcmc.get_samples(group_by_chain=True)}) converts its draws"
+            if isinstance(kernel, Exchange)
+            else "arviz_base.from_numpyro converts those of NumPyro, numpyro.infer.Gibbs included"
+        )
+        raise ArgumentError(
+            "to_datatree takes an MCMC of an ebmpp kernel that draws blocks, not of "
+            f"{type(kernel).__name__}; {remedy}"
         )
     if mcmc.last_state is None:
         raise ValueError("this MCMC has no draws yet; call mcmc.run(key, params) first")

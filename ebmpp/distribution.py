@@ -34,6 +34,9 @@ _TWO_WAYS_OUT = (
 )
 
 
+_MOMENTS = "ebmpp.exact.moments(graph, params) sums small models, ebmpp.unbiased_expectation estimates others"
+
+
 class _UnitwiseSupport(constraints.Constraint):
     """The support of a value whose units are of several families."""
 
@@ -106,7 +109,8 @@ class EnergyDistribution(dist.Distribution):
 
     The value is one array, made of the blocks as ``layout`` says; the other blocks are summed out, so
     ``log_prob`` is minus the free energy. Without ``log_partition`` it is so **up to log Z**, a constant
-    as long as the params are. Where they depend on what is inferred, log Z is no constant and its posterior
+    as long as the params are (of which an evidence bound is off, and by which the components of a mixture are
+    weighted). Where they depend on what is inferred, log Z is no constant and its posterior
     is *doubly intractable*: differentiating ``log_prob`` in the params then raises
     :class:`~ebmpp.errors.IntractableError`. Methods without gradients cannot be caught so; let
     :func:`check_model` look at the model.
@@ -162,6 +166,7 @@ class EnergyDistribution(dist.Distribution):
             raise TypeError(f"EnergyDistribution takes a FactorGraph, not {type(graph).__name__}")
         if isinstance(num_sweeps, bool) or not isinstance(num_sweeps, int) or num_sweeps < 1:
             raise ValueError(f"num_sweeps is a positive int, not {num_sweeps!r}")
+        _refuse_batched(graph, params)
         graph.check(params, values=self._validate_args if validate_args is None else validate_args)
         self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps
         self.layout = _check_layout(graph, blocks, layout)
@@ -192,6 +197,42 @@ class EnergyDistribution(dist.Distribution):
             return constraints.independent(first, len(self.layout.shape))
         return _UnitwiseSupport(self.graph, self.layout)
 
+    @property
+    def has_rsample(self) -> bool:
+        """False: a draw is no differentiable function of the params, and a guide needs the score function."""
+        return False
+
+    def rsample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """:raises NotImplementedError: always, with what to call."""
+        del key, sample_shape
+        return self._lacks("draws that can be differentiated in its params", "sample makes others")
+
+    @property
+    def mean(self) -> Array:
+        """:raises NotImplementedError: always, with what to call."""
+        return self._lacks("mean", _MOMENTS)
+
+    @property
+    def variance(self) -> Array:
+        """:raises NotImplementedError: always, with what to call."""
+        return self._lacks("variance", _MOMENTS)
+
+    def entropy(self) -> Array:
+        """:raises NotImplementedError: always, with the reason."""
+        return self._lacks("entropy", "it has log Z and the mean energy, which only sums over states give")
+
+    def enumerate_support(self, expand: bool = True) -> Array:
+        """:raises NotImplementedError: always, with what to use."""
+        del expand
+        return self._lacks(
+            "enumeration of its support",
+            "its states are those of all units together; draw such a site by ebmpp.GibbsBlock in "
+            "numpyro.infer.Gibbs",
+        )
+
+    def _lacks(self, what: str, instead: str) -> NoReturn:
+        raise NotImplementedError(f"EnergyDistribution has no {what}: {instead}")
+
     def _log_partition(self) -> Array | float:
         if self._log_partition_fn is not None:
             return self._log_partition_fn(self.params)
@@ -207,6 +248,7 @@ class EnergyDistribution(dist.Distribution):
         :raises StateError: for a wrong shape.
         """
         del intermediates
+        _refuse_batched(self.graph, self.params)
         parts = self.layout.split(value)
         batch = jnp.shape(value)[: jnp.ndim(value) - len(self.layout.shape)]
         families = self.graph.families
@@ -222,11 +264,27 @@ class EnergyDistribution(dist.Distribution):
         :param sample_shape: leading axes.
         :return: shape ``sample_shape + event_shape``.
         """
+        _refuse_batched(self.graph, self.params)
         shape = tuple(sample_shape)
         pairs = bits.fold_in(bits.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
         params = jax.lax.stop_gradient(self.params)  # a draw is no differentiable function of them
         x = _draw(self.graph, params, pairs, self.num_sweeps)
         return self.layout.join(x).reshape(shape + self.layout.shape)
+
+
+def _refuse_batched(graph: FactorGraph, params: Params) -> None:
+    """:raises ParameterError: for params that all have the same leading axes, as ``vmap`` returns them."""
+    wanted, given = jax.tree.leaves(graph.param_shapes), jax.tree.leaves(params)
+    if len(wanted) != len(given):
+        return  # told by names
+    batches = {jnp.shape(p)[: jnp.ndim(p) - w.ndim] for p, w in zip(given, wanted, strict=True)}
+    fits = all(jnp.shape(p)[jnp.ndim(p) - w.ndim :] == w.shape for p, w in zip(given, wanted, strict=True))
+    if fits and len(batches) == 1 and batches != {()}:
+        raise ParameterError(
+            "EnergyDistribution takes one set of params, and all of these have leading axes "
+            f"{batches.pop()}: make it, and call log_prob or sample, inside the function that jax.vmap "
+            "maps over the params"
+        )
 
 
 def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout: Layout | None) -> Layout:

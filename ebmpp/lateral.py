@@ -32,6 +32,20 @@ UNROLLED = 4
 StatisticsAt = Callable[[Any], Array]
 
 
+def check_network(what: str, graph: nx.Graph) -> None:
+    """That a networkx graph has one undirected edge a pair: an energy has no directions.
+
+    :raises DeclarationError: for another.
+    """
+    if graph.is_directed():
+        raise DeclarationError(
+            f"{what}: {graph} is directed, and the energy of a pair of units has no direction; give "
+            "graph.to_undirected()"
+        )
+    if graph.is_multigraph():
+        raise DeclarationError(f"{what}: {graph} may have parallel edges; give networkx.Graph(graph)")
+
+
 @dataclasses.dataclass(frozen=True)
 class Pairs:
     """Pairs of units of one block, as they were given; compares and hashes by value."""
@@ -43,17 +57,19 @@ class Pairs:
     def of(cls, block: str, given: Any) -> "Pairs":
         """Pairs from a networkx graph over the units, or an array or list of them.
 
-        :raises DeclarationError: for what is neither.
+        :raises DeclarationError: for what is neither, and for a graph that is directed or has parallel edges.
         """
         if isinstance(given, Pairs):
             return given
-        listed = list(given.edges()) if isinstance(given, nx.Graph) else given
+        if isinstance(given, nx.Graph):
+            check_network(f"the lateral pairs of block {block!r}", given)
+            given = list(given.edges())
         wanted = (
             f"the lateral pairs of block {block!r} are pairs of units (numbers, or indices such as (3, 5) in "
             "a block of two axes), or a networkx graph whose nodes are units"
         )
         try:
-            array = np.asarray(listed)
+            array = np.asarray(given)
         except ValueError as error:
             raise DeclarationError(f"{wanted}: {error}") from None
         if array.ndim not in (2, 3) or array.shape[1] != 2 or array.dtype.kind not in "iu":

@@ -14,10 +14,11 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.factors import Bias, Factor
 from ebmpp.families import Family
-from ebmpp.lateral import Split, StatisticsAt
+from ebmpp.lateral import Split, StatisticsAt, check_network
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than looking neighbours up
 _WASTE = 2.0  # slots of the neighbour table over the neighbours that there are
@@ -33,7 +34,7 @@ class Pairwise(Factor):
 
     :param block: the block's name.
     :param edges: pairs of units, by their numbers in the flattened block or by their indices; or a networkx
-        graph over the units.
+        graph over the units, undirected and of one edge a pair.
     :param shared: one weight for all pairs; ``w`` is then a scalar.
     :param init: where the weights start, an array or a function of a jax key; zeros, or what the scheme of
         :meth:`ebmpp.FactorGraph.init` says, unless given.
@@ -100,10 +101,10 @@ def declare(
     :raises DeclarationError: for a graph that is directed, has parallel edges, loops or no node, or a family
         of another number of units.
     """
-    if graph.is_directed() or graph.is_multigraph() or not len(graph):
-        raise DeclarationError(
-            f"from_networkx takes an undirected graph of one edge a pair and at least one node, not {graph}"
-        )
+    checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
+    check_network("from_networkx", graph)
+    if not len(graph):
+        raise DeclarationError("from_networkx: the graph has no node; give one a unit")
     made = family if isinstance(family, Family) else family(len(graph))
     if made.size != len(graph):
         raise DeclarationError(

@@ -30,6 +30,24 @@ Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | None
 
 
+_SHOWN = 10  # numbers of a value, above which it is told in short
+
+
+def _told(value: Any, error: Any) -> str:
+    """A value and its standard error, in words; of many numbers their range."""
+    errors = [np.asarray(e) for e in jax.tree.leaves(error)]
+    values = {jax.tree_util.keystr(p): np.asarray(v) for p, v in jax.tree_util.tree_leaves_with_path(value)}
+    if not values:
+        return "no value"
+    if (count := sum(v.size for v in values.values())) > _SHOWN:
+        low, high = min(v.min() for v in values.values()), max(v.max() for v in values.values())
+        most = max(e.max() for e in errors)
+        return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors at most {most:.2g}"
+    show = lambda a, digits: np.array2string(a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format})  # noqa: E731
+    told = zip(values.items(), errors, strict=True)
+    return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {show(e, 2)}" for (n, v), e in told)
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """An unbiased estimate; see :func:`unbiased_expectation`."""
@@ -76,8 +94,9 @@ class Estimate:
             )
         )
         return (
-            f"Estimate({len(self.met)} pairs, {self.num_unmet} unmet, k={self.k}, m={self.m}, "
-            f"lag={self.lag}, mean meeting time {mean:.4g}{told})"
+            f"Estimate({_told(self.value, self.standard_error)}; {len(self.met)} pairs, "
+            f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
+            f"mean meeting time {mean:.4g}{told})"
         )
 
 

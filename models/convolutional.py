@@ -76,7 +76,10 @@ def evaluate(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, sam
     )
     high, low = (z.average_log_likelihood(held_out).value for z in (log_z.lower, log_z.upper))
     common.tell(
-        "log-likelihood, held out", f"{low:.2f} to {high:.2f} an image, +- {log_z.standard_error:.2f}"
+        "log-likelihood, held out",
+        f"{low:.2f} to {high:.2f} an image, +- {log_z.standard_error:.2f}; "
+        f"{log_z.lower.effective_sample_size:.0f} and {log_z.upper.effective_sample_size:.0f} of "
+        f"{len(log_z.lower.log_weights)} particles effective",
     )
     alone = digit_images.independent_pixels(args.images.train, held_out)
     common.tell("independent pixels", f"{alone:.2f}")

@@ -164,7 +164,10 @@ def held_out(fit: ebmpp.Fit, args: argparse.Namespace) -> str:
         return f"{float(fit.history.log_likelihood_held_out[-1]):.2f} an image, exact"
     made = ebmpp.ais(fit.graph, fit.params, rng_key=jax.random.key(args.seed + 5), num_temperatures=5000)
     value = -fit.graph.free_energy(fit.params, {"v": args.images.held_out}).mean() - made.log_partition
-    return f"{float(value):.2f} an image, log Z by AIS (standard error {float(made.standard_error):.2f})"
+    return (
+        f"{float(value):.2f} an image, log Z by AIS (standard error {made.standard_error:.2f}, "
+        f"{made.effective_sample_size:.0f} of {len(made.log_weights)} particles effective)"
+    )
 
 
 def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:

@@ -174,9 +174,13 @@ def likelihood(fit: ebmpp.Fit, begin: Any, args: argparse.Namespace) -> str:
             num_temperatures=temperatures,
         )
         free = fit.graph.free_energy(params, {"words": rows}).mean()
-        scores.append((float(-free - made.log_partition), float(made.standard_error)))
-    (value, error), (other, _) = scores
-    told = f"{value:.2f} (log Z by AIS, standard error {error:.2f}); independent words {other:.2f}"
+        scores.append((float(-free - made.log_partition), made))
+    (value, ais), (other, _) = scores
+    told = (
+        f"{value:.2f} (log Z by AIS, standard error {ais.standard_error:.2f}, "
+        f"{ais.effective_sample_size:.0f} of {len(ais.log_weights)} particles effective); "
+        f"independent words {other:.2f}"
+    )
     if args.kind != "replicated":
         return told
     each = [np.exp(-score / args.tokens) for score in (value, other)]

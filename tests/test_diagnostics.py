@@ -2,19 +2,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """DataTrees of runs and fits, and the summary."""
 
+from importlib import metadata
 from types import SimpleNamespace
 import warnings
 
 import arviz_base
 import arviz_stats
 import numpy as np
-from numpyro.infer import MCMC
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.mcmc import MCMCKernel
 import pytest
 import xarray as xr
 
 import jax
 
-from ebmpp import Bernoulli, Bias, BlockedGibbs, FactorGraph, MaximalCoupling, layered, summary, to_datatree
+import ebmpp
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    BlockedGibbs,
+    Exchange,
+    FactorGraph,
+    MaximalCoupling,
+    layered,
+    summary,
+    to_datatree,
+)
+from ebmpp.errors import ArgumentError
 
 RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
 
@@ -49,6 +64,27 @@ def test_posterior_group(mcmc):
     assert tree.attrs["graph"] == repr(RBM)
     assert tree.posterior.attrs["inference_kernel"] == "BlockedGibbs"
     assert "meeting" not in tree.children
+
+
+@pytest.mark.parametrize("kernel", [BlockedGibbs, MaximalCoupling])
+def test_arvizs_own_converter_takes_the_kernels(kernel) -> None:
+    mcmc = run(kernel=kernel)
+    tree = arviz_base.from_numpyro(mcmc)
+    for block, drawn in mcmc.get_samples(group_by_chain=True).items():
+        np.testing.assert_array_equal(tree.posterior[block], drawn)
+
+
+def test_no_kernel_has_a_model_but_blocks_of_a_composite() -> None:
+    # NumPyro refuses a block of Gibbs whose model is None, and ArviZ asks every other kernel for one
+    for kernel in vars(ebmpp.kernels).values():
+        if isinstance(kernel, type) and issubclass(kernel, MCMCKernel) and hasattr(kernel, "sample_field"):
+            is_block = kernel.refresh is not MCMCKernel.refresh
+            assert hasattr(kernel, "model") != is_block, kernel
+
+
+def test_the_version_is_that_of_the_installation(mcmc) -> None:
+    assert ebmpp.__version__ == metadata.version("ebmpp")
+    assert to_datatree(mcmc).attrs["inference_library_version"] == ebmpp.__version__
 
 
 def test_rows_come_before_the_blocks_own_dimensions():
@@ -169,6 +205,13 @@ def test_a_fit_gives_its_history():
 def test_what_is_refused():
     with pytest.raises(TypeError, match="not dict"):
         to_datatree({})
+    auxiliary = Exchange(RBM, {"J": dist.Normal()}, lambda sites: {}, lambda sites: {})
+    with pytest.raises(
+        ArgumentError, match=r"draws blocks, not of Exchange; arviz_base.from_dict\({'posterior'"
+    ):
+        to_datatree(MCMC(auxiliary, num_warmup=0, num_samples=1))
+    with pytest.raises(ArgumentError, match="not of NUTS; arviz_base.from_numpyro converts those of NumPyro"):
+        to_datatree(MCMC(NUTS(lambda: None), num_warmup=0, num_samples=1))
     with pytest.raises(ValueError, match="call mcmc.run"):
         to_datatree(MCMC(BlockedGibbs(RBM), num_warmup=0, num_samples=1))
     with pytest.raises(TypeError, match="another fmt"):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Energy-based models as NumPyro distributions, and double intractability."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs, Predictive
+from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs, Predictive, TraceGraph_ELBO
 import pytest
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, EnergyDistribution, Gaussian, Poisson, Spin, check_model, exact, layered
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
 from ebmpp.layout import Layout
+from ebmpp.spin import SpinDistribution
 from helpers import (
     FAMILIES,
     FINITE,
@@ -337,3 +339,59 @@ def test_more_mistakes():
     with pytest.raises(DomainError):
         EnergyDistribution(unbounded, wrong)
     EnergyDistribution(unbounded, wrong, validate_args=False)
+
+
+# -- what it does not have -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda law: law.mean, r"no mean: ebmpp.exact.moments\(graph, params\) sums small models"),
+        (lambda law: law.variance, r"no variance: ebmpp.exact.moments"),
+        (lambda law: law.entropy(), "no entropy: it has log Z"),
+        (lambda law: law.enumerate_support(), "no enumeration of its support: .*ebmpp.GibbsBlock"),
+        (lambda law: law.rsample(jax.random.key(0)), "no draws that can be differentiated in its params"),
+    ],
+)
+def test_what_it_lacks_is_named(ask, message):
+    with pytest.raises(NotImplementedError, match=message):
+        ask(EnergyDistribution(RBM, PARAMS))
+
+
+def test_batched_params_are_refused_by_name():
+    many = jax.tree.map(lambda a: jnp.stack([a, -a]), PARAMS)
+    message = r"one set of params, and all of these have leading axes \(2,\): .* inside the function"
+    with pytest.raises(ParameterError, match=message):
+        EnergyDistribution(RBM, many)
+    made = jax.vmap(lambda p: EnergyDistribution(RBM, p))(many)
+    for use in (lambda: made.log_prob(ROWS), lambda: made.sample(jax.random.key(0))):
+        with pytest.raises(ParameterError, match=message):
+            use()
+    inside = jax.vmap(lambda p: EnergyDistribution(RBM, p).log_prob(ROWS))(many)
+    for i in range(2):
+        each = EnergyDistribution(RBM, jax.tree.map(lambda a, i=i: a[i], many)).log_prob(ROWS)
+        np.testing.assert_allclose(inside[i], each, rtol=1e-5)
+
+
+def test_a_guide_is_not_taken_for_reparametrised():
+    # were it, the gradient in the guide's params would lack the whole score function
+    field = jnp.array([0.5, -1.0])
+
+    def model():
+        numpyro.sample("x", dist.Independent(SpinDistribution(field), 1))
+
+    def guide(j):
+        numpyro.sample("x", EnergyDistribution(SPINS, spin_params(j), log_partition=log_z))
+
+    def bound(j):
+        x = jnp.array(list(itertools.product([-1.0, 1.0], repeat=2)))
+        law = EnergyDistribution(SPINS, spin_params(j), log_partition=log_z).log_prob(x)
+        return -(jnp.exp(law) * (SpinDistribution(field).log_prob(x).sum(-1) - law)).sum()
+
+    loss = TraceGraph_ELBO()
+    one = jax.jit(
+        jax.vmap(jax.grad(lambda j, key: loss.loss(key, {"j": j}, model, lambda: guide(j))), (None, 0))
+    )
+    made = np.asarray(one(0.4, jax.random.split(jax.random.key(0), 4000)))
+    assert_law(made.mean(), jax.grad(bound)(0.4), made.std() / np.sqrt(len(made)))

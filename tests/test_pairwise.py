@@ -27,7 +27,7 @@ from ebmpp import (
     exact,
     rename,
 )
-from ebmpp.errors import DeclarationError, DomainError, IntractableError, NotMultiAffineError
+from ebmpp.errors import ArgumentError, DeclarationError, DomainError, IntractableError, NotMultiAffineError
 from ebmpp.sweeps import natural_rows, visit
 from helpers import enumerate_numpy, numpy_energy, random_params, random_state
 
@@ -97,13 +97,33 @@ def test_wrong_pairs_are_refused(edges, message: str) -> None:
 
 
 def test_wrong_networks_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="undirected"):
-        FactorGraph.from_networkx(nx.DiGraph([(0, 1)]), Spin)
+    with pytest.raises(DeclarationError, match="from_networkx: the graph has no node"):
+        FactorGraph.from_networkx(nx.Graph(), Spin)
+    with pytest.raises(ArgumentError, match="from_networkx: graph is a networkx graph, not 3"):
+        FactorGraph.from_networkx(3, Spin)
     with pytest.raises(DeclarationError, match=r"4 nodes, and Spin\(3\) 3 units"):
         FactorGraph.from_networkx(nx.path_graph(4), Spin(3))
     partly = nx.Graph([(0, 1, {"weight": 2.0}), (1, 2)])
     with pytest.raises(DeclarationError, match="1 of 2 edges have a weight"):
         FactorGraph.from_networkx(partly, Spin)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (nx.DiGraph([(0, 1), (2, 3)]), r": DiGraph with .* is directed, .*; give graph.to_undirected\(\)"),
+        (
+            nx.MultiDiGraph([(0, 1), (2, 3)]),
+            r": MultiDiGraph .* is directed, .*; give graph.to_undirected\(\)",
+        ),
+        (nx.MultiGraph([(0, 1), (2, 3)]), r": MultiGraph .* parallel edges; give networkx.Graph\(graph\)"),
+    ],
+)
+def test_networks_with_directions_or_parallel_edges_are_refused(network: nx.Graph, message: str) -> None:
+    with pytest.raises(DeclarationError, match="the lateral pairs of block 'x'" + message):
+        alone(Spin(4), network)
+    with pytest.raises(DeclarationError, match="from_networkx" + message):
+        FactorGraph.from_networkx(network, Spin)
 
 
 def test_weights_of_a_network_are_where_its_params_start() -> None:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased estimates against enumeration, and what they say of themselves."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -134,3 +136,16 @@ def test_censored_pairs_never_lower_the_bound() -> None:
     t = np.arange(6)
     known = ebmpp.tv_upper_bound(free, t=t, num_bootstrap=10).bound.values
     assert (ebmpp.tv_upper_bound(tree, t=t, num_bootstrap=10).bound.values >= known - 1e-12).all()
+
+
+def test_an_estimate_prints_its_value_and_error() -> None:
+    several = estimate(num_pairs=50)
+    one = dataclasses.replace(several, value=jnp.float32(0.51234), standard_error=jnp.float32(0.00456))
+    assert repr(one).startswith("Estimate(0.5123 +- 0.0046; 50 pairs, 0 unmet, ")
+    assert repr(several).startswith("Estimate(11 numbers from ") and "standard errors at most 0." in repr(
+        several
+    )
+    few = {b: v[:2] for b, v in several.value.items() if b != "h2"}
+    error = {b: v[:2] for b, v in several.standard_error.items() if b != "h2"}
+    told = repr(dataclasses.replace(several, value=few, standard_error=error))
+    assert f"['v']: [{few['v'][0]:.4g}, {few['v'][1]:.4g}] +- [{error['v'][0]:.2g}, " in told

@@ -89,7 +89,7 @@ class UCD:
         a limit makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
     :param num_slots: pairs that run at once; only speed depends on it.
-    :raises ValueError: for numbers out of range, an unknown start, or a target beside a fixed k.
+    :raises ValueError: for numbers out of range, an unknown start, or a target beside a k, a lag or an m.
 
     **References**
 
@@ -142,6 +142,13 @@ class UCD:
         if len(given) > 1 or (given and not self.adaptive):
             raise ValueError(
                 f"UCD: {given} with k={self.k}: give one target, and leave k and the lag to follow it"
+            )
+        fixed = {"lag": self.lag, "m": self.m or None}  # m = 0 more sweeps is the window that is presumed
+        fixed = {n: v for n, v in fixed.items() if v is not None}
+        if given and fixed:
+            raise ValueError(
+                f"UCD: {given} with {fixed}: a target is met by k = m = lag, and what it predicts holds for "
+                "these alone; leave out lag and m, or give quantile=... in place of the target"
             )
         for name, value in given.items():
             if not value > 1:

@@ -7,6 +7,7 @@ below. In reverse, from draws of the model, they are unbiased for 1/Z, and log Z
 """
 
 from collections.abc import Mapping
+import dataclasses
 import math
 from typing import Any
 import warnings
@@ -18,6 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, enumeration, states, sweeps
+from ebmpp.core import checks
 from ebmpp.errors import DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
@@ -27,73 +29,130 @@ from ebmpp.perfect import perfect_sample
 State = dict[str, Array]
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
-_FEW = 0.05  # of the particles: an effective sample size below is told
+_FEWEST = 2  # particles: one has no standard error
+_FEW = 0.25  # of the particles: an effective sample size below is told
+_DIRECTION = {"lower": "forward", "upper": "in reverse"}
 _MOST_SUMMED = 2**20  # states; where there are no more, bracket computes the exact value too
 
 
 # -- what they share -------------------------------------------------------------------------------
 
 
-def _check(graph: FactorGraph, params: Params, num_particles: Any) -> None:
+def _check(graph: FactorGraph, params: Params) -> None:
     if not all(map(states.is_concrete, jax.tree.leaves(params))):
         raise TypeError(
             "annealed importance sampling runs from the host and takes known params; under jit, or in a "
             "function that is a monitor of fit, it cannot be traced: take monitors.estimated_log_likelihood, "
             "monitors.Monitor(fn, compiled=False), or call it on params that were kept"
         )
-    known = isinstance(num_particles, int | np.integer) and not isinstance(num_particles, bool)
-    if not known or num_particles < 2:
-        raise ValueError(
-            f"num_particles is an int of at least 2, as one has no standard error; not {num_particles!r}"
-        )
     graph.check(params)
 
 
-def _ladder(
-    graph: FactorGraph,
-    params: Params,
-    eta0: path.Eta,
-    kind: Any,
-    num_temperatures: int,
-    pair: Array,
-    num: int,
-) -> np.ndarray:
-    if not isinstance(kind, str) or kind != "adaptive":
-        return path.ladder(kind, num_temperatures)
-    path.ladder("linear", num_temperatures)  # checks
-    pilot = path.ladder("linear", max(num_temperatures // _PILOT, min(num_temperatures, _PILOT)))
-    # draws of its own: a ladder made from the particles' own weights would bias them
-    _, spread = path.anneal(graph, params, eta0, pilot, bits.fold_in(pair, 1, 1), num)
-    return path.equal_speed(pilot, spread, num_temperatures)
+@dataclasses.dataclass(frozen=True)
+class _Annealing:
+    """A path, and how it is run through in either direction."""
+
+    graph: FactorGraph
+    params: Params
+    eta0: path.Eta
+    num_particles: int
+    num_temperatures: int
+    ladder: Any
+    progress_bar: bool
+
+    @classmethod
+    def of(
+        cls,
+        graph: FactorGraph,
+        params: Params,
+        rng_key: Array,
+        num_particles: int,
+        num_temperatures: int,
+        ladder: Any,
+        data: Data | None,
+        reference: Mapping[str, Array] | None,
+        progress_bar: bool,
+    ) -> "_Annealing":
+        """Checked, and with a reference of its own."""
+        _check(graph, params)
+        num_particles = checks.count("num_particles", num_particles, _FEWEST)
+        path.ladder("linear" if _is_adaptive(ladder) else ladder, num_temperatures)
+        bar, pair = checks.flag("progress_bar", progress_bar), bits.key_pair(checks.key("rng_key", rng_key))
+        eta0 = path.reference(graph, params, bits.fold_in(pair, 4, 1), data, reference)
+        return cls(graph, params, eta0, num_particles, num_temperatures, ladder, bar)
+
+    def forward(self, rng_key: Array) -> LogPartition:
+        """From the reference to the model."""
+        pair = bits.key_pair(rng_key)
+        betas = self._betas(pair)
+        log_w = self._anneal(betas, bits.fold_in(pair, 0, 1))
+        return self._estimate(log_w + path.log_partition_of(self.graph, self.eta0), betas, 1, True)
+
+    def backward(
+        self, rng_key: Array, samples: Mapping[str, Array] | None, samples_are_exact: bool
+    ) -> LogPartition:
+        """From draws of the model to the reference."""
+        sound = checks.flag("samples_are_exact", samples_are_exact) or samples is None
+        pair = bits.key_pair(rng_key)
+        betas = self._betas(pair)[::-1]
+        if samples is None:
+            x = _perfect(self.graph, self.params, rng_key, self.num_particles)
+        else:
+            x = _completed(self.graph, self.params, samples, bits.fold_in(pair, 2, 1))
+        log_w = self._anneal(betas, bits.fold_in(pair, 3, 1), x)
+        return self._estimate(log_w - path.log_partition_of(self.graph, self.eta0), betas, -1, sound)
+
+    def _betas(self, pair: Array) -> np.ndarray:
+        count = self.num_temperatures
+        if not _is_adaptive(self.ladder):
+            return path.ladder(self.ladder, count)
+        pilot = path.ladder("linear", max(count // _PILOT, min(count, _PILOT)))
+        # draws of its own: a ladder made from the particles' own weights would bias them
+        run = (self.graph, self.params, self.eta0, pilot, bits.fold_in(pair, 1, 1), self.num_particles)
+        return path.equal_speed(pilot, path.anneal(*run)[1], count)
+
+    def _anneal(self, betas: np.ndarray, pair: Array, x: State | None = None) -> np.ndarray:
+        run = (self.graph, self.params, self.eta0, betas, pair, self.num_particles, x, self.progress_bar)
+        return path.anneal(*run)[0]
+
+    def _estimate(self, log_weights: np.ndarray, betas: np.ndarray, sign: int, sound: bool) -> LogPartition:
+        num, wrong = len(log_weights), int(np.isnan(log_weights).sum())
+        top = log_weights.max()
+        if wrong or not np.isfinite(top):
+            raise DomainError(
+                f"{wrong or num} of {num} particles have weights that are not finite: the model may not "
+                "normalise, or natural parameters overflow on the way to it. Look at the params; a reference "
+                "that is nearer to the model (data=..., reference=...) may help"
+            )
+        w = np.exp(log_weights - top)
+        mean = w.mean()
+        error = w.std(ddof=1) / math.sqrt(num) / mean
+        effective = w.sum() ** 2 / (w**2).sum()
+        value = sign * (math.log(mean) + top)
+        bound = "lower" if sign > 0 else "upper"
+        told = float(value), float(error), float(effective), log_weights, betas, bound, sound
+        return LogPartition(*told, self.graph, self.params)
 
 
-def _estimate(
-    graph: FactorGraph, params: Params, log_weights: np.ndarray, betas: np.ndarray, sign: int, sound: bool
-) -> LogPartition:
-    num, wrong = len(log_weights), int(np.isnan(log_weights).sum())
-    top = log_weights.max()
-    if wrong or not np.isfinite(top):
-        raise DomainError(
-            f"{wrong or num} of {num} particles have weights that are not finite: the model may not "
-            "normalise, or natural parameters overflow on the way to it. Look at the params; a reference "
-            "that is nearer to the model (data=..., reference=...) may help"
+def _is_adaptive(ladder: Any) -> bool:
+    return isinstance(ladder, str) and ladder == "adaptive"
+
+
+def _tell_few(*made: LogPartition) -> None:
+    """One warning a call of the public face, whichever runs it is of."""
+    few = [m for m in made if m.effective_sample_size < max(2.0, _FEW * len(m.log_weights))]
+    if few:
+        told = " and ".join(
+            f"{m.effective_sample_size:.1f} of {len(m.log_weights)} particles "
+            f"({_DIRECTION[m.bound]}, standard error {m.standard_error:.2g})"
+            for m in few
         )
-    w = np.exp(log_weights - top)
-    mean = w.mean()
-    error = w.std(ddof=1) / math.sqrt(num) / mean
-    effective = w.sum() ** 2 / (w**2).sum()
-    if effective < max(2.0, _FEW * num):
         warnings.warn(
-            f"the effective sample size is {effective:.1f} of {num} particles: the standard error "
-            f"{error:.2g} cannot be trusted. Raise num_temperatures (now {len(betas)}), or take a reference "
-            "that is nearer to the model (data=...)",
+            f"the effective sample size is {told}: too small for the standard error to be trusted. Raise "
+            f"num_temperatures (now {len(few[0].betas)}), or give a reference that is nearer to the model "
+            "(data=..., reference=...)",
             stacklevel=3,
         )
-    value = sign * (math.log(mean) + top)
-    bound = "lower" if sign > 0 else "upper"
-    return LogPartition(
-        float(value), float(error), float(effective), log_weights, betas, bound, sound, graph, params
-    )
 
 
 # -- the public face -------------------------------------------------------------------------------
@@ -113,10 +172,11 @@ def ais(
 ) -> LogPartition:
     """log Z by annealed importance sampling, for any graph.
 
-    Particles start from independent units and are carried to the model by a blocked Gibbs sweep at each
-    inverse temperature. The mean of their weights is an **unbiased** estimate of Z, whatever the number of
-    temperatures; its log is too small on average, by about half its variance where that is small. It can be
-    much too small, with a small standard error, where chains miss a mode: compare :func:`ebmpp.reverse_ais`.
+    Particles start from independent units of about the model's means, and are carried to the model by a
+    blocked Gibbs sweep at each inverse temperature. The mean of their weights is an **unbiased** estimate of
+    Z, whatever the reference and the number of temperatures; its log is too small on average, by about half
+    its variance where that is small. It can be much too small, with a small standard error, where chains miss
+    a mode: compare :func:`ebmpp.reverse_ais`.
 
     The weights are those of the marginal law of as few units as can be, an independent set of blocks being
     summed out in closed form (the larger layer of a Boltzmann machine, every second layer of a deep one).
@@ -128,15 +188,17 @@ def ais(
     :param num_temperatures: at least 2, the ends included.
     :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (steps with weights of equal spread,
         found by a run of its own with a tenth of the temperatures), or increasing values from 0 to 1.
-    :param data: rows of the visible blocks: start from their base rates. By default from the model's own
-        biases, which may be far off where the weights are large.
-    :param reference: natural parameters to start from, for some or all blocks.
+    :param data: rows of the visible blocks: start from their base rates. By default from those of a pilot,
+        200 chains of 100 sweeps whose draws are used for nothing else.
+    :param reference: natural parameters to start from, for some or all blocks
+        (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
     :param progress_bar: show one.
     :return: a :class:`LogPartition`.
     :raises ValueError: for numbers out of range, or a ladder that does not go from 0 to 1.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
     :raises TypeError: under ``jit``.
+    :warns UserWarning: where less than a quarter of the particles is effective.
 
     **References**
 
@@ -152,12 +214,12 @@ def ais(
     >>> bool(abs(ais.log_partition - ebmpp.exact.log_partition(rbm, params)) < 0.01)
     True
     """
-    _check(graph, params, num_particles)
-    eta0, pair = path.reference(graph, params, data, reference), bits.key_pair(rng_key)
-    betas = _ladder(graph, params, eta0, ladder, num_temperatures, pair, num_particles)
-    own = bits.fold_in(pair, 0, 1)
-    log_w, _ = path.anneal(graph, params, eta0, betas, own, num_particles, progress_bar=progress_bar)
-    return _estimate(graph, params, log_w + path.log_partition_of(graph, eta0), betas, 1, True)
+    run = _Annealing.of(
+        graph, params, rng_key, num_particles, num_temperatures, ladder, data, reference, progress_bar
+    )
+    made = run.forward(rng_key)
+    _tell_few(made)
+    return made
 
 
 def reverse_ais(
@@ -215,27 +277,23 @@ def reverse_ais(
     >>> ebmpp.reverse_ais(rbm, params, rng_key=jax.random.key(1), num_temperatures=200).bound
     'upper'
     """
-    num = _num_samples(graph, samples, num_particles)
-    _check(graph, params, num)
-    eta0, pair = path.reference(graph, params, data, reference), bits.key_pair(rng_key)
-    betas = _ladder(graph, params, eta0, ladder, num_temperatures, pair, num)[::-1]
-    if samples is None:
-        x, sound = _perfect(graph, params, rng_key, num), True
-    else:
-        x, sound = _completed(graph, params, samples, bits.fold_in(pair, 2, 1)), bool(samples_are_exact)
-    own = bits.fold_in(pair, 3, 1)
-    log_w, _ = path.anneal(graph, params, eta0, betas, own, num, x, progress_bar)
-    return _estimate(graph, params, log_w - path.log_partition_of(graph, eta0), betas, -1, sound)
+    num = _num_samples("reverse_ais", graph, samples, num_particles)
+    run = _Annealing.of(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
+    made = run.backward(rng_key, samples, samples_are_exact)
+    _tell_few(made)
+    return made
 
 
-def _num_samples(graph: FactorGraph, samples: Mapping[str, Array] | None, num_particles: int | None) -> int:
+def _num_samples(
+    name: str, graph: FactorGraph, samples: Mapping[str, Array] | None, num_particles: int | None
+) -> int:
     if samples is None:
         return 100 if num_particles is None else num_particles
     given = {b: states.as_array(b, v) for b, v in samples.items()}
     batch = states.batch_shape(graph.families, given)
     if len(batch) != 1 or num_particles not in (None, batch[0]):
         wanted = "(num_particles,)" if num_particles is None else f"({num_particles},), one a particle"
-        raise StateError(f"reverse_ais: samples have leading axes {batch}, expected {wanted}")
+        raise StateError(f"{name}: samples have leading axes {batch}, expected {wanted}")
     return batch[0]
 
 
@@ -274,7 +332,12 @@ def bracket(
     rng_key: Array,
     samples: Mapping[str, Array] | None = None,
     samples_are_exact: bool = False,
-    **options: Any,
+    num_particles: int | None = None,
+    num_temperatures: int = 10_000,
+    ladder: str | Any = "linear",
+    data: Data | None = None,
+    reference: Mapping[str, Array] | None = None,
+    progress_bar: bool = False,
 ) -> Bracket:
     """log Z from below and from above, and exactly where the model's states can be summed.
 
@@ -283,7 +346,12 @@ def bracket(
     :param rng_key: a jax key.
     :param samples: draws to start the reverse run from; see :func:`ebmpp.reverse_ais`.
     :param samples_are_exact: whether they have exactly the model's law.
-    :param options: of both runs, as for :func:`ebmpp.ais`.
+    :param num_particles: of each run, as for :func:`ebmpp.reverse_ais`.
+    :param num_temperatures: of both runs, as for :func:`ebmpp.ais`, like all that follows.
+    :param ladder: one a run, if it is "adaptive".
+    :param data: rows of the visible blocks, for the base rates of the reference.
+    :param reference: natural parameters of some or all blocks; the runs share one reference in any case.
+    :param progress_bar: show one a run.
     :return: a :class:`Bracket`.
     :raises IntractableError: without samples, when the model is neither small nor attractive.
 
@@ -298,14 +366,13 @@ def bracket(
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
     >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
     >>> ebmpp.bracket(rbm, zero, rng_key=jax.random.key(1), num_temperatures=2)  # 28 log 2
-    Bracket(lower 19.4081 +- 0, upper 19.4081 +- 0, exact 19.4081)
+    Bracket(lower 19.4081 +- 0 (100.0 of 100 particles effective), upper ...exact 19.4081)
     """
+    num = _num_samples("bracket", graph, samples, num_particles)
+    run = _Annealing.of(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
     forward, backward = jax.random.split(rng_key)
-    options = {"num_particles": None if samples is None else _num_samples(graph, samples, None)} | options
-    above = reverse_ais(
-        graph, params, rng_key=backward, samples=samples, samples_are_exact=samples_are_exact, **options
-    )
-    below = ais(graph, params, rng_key=forward, **(options | {"num_particles": len(above.log_weights)}))
+    above, below = run.backward(backward, samples, samples_are_exact), run.forward(forward)
+    _tell_few(below, above)
     return Bracket(below, above, _exact(graph, params))
 
 

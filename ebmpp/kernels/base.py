@@ -122,6 +122,8 @@ class RowKernel(MCMCKernel):
     :raises ValueError: for another ``init``.
     """
 
+    model = None  #: there is none to trace: what ``arviz_base.from_numpyro`` asks for
+
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
         checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")

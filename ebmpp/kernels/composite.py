@@ -111,6 +111,7 @@ class CoupledComposite(MCMCKernel):
     """
 
     sample_field = "z"
+    model = None  #: as of :class:`~ebmpp.kernels.RowKernel`
 
     def __init__(
         self, steps: Sequence[GibbsBlock | Conjugate], lag: int = 1, coupling: str | None = None

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ebmpp.evaluate.estimates import Bracket
 
 _MOST_STATES = 2**24  # of all rows' latents together
-_FEW = 0.2  # of the particles
 _PSEUDO_UNITS = 20
 _COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#718096")
 
@@ -59,12 +58,6 @@ def likelihood(subject: Subject) -> Section:
             f"The reverse estimate is {-made.gap:.3g} below the forward one, beyond their errors: its chains "
             "miss a part of the model that the forward run has found."
         )
-    for name, side in (("forward", made.lower), ("reverse", made.upper)):
-        if side.effective_sample_size < _FEW * work.particles:
-            section.caveat(
-                f"{side.effective_sample_size:.1f} of {work.particles} particles are effective in the {name} "
-                "run: its standard error is too small. More temperatures help."
-            )
     exact_rows = {name: _exact_rows(subject, rows, made) for name, rows in subject.data.items()}
     if made.exact is None:
         section.missing("the exact value", "there are too many states to sum, or states without number")

@@ -83,7 +83,7 @@ def estimate(estimator: UCD, graph: FactorGraph, params: Any, state: Any, batch:
         slow("rbm", UCD(k=1, start="uniform", num_slots=16, marginalize="b")),
         slow("rbm", UCD(k=1, start=ones, num_slots=16)),
         slow("rbm", UCD(target_variance=1.3, num_slots=16)),
-        slow("rbm", UCD(target_cost=12.0, m=2, num_slots=16)),
+        slow("rbm", UCD(target_cost=12.0, num_slots=16)),
         slow("gaussian", UCD(k=2, num_slots=16, marginalize="layers")),
         slow("deep", UCD(num_slots=16, start="local_mode", marginalize="layers")),
         slow("deep", UCD(num_slots=16, start="persistent", marginalize=("h1",), coupling="common")),
@@ -306,6 +306,11 @@ def test_the_share_of_pairs_with_a_correction_is_told() -> None:
         ({"target_cost": 0.5}, "target_cost is above 1, not 0.5"),
         ({"target_variance": 2.0, "k": 3}, "give one target, and leave k"),
         ({"target_variance": 2.0, "target_cost": 9.0}, "give one target"),
+        (
+            {"target_variance": 2.0, "lag": 1},
+            r"'target_variance': 2.0} with {'lag': 1}: .* leave out lag and m",
+        ),
+        ({"target_cost": 9.0, "m": 5}, r"{'target_cost': 9.0} with {'m': 5}: .* leave out lag and m"),
     ],
 )
 def test_starts_and_targets_are_checked(given: dict[str, Any], message: str) -> None:

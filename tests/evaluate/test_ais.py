@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
+from typing import Any
+import warnings
 
 import numpy as np
 import pytest
@@ -48,6 +50,7 @@ GRAPHS = {
 }
 SCALE = {"gaussian": 0.7, "learned variance": 0.3, "harmonium": 0.5, "exponential": 0.2}
 KEY = jax.random.key(0)
+PAIR = jnp.zeros(2, jnp.uint32)
 NUM = 2000  # the same everywhere, so that a graph is compiled once
 
 
@@ -58,6 +61,11 @@ def model(name: str, seed: int) -> tuple[FactorGraph, dict, float]:
     return graph, params, float(exact.log_partition(graph, params))
 
 
+def uniform(graph: FactorGraph) -> dict:
+    """A reference that is far from most models."""
+    return {b: f.default_eta() for b, f in graph.families.items()}
+
+
 # -- the law of the weights ------------------------------------------------------------------------
 
 
@@ -65,10 +73,12 @@ def model(name: str, seed: int) -> tuple[FactorGraph, dict, float]:
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in ("exponential", "learned variance"))) for n in GRAPHS],
 )
+@pytest.mark.filterwarnings("ignore:the effective sample size")
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:
-    # few temperatures and many particles: a draw at the wrong temperature, or before its weight, shows
+    # few temperatures, many particles and a far start: a draw at the wrong temperature, or before its weight,
+    # shows
     graph, params, log_z = model(name, 1)
-    options = {"num_particles": NUM, "ladder": [0, 0.2, 1]}
+    options = {"num_particles": NUM, "ladder": [0, 0.2, 1], "reference": uniform(graph)}
     above = ebmpp.reverse_ais(graph, params, rng_key=KEY, **options)
     below = ebmpp.ais(graph, params, rng_key=KEY, **options)
     assert_rows_law(np.exp(below.log_weights - log_z), 1.0)
@@ -88,7 +98,8 @@ def test_a_step_leaves_the_law_at_its_end() -> None:
     summed, betas = path.summed_blocks(graph), np.float32([0] + [1] * 100)
     pairs = ebmpp.bits.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
     x = {b: v for b, v in x.items() if b not in summed}
-    made, _, _ = path._carry(graph, summed, params, path.reference(graph, params), betas, 1, x, pairs)
+    eta = path.reference(graph, params, PAIR)
+    made, _, _ = path._carry(graph, summed, params, eta, betas, 1, x, pairs)
     moments = exact.moments(graph, params)
     assert set(made) == {"b", "c"}
     for b, v in made.items():
@@ -115,24 +126,76 @@ def test_any_reference_is_right() -> None:
     graph, params, log_z = model("rbm", 2)
     rows = np.float32([[1, 1, 1, 0, 0, 0, 1], [1, 0, 1, 0, 1, 0, 1]])
     far = {"v": jnp.linspace(-1, 1, 7), "h": jnp.full(5, 0.5)}
-    for given in ({"data": rows}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
+    for given in ({}, {"data": rows}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
         made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=4, **given)
-        assert_rows_law(np.exp(made.log_weights - log_z), 1.0, comparisons=3)
+        assert_rows_law(np.exp(made.log_weights - log_z), 1.0, comparisons=4)
 
 
 def test_base_rates_are_the_reference() -> None:
     graph = GRAPHS["rbm"]
     rows = np.float32([[1, 1, 1, 0, 0, 0, 1], [1, 0, 1, 0, 1, 0, 1], [1, 0, 0, 0, 1, 0, 1]])
-    eta = path.reference(graph, random_params(graph), rows)
+    eta = path.reference(graph, random_params(graph), PAIR, rows)
     np.testing.assert_allclose(jax.nn.sigmoid(eta["v"]), (rows.sum(0) + 0.5) / 4, rtol=1e-5)
     assert not eta["h"].any()
-    # without data: the model's own biases, or the default where these are no law
-    decay = lambda w, a, b: w * a.sum() * (b.sum() + 2)  # noqa: E731
-    factors = [Bias("b"), Factor("a", "b", energy=decay, init=jnp.ones(()))]
-    graph = FactorGraph({"a": Exponential(2)}, {"b": Spin(1)}, factors)
-    eta = path.reference(graph, {"b": jnp.full(1, 0.7), "a:b": jnp.ones(())})
-    assert eta["a"].tolist() == [-1.0, -1.0]
-    assert eta["b"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("name", ["categorical", "harmonium", "three layers"])
+def test_without_data_the_reference_has_the_models_means(name: str) -> None:
+    graph, params, _ = model(name, 1)
+    eta, exactly = path.reference(graph, params, PAIR), exact.moments(graph, params)
+    for b, family in graph.families.items():
+        spread = family.mean(eta[b]) - exactly[b]
+        assert np.abs(spread).max() < 5 * float(jnp.sqrt(_variance(family, eta[b])).max()) / math.sqrt(200)
+    far = jax.tree.map(jnp.ones_like, eta)
+    given = path.reference(graph, params, PAIR, given={next(iter(eta)): far[next(iter(eta))]})
+    for number, b in enumerate(eta):  # what is given goes before, and the others are as they were
+        np.testing.assert_array_equal(given[b], far[b] if number == 0 else eta[b])
+
+
+def _variance(family: Any, eta: jax.Array) -> jax.Array:
+    return (
+        jax.jvp(family.mean, (eta,), (jnp.ones_like(eta),))[1] if not family.stat_shape else jnp.ones(1) / 4
+    )
+
+
+class Plain(Bernoulli):
+    """A family without an inverse mean map."""
+
+    def from_mean(self, mean: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+
+def test_a_family_without_an_inverse_mean_map_is_annealed() -> None:
+    graph = layered(v=Plain(7), h=Bernoulli(5))
+    params = random_params(graph, 2)
+    made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=4)
+    log_z = float(exact.log_partition(graph, params))
+    assert_rows_law(np.exp(made.log_weights - log_z), 1.0)
+    eta = path.reference(graph, params, PAIR)["v"]
+    means = exact.moments(graph, params)["v"]
+    assert np.corrcoef(jax.nn.sigmoid(eta), means)[0, 1] > 0.9
+
+
+def test_both_sides_of_a_bracket_share_a_reference_of_draws_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, params, _ = model("rbm", 1)
+    given, keys, anneal, pilot = [], [], path.anneal, path._pilot
+
+    def watched(graph: FactorGraph, params: dict, eta0: dict, betas: Any, pair: jax.Array, *rest: Any) -> Any:
+        given.append(eta0)
+        keys.append(pair)
+        return anneal(graph, params, eta0, betas, pair, *rest)
+
+    def piloted(graph: FactorGraph, params: dict, pair: jax.Array) -> dict:
+        keys.append(pair)
+        return pilot(graph, params, pair)
+
+    monkeypatch.setattr(path, "anneal", watched)
+    monkeypatch.setattr(path, "_pilot", piloted)
+    ebmpp.bracket(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=4)
+    assert len(given) == 2 and given[0] is given[1]
+    assert len({tuple(map(int, key)) for key in keys}) == 3
 
 
 def test_independent_blocks_are_exact() -> None:
@@ -163,11 +226,11 @@ def test_ladders() -> None:
 def test_an_adaptive_ladder_has_even_steps() -> None:
     graph, params, log_z = model("rbm", 3)
     params = jax.tree.map(lambda a: 2 * a, params)
-    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 60}
+    eta = uniform(graph)
+    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 60, "reference": eta}
     made = ebmpp.ais(graph, params, ladder="adaptive", **options)
     assert made.betas[0] == 0 and made.betas[-1] == 1 and (np.diff(made.betas) > 0).all()
     assert len(made.betas) == 60
-    eta = path.reference(graph, params)
     uneven = []
     for betas in (path.ladder("linear", 60), made.betas):
         _, spread = path.anneal(graph, params, eta, betas, jnp.zeros(2, jnp.uint32), NUM)
@@ -285,11 +348,17 @@ def test_samples_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_particles": 0}, "num_particles is an int of at least 2, .* not 0"),
-        ({"num_particles": True}, "num_particles is an int of at least 2, .* not True"),
-        ({"num_temperatures": 1}, r"num_temperatures is an int of at least 2 \(0 and 1 count\), not 1"),
+        ({"num_particles": 0}, "num_particles is an int of at least 2, not 0"),
+        ({"num_particles": True}, "num_particles is an int of at least 2, not True"),
+        ({"num_temperatures": 1}, "num_temperatures is an int of at least 2, not 1"),
+        ({"num_temperatures": 2.0}, r"num_temperatures is an int of at least 2, not 2.0 \(give 2\)"),
+        ({"rng_key": 0}, r"rng_key is a jax key, not the number 0: give jax.random.key\(0\)"),
+        ({"progress_bar": "no"}, "progress_bar is True or False, not 'no'"),
         ({"num_temperatures": 1, "ladder": "adaptive"}, "num_temperatures is an int of at least 2"),
-        ({"ladder": "cosine"}, "ladder='cosine' is unknown; give \"linear\""),
+        (
+            {"ladder": "cosine"},
+            "ladder is one of 'linear', .*, or increasing values from 0 to 1, not 'cosine'",
+        ),
         ({"ladder": [0, 0.5]}, "increase from 0 to 1, .*; these go from 0 to 0.5"),
         ({"ladder": [0.1, 1]}, "these go from 0.1 to 1"),
         ({"ladder": [0, 0.6, 0.5, 1]}, "value 2 is 0.5, after 0.6"),
@@ -302,7 +371,7 @@ def test_samples_that_do_not_fit() -> None:
 def test_numbers_out_of_range(options: dict, message: str) -> None:
     graph = GRAPHS["rbm"]
     with pytest.raises(ValueError, match=message):
-        ebmpp.ais(graph, random_params(graph), rng_key=KEY, **options)
+        ebmpp.ais(graph, random_params(graph), **({"rng_key": KEY} | options))
 
 
 def test_params_and_references_are_checked() -> None:
@@ -325,14 +394,24 @@ def test_params_and_references_are_checked() -> None:
         jax.jit(run)(params)
 
 
-def test_few_effective_particles_are_told() -> None:
+def test_few_effective_particles_are_told_once_a_call() -> None:
     graph, params, _ = model("rbm", 0)
     strong = jax.tree.map(lambda a: 12 * a, params)
-    with pytest.warns(
-        UserWarning, match=r"effective sample size is .* of 2000 particles: the standard error"
-    ):
-        made = ebmpp.ais(graph, strong, rng_key=KEY, num_particles=NUM, num_temperatures=2)
-    assert made.effective_sample_size < NUM / 20
+    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 2, "reference": uniform(graph)}
+    words = (
+        r"of 2000 particles \(forward, standard error .*\): too small .* Raise num_temperatures \(now 2\), or"
+    )
+    with pytest.warns(UserWarning, match=words):
+        made = ebmpp.ais(graph, strong, **options)
+    assert made.effective_sample_size < NUM / 4
+    assert f"{made.effective_sample_size:.1f} of 2000 particles effective" in repr(made)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        both = ebmpp.bracket(graph, strong, **options)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert "(forward, standard error" in str(told[0].message) and "(in reverse, " in str(told[0].message)
+    for side in (both.lower, both.upper):
+        assert f"({side.effective_sample_size:.1f} of 2000 particles effective)" in repr(both)
 
 
 # -- longer ----------------------------------------------------------------------------------------

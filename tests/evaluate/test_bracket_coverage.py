@@ -11,6 +11,7 @@ from scipy import stats
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import ebmpp
 
@@ -23,6 +24,43 @@ def bench():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_default_reference_suits_a_trained_machine() -> None:
+    rows, rbm = ebmpp.data.bars_and_stripes(3), ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(8))
+    options = {
+        "num_steps": 3000,
+        "batch_size": len(rows),
+        "rng_key": jax.random.key(0),
+        "progress_bar": False,
+    }
+    estimator = ebmpp.PCD(k=1, num_chains=200)
+    params = ebmpp.fit(rbm, rows, estimator=estimator, optimizer=optax.sgd(0.1), **options).params
+    log_z = float(ebmpp.exact.log_partition(rbm, params))
+    run = lambda **given: [  # noqa: E731
+        ebmpp.ais(rbm, params, rng_key=jax.random.key(i), num_temperatures=300, **given) for i in range(8)
+    ]
+    made = run()
+    z = [(one.log_partition - log_z) / one.standard_error for one in made]
+    assert np.abs(z).max() < stats.norm.isf(1e-4 / 16)
+    assert min(one.effective_sample_size for one in made) > 50
+    with pytest.warns(UserWarning, match="the effective sample size is"):  # from the model's own biases
+        far = run(reference={"v": params["v"], "h": params["h"]})
+    effective = lambda many: np.mean([one.effective_sample_size for one in many])  # noqa: E731
+    assert effective(far) < effective(made) / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "at_least"), [("trained by PCD, 16x16", 36), ("trained by CD-1, 16x16", 36)]
+)
+def test_the_default_call_is_right_on_trained_machines(bench, kind: str, at_least: int) -> None:
+    points = []
+    for seed in range(5):  # forty keys in all, as the benchmark has them
+        points += bench.called(seed, range(8 * seed, 8 * seed + 8), kind=kind)
+    told = bench.in_short(points)
+    assert told["keys"] == 40 and told["within_two"] >= at_least and told["warned"] == 0, told
+    assert told["root_mean_square_error"] < 0.05
 
 
 @pytest.mark.slow
@@ -42,6 +80,14 @@ def test_exact_values_are_covered_as_often_as_stated(bench, temperatures: int) -
             assert count >= stats.binom(total, bench.LEVEL).ppf(1e-4), (name, count)
     # the intervals of a side are no wider than they need be
     assert np.sum(hits["lower"]) < 200 and np.sum(hits["upper"]) < 200
+
+
+@pytest.mark.slow
+def test_brackets_of_trained_machines_hold_the_exact_value(bench) -> None:
+    args = bench.parse(["--repeats", "10"])
+    models = [bench.brackets(kind, seed, 300, args) for kind in bench.TRAINED for seed in range(bench.MODELS)]
+    count = int(np.sum([bench.covered(m)["bracket"] for m in models]))
+    assert count >= stats.binom(100, bench.LEVEL).ppf(1e-4)
 
 
 @pytest.mark.slow
