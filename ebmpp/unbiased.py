@@ -16,8 +16,10 @@ import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.accumulators import Function
+from ebmpp.core import checks
+from ebmpp.couplings import MOST_TRIALS
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
-from ebmpp.errors import StateError, UnmetError
+from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.moves import Move
 from ebmpp.plan import check_params, resolve_moves
 from ebmpp.search import near_modes
@@ -123,9 +125,11 @@ def unbiased_expectation(
         both chains of a pair start at one state, and so in one mode, where they soon meet: what is estimated
         is the same, and that chains do not leave a mode shows in a few very long times only. Apart, it shows
         in many, which is what one wants of a report on mixing, and costs more.
-    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps; None: no limit.
-    :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them from the mean,
-        with a warning, because **that is biased** (pairs that meet early are not like the others).
+    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps, more than ``lag``, or
+        when one draw takes 1024 trials for each of them; None: no limit.
+    :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
+        or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
+        not like the others).
     :param num_slots: pairs that run at once; only speed depends on it.
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
         posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units.
@@ -151,7 +155,8 @@ def unbiased_expectation(
     ((4,), True)
     """
     m = k if m is None else m
-    check_numbers(k=(k, 0), m=(m, k), lag=(lag, 1), num_pairs=(num_pairs, 1), max_sweeps=(max_sweeps or 1, 1))
+    check_numbers(k=(k, 0), m=(m, k), lag=(lag, 1), num_pairs=(num_pairs, 1))
+    max_sweeps = check_max_sweeps("unbiased_expectation: max_sweeps", max_sweeps, lag)
     if unmet not in ("raise", "drop"):
         raise ValueError(f'unmet is "raise" or "drop", not {unmet!r}')
     graph.check(params)
@@ -229,6 +234,20 @@ def check_numbers(**numbers: tuple[int, int]) -> None:
             raise ValueError(f"{name} is an int of at least {least}, not {value!r}")
 
 
+def check_max_sweeps(name: str, value: object, lag: int) -> int | None:
+    """A limit on the sweeps of the leading chain, or None for no limit.
+
+    :raises ArgumentError: for a limit at which no pair could have met.
+    """
+    made = checks.optional_count(name, value)
+    if made is not None and made <= lag:
+        raise ArgumentError(
+            f"{name} is more than the lag, {lag}, or None for no limit; got {made}: the leading chain has made "
+            f"{lag} sweeps when a pair's first coupled one begins"
+        )
+    return made
+
+
 class Asked(NamedTuple):
     """What an estimate was asked for."""
 
@@ -248,7 +267,7 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
     met = tau >= 0
     missing = int((~met).sum())
     if missing:
-        told = f"{missing} of {len(tau)} pairs had not met"
+        told = f"{missing} of {len(tau)} pairs had not met{_told_broken(int(outcome.broken))}"
         if asked.unmet == "raise" or not met.any():
             raise UnmetError(
                 f"{told}: raise max_sweeps (None is no limit), take a larger lag or another coupling, or "
@@ -269,3 +288,14 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
     cost = np.maximum(asked.m, time) + time - asked.lag
     rates = float(outcome.trials), float(outcome.acceptance)
     return Estimate(value, spread, time, met, cost, *asked[:4], missing, *rates)
+
+
+def _told_broken(number: int) -> str:
+    """Why pairs were stopped before any limit of sweeps, in words."""
+    if not number:
+        return ""
+    return (
+        f" ({number} of them because a draw could not be made: params are outside a family's domain or not "
+        f"finite, or conditionals differ by less than float32 can tell, so that a draw took "
+        f"{MOST_TRIALS} trials, or 1024 for each of max_sweeps)"
+    )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp.engine import Outcome, Window
 from ebmpp.kernels.composite import CompositeState, CoupledComposite
-from ebmpp.unbiased import Asked, Estimate, check_numbers, estimate_from
+from ebmpp.unbiased import Asked, Estimate, check_max_sweeps, check_numbers, estimate_from
 
 
 def composite_expectation(
@@ -38,7 +38,8 @@ def composite_expectation(
     :param num_pairs: independent pairs, at least 1.
     :param k: first sweep that counts, at least 0.
     :param m: last sweep that counts, at least k (the default).
-    :param max_sweeps: stop unmet pairs when their leading chain has made so many sweeps; None: no limit.
+    :param max_sweeps: stop unmet pairs when their leading chain has made so many sweeps, more than the
+        kernel's lag; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
     :param model_kwargs: of the model.
     :return: an :class:`~ebmpp.unbiased.Estimate`; ``trials`` and ``acceptance`` are nan.
@@ -65,14 +66,15 @@ def composite_expectation(
     ((4,), 0)
     """
     m = k if m is None else m
-    check_numbers(k=(k, 0), m=(m, k), num_pairs=(num_pairs, 1), max_sweeps=(max_sweeps or 1, 1))
+    check_numbers(k=(k, 0), m=(m, k), num_pairs=(num_pairs, 1))
+    max_sweeps = check_max_sweeps("composite_expectation: max_sweeps", max_sweeps, kernel.lag)
     if unmet not in ("raise", "drop"):
         raise ValueError(f'unmet is "raise" or "drop", not {unmet!r}')
     keys = jax.random.split(rng_key, num_pairs)
     window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, kernel.lag, max_sweeps or 0)))
     total, state = _run(kernel, fn, keys, window, model_args, model_kwargs)
     met = jnp.where(state.met, state.meeting_time, -1)
-    outcome = Outcome(total, met, jnp.asarray(jnp.nan), jnp.asarray(jnp.nan))
+    outcome = Outcome(total, met, jnp.asarray(jnp.nan), jnp.asarray(jnp.nan), state.broken.sum())
     return estimate_from(outcome, Asked(k, m, kernel.lag, max_sweeps, unmet))
 
 
