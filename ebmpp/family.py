@@ -211,8 +211,8 @@ class LogRatio:
     """log p(x | other) - log p(x | eta) of blocks of independent units, row by row; the base measures cancel.
 
     Each unit's own ratio is made first, near 0 where its laws are alike, and all are summed once: sums over
-    units of <slope, t> and of A are large, and would cancel. What float32 leaves of noise, at slopes of 1 (and
-    of 0.01): 1e-5 (3e-6) for 784 Bernoulli units, 3e-5 (9e-6) for Categorical(784, 4), 3e-5 (4e-5) for
+    units of <slope, t> and of A are large, and would cancel. The noise that float32 leaves, at slopes of 1
+    (and of 0.01): 1e-5 (3e-6) for 784 Bernoulli units, 3e-5 (9e-6) for Categorical(784, 4), 3e-5 (4e-5) for
     Binomial(5, 100), 2e-4 (1e-5) for 100 Poisson units of rate 3, and for 100 Gaussian ones 1e-5 (1e-7) where
     means are up to ten standard deviations from 0, 1e-3 (2e-5) where they are a thousand.
 

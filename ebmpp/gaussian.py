@@ -77,7 +77,7 @@ class Gaussian(Family):
         return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
 
     def unit_log_ratio(self, eta: Array, other: Array, statistics: Array) -> Array:
-        # in distances from the means: eta * x and A are of the size of (mean / sd)**2, their difference is not
+        # in distances from the means: eta * x and A are as large as (mean / sd)**2, and would cancel
         if not self.learned:
             return (other - eta) * (statistics - 0.5 * (eta + other))
         x, (centre, _), (to, _) = statistics[..., 0], self.moments(eta), self.moments(other)

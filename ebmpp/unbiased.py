@@ -125,8 +125,8 @@ def unbiased_expectation(
         both chains of a pair start at one state, and so in one mode, where they soon meet: what is estimated
         is the same, and that chains do not leave a mode shows in a few very long times only. Apart, it shows
         in many, which is what one wants of a report on mixing, and costs more.
-    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps, more than ``lag``, or
-        when one draw takes 1024 trials for each of them; None: no limit.
+    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps, more than ``lag``,
+        or when one draw takes 1024 trials for each of them; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
         or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
         not like the others).
@@ -242,8 +242,8 @@ def check_max_sweeps(name: str, value: object, lag: int) -> int | None:
     made = checks.optional_count(name, value)
     if made is not None and made <= lag:
         raise ArgumentError(
-            f"{name} is more than the lag, {lag}, or None for no limit; got {made}: the leading chain has made "
-            f"{lag} sweeps when a pair's first coupled one begins"
+            f"{name} is more than the lag, {lag}, or None for no limit; got {made}: the leading chain has "
+            f"made {lag} sweeps when a pair's first coupled one begins"
         )
     return made
 
