@@ -99,7 +99,7 @@ def lockstep(
 
     def one(carry: tuple) -> tuple:
         z, t, tau, total = carry
-        z, _, _ = coupled_sweep(rbm, params, z, moves, bits.fold_in(keys, t + 1), {})
+        z, *_ = coupled_sweep(rbm, params, z, moves, bits.fold_in(keys, t + 1), {})
         met = jnp.stack([equal(v) for v in z.values()]).all(0)
         tau = jnp.where((tau < 0) & met, t + 1, tau)
         weight = (tau < 0).astype(jnp.float32)

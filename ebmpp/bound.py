@@ -19,7 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, moves, parts, states, sweeps
-from ebmpp.couplings import where_rows
+from ebmpp.couplings import Trial, where_rows
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph
 from ebmpp.lateral import each_part
@@ -200,8 +200,9 @@ def couple(
                 for i, bound in enumerate(bounds)
             ]
             focused = {b: jnp.stack([each[0][b], each[1][b]]) for b in move.blocks}
-            same = alike & moves.agree(graph, move, {b: moves.equal(v) for b, v in z.items()}, len(pairs))
-            made = moves.couple_focused(graph, focused, z, move, start + part, pairs, {}, same, part)
+            same = alike & moves.agree(moves.compare(graph, z), move.reads(graph), len(pairs))
+            draw = Trial(pairs, jnp.ones(len(pairs), bool), same, part)
+            made = moves.couple_focused(graph, focused, z, move, start + part, {}, draw)
             new = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
             keys = bits.fold_in(pairs, start + part)
             return _accepted(bounds, move.blocks, z, new, keys, fraction), broken | made.broken

@@ -129,7 +129,8 @@ class Clusters(Whole):
         every = jnp.ones(len(trial.pairs), bool)
         # fields of equal states may differ in their last bits
         y = where_rows(trial.same, x, y)
-        return Attempt({self.block: x}, {self.block: y}, every, every, every & broken)
+        told = every, every, every & broken, {self.block: trial.same}
+        return Attempt({self.block: x}, {self.block: y}, *told)
 
     def _prepare(self, graph: "FactorGraph", params: Any, x: Rows) -> tuple[Array, Array]:
         """What the other factors contribute, ``(size, rows or 1, *stat_shape)``; and a weight a pair."""

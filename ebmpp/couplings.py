@@ -12,8 +12,12 @@ equal as often as any coupling can, and mirrors the noise otherwise. The joint m
 layers equal with the largest possible probability, ``1 - TV(p, q)``, for any family; they need only the
 log-ratio ``<other - eta, t(x)> - (A(other) - A(eta))``, in which the base measure cancels.
 
-The residual of a maximal coupling is a rejection sampler without a cap. It runs one trial a call: a row
-not yet accepted *stalls*, and is tried again with fresh words.
+The residual of a maximal coupling is a rejection sampler. It runs one trial a call: a row not yet accepted
+*stalls*, and is tried again with fresh words. A row that still stalls after :data:`MOST_TRIALS` is not
+accepted but flagged.
+
+Whether a pair is *together* on a block is what the coupling says: XLA computes a value that both chains have
+once in each fusion that uses it, and need not round it alike.
 
 **References**
 
@@ -22,6 +26,7 @@ not yet accepted *stalls*, and is tried again with fresh words.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax import Array, lax
@@ -37,6 +42,12 @@ if TYPE_CHECKING:
 #: The couplings of a layer.
 KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent")
 
+#: Trials of one draw after which it is given up and flagged. A residual whose laws have total variation d is
+#: entered with probability d and then tried until a chance of d hits, so one with mass gets here with
+#: probability ``d (1 - d)**2**24``: at most 2.2e-8 a draw, where d is the step 2**-24 of the uniforms, and
+#: below 1e-13 from d = 1e-6 on. What gets here is a residual that float32 has left without mass.
+MOST_TRIALS = 2**24
+
 Eta = Mapping[str, Array]
 
 
@@ -51,7 +62,10 @@ class Attempt(NamedTuple):
     """Whether the leading chain takes its proposal (if it has not taken one before)."""
     accept_y: Array
     broken: Array
-    """Whether a natural parameter is outside its family's domain, or a log-ratio is not a number."""
+    """Whether a natural parameter is outside its family's domain, a log-ratio is not a number, or a residual
+    has no mass."""
+    together: dict[str, Array]
+    """Whether the coupling made one value of a block for both chains, ``(rows,)`` a block."""
     taken: Array | int = 0
     """How many of the two chains took a Metropolis proposal."""
 
@@ -68,6 +82,10 @@ class Trial(NamedTuple):
     the last bits of natural parameters say; ``(rows,)``."""
     part: Any = 0
     """Which part of a move that is made in parts."""
+    flags: Mapping[str, Array] = MappingProxyType({})
+    """On which blocks the chains of a row agree, ``(rows, parts)`` a block."""
+    most: Array | int = MOST_TRIALS
+    """How many trials a draw within this one may take."""
 
 
 def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -123,37 +141,41 @@ def attempt(
         say.
     """
     if not stalls(kind):
-        made = _unconditional(graph, blocks, kind, etas, trial.pairs)
+        x, y, together = _unconditional(graph, blocks, kind, etas, trial.pairs)
         accepted = jnp.ones(len(trial.pairs), bool)
-        attempt_ = Attempt(*made, accepted, accepted, ~accepted)
+        attempt_ = Attempt(x, y, accepted, accepted, ~accepted, together)
     else:
         attempt_ = _maximal(graph, blocks, kind, etas, trial)
     y = {b: where_rows(trial.same, attempt_.x[b], attempt_.y[b]) for b in blocks}
+    together = {b: attempt_.together[b] | trial.same for b in blocks}
     # Such a row would be accepted with a law that does not exist, or stall for ever.
     inside = [_all(graph.families[b].in_domain(eta[b])) for eta in etas for b in blocks]
-    return attempt_._replace(y=y, broken=attempt_.broken | ~jnp.stack(inside).all(0))
+    return attempt_._replace(y=y, broken=attempt_.broken | ~jnp.stack(inside).all(0), together=together)
 
 
 def _unconditional(
     graph: "FactorGraph", blocks: Sequence[str], kind: str, etas: tuple[Eta, Eta], pairs: Array
-) -> tuple[dict[str, Array], dict[str, Array]]:
+) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    apart = dict.fromkeys(blocks, jnp.zeros(len(pairs), bool))
     if kind == "independent":
         each = num_words(graph, blocks)
         words = bits.words(pairs, 2 * each)
         return (
             draw_rows(graph, blocks, etas[0], words[:, :each]),
             draw_rows(graph, blocks, etas[1], words[:, each:]),
+            apart,
         )
     each = num_words(graph, blocks, coupled=True)
     if kind == "common":
-        return _couple(graph, blocks, etas, bits.words(pairs, each))
+        return *_couple(graph, blocks, etas, bits.words(pairs, each)), apart
     words = bits.words(pairs, each + len(blocks))
     parts = split_words(graph, blocks, words[:, :each], coupled=True)
     u = bits.uniform(words[:, each:])
     drawn = {
         b: graph.families[b].reflect(parts[b], u[:, i], etas[0][b], etas[1][b]) for i, b in enumerate(blocks)
     }
-    return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
+    x, y, together = ({b: d[i] for b, d in drawn.items()} for i in range(3))
+    return x, y, together
 
 
 def _couple(
@@ -176,7 +198,7 @@ def _maximal(
     A first trial proposes one x for both chains, and in the same call tries the residual with other
     words for the rows that refuse it.
     """
-    pairs, first, same, _ = trial
+    pairs, first, same = trial[:3]
     independent = kind == "maximal_independent"
     each = num_words(graph, blocks)
     rest = 2 * each if independent else num_words(graph, blocks, coupled=True)
@@ -202,7 +224,9 @@ def _maximal(
         x = {b: where_rows(together, shared[b], x[b]) for b in blocks}
     accept_y = log_u[:, 2] > -ratio(own)
     y = {b: where_rows(together, shared[b], own[b]) for b in blocks}
-    return Attempt(x, y, together | accept_x, together | accept_y, ~jnp.isfinite(log_ratio.constant) & ~same)
+    broken = ~log_ratio.finite & ~same
+    accept = together | accept_x, together | accept_y
+    return Attempt(x, y, *accept, broken, dict.fromkeys(blocks, together))
 
 
 def _all(a: Array) -> Array:

@@ -6,7 +6,8 @@ A pair (a *job*) is the chain X, ahead by ``lag`` sweeps, and its follower Y. Me
 tails, so a fixed number of slots is kept busy: a slot whose pair is done takes the next job in the same
 loop, and when no jobs wait the live pairs are compacted into ever smaller slots. A job's draws depend on
 its own key pair, time, move and trial alone, so results do not depend on slots or order. Every started
-job runs to its end: nothing is capped, and a pair that a user's ``max_sweeps`` stops is flagged.
+job runs to its end: nothing is capped, and a pair that a user's ``max_sweeps`` stops, or a draw that cannot
+be made, is flagged.
 
 What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: Biswas, Jacob, Vanetti
 2019), are weighted values of states, ``sum_i w_i f(state_i)`` with whole-number weights.
@@ -21,9 +22,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.couplings import Trial
+from ebmpp.couplings import MOST_TRIALS, Trial
 from ebmpp.lateral import each_part
-from ebmpp.moves import Move, agree, draw_sweep, equal, offsets
+from ebmpp.moves import Flags, Move, agree, compare, copied, draw_sweep, note, offsets
 from ebmpp.slots import Jobs, Slots, first_size, stage_sizes
 from ebmpp.sweeps import Keep
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
 DEFAULT_SLOTS = 64
+#: Trials that a draw may take for each of ``max_sweeps``: a pair that stalls is to be stopped by it too.
+_TRIALS_A_SWEEP = 1024
 _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is bound by overhead
 
 
@@ -60,7 +63,8 @@ class Window(NamedTuple):
     m: Array
     lag: Array
     max_sweeps: Array
-    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit."""
+    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. Trials of a draw have a
+    limit of :data:`~ebmpp.couplings.MOST_TRIALS`, and of 1024 for each of these sweeps."""
 
     def inside(self, t: Array) -> Array:
         """Weight of f(X_t) in the ergodic average."""
@@ -84,6 +88,8 @@ class Outcome(NamedTuple):
     """Coupled trials of a move, those of residuals included, over moves done."""
     acceptance: Array
     """Proposals that a chain took over those it was made; nan without Metropolis moves."""
+    broken: Array | int = 0
+    """Pairs that were stopped because a draw could not be made: see :class:`~ebmpp.couplings.Attempt`."""
 
 
 class _Run(NamedTuple):
@@ -101,6 +107,7 @@ class _Count(NamedTuple):
     moves: Array
     proposals: Array
     taken: Array
+    broken: Array  # pairs
 
 
 @partial(jax.jit, static_argnames=("graph", "moves", "accumulator", "num_slots"))
@@ -132,12 +139,13 @@ def run_pairs(
     total = accumulator.init(graph, params, num_jobs)
     x, total, count = engine.advance(x, keys, total)
     starts = {b: jnp.stack([x[b], y[b]]) for b in x}
-    total, met = engine.load(starts, total)
+    same = compare(graph, starts)
+    total, met = engine.load(starts, same, total)
     met &= _finite(params)  # draws of params that are not finite can agree, and mean nothing
     done = met & (window.lag >= window.m)
     queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
     meeting_time = jnp.where(met, window.lag, -1)
-    jobs = Jobs(starts, keys, queue, (~done).sum(dtype=jnp.int32))
+    jobs = Jobs(starts, same, keys, queue, (~done).sum(dtype=jnp.int32))
     return engine.run(jobs, total, meeting_time, count, first_size(num_slots, num_jobs))
 
 
@@ -159,6 +167,8 @@ class _Engine:
         self.free = tuple({b: None for move in moves for b in move.blocks})
         self.offsets = offsets(graph, moves)
         self.proposes = sum(move.proposes for move in moves)
+        limit = jnp.minimum(window.max_sweeps, MOST_TRIALS // _TRIALS_A_SWEEP) * _TRIALS_A_SWEEP
+        self.most_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
 
@@ -178,11 +188,11 @@ class _Engine:
         zero = jnp.zeros((), jnp.float32)
         x, total, taken = lax.fori_loop(0, self.window.lag, one, (x, total, zero))
         proposals = (self.window.lag * (self.proposes * len(keys))).astype(jnp.float32)
-        return x, total, _Count(zero, zero, proposals, taken)
+        return x, total, _Count(zero, zero, proposals, taken, zero)
 
-    def load(self, starts: dict[str, Array], total: Any) -> tuple[Any, Array]:
+    def load(self, starts: dict[str, Array], same: Flags, total: Any) -> tuple[Any, Array]:
         """Count the pairs (X_lag, Y_0); which of them are equal already."""
-        met = jnp.stack([equal(starts[b]) for b in self.free]).all(0)
+        met = agree(same, self.free, len(same[self.free[0]]))
         weights = self._weights(jnp.broadcast_to(self.window.lag, met.shape), met)
         jobs = jnp.arange(len(met))
         add = lambda total: self._add(  # noqa: E731
@@ -205,7 +215,7 @@ class _Engine:
 
     def run(self, jobs: Jobs, total: Any, meeting_time: Array, count: _Count, size: int) -> Outcome:
         """All jobs through slots of ``size``, then through fewer and fewer when few are left."""
-        slots = Slots.empty(jobs.starts, size)
+        slots = Slots.empty(jobs, size)
         run = _Run(slots, total, meeting_time, jnp.zeros((), jnp.int32), count)
         run = self._refill(run, jobs)
         sizes = stage_sizes(size, self._work(jobs))
@@ -215,7 +225,8 @@ class _Engine:
             run = run._replace(slots=run.slots.compact(smaller))
         count = run.count
         trials = count.attempts / jnp.maximum(count.moves, 1)
-        return Outcome(run.total, run.meeting_time, trials, count.taken / count.proposals)
+        acceptance = count.taken / count.proposals
+        return Outcome(run.total, run.meeting_time, trials, acceptance, count.broken)
 
     def _work(self, jobs: Jobs) -> int:
         """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""
@@ -255,6 +266,8 @@ class _Engine:
     def _sweep(self, run: _Run, keys: Array) -> _Run:
         """One attempt at each part of each move, in order; a row that is refused stalls at its part."""
         pairs = bits.fold_in(keys[run.slots.job], run.slots.t + 1)
+        # from what the loop carries, which has the same bits wherever it is read
+        run = run._replace(slots=run.slots._replace(z=copied(run.slots.z, run.slots.same)))
         for start, move in zip(self.offsets, self.moves, strict=False):
             prepared = move.prepare(self.graph, self.params, run.slots.z, self.keep)
             step = partial(self._step, move=move, prepared=prepared, start=start, pairs=pairs)
@@ -267,28 +280,33 @@ class _Engine:
         trial = Trial(
             bits.fold_in(pairs, index, slots.trial),
             slots.trial == 0,
-            agree(self.graph, move, slots.same, len(at)),
+            agree(slots.same, move.reads(self.graph), len(at)),
             part,
+            slots.same,
+            self.most_trials,
         )
         focused = move.focus(self.graph, prepared, slots.z, self.keep, part)
         tried = move.attempt(self.graph, focused, slots.z, self.keep, trial)
         take = at & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted.all(0)
-        z, same = dict(slots.z), dict(slots.same)
+        late = at & ~ready & (slots.trial + 1 >= self.most_trials)
+        broken = at & (tried.broken | late)
+        z = dict(slots.z)
         for b in move.blocks:
             proposed = jnp.stack([tried.x[b], tried.y[b]])
             z[b] = jnp.where(take.reshape(take.shape + (1,) * (proposed.ndim - 2)), proposed, z[b])
-            same[b] = jnp.where(ready, equal(z[b]), same[b])
+        now = tried._replace(accept_x=take[0], accept_y=take[1])
         slots = slots._replace(
             z=z,
-            same=same,
+            same=note(self.graph, move, slots.same, z, part, now, ready),
             move=jnp.where(ready, index + 1, slots.move),
             trial=jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial)),
             accepted=jnp.where(ready, False, accepted),
-            active=slots.active & ~(at & tried.broken),
+            active=slots.active & ~broken,
         )
-        count = run.count._replace(attempts=run.count.attempts + at.sum())
+        count = run.count
+        count = count._replace(attempts=count.attempts + at.sum(), broken=count.broken + broken.sum())
         if move.proposes:
             taken = jnp.where(at, tried.taken, 0).sum()
             made = count.proposals + 2 * move.proposes * at.sum()
@@ -300,7 +318,7 @@ class _Engine:
         slots, count = run.slots, run.count
         moved = slots.active & (slots.move == self.offsets[-1])
         t = slots.t + moved
-        met = jnp.stack([slots.same[b] for b in self.free]).all(0)
+        met = agree(slots.same, self.free, len(t))
         weights = jnp.where(moved, self._weights(t, met), 0)
         newly = moved & met & (run.meeting_time[slots.job] < 0)
         where = jnp.where(newly, slots.job, len(run.meeting_time))  # out of range: dropped

@@ -63,7 +63,7 @@ class Bernoulli(Family):
         return jax.scipy.special.logit(mean)
 
     def mode(self, eta: Array) -> Array:
-        return (eta > 0).astype(self.dtype)
+        return (eta >= 0).astype(self.dtype)  # ties: 1 at 0, as Taniguchi et al. (2023) have it
 
     def sample(self, bits: Array, eta: Array) -> Array:
         # u < sigmoid(eta) without the division; exp(-|eta|) is shared with the coupling ratio.
@@ -96,7 +96,7 @@ class Spin(Family):
         return jnp.arctanh(mean)
 
     def mode(self, eta: Array) -> Array:
-        return jnp.where(eta > 0, 1.0, -1.0).astype(self.dtype)
+        return jnp.where(eta >= 0, 1.0, -1.0).astype(self.dtype)
 
     def sample(self, bits: Array, eta: Array) -> Array:
         return 2 * Bernoulli.sample(self, bits, 2 * eta) - 1

@@ -141,6 +141,12 @@ class Family:
         """A(other) - A(eta), unit by unit."""
         return self.log_normalizer(other) - self.log_normalizer(eta)
 
+    def unit_log_ratio(self, eta: Array, other: Array, statistics: Array) -> Array:
+        """log p(x | other) - log p(x | eta), unit by unit: what :meth:`log_ratio` sums."""
+        slope = (other - eta) * statistics
+        own = slope.ndim - len(self.stat_shape)
+        return slope.sum(range(own, slope.ndim)) - self.log_normalizer_difference(eta, other)
+
     def sample(self, bits: Array, eta: Array) -> Array:
         """A draw as a function of random words.
 
@@ -164,15 +170,16 @@ class Family:
         """
         return self.sample(bits, eta), self.sample(bits, other)
 
-    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array]:
+    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array, Array]:
         """Two draws of the block that are equal as often as can be, where the family knows how.
 
         :meth:`couple` for the others.
 
         :param bits: ``uint32``, shape ``(rows, *shape, num_couple_words)``.
         :param u: uniforms, shape ``(rows,)``.
+        :return: the two draws, and in which rows they are one, ``(rows,)``.
         """
-        return self.couple(bits, eta, other)
+        return *self.couple(bits, eta, other), jnp.zeros(len(u), bool)
 
     def initial(self, bits: Array) -> Array:
         """Initial values: draws at :meth:`default_eta`."""
@@ -203,6 +210,12 @@ class Family:
 class LogRatio:
     """log p(x | other) - log p(x | eta) of blocks of independent units, row by row; the base measures cancel.
 
+    Each unit's own ratio is made first, near 0 where its laws are alike, and all are summed once: sums over
+    units of <slope, t> and of A are large, and would cancel. The noise that float32 leaves, at slopes of 1
+    (and of 0.01): 1e-5 (3e-6) for 784 Bernoulli units, 3e-5 (9e-6) for Categorical(784, 4), 3e-5 (4e-5) for
+    Binomial(5, 100), 2e-4 (1e-5) for 100 Poisson units of rate 3, and for 100 Gaussian ones 1e-5 (1e-7) where
+    means are up to ten standard deviations from 0, 1e-3 (2e-5) where they are a thousand.
+
     :param families: of the blocks.
     :param eta: natural parameters, ``(rows, *shape, *stat_shape)`` a block.
     :param other: likewise.
@@ -211,16 +224,19 @@ class LogRatio:
     def __init__(
         self, families: Mapping[str, Family], eta: Mapping[str, Array], other: Mapping[str, Array]
     ) -> None:
-        self.slope = {b: other[b] - eta[b] for b in families}
-        #: the part that does not depend on x, ``(rows,)``
-        self.constant = sum(
-            _row_sum(f.log_normalizer_difference(eta[b], other[b])) for b, f in families.items()
-        )
+        self.families, self.eta, self.other = families, eta, other
+        differences = (f.log_normalizer_difference(eta[b], other[b]) for b, f in families.items())
+        #: whether the log-normalisers are numbers, ``(rows,)``
+        self.finite = jnp.stack([_rows(jnp.isfinite(d)).all(-1) for d in differences]).all(0)
 
     def __call__(self, statistics: Mapping[str, Array]) -> Array:
         """At values of these statistics, shaped like ``eta``; shape ``(rows,)``."""
-        return sum(_row_sum(d * statistics[b]) for b, d in self.slope.items()) - self.constant
+        units = (
+            _rows(f.unit_log_ratio(self.eta[b], self.other[b], statistics[b]))
+            for b, f in self.families.items()
+        )
+        return jnp.concatenate(list(units), -1).sum(-1)
 
 
-def _row_sum(a: Array) -> Array:
-    return a.reshape(len(a), -1).sum(-1)
+def _rows(a: Array) -> Array:
+    return a.reshape(len(a), -1)

@@ -76,6 +76,15 @@ class Gaussian(Family):
             return 0.5 * eta**2
         return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
 
+    def unit_log_ratio(self, eta: Array, other: Array, statistics: Array) -> Array:
+        # in distances from the means: eta * x and A are as large as (mean / sd)**2, and would cancel
+        if not self.learned:
+            return (other - eta) * (statistics - 0.5 * (eta + other))
+        x, (centre, _), (to, _) = statistics[..., 0], self.moments(eta), self.moments(other)
+        slope, curve = other[..., 0] - eta[..., 0], other[..., 1] - eta[..., 1]
+        shift = (slope + 2 * centre * curve) * (x - 0.5 * (centre + to))
+        return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
+
     def in_domain(self, eta: Array) -> Array:
         if not self.learned:
             return jnp.isfinite(eta)
@@ -101,7 +110,7 @@ class Gaussian(Family):
         centre, scale = self.moments(eta)
         return centre + scale * jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
 
-    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array]:
+    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array, Array]:
         (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
         z = jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
         return reflected(z, u, centre, scale, to, to_scale)
@@ -109,7 +118,7 @@ class Gaussian(Family):
 
 def reflected(
     z: Array, u: Array, centre: Array, scale: Array, to: Array, to_scale: Array
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, Array]:
     """Two Gaussian draws from one noise, row by row: equal as often as can be, else mirrored.
 
     With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); else y has the noise
@@ -117,6 +126,7 @@ def reflected(
 
     :param z: normal noise, shape ``(rows, *shape)``; the other arrays are alike.
     :param u: uniforms, shape ``(rows,)``.
+    :return: the two draws, and in which rows they are one, ``(rows,)``.
 
     **References**
 
@@ -129,4 +139,4 @@ def reflected(
     mirrored = z - 2 * gap * (along / jnp.where(square > 0, square, 1.0))
     x, alike = centre + scale * z, (scale == to_scale).all(axes, keepdims=True)
     meets = alike & (jnp.log(u).reshape(ratio.shape) <= ratio)
-    return x, jnp.where(meets, x, to + to_scale * jnp.where(alike, mirrored, z))
+    return x, jnp.where(meets, x, to + to_scale * jnp.where(alike, mirrored, z)), meets.reshape(-1)

@@ -19,7 +19,7 @@ from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.family import Family
 from ebmpp.gaussian import reflected
 from ebmpp.metropolis import refuse_held
-from ebmpp.moves import Drawn, Whole, equal
+from ebmpp.moves import Drawn, Whole, agree
 from ebmpp.sweeps import Keep, Rows, hold, natural_rows
 
 if TYPE_CHECKING:
@@ -151,38 +151,39 @@ class Langevin(Whole):
         self, graph: "FactorGraph", focused: "_Density", z: Rows, keep: Keep, trial: Trial
     ) -> Attempt:
         rows, density = len(trial.pairs), focused
-        alike = trial.same | _all_equal(z, self._around(graph), rows)  # one density for both chains of a row
+        # one density for both chains of a row
+        alike = trial.same | agree(trial.flags, self._around(graph), rows)
         halves = lambda a: (a[:rows], a[rows:])  # noqa: E731
 
-        def one(i: Array, carry: tuple[_Point, Array]) -> tuple[_Point, Array]:
-            at, taken = carry
+        def one(i: Array, carry: tuple[_Point, Array, Array]) -> tuple[_Point, Array, Array]:
+            at, taken, met = carry
             noise, log_u, u = _noise(bits.fold_in(trial.pairs, i), density.units)
             (x, y), (step, to_step) = halves(density.drift(at)), halves(density.step)
-            old, old_y = halves(at.x)
-            together = alike & (old == old_y).all(-1)
-            x, y = reflected(noise, u, x, step, y, to_step)
+            together = alike & met
+            x, y, meets = reflected(noise, u, x, step, y, to_step)
             y = where_rows(together, x, y)
             new = density.at(density.held(jnp.concatenate([x, y]), at))
             took = (jnp.tile(log_u, 2) < density.log_ratio(at, new)) | (not self.adjust)
             took, took_y = halves(took)
             both = jnp.stack([took, jnp.where(together, took, took_y)])
             chosen = density.choose(both.reshape(-1), new, at)
-            x, y = halves(chosen.x)
-            # equal states under one density have one score, whatever the last bits say
-            stay = alike & (x == y).all(-1)
+            met = ((meets | together) & both.all(0)) | (met & ~both.any(0))
+            # one state under one density has one score, whatever the last bits say
+            stay = alike & met
             chosen = jax.tree.map(
                 lambda a: jnp.concatenate([a[:rows], where_rows(stay, a[:rows], a[rows:])]), chosen
             )
-            return chosen, taken + (both & self.adjust).sum(0, dtype=jnp.int32)
+            return chosen, taken + (both & self.adjust).sum(0, dtype=jnp.int32), met
 
         start = density.at(density.flat({b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}))
-        carry = start, jnp.zeros(rows, jnp.int32)
-        end, taken = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_steps), one, carry)
+        carry = start, jnp.zeros(rows, jnp.int32), agree(trial.flags, self.blocks, rows)
+        end, taken, met = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_steps), one, carry)
         x, y = (density.blocks(half) for half in halves(end.x))
         own = [{b: z[b][i] for b in self.blocks} for i in range(2)]
         every = jnp.ones(rows, bool)
         broken = ~jnp.stack(halves(jnp.isfinite(end.value))).all(0)
-        return Attempt(hold(keep, own[0], x), hold(keep, own[1], y), every, every, broken, taken)
+        together = dict.fromkeys(self.blocks, met)
+        return Attempt(hold(keep, own[0], x), hold(keep, own[1], y), every, every, broken, together, taken)
 
     # -- the density -----------------------------------------------------------------------------
 
@@ -290,10 +291,6 @@ def _noise(pairs: Array, units: int) -> tuple[Array, Array, Array]:
 
 def _join(x: Rows) -> Array:
     return jnp.concatenate([v.reshape(len(v), -1) for v in x.values()], -1)
-
-
-def _all_equal(z: Rows, blocks: tuple[str, ...], rows: int) -> Array:
-    return jnp.stack([jnp.ones(rows, bool), *(equal(z[b]) for b in blocks)]).all(0)
 
 
 def _log_density(family: Family, x: Array, eta: Array) -> Array:

@@ -16,7 +16,7 @@ from ebmpp import bits, derived
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.family import Family
-from ebmpp.moves import Drawn, Whole
+from ebmpp.moves import Drawn, Whole, agree
 from ebmpp.sweeps import Keep, Rows, hold, num_words, split_words
 
 if TYPE_CHECKING:
@@ -99,7 +99,10 @@ class Metropolis(Whole):
         chosen = {b: where_rows(took.reshape(-1), then[b], now[b]) for b in self.blocks}
         x, y = ({b: v[i * rows : (i + 1) * rows] for b, v in chosen.items()} for i in range(2))
         every = jnp.ones(rows, bool)
-        return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), took.sum(0, dtype=jnp.int32))
+        # both take the one proposal, or both stay where they are one already
+        stay = {b: agree(trial.flags, (b,), rows) & ~took.any(0) for b in self.blocks}
+        together = {b: took.all(0) | stay[b] | trial.same for b in self.blocks}
+        return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), together, took.sum(0, dtype=jnp.int32))
 
     def _propose(self, graph: "FactorGraph", pairs: Array) -> tuple[dict[str, Array], Array]:
         count = num_words(graph, self.blocks)

@@ -9,7 +9,7 @@ and the coupled kernels know nothing else, so a new kind of step is one class.
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
 Drawn = tuple[dict[str, Array], Array]
+#: Which parts of a block the chains of a row have as one value, ``(rows, parts)`` a block.
+Flags = Mapping[str, Array]
 
 
 @runtime_checkable
@@ -92,32 +94,74 @@ def draw_sweep(
     return x, taken
 
 
-def agree(graph: "FactorGraph", move: Move, same: Rows, rows: int) -> Array:
-    """Whether the chains of each row agree on what ``move`` reads.
+# -- on what the chains agree ----------------------------------------------------------------------
 
-    :param same: whether they agree, block by block.
-    """
-    read = [same[b] for b in move.reads(graph)]
+
+def compare(graph: "FactorGraph", z: Rows) -> dict[str, Array]:
+    """Flags of chains as they are stored, from their values; those that a coupling made come from it."""
+    parts = {b: graph.splits[b].num_parts if b in graph.splits else 1 for b in z}
+    return {b: jnp.tile(equal(v)[:, None], parts[b]) for b, v in z.items()}
+
+
+def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Array:
+    """Whether the chains of each row agree on all of ``blocks``."""
+    read = [flags[b].all(-1) for b in blocks]
     return jnp.stack(read).all(0) if read else jnp.ones(rows, bool)
 
 
 def equal(z: Array) -> Array:
-    """Whether the two chains agree on a block, row by row."""
+    """Whether the two chains have equal values of a block, row by row."""
     return (z[0] == z[1]).reshape(z.shape[1], -1).all(-1)
+
+
+def note(
+    graph: "FactorGraph", move: Move, flags: Flags, z: Rows, part: Any, made: Attempt, done: Array
+) -> dict[str, Array]:
+    """The flags after a draw of a part.
+
+    Values of discrete units may also coincide, drawn in different trials; these compare exactly.
+
+    :param z: both chains after the draw.
+    :param made: the draw, ``accept_x`` and ``accept_y`` telling which chain has taken its proposal now.
+    :param done: rows in which both have.
+    """
+    whole, noted = move.num_parts(graph) == 1, dict(flags)
+    changed, both = made.accept_x | made.accept_y, made.accept_x & made.accept_y
+    for b in move.blocks:
+        here = changed[:, None] & (whole | (jnp.arange(flags[b].shape[1]) == part))
+        noted[b] = jnp.where(here, (both & made.together[b])[:, None], flags[b])
+        if graph.families[b].support.is_discrete:
+            noted[b] |= (done & equal(z[b]))[:, None]
+    return noted
+
+
+def copied(z: Rows, flags: Flags) -> dict[str, Array]:
+    """Both chains, the following one with the leading one's values of the blocks on which they agree."""
+    return {b: v.at[1].set(where_rows(flags[b].all(-1), v[0], v[1])) for b, v in z.items()}
+
+
+def _settled(z: Rows, flags: Flags) -> Rows:
+    """:func:`copied` from what a loop carries: that is stored, so a copy of it has the same bits."""
+    once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))  # noqa: E731
+    some = jnp.stack([f.any() for f in flags.values()]).any()
+    return lax.while_loop(lambda c: c[0], once, (some, dict(z)))[1]
+
+
+# -- one sweep of pairs ----------------------------------------------------------------------------
 
 
 def coupled_sweep(
     graph: "FactorGraph", params: Any, z: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
-) -> tuple[dict[str, Array], Array, Array]:
+) -> tuple[dict[str, Array], Array, Array, Array]:
     """One sweep of both chains of every row, residual trials run to their end; the engine's own words.
 
     :param z: both chains, stacked.
     :param pairs: key pairs of this sweep, ``(rows, 2)``; trial r of move i draws from
         ``fold_in(pairs, i, r)``.
-    :return: both chains, which rows are broken (see :class:`~ebmpp.couplings.Attempt`), and how many
-        proposals each row accepted.
+    :return: both chains; which rows agree on all blocks, whose values are then equal bit by bit; which are
+        broken (see :class:`~ebmpp.couplings.Attempt`); and how many proposals each row accepted.
     """
-    z, rows = dict(z), len(pairs)
+    z, flags, rows = dict(z), compare(graph, z), len(pairs)
     broken, taken = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
     for start, move in zip(offsets(graph, moves), moves, strict=False):
         prepared = move.prepare(graph, params, z, keep)
@@ -125,15 +169,16 @@ def coupled_sweep(
         def step(
             part: Any, carry: tuple, start: int = start, move: Move = move, prepared: Any = prepared
         ) -> tuple:
-            z, broken, taken = carry
-            same = agree(graph, move, {b: equal(v) for b, v in z.items()}, rows)
+            z, flags, broken, taken = carry
             focused = move.focus(graph, prepared, z, keep, part)
-            made = couple_focused(graph, focused, z, move, start + part, pairs, keep, same, part)
+            trial = Trial(pairs, jnp.ones(rows, bool), agree(flags, move.reads(graph), rows), part, flags)
+            made = couple_focused(graph, focused, z, move, start + part, keep, trial)
             z = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
-            return z, broken | made.broken, taken + made.taken
+            flags = note(graph, move, flags, z, part, made, made.accept_x & made.accept_y)
+            return z, flags, broken | made.broken, taken + made.taken
 
-        z, broken, taken = each_part(move.num_parts(graph), step, (z, broken, taken))
-    return z, broken, taken
+        z, flags, broken, taken = each_part(move.num_parts(graph), step, (z, flags, broken, taken))
+    return _settled(z, flags), agree(flags, tuple(z), rows), broken, taken
 
 
 def couple_focused(
@@ -142,21 +187,19 @@ def couple_focused(
     z: Rows,
     move: Move,
     index: Any,
-    pairs: Array,
     keep: Keep,
-    same: Array,
-    part: Any = 0,
+    draw: Trial,
 ) -> Attempt:
-    """Trials of step number ``index`` until every row is accepted.
+    """Trials of step number ``index`` until every row is accepted; rows that never are come out broken.
 
     :param focused: what the move's ``focus`` made, or the like of it.
-    :param same: whether the chains of a row have the same law for this move.
+    :param draw: the first trial, with the key pairs of the sweep.
+    :return: ``together`` where both chains accepted one value at once.
     """
 
     def trial(number: Array | int) -> Attempt:
-        first = jnp.full(len(pairs), number == 0)
-        own = Trial(bits.fold_in(pairs, index, number), first, same, part)
-        return move.attempt(graph, focused, z, keep, own)
+        first, pairs = draw.first & (number == 0), bits.fold_in(draw.pairs, index, number)
+        return move.attempt(graph, focused, z, keep, draw._replace(pairs=pairs, first=first))
 
     def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
         number, held = carry
@@ -168,14 +211,16 @@ def couple_focused(
             accept_x=held.accept_x | new.accept_x,
             accept_y=held.accept_y | new.accept_y,
             broken=held.broken | new.broken,
+            together={b: where_rows(take_x & take_y, new.together[b], held.together[b]) for b in move.blocks},
         )
         return number + 1, merged
 
     def pending(carry: tuple[Array, Attempt]) -> Array:
-        held = carry[1]
-        return (~(held.accept_x & held.accept_y) & ~held.broken).any()
+        number, held = carry
+        return (~(held.accept_x & held.accept_y) & ~held.broken).any() & (number < draw.most)
 
     made = trial(0)
     if not move.stalls:
         return made
-    return lax.while_loop(pending, again, (jnp.ones((), jnp.uint32), made))[1]
+    made = lax.while_loop(pending, again, (jnp.ones((), jnp.uint32), made))[1]
+    return made._replace(broken=made.broken | ~(made.accept_x & made.accept_y))

@@ -17,13 +17,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, enumeration, states, sweeps
+from ebmpp import bits, derived, enumeration, random_cluster, states, sweeps
+from ebmpp.core import checks
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.pairwise import Pairwise
+from ebmpp.past import from_the_past
 
-METHODS = ("auto", "enumerate", "coupling_from_the_past")
+METHODS = ("auto", "enumerate", "coupling_from_the_past", "random_cluster")
 
 #: sweeps into the past before coupling gives up, unless told
 MAX_SWEEPS = 2**16
@@ -197,21 +199,12 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
         ends = jnp.repeat(jnp.stack([low, high]), rows).reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
-    def run(length: Array) -> State:
-        # the words of a time are its own, so a longer run ends with the sweeps of the shorter one
-        one = lambda i, x: _both_sweep(graph, params, x, bits.fold_in(pairs, length - i))  # noqa: E731
-        return jax.lax.fori_loop(0, length, one, dict(start))
-
     def met(x: State) -> Array:
         same = [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
         return jnp.stack(same).all(0)
 
-    # rows that have met are run again with the others, and come out the same
-    longer = lambda length: jnp.maximum(1, 2 * length)  # noqa: E731
-    unfinished = lambda c: attractive & ~met(c[1]).all() & (longer(c[0]) <= max_sweeps)  # noqa: E731
-    again = lambda c: (longer(c[0]), run(longer(c[0])))  # noqa: E731
-    # from length 0, where no row has met, so that a run is compiled once
-    _, x = jax.lax.while_loop(unfinished, again, (jnp.int32(0), start))
+    sweep = lambda time, x: _both_sweep(graph, params, x, bits.fold_in(pairs, time))  # noqa: E731
+    x = from_the_past(sweep, met, start, max_sweeps, attractive)
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
 
@@ -224,10 +217,11 @@ def resolve(graph: FactorGraph, method: str) -> str:
     :raises ValueError: for an unknown method.
     :raises IntractableError: when the graph does not allow it.
     """
-    if method not in METHODS:
-        raise ValueError(f"method={method!r} is unknown; choose among {METHODS}")
+    checks.choice("perfect_sample: method", method, METHODS)
     if method == "coupling_from_the_past":
         _check_ordered(graph)
+    elif method == "random_cluster":
+        random_cluster.check_graph(graph)
     elif method == "enumerate":
         _plan(graph)
     else:
@@ -253,6 +247,8 @@ def check(graph: FactorGraph, params: Params, method: str) -> None:
     """:raises IntractableError: when a resolved ``method`` does not take these params."""
     if method == "coupling_from_the_past":
         _check_attractive(graph, params)
+    elif method == "random_cluster":
+        random_cluster.check_params(graph, params)
 
 
 def draw_rows(
@@ -268,6 +264,8 @@ def draw_rows(
     """
     if method == "enumerate":
         return _enumerated_rows(graph, params, pairs)
+    if method == "random_cluster":
+        return random_cluster.draw_rows(graph, params, pairs, max_sweeps)
     return _coupled_rows(graph, params, pairs, max_sweeps)
 
 
@@ -288,7 +286,10 @@ def perfect_sample(
     others; up to 2**20 states. "coupling_from_the_past" takes Bernoulli, Spin and Binomial blocks and
     *attractive* params: every natural parameter is non-decreasing in its neighbours, as in a ferromagnet,
     perhaps after whole blocks are turned upside down, as in an antiferromagnet on a chessboard. Its
-    time is random, and long in the ordered phase of a large model. "auto" enumerates where that is feasible.
+    time is random, and long in the ordered phase of a large model. "random_cluster" couples the bonds of
+    Bernoulli or Spin units whose pairs all pull alike and whose fields are of one sign: it takes a while for
+    each bond, and few sweeps however strong the pull. "auto" enumerates where that is feasible, and else
+    couples from the past unit by unit.
 
     Works under ``jit`` and ``vmap`` (``graph`` closed over); where params are traced nothing can be raised,
     and what is no perfect draw is NaN.
@@ -297,7 +298,7 @@ def perfect_sample(
     :param params: a dict keyed by factor name.
     :param rng_key: a jax key; a draw depends on it and on its own index alone.
     :param num_samples: how many draws.
-    :param method: "auto", "enumerate" or "coupling_from_the_past".
+    :param method: "auto", "enumerate", "coupling_from_the_past" or "random_cluster".
     :param max_sweeps: how many sweeps into the past to go before giving up.
     :return: a dict of blocks, each of shape ``(num_samples, *shape)``.
     :raises IntractableError: when the model is neither small nor attractive.
@@ -307,7 +308,8 @@ def perfect_sample(
     **References**
 
     1. Propp, Wilson (1996), *Exact sampling with coupled Markov chains and applications to statistical
-       mechanics*.
+       mechanics*; section 4.2 for the random-cluster model.
+    2. Fortuin, Kasteleyn (1972), *On the random-cluster model I*.
 
     **Example**
 
@@ -319,8 +321,9 @@ def perfect_sample(
     >>> {b: v.shape for b, v in x.items()}
     {'a': (10, 6), 'b': (10, 6)}
     """
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-        raise ValueError(f"num_samples is a positive int, not {num_samples!r}")
+    rng_key = checks.key("perfect_sample: rng_key", rng_key)
+    num_samples = checks.count("perfect_sample: num_samples", num_samples)
+    max_sweeps = checks.count("perfect_sample: max_sweeps", max_sweeps)
     graph.check(params)
     chosen = resolve(graph, method)
     known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
@@ -339,7 +342,8 @@ def perfect_sample(
 def _refuse_unmet(number: int, num_samples: int, max_sweeps: int, method: str) -> None:
     if method == "enumerate":
         raise IntractableError("no state of the model has a finite energy; look at its params")
+    other = ", take method='random_cluster'" if method == "coupling_from_the_past" else ""
     raise UnmetError(
         f"{number} of {num_samples} pairs of chains had not met after {max_sweeps} sweeps from the past; "
-        "raise max_sweeps, weaken the interactions, or enumerate, if the model is small"
+        f"raise max_sweeps, weaken the interactions{other}, or enumerate, if the model is small"
     )

@@ -1,6 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Local search: layer after layer set to its conditional mode, until the density stops rising."""
+"""Local search: layer after layer set to its conditional mode, until nothing changes.
+
+A pass never lowers the density, and a family's mode decides a tie between values one way, so passes that
+change something rise in the density or, at equal density, in the order of ties: of finitely many states they
+end at one that stays. A float32 natural parameter within rounding of 0 may have the wrong sign, and then
+states could come round again; a pass is a function of the state, so they are seen by comparing with one state
+of the past, taken anew after 1, 2, 4, ... passes (Brent's algorithm), and the search ends as well.
+"""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +31,9 @@ class Search(NamedTuple):
     value: Array
     """Unnormalised log-density of each."""
     steps: Array
-    """Passes over the layers that raised it."""
+    """Passes over the layers that changed the state."""
     going: Array
-    """Whether the last pass raised it: otherwise the search is over."""
+    """Whether the last pass did: otherwise the search is over."""
 
 
 def begin(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep) -> Search:
@@ -60,7 +67,7 @@ def one_pass(graph: "FactorGraph", params: Any, search: Search, layers: Schedule
 def local_modes(
     graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
 ) -> Search:
-    """Passes until no row's density rises."""
+    """Passes until no row changes."""
     return _to_the_end(graph, params, begin(graph, params, x, layers, pairs, keep), layers, keep)
 
 
@@ -74,8 +81,15 @@ def climb(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, keep: Ke
 
 
 def _to_the_end(graph: "FactorGraph", params: Any, start: Search, layers: Schedule, keep: Keep) -> Search:
-    step = lambda search: one_pass(graph, params, search, layers, keep)  # noqa: E731
-    return lax.while_loop(lambda search: search.going.any(), step, start)
+    def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
+        number, past, search = carry
+        search = one_pass(graph, params, search, layers, keep)
+        search = search._replace(going=search.going & ~_equal(search.x, past))  # rounding goes in circles
+        anew = number & (number - 1) == 0
+        return number + 1, {b: jnp.where(anew, v, past[b]) for b, v in search.x.items()}, search
+
+    carry = jnp.ones((), jnp.int32), start.x, start
+    return lax.while_loop(lambda carry: carry[2].going.any(), step, carry)[2]
 
 
 def near_modes(
@@ -97,11 +111,17 @@ def _modes(
 
 
 def _improve(graph: "FactorGraph", params: Any, search: Search, moved: Rows) -> Search:
-    """Take ``moved`` where it is better. Only a rise counts, so ties and rounding cannot cycle."""
-    value = log_density(graph, params, moved)
-    better = search.going & (value > search.value)
-    x = {b: where_rows(better, moved[b], v) for b, v in search.x.items()}
-    return Search(x, jnp.where(better, value, search.value), search.steps + better, better)
+    """Take ``moved`` where it is another state. Not where the density rises: in float32 the energy of many
+    units does not see one of them change."""
+    changed = search.going & ~_equal(moved, search.x)
+    x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
+    return Search(x, log_density(graph, params, x), search.steps + changed, changed)
+
+
+def _equal(x: Rows, y: Rows) -> Array:
+    """Which rows are one state; nan is equal to itself, for nothing moves it."""
+    alike = [((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1) for b, v in y.items()]
+    return jnp.stack(alike).all(0)
 
 
 def log_density(graph: "FactorGraph", params: Any, x: Rows) -> Array:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.moves import equal
-
 # Each stage of the tail takes some 1.6 s to compile. At 784x1000, where a pair takes 37 sweeps and the last
 # 1389, stages of 64, 32, 16 and 4 slots take 1.8 s; ending at 8 costs 15 % more, a stage of 8 gains nothing.
 _HALVE_ABOVE, _STOP_AT = 16, 4
@@ -22,6 +20,8 @@ class Jobs(NamedTuple):
 
     starts: dict[str, Array]
     """Both chains of each, ``(2, jobs, *shape)``."""
+    same: dict[str, Array]
+    """On which parts of a block they agree, ``(jobs, parts)``."""
     keys: Array
     """A key pair each."""
     queue: Array
@@ -36,7 +36,7 @@ class Slots(NamedTuple):
     z: dict[str, Array]
     """Both chains, ``(2, slots, *shape)``."""
     same: dict[str, Array]
-    """Whether the two chains agree on a block."""
+    """On which parts of a block the two chains agree, ``(slots, parts)``: see :func:`ebmpp.moves.note`."""
     job: Array
     t: Array
     """Time of the leading chain."""
@@ -48,11 +48,11 @@ class Slots(NamedTuple):
     active: Array
 
     @classmethod
-    def empty(cls, starts: dict[str, Array], size: int) -> "Slots":
+    def empty(cls, jobs: Jobs, size: int) -> "Slots":
         """``size`` slots in which nothing runs."""
         zeros, off = jnp.zeros(size, jnp.int32), jnp.zeros(size, bool)
-        z = {b: jnp.zeros((2, size, *v.shape[2:]), v.dtype) for b, v in starts.items()}
-        same = dict.fromkeys(z, off)
+        z = {b: jnp.zeros((2, size, *v.shape[2:]), v.dtype) for b, v in jobs.starts.items()}
+        same = {b: jnp.zeros((size, s.shape[1]), bool) for b, s in jobs.same.items()}
         return cls(z, same, zeros, zeros, zeros, zeros, jnp.zeros((2, size), bool), off)
 
     def fill(self, jobs: Jobs, started: Array, lag: Array) -> tuple["Slots", Array]:
@@ -72,7 +72,7 @@ class Slots(NamedTuple):
             for b, start in jobs.starts.items():
                 mask = take.reshape(1, -1, *(1,) * (start.ndim - 2))
                 z[b] = jnp.where(mask, start[:, job], slots.z[b])
-                same[b] = jnp.where(take, equal(z[b]), slots.same[b])
+                same[b] = jnp.where(take[:, None], jobs.same[b][job], slots.same[b])
             zero = lambda a: jnp.where(take, 0, a)  # noqa: E731
             return Slots(
                 z,

@@ -25,7 +25,7 @@ from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.lateral import each_part
 from ebmpp.layer_move import Layer
-from ebmpp.moves import Drawn, Whole, couple_focused
+from ebmpp.moves import Drawn, Flags, Whole, agree, compare, copied, couple_focused, equal, note
 from ebmpp.replicas import Replicated, joined_places, of_one_replica, replicate, select, tempered_params
 from ebmpp.states import Observed, as_array, as_rows
 from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
@@ -211,39 +211,56 @@ class TemperedSweep(Whole):
         return params  # the layers depend on one another: nothing can be made beforehand
 
     def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
-        def half(z: Rows, parity: Array) -> tuple[Rows, Array]:
-            own, broken = bits.fold_in(trial.pairs, parity), jnp.zeros(len(trial.pairs), bool)
+        def half(carry: tuple[Rows, Flags], parity: Array) -> tuple[tuple[Rows, Flags], Array]:
+            own, broken = bits.fold_in(trial.pairs, parity), jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
-                z, wrong = self._couple(graph, focused, z, layer, bits.fold_in(own, index), keep)
+                draw = trial._replace(pairs=bits.fold_in(own, index))
+                carry, wrong = self._couple(graph, focused, carry, layer, draw, keep)
                 broken |= wrong
-            z, wrong = self._swap(graph, focused, z, own, parity)
-            return z, broken | wrong
+            carry, wrong = self._swap(graph, focused, carry, own, parity)
+            return carry, broken | wrong
 
-        z, broken = lax.scan(half, dict(z), jnp.arange(2))
+        rows = len(trial.pairs)
+        start = dict(z), compare(self.graph, {b: _apart(v) for b, v in z.items()})
+        (z, flags), broken = lax.scan(half, start, jnp.arange(2))
+        # the two chains of a replica that are one get the same bits, which is how the next sweep knows of it
+        z = {b: v.reshape(z[b].shape) for b, v in copied({b: _apart(v) for b, v in z.items()}, flags).items()}
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
-        return Attempt(x, y, jnp.ones_like(trial.same), jnp.ones_like(trial.same), broken.any(0))
+        every = jnp.ones(rows, bool)
+        together = {b: flags[b].reshape(rows, -1).all(-1) for b in self.blocks}
+        return Attempt(x, y, every, every, broken.any(0), together)
 
     def _couple(
-        self, graph: FactorGraph, params: Any, z: Rows, layer: Layer, pairs: Array, keep: Keep
-    ) -> tuple[dict[str, Array], Array]:
+        self,
+        graph: FactorGraph,
+        params: Any,
+        carry: tuple[Rows, Flags],
+        layer: Layer,
+        draw: Trial,
+        keep: Keep,
+    ) -> tuple[tuple[Rows, Flags], Array]:
         """A layer of both chains, every replica a row of its own; and which rows are broken."""
+        (z, _), pairs = carry, draw.pairs
         rows, num = next(iter(z.values())).shape[1:3]
-        apart = lambda v: v.reshape(2, rows * num, *v.shape[3:])  # noqa: E731
         together = lambda v: v.reshape(rows, num, *v.shape[1:])  # noqa: E731
         keys = bits.fold_in(pairs[:, None], jnp.arange(num)).reshape(-1, 2)
         held = {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()}
         prepared = layer.prepare(graph, params, z, keep)
 
-        def step(part: Any, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
-            z, broken = carry
+        def step(part: Any, carry: tuple[Rows, Flags, Array]) -> tuple[Rows, Flags, Array]:
+            z, flags, broken = carry
             focused = self._focus(graph, layer, prepared, z, keep, part)
-            flat = {b: apart(v) for b, v in z.items()}
-            same = _alike(z, layer.reads(graph)).reshape(-1)
-            made = couple_focused(self.graph, focused, flat, layer, part, keys, held, same, part)
+            flat = {b: _apart(v) for b, v in z.items()}
+            every, same = jnp.ones(rows * num, bool), agree(flags, layer.reads(graph), rows * num)
+            own = Trial(keys, every, same, part, flags, draw.most)
+            made = couple_focused(self.graph, focused, flat, layer, part, held, own)
             new = {b: jnp.stack([together(made.x[b]), together(made.y[b])]) for b in layer.blocks}
-            return z | new, broken | together(made.broken).any(-1)
+            flat = {b: _apart(new[b]) for b in layer.blocks}
+            flags = note(self.graph, layer, flags, flat, part, made, every)
+            return z | new, flags, broken | together(made.broken).any(-1)
 
-        return each_part(layer.num_parts(graph), step, (dict(z), jnp.zeros(rows, bool)))
+        *new, broken = each_part(layer.num_parts(graph), step, (*carry, jnp.zeros(rows, bool)))
+        return tuple(new), broken
 
     def _focus(
         self, graph: FactorGraph, layer: Layer, prepared: Any, z: Rows, keep: Keep, part: Any
@@ -260,19 +277,31 @@ class TemperedSweep(Whole):
         return {block: parts.silence(single.part_family(part), single.real(part), eta)}
 
     def _swap(
-        self, graph: FactorGraph, params: Any, z: Rows, pairs: Array, parity: Array
-    ) -> tuple[dict[str, Array], Array]:
+        self, graph: FactorGraph, params: Any, carry: tuple[Rows, Flags], pairs: Array, parity: Array
+    ) -> tuple[tuple[Rows, Flags], Array]:
         """Swaps in both chains; and which rows are broken."""
+        z, flags = carry
+        rows, num = next(iter(z.values())).shape[1:3]
         flat = {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
         ratio = _log_ratio(graph, params, flat)
         ratio = ratio.reshape(2, -1, ratio.shape[-1])
         # Equal states must be moved alike, whatever the last bits of their energies say.
-        alike = _alike(z, tuple(z))
+        alike = agree(flags, tuple(z), rows * num).reshape(rows, num)
         ratio = ratio.at[1].set(jnp.where(alike[:, :-1] & alike[:, 1:], ratio[0], ratio[1]))
         log_u = self._log_uniforms(pairs, ratio)
         orders = [_order(log_u < r, parity) for r in ratio]
         swapped = {b: jnp.stack([take(v, o) for v, o in zip(z[b], orders, strict=True)]) for b in self.blocks}
-        return z | swapped, jnp.isnan(ratio).any((0, 2))
+        return (z | swapped, self._swap_flags(flags, swapped, orders)), jnp.isnan(ratio).any((0, 2))
+
+    def _swap_flags(self, flags: Flags, swapped: Rows, orders: list[Array]) -> Flags:
+        """Flags of states that moved: two that come from different replicas are not one."""
+        moved, alike = dict(flags), (orders[0] == orders[1])[..., None]
+        for b in self.blocks:
+            own = take(flags[b].reshape(*alike.shape[:2], -1), orders[0]) & alike
+            moved[b] = own.reshape(flags[b].shape)
+            if self.graph.families[b].support.is_discrete:
+                moved[b] |= equal(_apart(swapped[b]))[:, None]
+        return moved
 
 
 def tempered_sweep(
@@ -323,8 +352,6 @@ def _log_ratio(graph: FactorGraph, params: Any, x: Rows) -> Array:
     return jnp.diff(betas) * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)
 
 
-def _alike(z: Rows, blocks: Iterable[str]) -> Array:
-    """Whether the two chains agree on ``blocks``, for each row and replica."""
-    agree = [(z[b][0] == z[b][1]).reshape(*z[b].shape[1:3], -1).all(-1) for b in blocks]
-    some = next(iter(z.values()))
-    return jnp.stack(agree).all(0) if agree else jnp.ones(some.shape[1:3], bool)
+def _apart(v: Array) -> Array:
+    """Both chains of a block, every replica a row: ``(2, rows * num, *shape)``."""
+    return v.reshape(2, -1, *v.shape[3:])

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from ebmpp import bits
 from ebmpp.accumulators import Function
 from ebmpp.core import checks
+from ebmpp.couplings import MOST_TRIALS
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
-from ebmpp.errors import StateError, UnmetError
+from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.moves import Move
 from ebmpp.plan import check_params, resolve_moves
@@ -141,9 +142,11 @@ def unbiased_expectation(
         both chains of a pair start at one state, and so in one mode, where they soon meet: what is estimated
         is the same, and that chains do not leave a mode shows in a few very long times only. Apart, it shows
         in many, which is what one wants of a report on mixing, and costs more.
-    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps; None: no limit.
-    :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them from the mean,
-        with a warning, because **that is biased** (pairs that meet early are not like the others).
+    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps, more than ``lag``,
+        or when one draw takes 1024 trials for each of them; None: no limit.
+    :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
+        or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
+        not like the others).
     :param num_slots: pairs that run at once; only speed depends on it.
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
         posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units. A
@@ -246,6 +249,20 @@ def _starts(
     return drawn
 
 
+def check_max_sweeps(name: str, value: object, lag: int) -> int | None:
+    """A limit on the sweeps of the leading chain, or None for no limit.
+
+    :raises ArgumentError: for a limit at which no pair could have met.
+    """
+    made = checks.optional_count(name, value)
+    if made is not None and made <= lag:
+        raise ArgumentError(
+            f"{name} is more than the lag, {lag}, or None for no limit; got {made}: the leading chain has "
+            f"made {lag} sweeps when a pair's first coupled one begins"
+        )
+    return made
+
+
 class Asked(NamedTuple):
     """What an estimate was asked for."""
 
@@ -269,7 +286,7 @@ def asked_for(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None,
     k = checks.count(f"{who}: k", k, least=0)
     m = k if m is None else checks.count(f"{who}: m", m, least=k)
     lag = checks.count(f"{who}: lag", lag)
-    limit = checks.optional_count(f"{who}: max_sweeps", max_sweeps)
+    limit = check_max_sweeps(f"{who}: max_sweeps", max_sweeps, lag)
     return Asked(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
 
 
@@ -282,7 +299,7 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
     met = tau >= 0
     missing = int((~met).sum())
     if missing:
-        told = f"{missing} of {len(tau)} pairs had not met"
+        told = f"{missing} of {len(tau)} pairs had not met{_told_broken(int(outcome.broken))}"
         if asked.unmet == "raise" or not met.any():
             raise UnmetError(
                 f"{told}: raise max_sweeps (None is no limit), take a larger lag or another coupling, or "
@@ -303,3 +320,14 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
     cost = np.maximum(asked.m, time) + time - asked.lag
     rates = float(outcome.trials), float(outcome.acceptance)
     return Estimate(value, spread, time, met, cost, *asked[:4], missing, *rates)
+
+
+def _told_broken(number: int) -> str:
+    """Why pairs were stopped before any limit of sweeps, in words."""
+    if not number:
+        return ""
+    return (
+        f" ({number} of them because a draw could not be made: params are outside a family's domain or not "
+        f"finite, or conditionals differ by less than float32 can tell, so that a draw took "
+        f"{MOST_TRIALS} trials, or 1024 for each of max_sweeps)"
+    )

@@ -193,8 +193,8 @@ def test_pairs_that_agree_stay_together_and_others_have_chains_of_their_own(name
     met = []
     for t in range(6):
         pairs = bits.fold_in(key, 2 + t, rows)
-        together, broken, _ = sweep(graph, params, together, cluster_sweep(graph), pairs, {})
-        apart, _, _ = sweep(graph, params, apart, cluster_sweep(graph), pairs, {})
+        together, _, broken, _ = sweep(graph, params, together, cluster_sweep(graph), pairs, {})
+        apart, *_ = sweep(graph, params, apart, cluster_sweep(graph), pairs, {})
         assert not broken.any() and all(equal(v).all() for v in together.values())
         met.append(np.all([equal(v) for v in apart.values()], axis=0))
         if graph.families.keys() == {"x"}:  # no trial can fail, so the leader does not see its follower
@@ -244,7 +244,7 @@ def test_where_weights_cannot_be_looked_at_no_draw_is_wrong() -> None:
     new, _ = jax.jit(lambda p: Clusters("x").draw(graph, p, x, rows, {}))(NEGATIVE)
     assert (new["x"] == -1).all()
     z = {"x": jnp.zeros((2, 4, 5), jnp.int32)}
-    _, broken, _ = jax.jit(lambda p: coupled_sweep(graph, p, z, (Clusters("x"),), rows, {}))(NEGATIVE)
+    _, _, broken, _ = jax.jit(lambda p: coupled_sweep(graph, p, z, (Clusters("x"),), rows, {}))(NEGATIVE)
     assert broken.all()
 
 

@@ -69,7 +69,7 @@ def sweeps_of(graph: FactorGraph, coupling: object, seed: int, apart: bool) -> l
     found = [{b: jnp.stack([x[b], y[b]]) for b in x}]
     for t in range(SWEEPS):
         pairs = bits.fold_in(key, 2 + t, jnp.arange(ROWS))
-        z, broken, _ = sweep(graph, params, found[-1], moves, pairs, {})
+        z, _, broken, _ = sweep(graph, params, found[-1], moves, pairs, {})
         assert not broken.any()
         found.append(z)
     return found

@@ -30,6 +30,7 @@ from ebmpp.plan import resolve_moves
 from ebmpp.search import near_modes
 from ebmpp.states import as_rows
 from ebmpp.sweeps import initial_rows, schedule, sweep_rows
+from ebmpp.unbiased import check_max_sweeps
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -85,8 +86,9 @@ class UCD:
         them, at least 1.
     :param smoothing: weight of the past in what the adaptive k and lag follow, in [0, 1). Steps weigh alike
         until there are enough for that, so that the second step has the length of the first one's times.
-    :param max_sweeps: stop a pair that has not met after so many sweeps. The default, no limit, is unbiased;
-        a limit makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
+    :param max_sweeps: stop a pair that has not met after so many sweeps, more than the lag (an adaptive lag
+        stays below it), or in a draw of 1024 trials for each. The default, no limit, is unbiased; a limit
+        makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
     :param num_slots: pairs that run at once; only speed depends on it.
     :raises ValueError: for numbers out of range, an unknown start, or a target beside a k, a lag or an m.
@@ -119,11 +121,12 @@ class UCD:
     target_cost: float | None = None
 
     def __post_init__(self) -> None:
-        checks.set_counts(self, "num_pairs", "lag", "max_sweeps", "num_slots", optional=True)
+        checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
         checks.set_counts(self, "k", "m", least=0, optional=True)
         checks.flag("UCD: allow_unmet", self.allow_unmet)
         if self.k is not None and self.m is not None and self.m < self.k:
             raise ValueError(f"UCD: m is at least k; got k={self.k}, m={self.m}")
+        check_max_sweeps("UCD: max_sweeps", self.max_sweeps, self.lag or 1)
         checks.number("UCD: quantile", self.quantile, above=0, below=1)
         checks.number("UCD: smoothing", self.smoothing, least=0, below=1)
         if not callable(self.start):
@@ -204,6 +207,8 @@ class UCD:
             follow = jnp.maximum(1, jnp.round(length)).astype(jnp.int32)
             k, extra = follow, self.m or 0
             m, lag = k + extra, follow if self.lag is None else self.lag
+            if self.lag is None and limit:  # any lag is unbiased, and at the limit no pair could have met
+                lag = jnp.minimum(lag, limit - 1)
         else:
             k, lag = self.k, self.lag or 1
             m = k if self.m is None else self.m

@@ -84,7 +84,8 @@ class CoupledKernel(RowKernel):
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
         unmet = jnp.zeros(conditions.num_rows, bool)
-        return self._state(conditions, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, unmet)
+        together = moves.agree(moves.compare(conditions.graph, z), conditions.free, conditions.num_rows)
+        return self._state(conditions, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, together, unmet)
 
     def _sample_one(self, state: CouplingState, conditions: Conditions) -> CouplingState:
         made = self._moves(conditions)
@@ -92,10 +93,11 @@ class CoupledKernel(RowKernel):
         x, y = conditions.to_rows(state.z), conditions.to_rows(state.y)
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
         graph, params = conditions.graph, conditions.params
-        z, broken, taken = moves.coupled_sweep(graph, params, z, made, pairs, conditions.keep)
+        z, together, broken, taken = moves.coupled_sweep(graph, params, z, made, pairs, conditions.keep)
         flat = lambda a: a.reshape(conditions.num_rows)  # noqa: E731
         met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
-        return self._state(conditions, z, state.t + 1, met, time, state.rng_key, before + taken, broken)
+        t, taken = state.t + 1, before + taken
+        return self._state(conditions, z, t, met, time, state.rng_key, taken, together, broken)
 
     def _state(
         self,
@@ -106,10 +108,10 @@ class CoupledKernel(RowKernel):
         time: Array,
         rng_key: Array,
         accepted: Array,
+        together: Array,
         broken: Array,
     ) -> CouplingState:
         """The state at t, of rows that had ``met`` at ``time`` or had not."""
-        together = jnp.stack([moves.equal(z[b]) for b in conditions.free]).all(0)
         now = met | (together & ~broken)
         z = {b: _poison(v, broken) for b, v in z.items()}
         shaped = lambda a: a.reshape(conditions.batch)  # noqa: E731

@@ -20,7 +20,8 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp import bits, derived, perfect, states, sweeps
-from ebmpp.errors import IntractableError, ParameterError, clash
+from ebmpp.core import checks
+from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import is_batched
 
@@ -74,16 +75,17 @@ class Exchange(MCMCKernel):
     holds the other blocks' sites as well; ``data`` gets those alone, for data cannot depend on the params.
 
     An auxiliary draw that cannot be made (params that are not attractive, or chains that had not met
-    after ``max_sweeps``) must be neither rejected nor replaced, for both would bias the posterior. It
-    is counted in the state's ``failures``, and the chain is NaN from there on.
+    after ``max_sweeps``) must be neither rejected nor replaced, for both would bias the posterior. Where the
+    start itself is such a place the run is refused; later, a warning says so, it is counted in the state's
+    ``failures``, and the chain is NaN from there on.
 
     :param graph: the declaration.
     :param prior: by site, a NumPyro distribution of continuous values; the params' sites.
     :param params: ``params(sites, *args, **kwargs)``, the graph's params.
     :param data: ``data(sites, *args, **kwargs)``, a dict of the visible blocks or the only one's array, each
         of shape ``(*batch, *shape)``: independent rows. Latent blocks may be given too.
-    :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past", or "auto": see
-        :func:`~ebmpp.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010, double
+    :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past",
+        "random_cluster" (which strong couplings do not stop), or "auto": see :func:`~ebmpp.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010, double
         Metropolis-Hastings), which is **approximate**, and warns.
     :param step_size: where adaptation starts.
     :param target_accept: the acceptance that adaptation aims at; 0.44 in one dimension, else 0.234.
@@ -92,6 +94,7 @@ class Exchange(MCMCKernel):
     :param max_sweeps: how far into the past to couple.
     :raises IntractableError: when the graph allows no such auxiliary draw.
     :raises ParameterError: a prior that is no dict of continuous distributions.
+    :raises UnmetError: by ``init``, where the auxiliary draws of the initial params cannot be made.
 
     **References**
 
@@ -138,7 +141,7 @@ class Exchange(MCMCKernel):
         self.graph, self.prior = graph, _check_prior(prior)
         self.params, self.data, self.log_weight = params, data, log_weight
         self.auxiliary = _check_auxiliary(graph, auxiliary)
-        self.step_size, self.max_sweeps = float(step_size), max_sweeps
+        self.step_size, self.max_sweeps = float(step_size), checks.count("Exchange: max_sweeps", max_sweeps)
         size = sum(math.prod(p.shape()) for p in self.prior.values())
         self.target_accept = target_accept or (0.44 if size == 1 else 0.234)
 
@@ -175,7 +178,17 @@ class Exchange(MCMCKernel):
         """One proposal in every chain of ``state``."""
         call = _sort(model_args, model_kwargs)
         one = lambda s: self._sample_one(s, call)  # noqa: E731
-        return jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
+        new = jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
+        if self._may_fail:
+            # a loop on the device has no other way to be heard
+            dead = ((new.failures > 0) & (state.failures == 0)).sum()
+            tell = lambda: jax.debug.callback(_warn_dead, dead)  # noqa: E731
+            jax.lax.cond(dead > 0, tell, lambda: None)
+        return new
+
+    @property
+    def _may_fail(self) -> bool:
+        return isinstance(self.auxiliary, str) and self.auxiliary != "enumerate"
 
     def refresh(
         self, state: ExchangeState, model_args: tuple, model_kwargs: dict[str, Any] | None
@@ -302,13 +315,32 @@ class Exchange(MCMCKernel):
 
     def _check_start(self, state: ExchangeState, call: _Call) -> None:
         params = self._params(state.z, call, values=True)
-        self._rows(call)
-        known = all(map(states.is_concrete, jax.tree.leaves(params)))
-        if known and isinstance(self.auxiliary, str):
-            perfect.check(self.graph, params, self.auxiliary)
+        rows, _ = self._rows(call)
+        known = all(map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key))))
+        if not known or not self._may_fail:
+            return
+        perfect.check(self.graph, params, self.auxiliary)
+        try:
+            number = len(next(iter(rows.values())))
+            perfect.perfect_sample(self.graph, params, state.rng_key, number, self.auxiliary, self.max_sweeps)
+        except UnmetError as error:
+            raise UnmetError(
+                f"Exchange: there are no auxiliary data at the initial params, {state.z}: {error}. Another "
+                "start is given by init_params, and a prior can keep a walk from interactions as strong"
+            ) from None
 
 
 # -- checks ----------------------------------------------------------------------------------------
+
+
+def _warn_dead(chains: Array) -> None:
+    warnings.warn(
+        f"Exchange: an auxiliary draw of {int(chains)} chain(s) could not be made (its chains had not met "
+        "after max_sweeps from the past, or the proposed params are not attractive), so these chains are NaN "
+        "from here on: raise max_sweeps, take auxiliary='random_cluster' where the model allows it, or a prior "
+        "that stays where draws can be made",
+        stacklevel=2,
+    )
 
 
 def _sort(model_args: tuple, model_kwargs: dict[str, Any] | None) -> _Call:

@@ -39,7 +39,8 @@ def composite_expectation(
     :param num_pairs: independent pairs, at least 1.
     :param k: first sweep that counts, at least 0.
     :param m: last sweep that counts, at least k (the default).
-    :param max_sweeps: stop unmet pairs when their leading chain has made so many sweeps; None: no limit.
+    :param max_sweeps: stop unmet pairs when their leading chain has made so many sweeps, more than the
+        kernel's lag; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
     :param model_kwargs: of the model.
     :return: an :class:`~ebmpp.unbiased.Estimate`; ``trials`` and ``acceptance`` are nan.
@@ -74,7 +75,7 @@ def composite_expectation(
     window = asked.window()
     total, state = _run(kernel, fn, keys, window, model_args, model_kwargs)
     met = jnp.where(state.met, state.meeting_time, -1)
-    outcome = Outcome(total, met, jnp.asarray(jnp.nan), jnp.asarray(jnp.nan))
+    outcome = Outcome(total, met, jnp.asarray(jnp.nan), jnp.asarray(jnp.nan), state.broken.sum())
     return estimate_from(outcome, asked)
 
 

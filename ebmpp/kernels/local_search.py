@@ -26,14 +26,14 @@ class LocalMode(NamedTuple):
     state: dict[str, Array]
     """Every block, clamped ones included, ``(*batch, *shape)``."""
     steps: Array
-    """Passes over the layers that raised the density, shape ``(*batch,)``."""
+    """Passes over the layers that changed the state, shape ``(*batch,)``."""
 
 
 class SearchState(NamedTuple):
     """The state of :class:`LocalSearch`.
 
     - **z** - a dict of the free blocks, each of shape ``(*batch, *shape)``.
-    - **steps** - passes over the layers that raised the density, shape ``(*batch,)``.
+    - **steps** - passes over the layers that changed ``z``, shape ``(*batch,)``.
     - **found** - whether the last pass did not, so that ``z`` is a local mode, shape ``(*batch,)``.
     - **log_density** - of ``z``, unnormalised, shape ``(*batch,)``.
     - **rng_key** - the run's key.
@@ -114,7 +114,9 @@ def local_search(
     num_rows: int | None = None,
     **clamped: Array | states.Observed,
 ) -> LocalMode:
-    """Set layer after layer to its conditional mode, until the density stops rising.
+    """Set layer after layer to its conditional mode, until nothing changes.
+
+    Units of two values that are as likely at either get the upper one.
 
     Each row starts at a layer of its own, at random. With clamped blocks or observed units this completes
     the others: the way to fill in what is missing.
