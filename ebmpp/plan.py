@@ -9,8 +9,9 @@ import jax
 
 from ebmpp.clusters import Clusters
 from ebmpp.core import checks
-from ebmpp.couplings import resolve
+from ebmpp.couplings import resolve, stalls
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
+from ebmpp.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.langevin import Langevin, is_real
 from ebmpp.layer_move import Layer
@@ -29,10 +30,11 @@ def resolve_moves(
         a layer, or None); "metropolis" for :func:`metropolis_sweep` with uniform proposals; or moves, one
         or several.
     :param clamped: blocks that are held.
-    :param exact: refuse moves that do not leave the model's law as it is.
+    :param exact: refuse moves that do not leave the model's law as it is, and pairs that could never meet.
     :raises ArgumentError: for an unknown coupling, or moves that do not change every free block, or change
         a clamped one, or that are wrong in themselves.
-    :raises DeclarationError: for a uniform proposal of a block without a uniform law.
+    :raises DeclarationError: for a uniform proposal of a block without a uniform law, or pairs that could
+        never meet.
     :raises IntractableError: for interacting blocks in one layer, or summed out together.
     """
     if coupling == "metropolis":
@@ -41,7 +43,10 @@ def resolve_moves(
     layers = schedule(graph, clamped)
     if given is None or isinstance(given, str) or not all(isinstance(move, Move) for move in given):
         kinds = resolve(given, layers)
-        return tuple(Layer(blocks, kind) for blocks, kind in zip(layers, kinds, strict=True))
+        made = tuple(Layer(blocks, kind) for blocks, kind in zip(layers, kinds, strict=True))
+        if exact:
+            _check_meets(graph, made)
+        return made
     free, changed = {b for layer in layers for b in layer}, {b for move in given for b in move.blocks}
     if free != changed:
         raise ArgumentError(
@@ -49,6 +54,8 @@ def resolve_moves(
             "give moves that change every free block and no other"
         )
     _check(graph, given)
+    if exact:
+        _check_meets(graph, given)
     biased = [move for move in given if not getattr(move, "exact", True)]
     if biased and exact:
         raise ArgumentError(
@@ -68,6 +75,30 @@ def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
                 f"{move} sums out {summed}, so the next move must be a Layer that draws them again; it is "
                 f"{following}"
             )
+
+
+def _check_meets(graph: FactorGraph, moves: Sequence[Move]) -> None:
+    """:raises DeclarationError: for pairs that come ever nearer and never meet, but for rounding."""
+    apart = {b for move in moves for b in move.blocks if _shares_noise(move, graph.families[b])}
+    for _ in range(len(apart)):  # what shares its noise meets once all that its law depends on has met
+        for move in moves:
+            if apart.isdisjoint(move.reads(graph)):
+                apart -= set(move.blocks)
+    if apart:
+        told = ", ".join(repr(b) for b in graph.families if b in apart)
+        raise DeclarationError(
+            f"pairs whose real-valued blocks {told} could only come near each other would never meet: draws "
+            'from one noise are equal where their laws are; couple a layer of them by "maximal" or, if '
+            'Gaussian, by "reflection"'
+        )
+
+
+def _shares_noise(move: Move, family: Family) -> bool:
+    """Whether a move makes units of this family equal where their laws are and nowhere else."""
+    if not isinstance(move, Layer) or family.support.is_discrete:
+        return False
+    reflects = move.kind == "reflection" and type(family).reflect is not Family.reflect
+    return not (reflects or stalls(move.kind))
 
 
 def check_params(graph: FactorGraph, params: Any, moves: Iterable[Any]) -> None:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perfect draws against enumeration, and what is refused."""
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -35,7 +36,7 @@ from helpers import (
 NUM_SAMPLES = 4000
 CHAIN = layered(a=Bernoulli(3), b=Spin(2), c=Bernoulli(2))
 SPINS = pair(Spin(2), Spin(2))
-PAST = "coupling_from_the_past"
+PAST, BONDS = "coupling_from_the_past", "random_cluster"
 
 
 def attractive(graph, seed=1, signs=None):
@@ -149,7 +150,10 @@ def test_what_is_no_perfect_draw_is_nan_under_jit():
         (layered(a=Spin(30), b=Spin(30)), "enumerate", IntractableError, r"2\*\*30 joint states"),
         (layered(a=Gaussian(2), b=Gaussian(2)), "enumerate", IntractableError, "Gaussian blocks"),
         (layered(a=Gaussian(2), b=Gaussian(2)), "auto", IntractableError, "no perfect sample"),
-        (SPINS, "heat", ValueError, "choose among"),
+        (SPINS, "heat", ValueError, "method is one of 'auto', 'enumerate'"),
+        (pair(Binomial(2, 3), Spin(2)), BONDS, IntractableError, "they are of Bernoulli and Spin units"),
+        (gated(), BONDS, IntractableError, "factor 'a:b:c' is over 3 blocks"),
+        (SPINS, BONDS, IntractableError, "blocks 'a' and 'b' have interactions below 0"),
     ],
 )
 def test_what_is_refused(graph, method, error, message):
@@ -165,3 +169,39 @@ def test_more_that_is_refused():
         perfect_sample(SPINS, {}, jax.random.key(0))
     with pytest.raises(ValueError, match="num_samples"):
         perfect_sample(SPINS, spin_params(0.3), jax.random.key(0), 0)
+    with pytest.raises(IntractableError, match="the fields are of both signs"):
+        perfect_sample(SPINS, spin_params(0.3) | {"b": jnp.full(2, -1.0)}, jax.random.key(0), method=BONDS)
+
+
+# -- random clusters -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("up", [1.0, -1.0])
+@pytest.mark.parametrize("strength", [0.3, 1.5])
+def test_random_clusters_have_the_law(up, strength):
+    # fields of one sign, of spins at 0 and of units in 0 and 1 at 1/2
+    w = strength * jnp.array([[0.7, 0.3], [0.2, 0.9]])
+    params = {"a": up * jnp.array([0.2, 0.4]) - 0.5 * w.sum(1), "b": up * jnp.array([0.1, 0.3]), "a:b": w}
+    x = perfect_sample(MIXED, params, jax.random.key(3), NUM_SAMPLES, BONDS)
+    assert_joint_law(MIXED, params, x)
+
+
+MIXED = pair(Spin(2), Bernoulli(2))
+GRID = FactorGraph.from_networkx(nx.grid_2d_graph(3, 3), Spin, shared=True, bias=False, block="a")
+
+
+@pytest.mark.parametrize("coupling", [0.3, 1.5])
+def test_random_clusters_of_a_lattice_have_the_law(coupling):
+    params = {"a:a": jnp.float32(coupling)}
+    x = perfect_sample(GRID, params, jax.random.key(4), NUM_SAMPLES, BONDS)
+    assert_joint_law(GRID, params, x)
+
+
+def test_random_clusters_couple_where_single_units_do_not():
+    graph = FactorGraph.from_networkx(nx.grid_2d_graph(8, 8), Spin, shared=True, bias=False)
+    params = {"x:x": jnp.float32(1.0)}
+    with pytest.raises(UnmetError, match="take method='random_cluster'"):
+        perfect_sample(graph, params, jax.random.key(0), 4, PAST, max_sweeps=1024)
+    x = np.asarray(perfect_sample(graph, params, jax.random.key(0), 40, BONDS, max_sweeps=32)["x"])
+    magnet = x.reshape(40, -1).mean(1)
+    assert (np.abs(magnet) > 0.9).mean() > 0.8 and 8 < (magnet > 0).sum() < 32  # both phases

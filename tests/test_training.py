@@ -214,7 +214,7 @@ def test_a_huge_rate_stops_with_the_last_good_params(progress_bar: bool) -> None
 
 def test_unmet_pairs_stop_training_unless_allowed() -> None:
     params = random_params(RBM, seed=2, scale=1.2)
-    limited = dataclasses.replace(UCD_SMALL, max_sweeps=1)
+    limited = dataclasses.replace(UCD_SMALL, max_sweeps=2)
     with pytest.raises(DivergenceError, match=r"\d+ coupled pairs had not met: raise max_sweeps") as caught:
         train(limited, params=params)
     np.testing.assert_array_equal(leaves(caught.value.params), leaves(params))

@@ -85,7 +85,8 @@ class Exchange(MCMCKernel):
     :param data: ``data(sites, *args, **kwargs)``, a dict of the visible blocks or the only one's array, each
         of shape ``(*batch, *shape)``: independent rows. Latent blocks may be given too.
     :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past",
-        "random_cluster" (which strong couplings do not stop), or "auto": see :func:`~ebmpp.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010, double
+        "random_cluster" (which strong couplings do not stop), or "auto": see
+        :func:`~ebmpp.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010, double
         Metropolis-Hastings), which is **approximate**, and warns.
     :param step_size: where adaptation starts.
     :param target_accept: the acceptance that adaptation aims at; 0.44 in one dimension, else 0.234.
@@ -133,11 +134,9 @@ class Exchange(MCMCKernel):
         log_weight: Callable[..., Array] | None = None,
         max_sweeps: int = perfect.MAX_SWEEPS,
     ) -> None:
-        if not isinstance(graph, FactorGraph):
-            raise TypeError(f"Exchange takes a FactorGraph, not {type(graph).__name__}")
+        checks.instance("Exchange: graph", graph, FactorGraph, "a FactorGraph")
         for name, given in {"params": params, "data": data}.items():
-            if not callable(given):
-                raise TypeError(f"{name} is a function of the sites, {name}(sites, *args), not {given!r}")
+            checks.function(f"Exchange: {name}", given, f"the sites, {name}(sites, *args)")
         self.graph, self.prior = graph, _check_prior(prior)
         self.params, self.data, self.log_weight = params, data, log_weight
         self.auxiliary = _check_auxiliary(graph, auxiliary)
@@ -337,8 +336,8 @@ def _warn_dead(chains: Array) -> None:
     warnings.warn(
         f"Exchange: an auxiliary draw of {int(chains)} chain(s) could not be made (its chains had not met "
         "after max_sweeps from the past, or the proposed params are not attractive), so these chains are NaN "
-        "from here on: raise max_sweeps, take auxiliary='random_cluster' where the model allows it, or a prior "
-        "that stays where draws can be made",
+        "from here on: raise max_sweeps, take auxiliary='random_cluster' where the model allows it, or a "
+        "prior that stays where draws can be made",
         stacklevel=2,
     )
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Categorical, EnergyDistribution, Exchange, Spin, exact, layered, perfect_sample
-from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp.errors import IntractableError, ParameterError, StateError, UnmetError
 from helpers import assert_law, pair
 
 # the two colours of a 2x4 board, and which squares touch
@@ -91,7 +91,12 @@ def log_likelihood(coupling, x=X, log_density=SPINS.log_density):
 
 
 @pytest.mark.parametrize(
-    ("auxiliary", "top", "chains"), [("enumerate", 1.5, 60), ("coupling_from_the_past", 0.4, 30)]
+    ("auxiliary", "top", "chains"),
+    [
+        ("enumerate", 1.5, 60),
+        ("coupling_from_the_past", 0.4, 30),
+        pytest.param("random_cluster", 1.5, 20, marks=pytest.mark.slow),
+    ],
 )
 def test_posterior_against_quadrature(auxiliary, top, chains):
     made = kernel(auxiliary, prior={"J": dist.Uniform(0, top)})
@@ -243,7 +248,9 @@ def test_a_failed_auxiliary_draw_is_never_silent():
         auxiliary="coupling_from_the_past",
     )
     mcmc = sampler(made, 30)
-    mcmc.run(jax.random.key(0), FEW, init_params={"J": jnp.float32(0.1)})
+    with pytest.warns(UserWarning, match=r"auxiliary draw of 1 chain\(s\) could not be made"):
+        mcmc.run(jax.random.key(0), FEW, init_params={"J": jnp.float32(0.1)})
+        jax.effects_barrier()
     assert np.isnan(mcmc.get_samples()["J"][-1]) and int(mcmc.last_state.failures) == 1
     assert "1 FAILED auxiliary draws" in made.get_diagnostics_str(mcmc.last_state)
     for chains, method in ((1, "sequential"), (2, "vectorized")):
@@ -252,19 +259,28 @@ def test_a_failed_auxiliary_draw_is_never_silent():
             sampler(made, 4, chains, method).run(jax.random.key(0), FEW, init_params={"J": bad})
 
 
+def test_a_start_without_auxiliary_draws_is_refused():
+    strong = Exchange(
+        SPINS, {"J": dist.Uniform(0, 9)}, lattice, observed, auxiliary="coupling_from_the_past", max_sweeps=4
+    )
+    with pytest.raises(UnmetError, match="no auxiliary data at the initial.*not met after 4 sweeps"):
+        sampler(strong, 4).run(jax.random.key(0), X, init_params={"J": jnp.float32(6.0)})
+
+
 # -- mistakes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"graph": 3}, TypeError, "takes a FactorGraph, not int"),
+        ({"graph": 3}, TypeError, "Exchange: graph is a FactorGraph, not 3"),
         ({"prior": {}}, ParameterError, "prior is a dict"),
         ({"prior": {"J": 1.0}}, ParameterError, "prior of site 'J' is a NumPyro distribution"),
         ({"prior": {"J": dist.Poisson(1.0)}}, ParameterError, "prior of site 'J' is discrete"),
         ({"params": {}}, TypeError, "params is a function"),
+        ({"max_sweeps": 0}, ValueError, "max_sweeps is an int of at least 1, not 0"),
         ({"auxiliary": 0}, ValueError, "positive number of Gibbs sweeps"),
-        ({"auxiliary": "heat"}, ValueError, "choose among"),
+        ({"auxiliary": "heat"}, ValueError, "method is one of"),
         ({"graph": layered(a=Categorical(2, 3), b=Bernoulli(2)), "auxiliary": "coupling_from_the_past"},
          IntractableError, "block 'a'"),
     ],

@@ -121,6 +121,38 @@ def test_gaussian_means_are_found() -> None:
     assert np.abs(np.asarray(mode.state["v"]) - exact[:3]).max() < 2e-3
 
 
+def test_a_change_that_the_energy_cannot_show_is_made() -> None:
+    # next to 1e9 a gain of 1 is below the last bit of the energy
+    graph = ebmpp.layered(v=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(1))
+    params = {"v": jnp.array([1e9, 1.0]), "h": jnp.array([-1.0]), "v:h": jnp.zeros((2, 1))}
+    init = {"v": jnp.array([[1.0, 0.0]] * 4), "h": jnp.zeros((4, 1))}
+    mode = ebmpp.local_search(graph, params, rng_key=jax.random.key(0), init=init)
+    np.testing.assert_array_equal(mode.state["v"], 1)
+    np.testing.assert_array_equal(mode.steps, 1)
+
+
+@pytest.mark.parametrize("family", [ebmpp.Bernoulli, ebmpp.Spin])
+def test_ties_go_up(family: type) -> None:
+    graph = ebmpp.layered(v=family(3), h=family(2))
+    params = jax.tree.map(jnp.zeros_like, graph.init(jax.random.key(0)))
+    mode = ebmpp.local_search(graph, params, rng_key=jax.random.key(0), num_rows=8)
+    assert all((v == 1).all() for v in mode.state.values())
+
+
+class Contrary(ebmpp.Bernoulli):
+    """Of a mode that is the other value: what rounding does near a tie, at its worst."""
+
+    def mode(self, eta: jax.Array) -> jax.Array:
+        return 1 - super().mode(eta)
+
+
+def test_a_search_that_goes_in_circles_ends() -> None:
+    graph = ebmpp.layered(v=Contrary(1), h=ebmpp.Bernoulli(1))
+    params = {"v": jnp.array([-1.0]), "h": jnp.array([-1.0]), "v:h": jnp.full((1, 1), 2.0)}
+    mode = ebmpp.local_search(graph, params, rng_key=jax.random.key(0), num_rows=8)
+    assert (mode.steps < 10).all()
+
+
 def test_bad_calls_are_told() -> None:
     with pytest.raises(StateError, match="every block is clamped"):
         ebmpp.local_search(
