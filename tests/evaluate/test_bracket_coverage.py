@@ -11,7 +11,6 @@ from scipy import stats
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import ebmpp
 
@@ -26,40 +25,24 @@ def bench():
     return module
 
 
-def test_the_default_reference_suits_a_trained_machine() -> None:
-    rows, rbm = ebmpp.data.bars_and_stripes(3), ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(8))
-    options = {
-        "num_steps": 3000,
-        "batch_size": len(rows),
-        "rng_key": jax.random.key(0),
-        "progress_bar": False,
-    }
-    estimator = ebmpp.PCD(k=1, num_chains=200)
-    params = ebmpp.fit(rbm, rows, estimator=estimator, optimizer=optax.sgd(0.1), **options).params
-    log_z = float(ebmpp.exact.log_partition(rbm, params))
-    run = lambda **given: [  # noqa: E731
-        ebmpp.ais(rbm, params, rng_key=jax.random.key(i), num_temperatures=300, **given) for i in range(8)
-    ]
-    made = run()
-    z = [(one.log_partition - log_z) / one.standard_error for one in made]
-    assert np.abs(z).max() < stats.norm.isf(1e-4 / 16)
-    assert min(one.effective_sample_size for one in made) > 50
-    with pytest.warns(UserWarning, match="the effective sample size is"):  # from the model's own biases
-        far = run(reference={"v": params["v"], "h": params["h"]})
-    effective = lambda many: np.mean([one.effective_sample_size for one in many])  # noqa: E731
-    assert effective(far) < effective(made) / 3
+def test_the_default_reference_suits_a_trained_machine(bench) -> None:
+    options = {"keys": range(4), "num_temperatures": 1000}
+    made = bench.called(0, **options)
+    assert max(abs(p["error"]) / p["standard_error"] for p in made) < stats.norm.isf(1e-4 / 8)
+    assert min(p["effective"] for p in made) > 50 and not any(p["warned"] for p in made)
+    biases = bench.own_biases(*bench.model("trained by PCD, 16x16", 0))
+    far = bench.called(0, reference=biases, **options)
+    assert max(p["effective"] for p in far) < 25 and all(p["warned"] for p in far)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "at_least"), [("trained by PCD, 16x16", 36), ("trained by CD-1, 16x16", 36)]
-)
-def test_the_default_call_is_right_on_trained_machines(bench, kind: str, at_least: int) -> None:
+@pytest.mark.parametrize("kind", ["trained by PCD, 16x16", "trained by CD-1, 16x16"])
+def test_the_default_call_is_right_on_trained_machines(bench, kind: str) -> None:
     points = []
     for seed in range(5):  # forty keys in all, as the benchmark has them
         points += bench.called(seed, range(8 * seed, 8 * seed + 8), kind=kind)
     told = bench.in_short(points)
-    assert told["keys"] == 40 and told["within_two"] >= at_least and told["warned"] == 0, told
+    assert told["keys"] == 40 and told["within_two"] >= 36 and told["warned"] == 0, told
     assert told["root_mean_square_error"] < 0.05
 
 
