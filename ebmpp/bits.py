@@ -12,7 +12,7 @@ results independent of batching, slots and devices.
 """
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -37,7 +37,10 @@ def threefry(key_pair: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
 
     1. Salmon, Moraes, Dror, Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.
     """
-    first, second = key_pair[..., 0], key_pair[..., 1]
+    rank = max(jnp.ndim(x0), jnp.ndim(x1), key_pair.ndim - 1)
+    first, second, x0, x1 = (
+        lax.broadcast_to_rank(jnp.asarray(a), rank) for a in (key_pair[..., 0], key_pair[..., 1], x0, x1)
+    )
     schedule = (first, second, first ^ second ^ jnp.uint32(_PARITY))
     x0, x1 = x0 + schedule[0], x1 + schedule[1]
     for group in range(5):

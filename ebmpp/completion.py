@@ -307,7 +307,7 @@ def _sample(
         x, mean = carry
         x = sweep(num_warmup + index, x)
         now = _conditional_means(graph, layers, params, x)
-        mean = jax.tree.map(lambda m, n: m + (n - m) / (index + 1), mean, now)
+        mean = jax.tree.map(lambda m, n: m + (n - m) / (index + 1).astype(m.dtype), mean, now)
         return (x, mean), search.log_density(graph, params, x)
 
     x = lax.fori_loop(0, num_warmup, sweep, x)

@@ -183,7 +183,7 @@ class _Engine:
             total = lax.cond(weights[0] > 0, add, lambda total: total, total)
             pairs = bits.fold_in(keys, t + 1)
             x, took = draw_sweep(self.graph, self.params, x, self.moves, pairs, self.keep)
-            return x, total, taken + took.sum()
+            return x, total, taken + took.sum().astype(taken.dtype)
 
         zero = jnp.zeros((), jnp.float32)
         x, total, taken = lax.fori_loop(0, self.window.lag, one, (x, total, zero))
@@ -287,7 +287,7 @@ class _Engine:
         )
         focused = move.focus(self.graph, prepared, slots.z, self.keep, part)
         tried = move.attempt(self.graph, focused, slots.z, self.keep, trial)
-        take = at & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
+        take = at[None] & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted.all(0)
         late = at & ~ready & (slots.trial + 1 >= self.most_trials)
@@ -317,7 +317,7 @@ class _Engine:
         """Advance the clock of finished sweeps, weigh their states, and retire pairs that are done."""
         slots, count = run.slots, run.count
         moved = slots.active & (slots.move == self.offsets[-1])
-        t = slots.t + moved
+        t = slots.t + moved.astype(slots.t.dtype)
         met = agree(slots.same, self.free, len(t))
         weights = jnp.where(moved, self._weights(t, met), 0)
         newly = moved & met & (run.meeting_time[slots.job] < 0)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
 from ebmpp.bits import inverse_cdf, open_uniform, uniform
+from ebmpp.core import checks
 from ebmpp.family import Family, as_float
 from ebmpp.gaussian import Gaussian
 from ebmpp.spin import SpinDistribution, spin_constraint
@@ -111,7 +112,7 @@ class Categorical(Family):
 
     :param shape: the block's shape (of the values; statistics have one more axis).
     :param num_categories: K, at least 2.
-    :raises ValueError: when K is below 2.
+    :raises ArgumentError: when K is below 2.
     """
 
     num_categories: int
@@ -122,8 +123,8 @@ class Categorical(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.num_categories, int) or self.num_categories < 2:
-            raise ValueError(f"num_categories is an int of at least 2, not {self.num_categories!r}")
+        made = checks.count("Categorical: num_categories", self.num_categories, 2)
+        object.__setattr__(self, "num_categories", made)
 
     @property
     def stat_shape(self) -> tuple[int, ...]:
@@ -163,7 +164,7 @@ class Categorical(Family):
 
     def initial(self, bits: Array) -> Array:
         # one unit's eta for all: a constant of every row's would keep XLA folding its sums for seconds
-        return self.sample(bits, jnp.zeros(self.stat_shape))
+        return self.sample(bits, jnp.zeros((1,) * (bits.ndim - 1) + self.stat_shape))
 
     def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
         # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
@@ -183,15 +184,14 @@ class Binomial(Family):
 
     :param shape: the block's shape.
     :param total_count: n, at least 1.
-    :raises ValueError: when n is below 1.
+    :raises ArgumentError: when n is below 1.
     """
 
     total_count: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.total_count, int) or self.total_count < 1:
-            raise ValueError(f"total_count is an int of at least 1, not {self.total_count!r}")
+        object.__setattr__(self, "total_count", checks.count("Binomial: total_count", self.total_count))
 
     @property
     def bounds(self) -> tuple[float, float]:

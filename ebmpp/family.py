@@ -13,6 +13,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
@@ -20,12 +21,17 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp import finite
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 
-def _as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    given = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(n, int) and n > 0 for n in given):
-        raise ValueError(f"a block's shape is a positive int or a tuple of them, not {shape!r}")
-    return given
+
+def _as_shape(family: str, shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    if not isinstance(shape, tuple | list):
+        return (checks.count(f"{family}: shape", shape),)
+    if not shape:
+        raise ArgumentError(f"{family}: shape is an int or a tuple of ints, not the empty {shape!r}")
+    return tuple(checks.count(f"{family}: shape", n) for n in shape)
 
 
 def as_float(x: Array) -> Array:
@@ -38,10 +44,12 @@ class Family:
 
     To add a family, subclass with ``support``, ``log_normalizer`` and ``unit_distribution``; override
     the others where the defaults (identity statistic, base measure 1, all of R as the domain, draws
-    through the NumPyro distribution) do not hold. The README has an example, "A family of your own".
+    through the NumPyro distribution) do not hold. With ``states`` it has all that a visible block needs;
+    units of infinitely many values need ``bounds``, ``from_mean`` and ``mode`` as well. Methods take arrays
+    of any leading axes. The README has an example, "A family of your own".
 
     :param shape: the block's shape, an int or a tuple of ints.
-    :raises ValueError: for a shape that is not made of positive ints.
+    :raises ArgumentError: for a shape that is not made of positive ints.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +65,7 @@ class Family:
     domain: ClassVar[str] = "any real number"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _as_shape(self.shape))
+        object.__setattr__(self, "shape", _as_shape(type(self).__name__, self.shape))
 
     def __repr__(self) -> str:
         shape = self.shape[0] if len(self.shape) == 1 else self.shape
@@ -108,12 +116,37 @@ class Family:
         return jnp.zeros(self.statistic_shape, self.dtype)
 
     def from_mean(self, mean: Array) -> Array:
-        """The natural parameter whose mean statistics are ``mean`` (the inverse of :meth:`mean`)."""
-        raise NotImplementedError(f"{type(self).__name__} has no inverse mean map")
+        """The natural parameter whose mean statistics are ``mean`` (the inverse of :meth:`mean`).
+
+        By Newton's method from :meth:`states`, unless overridden; infinite or nan where no natural parameter has
+        this mean.
+
+        :raises NotImplementedError: for a family of infinitely many values that does not define it.
+        """
+        table = self._table("from_mean(mean), the natural parameter whose mean statistics these are")
+        return finite.from_mean(self._flat(as_float(mean)), *table[1:]).reshape(jnp.shape(mean))
 
     def mode(self, eta: Array) -> Array:
-        """The most probable value, unit by unit."""
-        raise NotImplementedError(f"{type(self).__name__} has no mode")
+        """The most probable value, unit by unit: of :meth:`states`, unless overridden.
+
+        :raises NotImplementedError: for a family of infinitely many values that does not define it.
+        """
+        made = finite.mode(self._flat(eta), *self._table("mode(eta), the most probable value of each unit"))
+        return made.reshape(eta.shape[: eta.ndim - len(self.stat_shape)]).astype(self.dtype)
+
+    def _flat(self, statistics: Array) -> Array:
+        """Statistics or natural parameters as ``(units, S)``."""
+        return statistics.reshape(-1, math.prod(self.stat_shape))
+
+    def _table(self, wanted: str) -> tuple[Array, Array, Array]:
+        """States of one unit, their statistics ``(K, S)`` and log base measures."""
+        states = self.states()
+        if states is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} must define {wanted}; or, where a unit takes finitely many values, states(), "
+                "from which it follows"
+            )
+        return states, self._flat(self.statistics(states)), self.log_base_measure(states)
 
     # -- what follows ----------------------------------------------------------------------------
 
@@ -158,7 +191,9 @@ class Family:
         flat = eta.reshape(-1, *self.stat_shape)
         # the words are Threefry keys, whatever jax's default generator
         keys = jax.random.wrap_key_data(rows, impl="threefry2x32")
-        drawn = jax.vmap(lambda key, e: self.unit_distribution(e).sample(key))(keys, flat)
+        # NumPyro's samplers promote, whatever jax is told to refuse
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            drawn = jax.vmap(lambda key, e: self.unit_distribution(e).sample(key))(keys, flat)
         return drawn.reshape(bits.shape[:-1]).astype(self.dtype)
 
     def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
@@ -196,6 +231,19 @@ class Family:
     def states(self) -> Array | None:
         """Every value of one unit, or None where there are infinitely many."""
         return None
+
+    @property
+    def statistic_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the largest value of each statistic, of shape ``stat_shape``.
+
+        Those of :meth:`states`, else :attr:`bounds` for each; override it where these differ.
+        """
+        if self.states() is None:
+            low, high = (np.full(self.stat_shape, bound) for bound in self.bounds)
+            return low, high
+        with jax.ensure_compile_time_eval():  # known, also where a trace asks
+            each = np.asarray(self.statistics(self.states()))
+        return each.min(0), each.max(0)
 
     def interaction(self, statistics: Array) -> Array:
         """The statistics that :func:`~ebmpp.Bilinear` couples (all of them, unless overridden)."""

@@ -5,6 +5,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import numpyro.distributions as dist
 
 import jax
@@ -12,6 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.bits import open_uniform
+from ebmpp.core import checks
 from ebmpp.family import Family, as_float
 
 
@@ -24,7 +26,7 @@ class Gaussian(Family):
 
     :param shape: the block's shape.
     :param variance: "unit" or "learned".
-    :raises ValueError: for another ``variance``.
+    :raises ArgumentError: for another ``variance``.
     """
 
     variance: str = "unit"
@@ -33,8 +35,7 @@ class Gaussian(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variance not in ("unit", "learned"):
-            raise ValueError(f"variance is 'unit' or 'learned', not {self.variance!r}")
+        checks.choice("Gaussian: variance", self.variance, ("unit", "learned"))
 
     @property
     def learned(self) -> bool:
@@ -48,6 +49,11 @@ class Gaussian(Family):
     @property
     def stat_shape(self) -> tuple[int, ...]:
         return (2,) if self.learned else ()
+
+    @property
+    def statistic_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        low = np.array([-math.inf, 0.0]) if self.learned else np.array(-math.inf)
+        return low, np.full(self.stat_shape, math.inf)
 
     @property
     def interaction_shape(self) -> tuple[int, ...]:

@@ -132,7 +132,7 @@ class Langevin(Whole):
             noise, log_u, _ = _noise(bits.fold_in(pairs, i), density.units)
             new = density.at(density.held(density.drift(at) + density.step * noise, at))
             took = (log_u < density.log_ratio(at, new)) | (not self.adjust)
-            return density.choose(took, new, at), taken + (took & self.adjust)
+            return density.choose(took, new, at), taken + (took & self.adjust).astype(taken.dtype)
 
         start = density.at(density.flat(x)), jnp.zeros(len(pairs), jnp.int32)
         end, taken = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_steps), one, start)

@@ -94,7 +94,7 @@ class Metropolis(Whole):
         stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
         score = self._score(graph, focused, stacked)
         ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)
-        took = log_u < ratio
+        took = log_u[None] < ratio
         took = took.at[1].set(jnp.where(trial.same, took[0], took[1]))
         chosen = {b: where_rows(took.reshape(-1), then[b], now[b]) for b in self.blocks}
         x, y = ({b: v[i * rows : (i + 1) * rows] for b, v in chosen.items()} for i in range(2))
@@ -140,5 +140,5 @@ def _is_uniform(family: Family) -> bool:
     unit = dataclasses.replace(family, shape=(1,))
     with jax.ensure_compile_time_eval():
         values = jnp.asarray(states)[:, None]
-        inner = (unit.default_eta() * unit.statistics(values)).reshape(len(states), -1).sum(-1)
+        inner = (unit.default_eta()[None] * unit.statistics(values)).reshape(len(states), -1).sum(-1)
         return bool(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0])) < 1e-6)

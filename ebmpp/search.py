@@ -115,7 +115,9 @@ def _improve(graph: "FactorGraph", params: Any, search: Search, moved: Rows) -> 
     units does not see one of them change."""
     changed = search.going & ~_equal(moved, search.x)
     x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
-    return Search(x, log_density(graph, params, x), search.steps + changed, changed)
+    return Search(
+        x, log_density(graph, params, x), search.steps + changed.astype(search.steps.dtype), changed
+    )
 
 
 def _equal(x: Rows, y: Rows) -> Array:

@@ -81,7 +81,7 @@ class Slots(NamedTuple):
                 jnp.where(take, lag, slots.t),
                 zero(slots.move),
                 zero(slots.trial),
-                slots.accepted & ~take,
+                slots.accepted & ~take[None],
                 slots.active | take,
             )
 

@@ -331,10 +331,10 @@ def take(v: Array, order: Array) -> Array:
 def _order(took: Array, parity: Array) -> Array:
     """Whose state each replica gets when the neighbours of this parity that ``took`` do swap."""
     low = jnp.arange(took.shape[1])
-    moved = (took & (low % 2 == parity)).astype(jnp.int32)
+    moved = (took & (low % 2 == parity)[None]).astype(jnp.int32)
     still = jnp.zeros((len(took), 1), jnp.int32)
     stays = jnp.arange(took.shape[1] + 1, dtype=jnp.int32)
-    return stays + jnp.concatenate([moved, still], 1) - jnp.concatenate([still, moved], 1)
+    return stays[None] + jnp.concatenate([moved, still], 1) - jnp.concatenate([still, moved], 1)
 
 
 def _log_ratio(graph: FactorGraph, params: Any, x: Rows) -> Array:
@@ -349,7 +349,7 @@ def _log_ratio(graph: FactorGraph, params: Any, x: Rows) -> Array:
         )
 
     betas = params[tempered[0].name][0]
-    return jnp.diff(betas) * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)
+    return jnp.diff(betas)[None] * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)
 
 
 def _apart(v: Array) -> Array:

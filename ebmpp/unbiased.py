@@ -315,7 +315,7 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
 
     each = jax.tree.map(lambda h: h / (asked.m - asked.k + 1), outcome.total)
     value = jax.tree.map(mean, each)
-    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v) ** 2) / max(count - 1, 1)), each, value)
+    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v[None]) ** 2) / max(count - 1, 1)), each, value)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
     rates = float(outcome.trials), float(outcome.acceptance)

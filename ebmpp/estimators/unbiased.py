@@ -304,7 +304,7 @@ class UCD:
         slots = self.num_slots or DEFAULT_SLOTS
         args = (graph, moves, accumulator, slots, params, start, start)
         outcome = run_pairs(*args, pair, window, job_weights=weights)
-        gradient = jax.tree.map(lambda g: g / (window.m - window.k + 1), outcome.total)
+        gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
         proposes = any(move.proposes for move in moves)
         return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window, proposes))
 

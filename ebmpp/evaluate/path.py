@@ -19,7 +19,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, derived, enumeration, initialization, states, sweeps
@@ -246,6 +246,7 @@ def _of_part(graph: FactorGraph, eta0: Eta, block: str, part: Any) -> Array:
 
 
 def _between(eta0: Array, eta1: Array, beta: Array) -> Array:
+    eta0 = lax.broadcast_to_rank(eta0, eta1.ndim)
     return (1 - beta) * eta0 + beta * eta1  # exact at both ends
 
 

@@ -141,7 +141,7 @@ def _distance(conditions: Conditions, z: dict[str, Array]) -> Array:
         gap = jnp.abs(z[b][0] - z[b][1])
         if jnp.issubdtype(gap.dtype, jnp.integer):
             gap = gap != 0
-        total += gap.reshape(conditions.num_rows, -1).sum(-1)
+        total += gap.reshape(conditions.num_rows, -1).sum(-1).astype(total.dtype)
     return total
 
 

@@ -234,7 +234,10 @@ class Exchange(MCMCKernel):
         new = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), new)
         z = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), self._constrain(new))
         return self._adapt(state, chance)._replace(
-            z=z, unconstrained=new, failures=state.failures + failed, rng_key=rng_key
+            z=z,
+            unconstrained=new,
+            failures=state.failures + failed.astype(state.failures.dtype),
+            rng_key=rng_key,
         )
 
     def _adapt(self, state: ExchangeState, chance: Array) -> ExchangeState:
@@ -244,7 +247,7 @@ class Exchange(MCMCKernel):
         step_size = state.step_size * jnp.exp(gain * (chance - self.target_accept))
         number = jnp.where(warm, i, i - state.num_warmup)
         mean = state.mean_accept_prob
-        mean = jnp.where(number == 1, chance, mean + (chance - mean) / number)
+        mean = jnp.where(number == 1, chance, mean + (chance - mean) / number.astype(mean.dtype))
         return state._replace(i=i, step_size=step_size, accept_prob=chance, mean_accept_prob=mean)
 
     def _constrain(self, u: Sites) -> Sites:

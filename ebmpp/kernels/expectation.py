@@ -96,7 +96,7 @@ def _run(
 
         def weigh(s: Array, v: Array) -> Array:
             w = _after(weights, v)
-            return s + jnp.where(w == 0, 0.0, w * v)
+            return s + jnp.where(w == 0, 0.0, w * v.astype(w.dtype))
 
         return jax.tree.map(weigh, total, values)
 

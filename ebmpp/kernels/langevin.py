@@ -109,7 +109,7 @@ class GibbsLangevin(RowKernel):
         x, taken = moves.draw_sweep(conditions.graph, conditions.params, x, made, pairs, conditions.keep)
         proposals = sum(move.proposes for move in made)
         share = taken.reshape(conditions.batch) / proposals if proposals else jnp.ones(conditions.batch)
-        mean = state.acceptance + (share - state.acceptance) / i
+        mean = state.acceptance + (share - state.acceptance) / i.astype(share.dtype)
         return LangevinState(conditions.from_rows(x), i, mean.astype(state.acceptance.dtype), state.rng_key)
 
     def get_diagnostics_str(self, state: LangevinState) -> str:

@@ -237,7 +237,7 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     low, count = jnp.arange(num - 1), state.count + 1
     return state._replace(
         replicas=ensemble.from_rows(x),
-        rejection=state.rejection + (refused[low % 2, low] - state.rejection) / count,
+        rejection=state.rejection + (refused[low % 2, low] - state.rejection) / count.astype(refused.dtype),
         count=count,
         origin=origin.reshape(state.origin.shape),
         label=label.reshape(state.label.shape),
