@@ -22,7 +22,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, enumeration, initialization, states, sweeps
+from ebmpp import bits, derived, enumeration, initialization, sweeps, tables
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.graph import FactorGraph, Params
 
@@ -150,10 +150,11 @@ def reference(
         own = derived.contributed(graph, single, params, zero)
         made = {b: own[b] if bool(f.in_domain(own[b]).all()) else default[b] for b, f in families.items()}
     else:
-        rows, _ = states.as_rows(families, graph.as_visible(data), tuple(graph.visible))
-        count = len(next(iter(rows.values())))
-        mean = {b: families[b].statistics(v).mean(0) for b, v in rows.items()}
-        rates = {b: initialization.base_rate(families[b], m, count, default[b]) for b, m in mean.items()}
+        rows, known, _ = tables.as_data(graph, data, missing=None)
+        mean = {
+            b: initialization.mean_statistics(families[b], v, known.get(b), None) for b, v in rows.items()
+        }
+        rates = {b: initialization.base_rate(families[b], *m, default[b]) for b, m in mean.items()}
         made = default | rates
     return made | _given_reference(graph, given or {})
 

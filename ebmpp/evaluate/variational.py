@@ -9,7 +9,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived, states, sweeps
+from ebmpp import derived, states, sweeps, tables
 from ebmpp.graph import FactorGraph, Params
 
 State = dict[str, Array]
@@ -47,7 +47,7 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
     if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
         raise ValueError(f"mean_field_bound: passes is a positive int, not {passes!r}")
     states.check_params(graph.param_shapes, params)
-    rows, batch = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    rows, _, batch = tables.as_data(graph, data, "mean_field_bound")
     return _bounds(graph, passes, params, rows).reshape(batch)
 
 

@@ -147,7 +147,7 @@ def local_search(
     layers = sweeps.schedule(graph, given.whole)
     if not layers:
         raise StateError("every block is clamped: there is nothing to search for")
-    start, start_batch = states.as_rows(graph.families, init or {})
+    start, start_batch = states.as_rows(graph.families, {} if init is None else init)
     batch = _common_batch(given.batch, start_batch)
     if num_rows is not None:
         if batch or num_rows < 1:
