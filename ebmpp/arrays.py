@@ -50,7 +50,7 @@ def as_array(name: str, value: Any) -> Numbers:
             f"{where}: got a masked array; give ebmpp.Observed(values.filled(0), ~values.mask) for what the "
             "mask leaves"
         )
-    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+    if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _of_frame(where, value)
     if isinstance(value, list | tuple) and any(not is_concrete(v) for v in jax.tree.leaves(value)):
         return jnp.asarray(value)
@@ -65,14 +65,14 @@ def _are_values_and_known(value: tuple) -> bool:
 
 
 def _of_frame(where: str, frame: Any) -> np.ndarray:
-    columns = [frame[name] for name in frame.columns]
-    for name, column in zip(frame.columns, columns, strict=True):
-        kind = getattr(column.dtype, "kind", None)
-        if kind not in ("b", "i", "u", "f"):
-            raise StateError(f"{where}: column {name!r} of the data frame holds {column.dtype}, not numbers")
-    if all(isinstance(column.dtype, np.dtype) for column in columns):
-        return frame.to_numpy()
-    return frame.to_numpy(dtype=float, na_value=np.nan)  # pandas' own number types, which may lack some
+    for name, dtype in zip(frame.columns, frame.dtypes, strict=True):
+        if dtype.kind not in "biuf":
+            raise StateError(f"{where}: column {name!r} of the data frame holds {dtype}, not numbers")
+    plain = all(isinstance(dtype, np.dtype) for dtype in frame.dtypes)
+    common = np.result_type(*frame.dtypes, bool) if plain else np.dtype(float)
+    if common.kind == "f" and any(dtype.kind in "iu" for dtype in frame.dtypes):
+        common = np.longdouble  # doubles would round whole numbers past 2**53 before they are checked
+    return frame.to_numpy(common) if plain else frame.to_numpy(common, na_value=np.nan)  # pandas' own types
 
 
 def settle(name: str, family: Family, given: Numbers, check: bool = True) -> Array:
@@ -83,16 +83,14 @@ def settle(name: str, family: Family, given: Numbers, check: bool = True) -> Arr
     :raises StateError: for a value outside the support, or one that jax's default floats cannot hold.
     """
     dtype = jnp.result_type(float)
-    with jax.ensure_compile_time_eval():  # so that known values stay known under jit
-        if isinstance(given, np.ndarray):
-            with np.errstate(over="ignore"):
-                made = jnp.asarray(given.astype(dtype))
-        else:
-            made = given.astype(dtype)
-    if check and is_concrete(made):
-        check_values(name, family, made, given)
-        _check_width(name, family, made, given)
-    return made.astype(family.dtype)
+    if not is_concrete(given):
+        return given.astype(family.dtype)
+    with jax.ensure_compile_time_eval(), np.errstate(over="ignore"):  # known values stay known under jit
+        made = jnp.asarray(given.astype(dtype))
+        if check:
+            check_values(name, family, made, given)
+            _check_width(name, family, made, given)
+        return made.astype(family.dtype)
 
 
 def check_values(name: str, family: Family, x: Array, given: Numbers | None = None) -> None:

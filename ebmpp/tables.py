@@ -6,6 +6,7 @@ Arrays, lists, data frames, memory maps, dicts of them and :class:`~ebmpp.Observ
 and shapes are looked at first, values when they are read, and a row is never broadcast to others.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -113,7 +114,8 @@ def check_table(graph: "FactorGraph", table: Table) -> Data:
         family, mask = graph.families[b], table.known.get(b)
         rows[b] = settle(b, family, states.fill(family, v, mask)).reshape(-1, *family.shape)
         if mask is not None:
-            known[b] = jnp.asarray(mask).reshape(-1, *family.shape)
+            with jax.ensure_compile_time_eval() if is_concrete(mask) else contextlib.nullcontext():
+                known[b] = jnp.asarray(mask).reshape(-1, *family.shape)
     return Data(rows, known, table.batch)
 
 

@@ -174,6 +174,7 @@ WIDE = [
     (np.array([[2**63 - 1]]), "got 9223372036854775807"),
     (np.array([[1e39]]), r"got 1e\+39 at"),
     (pd.DataFrame({"a": [2**40 + 1]}), "got 1099511627777"),
+    (pd.DataFrame({"a": [2**53 + 1]}).astype("Int64"), "got 9007199254740992|got 9007199254740993"),
 ]
 
 
@@ -211,6 +212,12 @@ def test_real_numbers_round_as_floats_do(family):
         StateError, match=r"got 1e\+39 at index \(0, 0\) .* float32 cannot hold: it would be inf"
     ):
         read(graph, np.array([[1e39]]))
+
+
+def test_columns_of_unlike_types_are_not_rounded_before_they_are_checked():
+    frame = pd.DataFrame({"a": [2**53 + 1], "b": [0.0]})  # as doubles 2**53, which float32 holds
+    with pytest.raises(StateError, match=r"at index \(0, 0\) .*float32 cannot hold"):
+        read(pair(Poisson(2), Bernoulli(1)), frame)
 
 
 def test_a_category_keeps_its_own_type():
