@@ -9,6 +9,7 @@ bilinear energy into one matrix product, as fast as one written by hand.
 """
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -100,7 +101,27 @@ def log_base_measure(graph: "FactorGraph", x: Mapping[str, Array]) -> Array:
 
 
 def log_unnormalized(
-    graph: "FactorGraph", params: Params, x: Mapping[str, Array], blocks: Iterable[str]
+    graph: "FactorGraph",
+    params: Params,
+    x: Mapping[str, Array],
+    blocks: Iterable[str],
+    known: Mapping[str, Array] = MappingProxyType({}),
 ) -> Array:
-    """log of the unnormalised density of the kept blocks ``x``, ``blocks`` summed out, for one state."""
-    return log_marginal(graph, params, graph.statistics(x), blocks) + log_base_measure(graph, x)
+    """log of the unnormalised density of the kept blocks ``x``, ``blocks`` summed out, for one state.
+
+    :param known: masks of kept blocks of which some units alone are known: the others are summed out too. No
+        two of these blocks and ``blocks`` interact.
+    """
+    kept = {b: v for b, v in x.items() if b not in known}
+    if not known:
+        return log_marginal(graph, params, graph.statistics(kept), blocks) + log_base_measure(graph, kept)
+    at_zero, eta = affine(graph, params, graph.statistics(kept), (*blocks, *known))
+    value = at_zero + log_base_measure(graph, kept)
+    for b, e in eta.items():
+        family = graph.families[b]
+        each = family.log_normalizer(e)
+        if b in known:
+            linear = (e * family.statistics(x[b])).reshape(*family.shape, -1).sum(-1)
+            each = jnp.where(known[b], linear + family.log_base_measure(x[b]), each)
+        value = value + each.sum()
+    return value

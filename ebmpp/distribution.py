@@ -19,6 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, derived, states, sweeps
+from ebmpp.arrays import describe
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.layout import Layout
@@ -78,7 +79,7 @@ class _UnitwiseSupport(constraints.Constraint):
         return (), ((), {"graph": self.graph, "layout": self.layout})
 
     def __repr__(self) -> str:
-        listed = (f"{b}: {states.describe(self.graph.families[b])}" for b in self.layout.names)
+        listed = (f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names)
         return f"UnitwiseSupport({', '.join(listed)})"
 
 

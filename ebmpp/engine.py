@@ -130,7 +130,7 @@ def run_pairs(
     :param x: starts of the leading chains, ``(jobs, *shape)`` a block.
     :param y: starts of the following chains.
     :param pair: the key pair of the run; job j draws from ``fold_in(pair, j)``.
-    :param keep: units that are held in all pairs, masks of shape ``(1, *shape)``.
+    :param keep: units that are held: masks of shape ``(1, *shape)`` for all pairs, or ``(jobs, *shape)``.
     :param job_weights: what a job counts in the sum, ``(jobs,)``; 1 each by default.
     """
     engine = _Engine(graph, moves, accumulator, params, window, keep or {}, job_weights)
@@ -268,13 +268,16 @@ class _Engine:
         pairs = bits.fold_in(keys[run.slots.job], run.slots.t + 1)
         # from what the loop carries, which has the same bits wherever it is read
         run = run._replace(slots=run.slots._replace(z=copied(run.slots.z, run.slots.same)))
+        keep = {b: k if len(k) == 1 else k[run.slots.job] for b, k in self.keep.items()}
         for start, move in zip(self.offsets, self.moves, strict=False):
-            prepared = move.prepare(self.graph, self.params, run.slots.z, self.keep)
-            step = partial(self._step, move=move, prepared=prepared, start=start, pairs=pairs)
+            prepared = move.prepare(self.graph, self.params, run.slots.z, keep)
+            step = partial(self._step, move=move, prepared=prepared, start=start, pairs=pairs, keep=keep)
             run = each_part(move.num_parts(self.graph), step, run)
         return run
 
-    def _step(self, part: Any, run: _Run, move: Move, prepared: Any, start: int, pairs: Array) -> _Run:
+    def _step(
+        self, part: Any, run: _Run, move: Move, prepared: Any, start: int, pairs: Array, keep: Keep
+    ) -> _Run:
         slots, index = run.slots, start + part
         at = slots.active & (slots.move == index)
         trial = Trial(
@@ -285,8 +288,8 @@ class _Engine:
             slots.same,
             self.most_trials,
         )
-        focused = move.focus(self.graph, prepared, slots.z, self.keep, part)
-        tried = move.attempt(self.graph, focused, slots.z, self.keep, trial)
+        focused = move.focus(self.graph, prepared, slots.z, keep, part)
+        tried = move.attempt(self.graph, focused, slots.z, keep, trial)
         take = at[None] & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted.all(0)

@@ -10,6 +10,7 @@ with one another are integrated jointly. Everything is differentiated through, n
 from collections.abc import Iterable, Mapping
 from functools import partial
 import math
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import networkx as nx
@@ -37,19 +38,25 @@ _MOST_BLOCKS = 16  # up to here every maximal independent set is tried (at most 
 
 
 class Plan(NamedTuple):
-    """What happens to each block that is not given."""
+    """What happens to each block that is not given, or of which some units are not."""
 
     enumerated: tuple[str, ...]
     summed: tuple[str, ...]
     integrated: tuple[str, ...]
+    lacking: tuple[tuple[str, int], ...] = ()
+    """Of blocks of which some units are given: how many are not, at most."""
 
 
 # -- the plan ------------------------------------------------------------------------------------
 
 
-def num_states(graph: FactorGraph, blocks: Iterable[str]) -> int:
-    """How many joint states ``blocks`` have; each of them takes finitely many values."""
-    return math.prod(len(graph.families[b].states()) ** graph.families[b].size for b in blocks)
+def num_states(graph: FactorGraph, blocks: Iterable[str], lacking: Iterable[tuple[str, int]] = ()) -> int:
+    """How many joint states ``blocks`` have; each of them takes finitely many values.
+
+    :param lacking: see :class:`Plan`.
+    """
+    free = {b: graph.families[b].size for b in blocks} | {b: n for b, n in lacking if b in blocks}
+    return math.prod(len(graph.families[b].states()) ** n for b, n in free.items())
 
 
 def count_text(count: int) -> str:
@@ -63,9 +70,11 @@ def count_text(count: int) -> str:
     return f"{tenths / 10:.1f}e{power}" if tenths < 100 else f"1.0e{power + 1}"
 
 
-def make_plan(graph: FactorGraph, given: Iterable[str] = ()) -> Plan:
+def make_plan(graph: FactorGraph, given: Iterable[str] = (), lacking: Iterable[tuple[str, int]] = ()) -> Plan:
     """The independent set to sum out that leaves the fewest states to enumerate.
 
+    :param given: blocks that are known as a whole.
+    :param lacking: see :class:`Plan`.
     :raises IntractableError: when blocks of infinitely many states interact, or too many are left.
     """
     given = set(given)
@@ -77,15 +86,16 @@ def make_plan(graph: FactorGraph, given: Iterable[str] = ()) -> Plan:
     taken = infinite | set(graph.neighbours(infinite))
     rest = graph.to_networkx().subgraph(b for b in free if b not in taken and b not in graph.splits)
     place = {b: i for i, b in enumerate(free)}
-    plans = []
+    plans, lacking = [], tuple(lacking)
     for chosen in independent_sets(rest, graph.block_layers):
         summed = (infinite - integrated).union(chosen)
         left = (b for b in free if b not in summed | integrated)
         ordered = (tuple(sorted(group, key=place.__getitem__)) for group in (left, summed, integrated))
-        plans.append(Plan(*ordered))
+        plans.append(Plan(*ordered, lacking))
     # the places break ties, so that the plan does not depend on the hashes of the names
-    best = min(plans, key=lambda p: (num_states(graph, p.enumerated), [place[b] for b in p.enumerated]))
-    refuse_many(graph, best.enumerated, best.summed, _MOST_STATES)
+    count = lambda p: num_states(graph, p.enumerated, lacking)  # noqa: E731
+    best = min(plans, key=lambda p: (count(p), [place[b] for b in p.enumerated]))
+    refuse_many(graph, best.enumerated, best.summed, _MOST_STATES, lacking)
     return best
 
 
@@ -111,9 +121,15 @@ def _refuse_infinite(graph: FactorGraph, infinite: set[str], integrated: set[str
             )
 
 
-def refuse_many(graph: FactorGraph, listed: tuple[str, ...], summed: tuple[str, ...], most: int) -> None:
+def refuse_many(
+    graph: FactorGraph,
+    listed: tuple[str, ...],
+    summed: tuple[str, ...],
+    most: int,
+    lacking: Iterable[tuple[str, int]] = (),
+) -> None:
     """:raises IntractableError: when ``listed`` have more than ``most`` joint states."""
-    count = num_states(graph, listed)
+    count = num_states(graph, listed, lacking)
     if count > most:
         closed = f" even with {list(summed)} summed out in closed form" if summed else ""
         raise IntractableError(
@@ -128,49 +144,107 @@ def refuse_many(graph: FactorGraph, listed: tuple[str, ...], summed: tuple[str, 
 
 def decode(graph: FactorGraph, blocks: tuple[str, ...], index: Array) -> dict[str, Array]:
     """The joint state of ``blocks`` with this number; the last unit varies fastest."""
-    state, stride = {}, 1
-    for b in reversed(blocks):
+    return decode_unknown(graph, Plan(blocks, (), ()), {}, {}, index)[0]
+
+
+def decode_unknown(
+    graph: FactorGraph, plan: Plan, given: Mapping[str, Array], known: Mapping[str, Array], index: Array
+) -> tuple[dict[str, Array], Array]:
+    """The joint state of the blocks that are enumerated, known units at what is given.
+
+    :return: the state, and whether it counts: where fewer units lack than the plan has room for, numbers
+        past the last state say others again.
+    """
+    state, counts, stride = {}, jnp.array(True), 1
+    room = dict(plan.lacking)
+    for b in reversed(plan.enumerated):
         family = graph.families[b]
-        values = family.states()
-        powers = stride * len(values) ** np.arange(family.size)[::-1]
+        values, size = family.states(), room.get(b, family.size)
+        powers = stride * len(values) ** np.arange(size)[::-1]
         digits = index // powers.astype(np.int32) % len(values)
-        state[b] = values[digits].reshape(family.shape)
-        stride *= len(values) ** family.size
-    return state
+        stride *= len(values) ** size
+        if b not in known:
+            state[b] = values[digits].reshape(family.shape)
+            continue
+        free = ~known[b].reshape(-1)
+        turn = jnp.cumsum(free) - 1  # the k-th unknown unit takes the k-th digit
+        drawn = values[digits][jnp.clip(turn, 0, size - 1)].reshape(family.shape)
+        state[b] = jnp.where(known[b], given[b], drawn)
+        counts &= jnp.where(jnp.arange(size) < free.sum(), True, digits == 0).all()
+    return state, counts
 
 
 def log_term(
-    graph: FactorGraph, params: Params, given: Mapping[str, Array], plan: Plan, index: Array
+    graph: FactorGraph,
+    params: Params,
+    given: Mapping[str, Array],
+    plan: Plan,
+    index: Array,
+    known: Mapping[str, Array] = MappingProxyType({}),
 ) -> Array:
-    """log of one enumerated state's share of the sum."""
-    x = {**given, **decode(graph, plan.enumerated, index)}
-    if not plan.integrated:
-        return derived.log_unnormalized(graph, params, x, plan.summed)
-    return _gaussian_integral(graph, params, x, plan)
+    """log of one enumerated state's share of the sum.
+
+    :param known: masks of the blocks of ``given`` that lack units.
+    """
+    listed, counts = decode_unknown(graph, plan, given, known, index)
+    x = {**given, **listed}
+    partly = {b: k for b, k in known.items() if b in plan.summed}
+    summed = tuple(b for b in plan.summed if b not in partly)
+    if plan.integrated:
+        value = _gaussian_integral(graph, params, x, plan.integrated, summed, known, partly)
+    else:
+        value = derived.log_unnormalized(graph, params, x, summed, partly)
+    return jnp.where(counts, value, -jnp.inf) if known else value
 
 
-def _gaussian_integral(graph: FactorGraph, params: Params, x: Mapping[str, Array], plan: Plan) -> Array:
-    """log of the integral over the Gaussian blocks: their log density is quadratic."""
-    origin = {b: jnp.zeros(graph.families[b].shape, jnp.result_type(float)) for b in plan.integrated}
+def _gaussian_integral(
+    graph: FactorGraph,
+    params: Params,
+    x: Mapping[str, Array],
+    blocks: tuple[str, ...],
+    summed: tuple[str, ...],
+    known: Mapping[str, Array],
+    partly: Mapping[str, Array],
+) -> Array:
+    """log of the integral over the unknown units of Gaussian blocks: their log density is quadratic."""
+    dtype = jnp.result_type(float)
+    zero = {b: jnp.zeros(graph.families[b].shape, dtype) for b in blocks}
+    origin = {b: jnp.where(known[b], x[b], z) if b in known else z for b, z in zero.items()}
+    free = {b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z for b, z in zero.items()}
     flat, unravel = jax.flatten_util.ravel_pytree(origin)
-    energy = lambda z: -derived.log_unnormalized(graph, params, {**x, **unravel(z)}, plan.summed)  # noqa: E731
-    at_zero, slope = jax.value_and_grad(energy)(flat)
-    factor = jnp.linalg.cholesky(jax.hessian(energy)(flat))  # NaN where the integral diverges
+    free, _ = jax.flatten_util.ravel_pytree(free)
+    energy = lambda z: -derived.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)  # noqa: E731
+    at_origin, slope = jax.value_and_grad(energy)(flat)
+    precision = jax.hessian(energy)(flat)
+    if known:  # units that are held have no say: a precision of 1, and no slope
+        precision, slope = jnp.diag(1 - free) + precision * jnp.outer(free, free), slope * free
+    factor = jnp.linalg.cholesky(precision)  # NaN where the integral diverges
     half = jax.scipy.linalg.solve_triangular(factor, slope, lower=True)
     log_root = jnp.log(jnp.diagonal(factor)).sum()
-    return 0.5 * half @ half - at_zero + 0.5 * flat.size * math.log(2 * math.pi) - log_root
+    return 0.5 * half @ half - at_origin + 0.5 * free.sum() * math.log(2 * math.pi) - log_root
 
 
 def chunk_size(graph: FactorGraph, plan: Plan) -> int:
     """States in flight at once."""
     entries = sum(graph.families[b].size for b in plan.integrated) ** 2
-    return min(num_states(graph, plan.enumerated), CHUNK, max(64, _MOST_HESSIANS // max(1, entries)))
+    return min(
+        num_states(graph, plan.enumerated, plan.lacking), CHUNK, max(64, _MOST_HESSIANS // max(1, entries))
+    )
 
 
-def log_sum(graph: FactorGraph, params: Params, given: Mapping[str, Array], plan: Plan) -> Array:
-    """log of the sum over all blocks that are not ``given``, for one state of those that are."""
-    count, chunk = num_states(graph, plan.enumerated), chunk_size(graph, plan)
-    term = partial(log_term, graph, params, given, plan)
+def log_sum(
+    graph: FactorGraph,
+    params: Params,
+    given: Mapping[str, Array],
+    plan: Plan,
+    known: Mapping[str, Array] = MappingProxyType({}),
+) -> Array:
+    """log of the sum over all blocks that are not ``given``, for one state of those that are.
+
+    :param known: masks of the blocks of ``given`` that lack units.
+    """
+    count, chunk = num_states(graph, plan.enumerated, plan.lacking), chunk_size(graph, plan)
+    term = partial(log_term, graph, params, given, plan, known=known)
 
     @jax.checkpoint  # reverse mode recomputes a chunk instead of keeping all of them
     def of_chunk(start: Array) -> Array:

@@ -15,7 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import coloring, declaration, derived, domain, initialization, lateral, pairwise, states
+from ebmpp import coloring, declaration, derived, domain, initialization, lateral, pairwise, states, tables
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import Family
@@ -206,7 +206,8 @@ class FactorGraph:
         """Initial params, a dict keyed by factor name.
 
         :param rng_key: a jax key.
-        :param data: rows of the visible blocks; their base rates become the visible biases.
+        :param data: rows of the visible blocks; their base rates become the visible biases, those of known
+            entries alone where a block is an :class:`~ebmpp.Observed`.
         :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
             (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with
             "weight" ("gaussian", "orthogonal", "zero") and "bias" ("base_rate", "logistic", "zero").
@@ -217,10 +218,9 @@ class FactorGraph:
         made = initialization.resolve(scheme)
         means = {}
         if data is not None:
-            rows, _ = states.as_rows(self.families, self.as_visible(data), tuple(self.visible))
-            for block, x in rows.items():
-                each = self.families[block].statistics(x)
-                means[block] = (jnp.average(each, axis=0, weights=weights), len(x))
+            rows, known, _ = tables.as_data(self, data, missing=None)
+            of = lambda b: (self.families[b], rows[b], known.get(b), weights)  # noqa: E731
+            means = {b: initialization.mean_statistics(*of(b)) for b in rows}
         keys = jax.random.split(rng_key, max(1, len(self.factors)))
         return {
             factor.name: initialization.init_factor(factor, key, self.families, made, means)
@@ -242,8 +242,8 @@ class FactorGraph:
             with jax.ensure_compile_time_eval():  # under jit, known params would be staged
                 domain.check(self, params)
 
-    def as_visible(self, data: Mapping[str, Array] | Array) -> dict[str, Array]:
-        """Data as a dict of visible blocks; a bare array stands for the only one.
+    def as_visible(self, data: State | Array) -> dict[str, Any]:
+        """Data as a dict of visible blocks; a bare array (or the like) stands for the only one.
 
         :raises StateError: for a bare array when there are several visible blocks.
         """
@@ -254,7 +254,13 @@ class FactorGraph:
             raise states.StateError(
                 f"data is one array, and there are visible blocks {list(self.visible)}: give a dict"
             )
-        return {next(iter(self.visible)): states.as_array("data", data)}
+        return {next(iter(self.visible)): data}
+
+    def _as_state(self, x: State | Array) -> dict[str, Any]:
+        """A state as a dict of blocks; a bare array stands for the only visible one."""
+        x = dict(x) if isinstance(x, Mapping) else self.as_visible(x)
+        states.check_names(x, self.families)
+        return x
 
     # -- what follows from the energy ------------------------------------------------------------
 
@@ -262,14 +268,15 @@ class FactorGraph:
         """Sufficient statistics of each block of ``x``."""
         return {b: self.families[b].statistics(v) for b, v in x.items()}
 
-    def _rows(self, params: Params, x: State, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
+    def _rows(self, params: Params, x: State | Array, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
         states.check_params(self.param_shapes, params)
-        return states.as_rows(self.families, x, tuple(needed))
+        return states.as_rows(self.families, self._as_state(x), tuple(needed))
 
-    def energy(self, params: Params, x: State) -> Array:
+    def energy(self, params: Params, x: State | Array) -> Array:
         """E(t(x)).
 
-        :param x: every block, shapes ``(*batch, *shape)``.
+        :param x: every block, shapes ``(*batch, *shape)``; here and in what follows a bare array stands for
+            the only visible block.
         :return: shape ``(*batch,)``.
         :raises StateError: missing or unknown block, wrong shape, NaN, or outside the support.
         """
@@ -277,20 +284,20 @@ class FactorGraph:
         value = jax.vmap(lambda t: derived.energy(self, params, t))(self.statistics(rows))
         return value.reshape(batch)
 
-    def log_density(self, params: Params, x: State) -> Array:
+    def log_density(self, params: Params, x: State | Array) -> Array:
         """log p(x) + log Z: minus the energy, plus the base measures."""
         rows, batch = self._rows(params, x, self.families)
         base = jax.vmap(lambda r: derived.log_base_measure(self, r))(rows)
         return base.reshape(batch) - self.energy(params, x)
 
-    def _law(self, params: Params, x: State, block: str) -> tuple[Array, Family]:
+    def _law(self, params: Params, x: State | Array, block: str) -> tuple[Array, Family]:
         """Natural parameters of a block, or of a part of one such as "x[0]", and their family."""
         parts_of = {
             lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)
         }
         name, part = parts_of.get(block, (block, None))
         states.check_names([name], self.families)
-        needed = self.neighbours([name]) + ((name,) if name in self.splits else ())
+        needed, x = self.neighbours([name]) + ((name,) if name in self.splits else ()), self._as_state(x)
         rows, batch = self._rows(params, {b: x[b] for b in x if b in self.splits or b != name}, needed)
         family = self.families[name]
         if not rows:
@@ -305,7 +312,7 @@ class FactorGraph:
         flat = eta.reshape(*batch, family.size, *family.stat_shape)
         return jnp.take(flat, units, axis=len(batch)), dataclasses.replace(family, shape=(len(units),))
 
-    def natural_parameters(self, params: Params, x: State, block: str) -> Array:
+    def natural_parameters(self, params: Params, x: State | Array, block: str) -> Array:
         """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``.
 
         :param block: a block, or a part such as "x[0]" of one whose units interact. Of such a whole
@@ -313,7 +320,7 @@ class FactorGraph:
         """
         return self._law(params, x, block)[0]
 
-    def conditional(self, params: Params, x: State, block: str) -> dist.Distribution:
+    def conditional(self, params: Params, x: State | Array, block: str) -> dist.Distribution:
         """The law of ``block`` given the rest: a NumPyro distribution over the whole block.
 
         :param block: a block, or a part such as "x[0]" of one whose units interact, whose units are those of
@@ -328,46 +335,47 @@ class FactorGraph:
         eta, family = self._law(params, x, block)
         return family.distribution(eta)
 
-    def mean(self, params: Params, x: State, block: str) -> Array:
+    def mean(self, params: Params, x: State | Array, block: str) -> Array:
         """Mean statistics of ``block`` given the rest, dA/deta; of each unit, where the units interact."""
         eta, family = self._law(params, x, block)
         return family.mean(eta)
 
-    def mode(self, params: Params, x: State, block: str) -> Array:
+    def mode(self, params: Params, x: State | Array, block: str) -> Array:
         """The most probable value of ``block`` given the rest; of each unit, where the units interact."""
         eta, family = self._law(params, x, block)
         return family.mode(eta)
 
-    def marginal(self, params: Params, x: State, blocks: Iterable[str] | str) -> Array:
+    def marginal(self, params: Params, x: State | Array, blocks: Iterable[str] | str) -> Array:
         """log of the unnormalised density of the other blocks, ``blocks`` summed out exactly.
 
-        :param x: the blocks that stay, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored.
-        :param blocks: blocks that do not interact with one another.
+        :param x: the blocks that stay, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored. Of an
+            :class:`~ebmpp.Observed` one, the unknown units are summed out too.
+        :param blocks: blocks that do not interact with one another, nor with one that lacks units.
         :return: shape ``(*batch,)``.
         :raises IntractableError: when two of ``blocks``, or units of one, interact.
         """
         blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
         states.check_names(blocks, self.families)
-        if self.interacting(blocks):
-            a, b = self.interacting(blocks)[0]
-            raise IntractableError(
-                f"{clash(a, b)}, so they cannot be summed out in closed form; give "
-                f"{'its value' if a == b else 'a value for one of them'} (the layers are {self.block_layers})"
-            )
-        kept = {b: v for b, v in x.items() if b not in blocks}
-        rows, batch = self._rows(params, kept, [b for b in self.families if b not in blocks])
+        states.check_params(self.param_shapes, params)
+        kept = {b: v for b, v in self._as_state(x).items() if b not in blocks}
+        needed = [b for b in self.families if b not in blocks]
+        states.refuse_together(self, blocks)
+        rows, known, batch = states.as_partial_rows(self.families, kept, needed)
+        states.refuse_together(self, blocks, known)
         if not rows:  # nothing is kept, so there is no axis to map over
             return derived.log_unnormalized(self, params, {}, blocks)
-        value = jax.vmap(lambda r: derived.log_unnormalized(self, params, r, blocks))(rows)
+        value = jax.vmap(lambda r, k: derived.log_unnormalized(self, params, r, blocks, k))(rows, known)
         return value.reshape(batch)
 
-    def free_energy(self, params: Params, x: State) -> Array:
+    def free_energy(self, params: Params, x: State | Array) -> Array:
         """F with p(x) proportional to exp(-F(x)): the blocks that ``x`` leaves out are summed out.
 
-        :param x: usually the visible blocks, shapes ``(*batch, *shape)``.
+        :param x: usually the visible blocks, shapes ``(*batch, *shape)``, or :class:`~ebmpp.Observed` ones,
+            whose unknown units are summed out too.
         :return: shape ``(*batch,)``.
         :raises IntractableError: when two blocks left out, or units of one, interact.
         """
+        x = self._as_state(x)
         return -self.marginal(params, x, [b for b in self.families if b not in x])
 
 

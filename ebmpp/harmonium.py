@@ -15,7 +15,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, derived, families, initialization, states, sweeps
+from ebmpp import bits, derived, families, initialization, sweeps, tables
+from ebmpp.arrays import describe
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, layered
@@ -213,7 +214,7 @@ def check_values(owner: object, family: Family, values: np.ndarray) -> None:
     good = (values >= low) & (values <= high) if means else np.asarray(family.in_support(values))
     if not good.all():
         row, column = (int(i) for i in np.argwhere(~good)[0])
-        wanted = f"values from {low:g} to {high:g}" if means else states.describe(family)
+        wanted = f"values from {low:g} to {high:g}" if means else describe(family)
         raise ValueError(
             f"{type(owner).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
             f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X "
@@ -229,7 +230,7 @@ def weighted(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.nda
     """
     if sample_weight is None:
         return values, None
-    states.check_weights(sample_weight, len(values))
+    tables.check_weights(sample_weight, len(values))
     weights = np.asarray(sample_weight, float)
     return values[weights > 0], weights[weights > 0]
 

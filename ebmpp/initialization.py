@@ -14,6 +14,9 @@ from ebmpp.errors import ParameterError
 from ebmpp.factors import Bias, Factor
 from ebmpp.families import Family
 
+#: Mean statistics, and over how many rows: of the block, or of each statistic.
+Mean = tuple[Array, Array | int]
+
 SCHEMES: dict[str, dict[str, str]] = {
     "gaussian": {"weight": "gaussian", "bias": "base_rate"},
     "orthogonal": {"weight": "orthogonal", "bias": "logistic"},
@@ -46,11 +49,11 @@ def init_factor(
     rng_key: Array,
     families: Mapping[str, Family],
     scheme: Mapping[str, str],
-    means: Mapping[str, tuple[Array, int]],
+    means: Mapping[str, Mean],
 ) -> Any:
     """Initial params of one factor.
 
-    :param means: mean statistics and number of rows of the blocks that data were given for.
+    :param means: of :func:`mean_statistics`, for the blocks that data were given for.
     """
     start = factor.init_params(rng_key, families)
     if factor.role == "weight":
@@ -60,9 +63,32 @@ def init_factor(
     if isinstance(factor, Bias):
         block = factor.blocks[0]
         family, mean = families[block], means.get(block)
-        pooled = mean and (factor.pool(mean[0], family), mean[1])
+        pooled = mean and _pooled(factor, family, *mean)
         return _bias(scheme["bias"], rng_key, start, family, pooled)
     return start
+
+
+def mean_statistics(family: Family, x: Array, known: Array | None, weights: Array | None) -> Mean:
+    """Mean statistics over rows, and how many rows; unit by unit where some are not known.
+
+    :param x: rows of a block.
+    :param known: which units are known; None for all.
+    :param weights: of the rows; None for equal ones.
+    """
+    each = family.statistics(x)
+    if known is None:
+        return jnp.average(each, axis=0, weights=weights), len(x)
+    share = known.reshape(known.shape + (1,) * len(family.stat_shape)).astype(each.dtype)
+    own = share if weights is None else share * jnp.asarray(weights).reshape(-1, *(1,) * (share.ndim - 1))
+    total = own.sum(0)
+    return (own * each).sum(0) / jnp.where(total > 0, total, 1), jnp.where(total > 0, share.sum(0), 0)
+
+
+def _pooled(factor: Bias, family: Family, mean: Array, rows: Array | int) -> Mean:
+    if isinstance(rows, int):
+        return factor.pool(mean, family), rows
+    count = factor.pool(rows, family)
+    return factor.pool(rows * mean, family) / jnp.where(count > 0, count, 1), count
 
 
 def _weight(how: str, rng_key: Array, start: Array, row_axes: int | None) -> Array:
@@ -75,7 +101,7 @@ def _weight(how: str, rng_key: Array, start: Array, row_axes: int | None) -> Arr
     return matrix.reshape(start.shape)
 
 
-def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: tuple[Array, int] | None) -> Array:
+def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: Mean | None) -> Array:
     if how == "logistic":  # Logistic(0, 0.5): Taniguchi et al. (2023), section 5
         noise = 0.5 * jax.random.logistic(rng_key, start.shape, start.dtype)
         # a second statistic (a precision) or a rate must stay in its domain: only free ones move
@@ -86,14 +112,14 @@ def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: tuple[Ar
     return start
 
 
-def base_rate(family: Family, mean: Array, rows: int, start: Array) -> Array:
+def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array:
     """The natural parameter of a block that has the mean statistics of data.
 
     One pseudo-row of the law at ``start`` keeps units that never change inside the domain.
 
     :param family: the block's.
     :param mean: statistics averaged over rows.
-    :param rows: how many there are.
+    :param rows: how many there are, or of each statistic.
     :param start: a natural parameter.
     """
     return family.from_mean((rows * mean + family.mean(start)) / (rows + 1))

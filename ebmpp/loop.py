@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a training run, and what happens between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 import time
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,13 +51,15 @@ def estimate_step(
     pair: Array,
     step: Array,
     weights: Array | None = None,
+    known: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[Params, Any, dict[str, Array]]:
     """One gradient estimate from the rows ``index``; from all of them where that is None.
 
     :param weights: of all ``rows``, of mean 1 over the data; None for equal ones.
+    :param known: of the blocks of ``rows`` that lack units, which are known.
     """
     take = lambda a: a if index is None else a[index]  # noqa: E731
-    batch = Batch.of({b: take(v) for b, v in rows.items()})
+    batch = Batch.of(*({b: take(v) for b, v in x.items()} for x in (rows, known)))
     if weights is not None:
         batch = batch._replace(weights=take(weights) * batch.weights)
     made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, step, 2))
@@ -78,6 +81,15 @@ def _update(
     keep = lambda new, old: jnp.where(ok, new, old)  # noqa: E731
     params, state = jax.tree.map(keep, (proposed, moved), (params, state))
     return params, state, ok, optax.tree.norm(gradient)
+
+
+def _check_missing(estimator: Estimator, given: Selection) -> None:
+    """:raises StateError: where rows lack entries and the estimator does not know what to make of that."""
+    if given.known and not getattr(estimator, "takes_missing", False):
+        raise StateError(
+            f"block {next(iter(given.known))!r} of the data has missing entries, and {estimator!r} trains on "
+            "whole rows; UCD, CD, PCD and their kin train on what is known, and ebmpp.complete fills it in"
+        )
 
 
 class Loop:
@@ -102,6 +114,8 @@ class Loop:
         self.graph, self.stages, self.source, self.pair = graph, stages, source, pair
         self.log, self.every, self.callbacks, self.best = log, every, callbacks, best
         self.save: Checkpoints | None = None
+        for stage in stages.stages:
+            _check_missing(stage.estimator, source.sample())
         self._save_every = self._saved = 0
         self._looked = 0.0
 
@@ -181,10 +195,11 @@ class Loop:
 
     def _step(self, step: int, number: int, state: State) -> tuple[State, dict[str, Any]]:
         """One gradient and one update; after a failure the state stays as it was."""
-        rows, index, weights = self._select(step, state)
+        rows, index, weights, known = self._select(step, state)
         stage, key = self.stages[number], np.uint32(step)
+        given = (rows, index, self.pair, key, weights, known)
         gradient, carried, metrics = estimate_step(
-            self.graph, stage.estimator, state.params, state.estimator, rows, index, self.pair, key, weights
+            self.graph, stage.estimator, state.params, state.estimator, *given
         )
         # Two programs: trying another optimiser does not compile the estimator again.
         params, optimizer, ok, norm = _update(
@@ -196,7 +211,9 @@ class Loop:
     def _select(self, step: int, state: State) -> Selection:
         """:raises DataError: where the data fail; a checkpoint keeps what was done."""
         try:
-            return self.source.batch(self.stages.batch(step))
+            made = self.source.batch(self.stages.batch(step))
+            _check_missing(self.stages[self.stages.at(step)].estimator, made)
+            return made
         except StateError as error:
             stop_if_failed(state, self.log)
             self._checkpoint(step, state)

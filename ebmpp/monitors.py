@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, derived, states
+from ebmpp import bits, derived, tables
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
@@ -77,8 +77,8 @@ class _Of:
         return self.fn(*self.fixed, *given)
 
 
-def _rows(graph: FactorGraph, data: Any) -> Rows:
-    return states.check_rows(graph, data)[0]
+def _rows(graph: FactorGraph, data: Any, missing: str | None = "this monitor") -> Rows:
+    return tables.check_rows(graph, data, missing)[0]
 
 
 def _check_free_energy(graph: FactorGraph, name: str) -> None:
@@ -111,7 +111,7 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
     -6.2383
     """
-    rows = _rows(graph, data)
+    rows = _rows(graph, data, missing=None)
     monitor = Monitor(_Of(_log_likelihood, (graph,)), (rows,))
     try:
         jax.eval_shape(monitor, graph.param_shapes)  # plans the sum, and sums nothing

@@ -14,7 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, states, sweeps
+from ebmpp import bits, sweeps, tables
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
 from ebmpp.factors import Factor
@@ -79,7 +79,7 @@ def pretrain(
     """
     levels = _levels(graph)
     init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))
-    rows, _ = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    rows, _, _ = tables.as_data(graph, data, "pretrain")
     params = graph.init(init_key, rows, scheme)
     settings = {
         "estimator": CD(k=1) if estimator is None else estimator,

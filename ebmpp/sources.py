@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 from functools import lru_cache
 import itertools
+import math
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,10 +15,12 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, states
+from ebmpp import bits, tables
 from ebmpp.checkpoint import digest
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
+from ebmpp.states import Observed
+from ebmpp.tables import Data as CheckedData, Table
 
 Rows = dict[str, Array]
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
@@ -36,6 +39,12 @@ class Selection(NamedTuple):
     """Which rows; None for all, as they are."""
     weights: Array | None = None
     """One a row of ``rows``, of mean 1 over the data; None for equal ones."""
+    known: Rows = {}  # noqa: RUF012
+    """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
+
+    def observed(self) -> dict[str, Any]:
+        """All rows, block by block, with what is known of those that lack units."""
+        return CheckedData(self.rows, self.known, ()).observed()
 
 
 class Source(Protocol):
@@ -44,7 +53,7 @@ class Source(Protocol):
     batch_size: int
 
     def sample(self) -> Selection:
-        """Rows to start from, whole: base rates, and an estimator's first state."""
+        """All rows of a selection to start from: base rates, and an estimator's first state."""
 
     def batch(self, number: int) -> Selection:
         """The batch of this number, from 0. Numbers never go down, and may be skipped.
@@ -71,17 +80,16 @@ def as_source(
             raise StateError("weights are one a row of data in arrays; a stream of batches has none")
         return Stream(graph, data, batch_size)
     order = Order(bits.key_pair(order_key), DEFAULT_BATCH if batch_size is None else batch_size)
-    if any(isinstance(v, np.memmap) for v in (data.values() if isinstance(data, Mapping) else [data])):
-        return HostRows(graph, data, weights, order)
-    return DeviceRows(graph, data, weights, order)
+    kind = HostRows if any(isinstance(v, np.memmap) for v in jax.tree.leaves(data)) else DeviceRows
+    return kind(graph, tables.as_table(graph, data), weights, order)
 
 
 def _is_stream(data: object) -> bool:
-    if isinstance(data, (list, tuple)):  # rows of numbers, or batches of named blocks
-        return bool(data) and isinstance(data[0], Mapping)
-    if isinstance(data, Mapping) or hasattr(data, "__array__") or hasattr(data, "shape"):
+    if isinstance(data, Mapping | Observed) or hasattr(data, "__array__") or hasattr(data, "shape"):
         return False
-    return callable(data) or isinstance(data, Iterable)
+    if isinstance(data, list | tuple):  # rows of numbers, or batches
+        return bool(data) and isinstance(data[0], Mapping | Observed)
+    return callable(data) or (isinstance(data, Iterable) and not isinstance(data, str | bytes))
 
 
 class Order:
@@ -119,56 +127,42 @@ class Order:
 class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
-    def __init__(self, graph: FactorGraph, data: Any, weights: Any, order: Order) -> None:
-        self.rows, size = states.check_rows(graph, data)
+    def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
+        size = tables.one_axis(graph, table)
+        self.rows, self.known, _ = jax.device_put(tables.check_table(graph, table))
         self.order = order.of(size)
         self.batch_size = self.order.batch_size
-        self.weights = None if weights is None else jax.device_put(states.check_weights(weights, size))
+        self.weights = None if weights is None else jax.device_put(tables.check_weights(weights, size))
         self._whole = jnp.arange(size) if self.batch_size == size else None
 
     def sample(self) -> Selection:
         """All of them."""
-        return Selection(self.rows, None, self.weights)
+        return Selection(self.rows, None, self.weights, self.known)
 
     def batch(self, number: int) -> Selection:
         """An index."""
         index = self._whole
         if index is None:
             index = jnp.asarray(self.order.batch(number).astype(np.int32))
-        return Selection(self.rows, index, self.weights)
+        return Selection(self.rows, index, self.weights, self.known)
 
     def identity(self) -> dict[str, Any]:
         """A digest of every byte."""
-        return {"data": digest(jax.device_get(self.rows)), "weights": _weights_digest(self.weights)}
+        return {"data": _data_digest(self.rows, self.known), "weights": _weights_digest(self.weights)}
 
 
 class HostRows:
     """Memory-mapped arrays: a batch's rows are read and checked when their step comes."""
 
-    def __init__(self, graph: FactorGraph, data: Any, weights: Any, order: Order) -> None:
-        if not isinstance(data, Mapping):
-            data = dict.fromkeys(graph.as_visible(data[:0]), data)  # nothing is read
-        self.graph = graph
-        self.data = {b: v if isinstance(v, np.memmap) else np.asarray(v) for b, v in data.items()}
-        states.check_names(data, graph.visible, "visible block")
-        states.batch_shape(graph.families, self.data)
-        leading = {b: v.shape[: v.ndim - len(graph.families[b].shape)] for b, v in self.data.items()}
-        if len(set(leading.values())) != 1 or any(
-            len(shape) != 1 or 0 in shape for shape in leading.values()
-        ):
-            raise StateError(
-                "memory-mapped data need one leading axis of at least one row, the same for every block; got "
-                f"leading axes {leading}"
-            )
-        states.as_rows(graph.families, {b: v[:0] for b, v in self.data.items()}, tuple(graph.visible))
-        ((self.size,),) = set(leading.values())
+    def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
+        self.graph, self.table, self.size = graph, table, tables.one_axis(graph, table)
         self.order = order.of(self.size)
         self.batch_size = self.order.batch_size
-        self.weights = None if weights is None else states.check_weights(weights, self.size)
+        self.weights = None if weights is None else tables.check_weights(weights, self.size)
 
     def _chosen(self) -> np.ndarray:
         """Numbers of some thousand rows, evenly spread, and not too many bytes."""
-        row = sum(v[0].nbytes for v in self.data.values())
+        row = sum(v.itemsize * math.prod(v.shape[1:]) for v in self.table.values.values())
         count = min(self.size, _SAMPLE_ROWS, max(1, _SAMPLE_BYTES // max(1, row)))
         return np.linspace(0, self.size - 1, count).astype(np.int64)
 
@@ -182,31 +176,30 @@ class HostRows:
 
     def identity(self) -> dict[str, Any]:
         """A digest of shapes, types and some thousand rows."""
-        made = {f"rows of {b}": np.asarray(v[self._chosen()]) for b, v in self.data.items()}
+        some = self.table.take(self._chosen())
+        made = {f"rows of {b}": v for b, v in some.values.items()}
+        made |= {f"known of {b}": v for b, v in some.known.items()}
         return {
             "data": digest({**made, "size": np.array(self.size)}),
             "weights": _weights_digest(self.weights),
         }
 
     def _read(self, index: np.ndarray) -> Selection:
-        rows = {}
-        for b, v in self.data.items():
-            read, family = np.asarray(v[index]), self.graph.families[b]
-            with _on_host():
-                try:
-                    states.check_values(b, family, read)
-                except StateError:
-                    self._refuse(b, read, index)
-                    raise
-            rows[b] = jax.device_put(read.astype(family.dtype))
-        weights = None if self.weights is None else jax.device_put(self.weights[index])
-        return Selection(rows, None, weights)
-
-    def _refuse(self, block: str, read: np.ndarray, index: np.ndarray) -> None:
-        """:raises StateError: for the first wrong row, with its number in the data."""
-        for number, row in zip(index, read, strict=True):
+        some = self.table.take(index)
+        with _on_host():
             try:
-                states.check_values(block, self.graph.families[block], row)
+                rows, known, _ = tables.check_table(self.graph, some)
+            except StateError:
+                self._refuse(some, index)
+                raise
+        weights = None if self.weights is None else jax.device_put(self.weights[index])
+        return Selection(jax.device_put(rows), None, weights, jax.device_put(known))
+
+    def _refuse(self, read: Table, index: np.ndarray) -> None:
+        """:raises StateError: for the first wrong row, with its number in the data."""
+        for at, number in enumerate(index):
+            try:
+                tables.check_table(self.graph, read.take(np.array([at])))
             except StateError as error:
                 raise StateError(f"row {number} of the data: {error}") from None
 
@@ -235,20 +228,22 @@ class Stream:
         if number > self._number:
             passed = number - self._number - 1
             for given in itertools.islice(self._batches, passed, passed + 1):
-                self._number, self._rows = number, self._check(number, given)
+                self._number, self._last = number, self._check(number, given)
                 break
             else:
                 raise StateError(self._end(number))
-        return Selection(self._rows)
+        return self._last
 
     def identity(self) -> dict[str, Any]:
         """A digest of the first batch."""
-        return {"data": digest(jax.device_get(self._first.rows)), "weights": None}
+        return {"data": _data_digest(self._first.rows, self._first.known), "weights": None}
 
-    def _check(self, number: int, given: Any) -> Rows:
+    def _check(self, number: int, given: Any) -> Selection:
         try:
             with _on_host():
-                rows, size = states.check_rows(self.graph, given)
+                table = tables.as_table(self.graph, given)
+                size = tables.one_axis(self.graph, table)
+                rows, known, _ = tables.check_table(self.graph, table)
         except StateError as error:
             raise StateError(f"batch {number} of the stream: {error}") from None
         if self.batch_size not in (0, size):
@@ -258,7 +253,8 @@ class Stream:
             )
         self.batch_size = size
         # A copy, for a loader may write its next batch where this one stands.
-        return {b: jax.device_put(np.array(v)) for b, v in rows.items()}
+        copied = lambda x: {b: jax.device_put(np.array(v)) for b, v in x.items()}  # noqa: E731
+        return Selection(copied(rows), known=copied(known))
 
     @staticmethod
     def _end(number: int) -> str:
@@ -266,6 +262,10 @@ class Stream:
             f"the stream of batches ended before batch {number} (counted from 0); give one that goes on, "
             "such as itertools.cycle(batches), or a generator function with a loop over epochs"
         )
+
+
+def _data_digest(rows: Rows, known: Rows) -> str:
+    return digest(jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}}))
 
 
 def _weights_digest(weights: Any) -> str | None:

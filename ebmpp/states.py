@@ -3,6 +3,7 @@
 """Checks of states and params: every mistake gets a message with a name, a value and a remedy."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,56 +12,18 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.arrays import Numbers, as_array, is_concrete, settle
 from ebmpp.core import checks
-from ebmpp.errors import ParameterError, StateError
+from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.families import Family
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
 
-def is_concrete(x: object) -> bool:
-    """Whether values can be looked at now (not under jit, vmap or grad)."""
-    return not isinstance(x, jax.core.Tracer)
-
-
 def check_names(given: Iterable[str], known: Iterable[str], what: str = "block") -> None:
     """:raises StateError: for a name that is not among ``known``."""
     checks.names(what, given, known, StateError)
-
-
-def check_values(name: str, family: Family, x: Array) -> None:
-    """:raises StateError: for NaN or a value outside the support, with the first place it stands."""
-    if not is_concrete(x):
-        return
-    with jax.ensure_compile_time_eval():  # under jit, known values would be staged, not looked at
-        wrong = np.argwhere(~np.asarray(family.in_support(x)))
-        wanted = describe(family) if len(wrong) else ""
-    if len(wrong):
-        index = tuple(int(i) for i in wrong[0])
-        raise StateError(
-            f"block {name!r} ({family!r}) got {np.asarray(x)[index]!s} at index {index}"
-            f" ({len(wrong)} such value{'s' if len(wrong) > 1 else ''}); expected {wanted}"
-        )
-
-
-def describe(family: Family) -> str:
-    """What values a family takes, in words."""
-    states = family.states()
-    if states is not None and len(states) <= 3:
-        return f"values in {{{', '.join(f'{s:g}' for s in np.asarray(states))}}}"
-    if states is not None:
-        return f"whole numbers from {states[0]:g} to {states[-1]:g}"
-    return str(family.support).strip("<>") or "values in its support"
-
-
-def as_array(name: str, value: object) -> Array:
-    """:raises StateError: for what jax cannot hold as numbers."""
-    try:
-        with jax.ensure_compile_time_eval():  # so that known values stay known under jit
-            return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise StateError(f"block {name!r}: expected an array, got {type(value).__name__}") from error
 
 
 def batch_shape(families: Mapping[str, Family], x: Mapping[str, Array]) -> tuple[int, ...]:
@@ -83,6 +46,17 @@ def batch_shape(families: Mapping[str, Family], x: Mapping[str, Array]) -> tuple
         raise StateError(f"leading axes of the blocks do not broadcast: {leading}") from None
 
 
+def check_present(given: Iterable[str], needed: Iterable[str]) -> None:
+    """:raises StateError: for a block of ``needed`` that is not given."""
+    given, needed = sorted(given), tuple(needed)
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise StateError(
+            f"block {missing[0]!r} is missing: got {given}, and expected a value for "
+            f"{', '.join(repr(n) for n in needed)}, in a dict"
+        )
+
+
 def as_rows(
     families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = ()
 ) -> tuple[dict[str, Array], tuple[int, ...]]:
@@ -90,20 +64,51 @@ def as_rows(
 
     :raises StateError: a block of ``needed`` that is missing, or anything the checks above refuse.
     """
-    x = {name: as_array(name, value) for name, value in dict(x).items()}
-    batch = batch_shape(families, x)
-    missing = [name for name in needed if name not in x]
-    if missing:
+    if not isinstance(x, Mapping):
         raise StateError(
-            f"block {missing[0]!r} is missing: got {sorted(x)}, and expected a value for "
-            f"{', '.join(repr(n) for n in needed)}"
+            f"a state is a dict of the blocks {', '.join(map(repr, families))}, not {checks.tell(x)}"
         )
+    x = {name: as_array(name, value) for name, value in x.items()}
+    batch = batch_shape(families, x)
+    check_present(x, needed)
     rows = {}
     for name, value in x.items():
-        check_values(name, families[name], value)
-        shape = families[name].shape
-        rows[name] = jnp.broadcast_to(value, batch + shape).reshape(-1, *shape)
+        made, shape = settle(name, families[name], value), families[name].shape
+        rows[name] = jnp.broadcast_to(made, batch + shape).reshape(-1, *shape)
     return rows, batch
+
+
+def as_partial_rows(
+    families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = ()
+) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...]]:
+    """:func:`as_rows` of a state that may hold :class:`Observed` blocks.
+
+    :return: rows, masks of the blocks that lack units, and the batch shape.
+    """
+    if not any(isinstance(v, Observed) for v in x.values()):
+        rows, batch = as_rows(families, x, needed)
+        return rows, {}, batch
+    check_names(x, families)
+    check_present(x, needed)
+    given = as_given(families, x)
+    known = {b: k for b, k in given.keep.items() if not (is_concrete(k) and bool(k.all()))}
+    return given.whole | given.partial, known, given.batch
+
+
+def refuse_together(graph: "FactorGraph", blocks: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Whether blocks, and the units that are not known of others, can be summed out together.
+
+    :raises IntractableError: where two of them interact.
+    """
+    for a, b in graph.interacting((*blocks, *known)):
+        give = f"{'its value' if a == b else 'a value for one of them'} (the layers are {graph.block_layers})"
+        if known:
+            lacking = ", ".join(repr(n) for n in dict.fromkeys((a, b)) if n in known)
+            give = (
+                f"every unit of {lacking}, or call exact.log_likelihood, which lists what small models lack, "
+                "or ebmpp.complete, which draws it"
+            )
+        raise IntractableError(f"{clash(a, b)}, so they cannot be summed out in closed form; give {give}")
 
 
 class Observed(NamedTuple):
@@ -139,8 +144,8 @@ class Observed(NamedTuple):
         >>> Observed.where_finite([1.0, float("nan")]).known.tolist()
         [True, False]
         """
-        values = np.asarray(values)
-        return cls(values, np.isfinite(values))
+        values = as_array("values", values)
+        return cls(values, np.isfinite(values) if isinstance(values, np.ndarray) else jnp.isfinite(values))
 
 
 class Given(NamedTuple):
@@ -184,40 +189,57 @@ def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bo
     values, known = {}, {}
     for b, v in given.items():
         if isinstance(v, Observed):
-            values[b], known[b] = _as_observed(b, families[b], v)
+            values[b], known[b] = as_observed(b, families[b], v)
         else:
             values[b] = as_array(b, v)
     batch = batch_shape(families, values)
     if 0 in batch:
         shapes = {b: v.shape for b, v in values.items()}
         raise StateError(f"clamped blocks have no rows: shapes {shapes}; give at least one row")
-    rows = {}
-    for b, v in values.items():
-        if check:
-            check_values(b, families[b], v)
-        full = jnp.broadcast_to(v.astype(families[b].dtype), batch + families[b].shape)
-        rows[b] = full.reshape(-1, *families[b].shape)
-    keep = {b: jnp.broadcast_to(k, batch + families[b].shape) for b, k in known.items()}
-    keep = {b: k.reshape(-1, *families[b].shape) for b, k in keep.items()}
-    whole = {b: v for b, v in rows.items() if b not in known}
-    return Given(whole, {b: rows[b] for b in known}, keep, batch)
+
+    def rows(b: str, v: Numbers) -> Array:
+        return jnp.broadcast_to(v, batch + families[b].shape).reshape(-1, *families[b].shape)
+
+    made = {
+        b: rows(b, settle(b, families[b], fill(families[b], v, known.get(b)), check))
+        for b, v in values.items()
+    }
+    whole = {b: v for b, v in made.items() if b not in known}
+    return Given(whole, {b: made[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
 
 
-def _as_observed(name: str, family: Family, given: Observed) -> tuple[Array, Array]:
-    """Values with something harmless at unknown units, and which are known."""
+def as_observed(name: str, family: Family, given: Observed) -> tuple[Numbers, Numbers]:
+    """Values as they are given, and which are known, of the same shape.
+
+    :raises StateError: for shapes that do not fit, or what is no boolean.
+    """
     value, known = as_array(name, given.values), as_array(name, given.known)
     if known.dtype != bool:
         raise StateError(f"block {name!r}: known is an array of booleans, not of {known.dtype}")
     batch_shape({name: family}, {name: value})
     try:
-        known = jnp.broadcast_to(known, value.shape)
+        known = (np if isinstance(known, np.ndarray) else jnp).broadcast_to(known, value.shape)
     except ValueError:
         raise StateError(
             f"block {name!r}: known has shape {known.shape}, which does not broadcast to that of the "
             f"values, {value.shape}"
         ) from None
-    harmless = family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32))
-    return jnp.where(known, value, harmless.astype(value.dtype)), known
+    return value, known
+
+
+def fill(family: Family, value: Numbers, known: Numbers | None) -> Numbers:
+    """Values with something harmless at unknown units; as they are where ``known`` is None."""
+    if known is None:
+        return value
+    if isinstance(value, np.ndarray) and is_concrete(known):
+        return np.where(np.asarray(known), value, _harmless(family).astype(value.dtype))
+    return jnp.where(known, settle("", family, value, check=False), _harmless(family))
+
+
+@lru_cache(maxsize=128)
+def _harmless(family: Family) -> np.ndarray:
+    with jax.ensure_compile_time_eval():
+        return np.asarray(family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32)))
 
 
 def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -255,44 +277,3 @@ def check_finite(params: Mapping[str, Any]) -> None:
             if is_concrete(leaf) and not np.isfinite(np.asarray(leaf)).all():
                 bad = int((~np.isfinite(np.asarray(leaf))).sum())
                 raise ParameterError(f"factor {name!r}: {bad} of {leaf.size} params are not finite")
-
-
-# -- rows of data ---------------------------------------------------------------------------------
-
-
-def check_rows(graph: "FactorGraph", data: Any) -> tuple[dict[str, Array], int]:
-    """Checked data as arrays on the device, and how many rows.
-
-    :param data: rows of the visible blocks, a dict or a bare array for the only one.
-    :raises StateError: for a wrong name, shape or value, or no rows.
-    """
-    rows, batch = as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
-    if len(batch) != 1 or batch[0] < 1:
-        raise StateError(
-            f"data need one leading axis of at least one row; got leading axes {batch} before the blocks' "
-            f"own shapes { ({b: f.shape for b, f in graph.visible.items()}) }"
-        )
-    return {b: jax.device_put(v.astype(graph.families[b].dtype)) for b, v in rows.items()}, batch[0]
-
-
-def check_weights(weights: Any, size: int) -> np.ndarray:
-    """Weights of the rows, scaled to mean 1.
-
-    :raises StateError: for a wrong shape, a weight that is negative or not finite, or all zero.
-    """
-    given = np.asarray(weights)
-    if given.shape != (size,) or given.dtype.kind not in "fiub":
-        raise StateError(
-            f"weights are one number a row of the data, shape ({size},); got shape {given.shape} of "
-            f"{given.dtype}"
-        )
-    given = given.astype(float)
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
-    if len(wrong):
-        raise StateError(
-            f"weights are finite and not negative; got {given[wrong[0]]} at row {wrong[0]} "
-            f"({len(wrong)} such)"
-        )
-    if not given.any():
-        raise StateError("weights are all zero: at least one row needs a positive weight")
-    return (given / given.mean()).astype(np.dtype(jnp.result_type(float)))

@@ -20,6 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, parts
+from ebmpp.arrays import as_array, settle
 from ebmpp.couplings import Attempt, Trial, resolve
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
@@ -27,7 +28,7 @@ from ebmpp.lateral import each_part
 from ebmpp.layer_move import Layer
 from ebmpp.moves import Drawn, Flags, Whole, agree, compare, copied, couple_focused, equal, note
 from ebmpp.replicas import Replicated, joined_places, of_one_replica, replicate, select, tempered_params
-from ebmpp.states import Observed, as_array, as_rows
+from ebmpp.states import Observed, as_observed, as_rows
 from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
 
 
@@ -105,7 +106,13 @@ def add_axis(graph: FactorGraph, x: Mapping[str, Array] | None) -> dict[str, Arr
 
 
 def _spread(graph: FactorGraph, num: int, block: str, value: Any) -> Array:
-    made = add_axis(graph, {block: as_array(block, value)})[block]
+    """``num`` times, of values that were checked before."""
+    given = settle(block, graph.families[block], as_array(block, value), check=False)
+    return _repeat(graph, num, block, given)
+
+
+def _repeat(graph: FactorGraph, num: int, block: str, value: Array) -> Array:
+    made = add_axis(graph, {block: value})[block]
     return jnp.repeat(made, num, axis=made.ndim - len(graph.families[block].shape) - 1)
 
 
@@ -113,8 +120,8 @@ def spread_given(graph: FactorGraph, num: int, block: str, value: Any) -> Array 
     """A clamped block or an observed one, held alike in ``num`` replicas."""
     if not isinstance(value, Observed):
         return _spread(graph, num, block, value)
-    known = jnp.broadcast_to(value.known, jnp.shape(value.values))
-    return Observed(_spread(graph, num, block, value.values), _spread(graph, num, block, known))
+    values, known = as_observed(block, graph.families[block], value)
+    return Observed(_spread(graph, num, block, values), _repeat(graph, num, block, jnp.asarray(known)))
 
 
 def spread_init(graph: FactorGraph, num: int, init: Any) -> Any:

@@ -85,12 +85,16 @@ def fit(
     ``data`` are one of these:
 
     * arrays, which are put on the device: rows of the visible blocks, ``(rows, *shape)`` each, in a dict, or
-      a bare array for a single block;
+      a bare array for a single block. Lists, data frames and whatever else has ``__array__`` will do;
     * ``numpy.memmap`` arrays, likewise: each step's rows are read from the file and checked when their step
       comes, and the base rates are those of some thousand rows;
     * batches that somebody else makes: an iterable of arrays or dicts, or a function that returns one. All
       have one size, each is used once, and the first makes the base rates. A resumed run passes over those
       that were used before, so the iterable is given anew, from its beginning.
+
+    A block may be an :class:`Observed` in each of these: rows that lack entries train on the likelihood of
+    what is known. Missing entries are drawn on the posterior together with the latents, without bias under
+    :class:`UCD`; base rates are those of known entries.
 
     :param graph: the model.
     :param data: as above.
@@ -135,6 +139,14 @@ def fit(
     ...                 estimator=ebmpp.CD(k=1), optimizer=optax.sgd(0.1), progress_bar=False)
     >>> fit.history.sizes["step"]
     5
+
+    Entries that are missing, say nan in a table:
+
+    >>> table = ebmpp.data.bars_and_stripes(3).at[:, 4].set(float("nan"))
+    >>> fit = ebmpp.fit(rbm, ebmpp.Observed.where_finite(table), rng_key=jax.random.key(0), num_steps=5,
+    ...                 progress_bar=False)
+    >>> fit.history.posterior_num_unmet.values.tolist()
+    [0, 0, 0, 0, 0]
     """
     given = {"num_steps": num_steps, "batch_size": batch_size}
     for name, value in {k: v for k, v in given.items() if v is not None}.items():
@@ -149,7 +161,7 @@ def fit(
     source = as_source(graph, data, weights, batch_size, order_key)
     if params is None:
         sample = source.sample()
-        params = graph.init(init_key, sample.rows, scheme, sample.weights)
+        params = graph.init(init_key, sample.observed(), scheme, sample.weights)
     graph.check(params)
     # whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are
     params = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), params)

@@ -229,10 +229,10 @@ def _starts(
         given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
     if given is not None and not isinstance(given, Mapping):
         raise StateError(f"init gives a dict of blocks, not {checks.tell(given)}")
-    clash = sorted(set(given or {}) & set(held.whole))
+    rows, batch = as_rows(graph.families, {} if given is None else given)
+    clash = sorted(set(rows) & set(held.whole))
     if clash:
         raise StateError(f"block {clash[0]!r} is clamped and in init: give it once")
-    rows, batch = as_rows(graph.families, given or {})
     for axes, name in ((batch, "starts"), (held.batch, "clamped blocks")):
         if axes not in ((), (num_pairs,)):
             raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")

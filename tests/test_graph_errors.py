@@ -41,7 +41,7 @@ def test_wrong_states(rbm: FactorGraph, params: dict) -> None:
         at({"v": bad})
     with pytest.raises(StateError, match=r"got 0.5 at index \(0, 0\) \(20 such values\)"):
         at({"v": v + 0.5})
-    with pytest.raises(StateError, match="block 'v': expected an array, got str"):
+    with pytest.raises(StateError, match="block 'v': expected an array of numbers, got 'zeros'"):
         at({"v": "zeros"})
     with pytest.raises(StateError, match="unknown block 'w'"):
         rbm.conditional(params, {"v": v}, "w")

@@ -234,18 +234,17 @@ def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np
 
     :raises error: for objects, words, ragged lists and whatever else does not hold numbers.
     """
-    if isinstance(value, jax.Array):
-        return value
     try:
-        made = np.asarray(value)
-    except (TypeError, ValueError) as cause:
+        made = value if isinstance(value, jax.Array) else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as cause:  # torch has a RuntimeError for what has a gradient
         raise error(f"{name}: expected an array of numbers, got {tell(value)} ({cause})") from None
-    if made.dtype.kind not in "biuf" and not jnp.issubdtype(made.dtype, np.number):  # bfloat16 is a number
-        raise error(f"{name}: expected an array of numbers, got {tell(value)} of dtype {made.dtype}")
-    if made.dtype.kind == "c":
+    if jnp.issubdtype(made.dtype, np.complexfloating):
         raise error(
             f"{name}: expected real numbers, got complex ones; give their real part, if that is meant"
         )
+    numeric = jnp.issubdtype(made.dtype, np.number) and made.dtype.kind != "m"  # bfloat16 is, times are not
+    if made.dtype != bool and not numeric:
+        raise error(f"{name}: expected an array of numbers, got {tell(value)} of dtype {made.dtype}")
     return made
 
 

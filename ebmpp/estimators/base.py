@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an estimator is: what it is given at a step, and what it makes of it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from jax import Array
@@ -23,11 +25,16 @@ class Batch(NamedTuple):
     """``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. 1/rows each where rows are not weighted;
     where they are, the sum is 1 on average over batches."""
 
+    known: Rows = {}  # noqa: RUF012
+    """Of the visible blocks that lack units, which are known, ``(rows, *shape)`` each; at the others stands
+    something in the support, which means nothing. Always empty for estimators that do not say that they
+    take missing entries."""
+
     @classmethod
-    def of(cls, rows: Rows) -> "Batch":
+    def of(cls, rows: Rows, known: Mapping[str, Array] = MappingProxyType({})) -> "Batch":
         """Rows of equal weight."""
         size = len(next(iter(rows.values())))
-        return cls(rows, jnp.full(size, 1 / size))
+        return cls(rows, jnp.full(size, 1 / size), dict(known))
 
 
 class Estimate(NamedTuple):
@@ -45,7 +52,8 @@ class Estimate(NamedTuple):
 class Estimator(Protocol):
     """An estimator of the gradient: an immutable, hashable value.
 
-    One that needs the same rows for several steps in a row says so in an attribute ``steps_per_batch``.
+    One that needs the same rows for several steps in a row says so in an attribute ``steps_per_batch``; one
+    that reads ``Batch.known``, so that rows may lack entries, in ``takes_missing = True``.
     """
 
     def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Any:

@@ -16,6 +16,7 @@ from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
+    complete_batch,
     fresh_chains,
     row_pairs,
     sample_latents,
@@ -59,6 +60,8 @@ def _as_tuple(estimator: "CD | PCD") -> None:
 class CD:
     """CD-k: chains of k sweeps from the data rows. Biased, and the more so the slower the chain mixes.
 
+    Missing entries are drawn first, by k sweeps of them and the latents given what is known.
+
     :param k: sweeps, at least 1.
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :param moves: of a sweep, in place of Gibbs draws of all layers: those of
@@ -73,6 +76,7 @@ class CD:
     k: int = 1
     posterior: Posterior | None = None
     moves: Moves = None
+    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k")
@@ -88,6 +92,7 @@ class CD:
         self, graph: "FactorGraph", params: Params, state: tuple, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus their k-sweep reconstructions."""
+        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
         start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
         model, told = _sweeps(graph, params, start, self.k, bits.fold_in(pair, 1), self.moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
@@ -97,6 +102,8 @@ class CD:
 @dataclasses.dataclass(frozen=True)
 class PCD:
     """Persistent CD: chains that go on from step to step while the params move. Biased likewise.
+
+    Missing entries are drawn as in :class:`CD`.
 
     :param k: sweeps a step, at least 1.
     :param num_chains: persistent chains.
@@ -115,6 +122,7 @@ class PCD:
     num_chains: int = 1000
     posterior: Posterior | None = None
     moves: Moves = None
+    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
@@ -135,6 +143,7 @@ class PCD:
         pair: Array,
     ) -> Estimate:
         """Data minus the chains, k sweeps on."""
+        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
         model, told = _sweeps(graph, params, state, self.k, pair, self.moves)
         return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, told)
 
@@ -182,6 +191,7 @@ class FPCD:
     rate: float = 0.01
     decay: float = 0.95
     posterior: Posterior | None = None
+    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
@@ -198,6 +208,7 @@ class FPCD:
         self, graph: "FactorGraph", params: Params, state: FPCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the chains, k sweeps on under the sum of params and fast weights."""
+        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
         model = sweep_chains(graph, jax.tree.map(jnp.add, params, state.fast), state.chains, self.k, pair)
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)

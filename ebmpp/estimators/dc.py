@@ -17,6 +17,7 @@ from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
+    complete_batch,
     fresh_chains,
     row_pairs,
     signed_gradient,
@@ -77,6 +78,7 @@ class SDCP:
     d: int = 3
     k: int = 4
     posterior: Posterior | None = None
+    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "d", "k")
@@ -105,7 +107,9 @@ class SDCP:
 
         def begin() -> tuple[Params, Rows]:
             latents = initial_rows(graph, graph.latent, row_pairs(bits.fold_in(at, 0), size))
-            return self._positive_phase(graph, params, batch), _like({**batch.rows, **latents}, state.chains)
+            own, posterior = bits.fold_in(at, 2), self.posterior
+            whole = complete_batch(graph, params, batch, self.k, own, posterior)
+            return self._positive_phase(graph, params, whole), _like({**whole.rows, **latents}, state.chains)
 
         go_on = lambda: (state.positive, state.chains)  # noqa: E731
         positive, chains = lax.cond(state.inner == 0, begin, go_on)

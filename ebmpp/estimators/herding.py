@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from ebmpp import bits
 from ebmpp.accumulators import weighted_gradient
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.phases import fresh_chains, row_pairs
+from ebmpp.estimators.phases import fresh_chains, row_pairs, whole_visible
 from ebmpp.search import local_modes
-from ebmpp.sweeps import initial_rows, schedule
+from ebmpp.sweeps import hold, initial_rows, schedule
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -49,6 +49,7 @@ class Herding:
     """
 
     num_chains: int = 1
+    takes_missing = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_chains, int) or self.num_chains < 1:
@@ -64,8 +65,10 @@ class Herding:
         """Data with their latents at a mode, minus the states, which are at modes of all blocks."""
         size = len(batch.weights)
         keys = [row_pairs(bits.fold_in(pair, i), n) for i, n in enumerate((size, size, self.num_chains))]
-        start = initial_rows(graph, graph.families, keys[0]) | batch.rows
-        data = local_modes(graph, params, start, schedule(graph, graph.visible), keys[1], {}).x
+        drawn = initial_rows(graph, graph.families, keys[0])
+        start = drawn | batch.rows | hold(batch.known, batch.rows, {b: drawn[b] for b in batch.known})
+        layers = schedule(graph, whole_visible(graph, batch))
+        data = local_modes(graph, params, start, layers, keys[1], batch.known).x
         model = local_modes(graph, params, state, schedule(graph), keys[2], {}).x
         equal = jnp.broadcast_to(batch.weights.sum() / self.num_chains, self.num_chains)
         both = {b: jnp.concatenate([data[b], model[b]]) for b in model}

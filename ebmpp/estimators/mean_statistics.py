@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.accumulators import gradient_at
 from ebmpp.estimators.base import Params, Rows
 from ebmpp.estimators.phases import Posterior, check_posterior, signed_gradient, tractable_posterior
-from ebmpp.states import check_rows, check_weights
+from ebmpp.tables import check_rows, check_weights
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -62,7 +62,7 @@ def rates(
     """
     graph.check(params)
     check_posterior(graph, "rates", posterior)
-    rows, size = check_rows(graph, data)
+    rows, size = check_rows(graph, data, "rates")
     each = np.ones(size) if weights is None else check_weights(weights, size)
     each = each / size
     total = jax.tree.map(jnp.zeros_like, params)

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The positive and the negative phase, which all estimators share."""
 
+from collections.abc import Iterable
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -13,7 +15,7 @@ from ebmpp import bits, derived
 from ebmpp.accumulators import gradient_at, weighted_gradient
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Params, Rows
-from ebmpp.sweeps import initial_rows, schedule, sweep_rows
+from ebmpp.sweeps import Keep, hold, initial_rows, schedule, sweep_rows
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -58,27 +60,76 @@ def carried_chains(state: Any) -> Any:
     return getattr(state, "coldest", getattr(state, "chains", state))
 
 
-def sweep_chains(graph: "FactorGraph", params: Params, x: Rows, count: int, pair: Array) -> Rows:
-    """``count`` sweeps of every chain."""
-    rows = len(next(iter(x.values())))
+def sweep_chains(
+    graph: "FactorGraph",
+    params: Params,
+    x: Rows,
+    count: int,
+    pair: Array,
+    clamped: Iterable[str] = (),
+    keep: Keep = MappingProxyType({}),
+) -> Rows:
+    """``count`` sweeps of every chain.
+
+    :param clamped: blocks that are held.
+    :param keep: units that are held.
+    """
+    rows, layers = len(next(iter(x.values()))), schedule(graph, clamped)
 
     def one(i: Array, x: Rows) -> Rows:
-        return sweep_rows(graph, params, x, schedule(graph), row_pairs(bits.fold_in(pair, i), rows))
+        return sweep_rows(graph, params, x, layers, row_pairs(bits.fold_in(pair, i), rows), keep)
 
     # One sweep is not worth a loop: without it XLA drops the last latent draw, which nothing reads.
     return one(0, x) if count == 1 else lax.fori_loop(0, count, one, x)
 
 
-def sample_latents(graph: "FactorGraph", params: Params, v: Rows, pair: Array) -> Rows:
-    """States at the rows of ``v``: the latents drawn given them.
+def sample_latents(
+    graph: "FactorGraph", params: Params, v: Rows, pair: Array, known: Keep = MappingProxyType({})
+) -> Rows:
+    """States at the rows of ``v``: the latents drawn given them, and given initial draws of what is missing.
 
-    Exact where the posterior is one layer; else one sweep over the latents from initial draws, which is
-    a start and not a posterior draw.
+    Exact where the posterior is one layer and nothing is missing; else one sweep over the latents from
+    initial draws, which is a start and not a posterior draw.
+
+    :param known: see :class:`~ebmpp.estimators.base.Batch`.
     """
     rows = len(next(iter(v.values())))
     first, second = (row_pairs(bits.fold_in(pair, i), rows) for i in range(2))
-    state = {**v, **initial_rows(graph, graph.latent, first)}
+    drawn = initial_rows(graph, known, row_pairs(bits.fold_in(pair, 2), rows)) if known else {}
+    state = {**v, **hold(known, v, drawn), **initial_rows(graph, graph.latent, first)}
     return sweep_rows(graph, params, state, schedule(graph, clamped=graph.visible), second)
+
+
+def whole_visible(graph: "FactorGraph", batch: Batch) -> tuple[str, ...]:
+    """The visible blocks that lack no unit, so that they are held on the posterior."""
+    return tuple(b for b in graph.visible if b not in batch.known)
+
+
+def complete_batch(
+    graph: "FactorGraph",
+    params: Params,
+    batch: Batch,
+    count: int,
+    pair: Array,
+    posterior: Posterior | None = None,
+) -> Batch:
+    """The batch with its missing entries drawn given the others, by ``count`` Gibbs sweeps; the draws are
+    biased as those of CD(count) are.
+
+    :raises IntractableError: beside a posterior that stands in for the exact one.
+    """
+    if not batch.known:
+        return batch
+    if posterior is not None and not tractable_posterior(graph):
+        raise IntractableError(
+            f"{posterior!r} stands in for the posterior of the latents, and {sorted(batch.known)} have "
+            "missing entries, which it does not know; UCD() runs coupled chains on the posterior of both, "
+            "and ebmpp.complete fills the entries in"
+        )
+    start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0), batch.known)
+    held = whole_visible(graph, batch)
+    x = sweep_chains(graph, params, start, count, bits.fold_in(pair, 1), held, batch.known)
+    return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
 
 
 def signed_gradient(graph: "FactorGraph", params: Params, x: Rows, weights: Array) -> Params:

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from ebmpp import bits
 from ebmpp.core import checks
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
-from ebmpp.estimators.phases import Posterior, check_posterior, fresh_chains, row_pairs, two_phases
+from ebmpp.estimators.phases import (
+    Posterior,
+    check_posterior,
+    complete_batch,
+    fresh_chains,
+    row_pairs,
+    two_phases,
+)
 from ebmpp.tempering import equalized, replicate, tempered_params, tempered_sweep
 
 if TYPE_CHECKING:
@@ -68,6 +75,7 @@ class TemperedPCD:
     num_chains: int = 100
     num_temperatures: int = 10
     posterior: Posterior | None = None
+    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
@@ -86,6 +94,7 @@ class TemperedPCD:
         self, graph: "FactorGraph", params: Params, state: TemperedState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the coldest replicas, k tempered sweeps on."""
+        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
         chains, rejection = self._sweeps(graph, params, state, pair)
         state = TemperedState(chains, state.betas)
         gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -24,12 +25,13 @@ from ebmpp.estimators.phases import (
     sample_latents,
     signed_gradient,
     tractable_posterior,
+    whole_visible,
 )
 from ebmpp.moves import Move
 from ebmpp.plan import resolve_moves
 from ebmpp.search import near_modes
 from ebmpp.states import as_rows
-from ebmpp.sweeps import initial_rows, schedule, sweep_rows
+from ebmpp.sweeps import Keep, hold, initial_rows, schedule, sweep_rows
 from ebmpp.unbiased import check_max_sweeps
 
 if TYPE_CHECKING:
@@ -61,8 +63,9 @@ class UCD:
     steps *before*, which keeps the gradient unbiased given the past and its variance held (with k = lag = 1
     single steps with meeting times in the hundreds can wreck a model).
 
-    The positive phase is exact where the latents given the visibles are one layer; elsewhere a second
-    set of coupled pairs, one a row, runs on the posterior, and is unbiased too.
+    The positive phase is exact where the latents given the visibles are one layer; elsewhere, and where
+    entries are missing, a second set of coupled pairs, one a row, runs on the posterior of latents and
+    missing entries, and is unbiased too.
 
     :param num_pairs: pairs a step; the batch's rows are reused in turn. Default: one a row.
     :param k: first sweep that counts. Default: adaptive.
@@ -119,6 +122,7 @@ class UCD:
     marginalize: str | tuple[str, ...] = ()
     target_variance: float | None = None
     target_cost: float | None = None
+    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
@@ -224,7 +228,7 @@ class UCD:
         negative = self._negative(graph, params, state, batch, pair)
         metrics, unmet = dict(negative.metrics), negative.metrics["num_unmet"]
         state = state._replace(negative=negative.length, chains=self._go_on(graph, params, state, pair))
-        if tractable_posterior(graph):
+        if tractable_posterior(graph) and not batch.known:
             positive = signed_gradient(graph, params, batch.rows, batch.weights)
         else:
             other = self._positive(graph, params, state, batch, bits.fold_in(pair, 7))
@@ -244,10 +248,11 @@ class UCD:
             start = state.chains
         elif self.start == "data":
             turn = jnp.arange(pairs) % len(batch.weights)
-            tiled = {b: jnp.take(v, turn, axis=0) for b, v in batch.rows.items()}
-            start = sample_latents(graph, params, tiled, bits.fold_in(pair, 0))
+            tile = lambda x: {b: jnp.take(v, turn, axis=0) for b, v in x.items()}  # noqa: E731
+            own = bits.fold_in(pair, 0)
+            start = sample_latents(graph, params, tile(batch.rows), own, tile(batch.known))
         else:
-            start = self._anywhere(graph, params, pairs, {}, bits.fold_in(pair, 0))
+            start = self._anywhere(graph, params, pairs, None, bits.fold_in(pair, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
         moves = resolve_moves(graph, self.coupling)
         past = (state.negative, state.seen)
@@ -256,27 +261,33 @@ class UCD:
     def _positive(
         self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> "_Phase":
+        """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
         if callable(self.start) or self.start in ("data", "persistent"):
-            start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
+            start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0), batch.known)
         else:
-            rows = len(batch.weights)
-            start = self._anywhere(graph, params, rows, batch.rows, bits.fold_in(pair, 0))
+            start = self._anywhere(graph, params, len(batch.weights), batch, bits.fold_in(pair, 0))
         coupling = self.coupling if isinstance(self.coupling, str) else None
-        moves = resolve_moves(graph, coupling, graph.visible)
+        moves = resolve_moves(graph, coupling, whole_visible(graph, batch))
         past = (state.positive, state.seen)
-        return self._phase(graph, params, start, moves, batch.weights, past, bits.fold_in(pair, 1))
+        own = bits.fold_in(pair, 1)
+        return self._phase(graph, params, start, moves, batch.weights, past, own, batch.known)
 
-    def _anywhere(self, graph: "FactorGraph", params: Params, rows: int, held: Rows, pair: Array) -> Rows:
-        """Starts that owe nothing to the data, but for the blocks that are held."""
+    def _anywhere(
+        self, graph: "FactorGraph", params: Params, rows: int, held: Batch | None, pair: Array
+    ) -> Rows:
+        """Starts that owe nothing to the data, but for the units that are held."""
         pairs = row_pairs(pair, rows)
-        x = initial_rows(graph, graph.families, pairs) | held
+        x, known, layers = initial_rows(graph, graph.families, pairs), {}, schedule(graph)
+        if held is not None:
+            known, layers = held.known, schedule(graph, whole_visible(graph, held))
+            x |= held.rows | hold(known, held.rows, {b: x[b] for b in known})
         if callable(self.start):
             given, _ = as_rows(
                 graph.families, jax.vmap(self.start)(jax.random.wrap_key_data(pairs, impl="threefry2x32"))
             )
             x |= {b: v.astype(x[b].dtype) for b, v in given.items()}
         if self.start == "local_mode":
-            return near_modes(graph, params, x, schedule(graph, held), pairs, {})
+            return near_modes(graph, params, x, layers, pairs, known)
         return x
 
     def _go_on(self, graph: "FactorGraph", params: Params, state: UCDState, pair: Array) -> Any:
@@ -297,19 +308,22 @@ class UCD:
         weights: Array,
         past: tuple[Array, Array],
         pair: Array,
+        keep: Keep = MappingProxyType({}),
     ) -> "_Phase":
         window = self.window(past[0])
-        free = {b for move in moves for b in move.blocks}
-        accumulator = self._accumulator(graph, free)
+        free = {b for move in moves for b in move.blocks if b not in keep}
+        accumulator = self._accumulator(graph, free, bool(keep))
         slots = self.num_slots or DEFAULT_SLOTS
         args = (graph, moves, accumulator, slots, params, start, start)
-        outcome = run_pairs(*args, pair, window, job_weights=weights)
+        outcome = run_pairs(*args, pair, window, keep=dict(keep), job_weights=weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
         proposes = any(move.proposes for move in moves)
         return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window, proposes))
 
-    def _accumulator(self, graph: "FactorGraph", free: set[str]) -> Accumulator:
+    def _accumulator(self, graph: "FactorGraph", free: set[str], missing: bool) -> Accumulator:
         groups = (self.marginalize,)
+        if missing and not self.marginalize and tractable_posterior(graph):
+            groups = (tuple(graph.latent),)  # so that a row that lacks nothing counts without noise
         if self.marginalize == "layers":  # those that can be summed out
             groups = tuple(layer for layer in graph.block_layers if layer[0] not in graph.splits)
         groups = tuple(tuple(b for b in group if b in free) for group in groups)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from jax import Array
 
-from ebmpp import bits, states
+from ebmpp import bits, states, tables
 from ebmpp.completion import Runs
 from ebmpp.core import checks
 from ebmpp.errors import StateError
@@ -82,7 +82,7 @@ def unit_activity(
         raise StateError(
             f"unit_activity: expected latent blocks, got {named}; there are {list(graph.latent)}"
         )
-    rows, _ = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    rows, _, _ = tables.as_data(graph, data, "unit_activity")
     closed = not graph.interacting(graph.latent)
     graph.check(params)
     chains, warmup, kept = (1, 0, 1) if closed else (max(2, num_chains), num_sweeps, num_sweeps)

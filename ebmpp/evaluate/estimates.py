@@ -11,7 +11,7 @@ import numpy as np
 
 from jax import Array
 
-from ebmpp import states
+from ebmpp import tables
 from ebmpp.errors import IntractableError, StateError, clash
 from ebmpp.graph import FactorGraph, Params
 
@@ -75,8 +75,7 @@ class LogPartition:
                 "has no closed form, and log Z alone does not give its likelihood; exact.log_likelihood sums "
                 "over the latents of small models"
             )
-        rows = self.graph.as_visible(data)
-        states.as_rows(self.graph.families, rows, tuple(self.graph.visible))
+        rows = tables.as_table(self.graph, data).observed()
         return -self.graph.free_energy(self.params, rows) - self.log_partition
 
     def average_log_likelihood(self, data: Data) -> AverageLogLikelihood:

@@ -10,36 +10,42 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
+
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration, states
+from ebmpp import enumeration, tables
+from ebmpp.arrays import is_concrete
 from ebmpp.enumeration import Plan
 from ebmpp.errors import DomainError, IntractableError
 from ebmpp.factors import Bias
 from ebmpp.graph import FactorGraph
+from ebmpp.tables import Data
 
 Params = dict[str, Any]
+Rows = Mapping[str, Array]
 
 _log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
 
 
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
 def _log_likelihood(
-    graph: FactorGraph, params: Params, rows: Mapping[str, Array], clamped: Plan, free: Plan
+    graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
 ) -> Array:
     length = len(next(iter(rows.values())))
     together = max(1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped)))
-    one = lambda row: enumeration.log_sum(graph, params, row, clamped)  # noqa: E731
-    return jax.lax.map(one, dict(rows), batch_size=together) - enumeration.log_sum(graph, params, {}, free)
+    one = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])  # noqa: E731
+    each = jax.lax.map(one, (dict(rows), dict(known)), batch_size=together)
+    return each - enumeration.log_sum(graph, params, {}, free)
 
 
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
 def _gradient(
-    graph: FactorGraph, params: Params, rows: Mapping[str, Array], clamped: Plan, free: Plan
+    graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
 ) -> Params:
-    return jax.grad(lambda p: _log_likelihood(graph, p, rows, clamped, free).mean())(params)
+    return jax.grad(lambda p: _log_likelihood(graph, p, rows, known, clamped, free).mean())(params)
 
 
 @lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
@@ -71,7 +77,7 @@ def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[dict[str, Ar
 
 
 def _refuse_divergent(value: Array, plan: Plan) -> Array:
-    if plan.integrated and states.is_concrete(value) and bool(jnp.isnan(value).any()):
+    if plan.integrated and is_concrete(value) and bool(jnp.isnan(value).any()):
         raise DomainError(
             f"the model does not normalise: for some states of the blocks {list(plan.enumerated)} the joint "
             f"precision of the Gaussian blocks {list(plan.integrated)} is not positive definite. Weaken "
@@ -116,11 +122,18 @@ def log_partition(graph: FactorGraph, params: Params) -> Array:
 
 def _prepare(
     graph: FactorGraph, params: Params, data: Mapping[str, Array] | Array
-) -> tuple[dict[str, Array], tuple[int, ...], Plan, Plan]:
+) -> tuple[Data, Plan, Plan]:
     graph.check(params)
-    visible = tuple(graph.visible)
-    rows, batch = states.as_rows(graph.families, graph.as_visible(data), visible)
-    return rows, batch, enumeration.make_plan(graph, visible), enumeration.make_plan(graph)
+    made = tables.as_data(graph, data, missing=None)
+    lacking = [(b, _most_unknown(k)) for b, k in made.known.items()]
+    whole = [b for b in graph.visible if b not in made.known]
+    return made, enumeration.make_plan(graph, whole, lacking), enumeration.make_plan(graph)
+
+
+def _most_unknown(known: Array) -> int:
+    """How many units a row lacks at most; all where that cannot be looked at."""
+    each = known.reshape(len(known), -1)
+    return int((~np.asarray(each)).sum(1).max()) if is_concrete(known) else each.shape[1]
 
 
 def log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Array] | Array) -> Array:
@@ -129,7 +142,8 @@ def log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Array]
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
     :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
-        only visible block.
+        only visible block. Of an :class:`~ebmpp.Observed` one the likelihood is that of the known entries,
+        the others are summed out.
     :return: shape ``(*batch,)``.
     :raises IntractableError: as :func:`log_partition`, and when a row's latents have too many states.
     :raises StateError: data of a wrong name, shape or value.
@@ -143,8 +157,8 @@ def log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Array]
     >>> print(exact.log_likelihood(rbm, zero, jax.numpy.zeros((2, 4))))  # -4 log 2
     [-2.7725887 -2.7725887]
     """
-    rows, batch, clamped, free = _prepare(graph, params, data)
-    value = _log_likelihood(graph, params, rows, clamped, free).reshape(batch)
+    made, clamped, free = _prepare(graph, params, data)
+    value = _log_likelihood(graph, params, made.rows, made.known, clamped, free).reshape(made.batch)
     return _refuse_divergent(value, free)
 
 
@@ -166,8 +180,8 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, A
     >>> exact.grad_log_likelihood(rbm, zero, jax.numpy.array([1.0, 0.0]))["v"].tolist()
     [0.5, -0.5]
     """
-    rows, _, clamped, free = _prepare(graph, params, data)
-    return _gradient(graph, params, rows, clamped, free)
+    made, clamped, free = _prepare(graph, params, data)
+    return _gradient(graph, params, made.rows, made.known, clamped, free)
 
 
 def moments(graph: FactorGraph, params: Params) -> dict[str, Array]:

@@ -22,7 +22,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, enumeration, initialization, states, sweeps
+from ebmpp import bits, derived, enumeration, initialization, sweeps, tables
 from ebmpp.core import checks
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.families import Family
@@ -150,10 +150,9 @@ def reference(
     if data is None:
         return fixed if fixed.keys() == families.keys() else _pilot(graph, params, pair) | fixed
     default = {b: f.default_eta() for b, f in families.items()}
-    rows, _ = states.as_rows(families, graph.as_visible(data), tuple(graph.visible))
-    count = len(next(iter(rows.values())))
-    mean = {b: families[b].statistics(v).mean(0) for b, v in rows.items()}
-    rates = {b: initialization.base_rate(families[b], m, count, default[b]) for b, m in mean.items()}
+    rows, known, _ = tables.as_data(graph, data, missing=None)
+    mean = {b: initialization.mean_statistics(families[b], v, known.get(b), None) for b, v in rows.items()}
+    rates = {b: initialization.base_rate(families[b], *m, default[b]) for b, m in mean.items()}
     return default | rates | fixed
 
 

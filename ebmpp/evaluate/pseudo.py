@@ -9,7 +9,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, states
+from ebmpp import bits, derived, states, tables
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph, Params
@@ -63,7 +63,7 @@ def pseudo_log_likelihood(
     -6.2383
     """
     states.check_params(graph.param_shapes, params)
-    rows, batch = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    rows, _, batch = tables.as_data(graph, data, "pseudo_log_likelihood")
     pairs = check_units(graph, num_units, rng_key, rows)
     return by_row(graph, num_units, params, rows, pairs).reshape(batch)
 

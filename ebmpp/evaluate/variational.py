@@ -9,7 +9,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived, states, sweeps
+from ebmpp import derived, states, sweeps, tables
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph, Params
 
@@ -47,7 +47,7 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
     """
     passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
-    rows, batch = states.as_rows(graph.families, graph.as_visible(data), tuple(graph.visible))
+    rows, _, batch = tables.as_data(graph, data, "mean_field_bound")
     return _bounds(graph, passes, params, rows).reshape(batch)
 
 

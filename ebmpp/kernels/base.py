@@ -250,8 +250,7 @@ def _check_initial_value(made: Conditions, block: str, value: Array, chains: tup
         raise StateError(
             f"init_params of block {block!r} got shape {shape}, expected {chains + wanted}{many}"
         )
-    states.check_values(block, family, value)
-    return value
+    return states.settle(block, family, value)
 
 
 def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

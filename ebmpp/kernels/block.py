@@ -12,7 +12,8 @@ from numpyro.infer.mcmc import MCMCKernel
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, bound, search, states, sweeps
+from ebmpp import bits, bound, search, sweeps
+from ebmpp.arrays import check_values
 from ebmpp.bound import Bound
 from ebmpp.core import checks
 from ebmpp.errors import IntractableError, StateError
@@ -170,7 +171,7 @@ class GibbsBlock(MCMCKernel):
         self.within.batch_of(values)
         for site, layout in self.within.layouts.items():
             for b, v in layout.split(values[site]).items():
-                states.check_values(b, self.graph.families[b], v)
+                check_values(b, self.graph.families[b], v)
         siblings, kwargs = split_siblings(model_kwargs)
         made = self.within.bind(values, siblings, model_args, kwargs, check=True)
         rows = math.prod(self.within.batch_of(values))

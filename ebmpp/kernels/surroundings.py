@@ -167,6 +167,11 @@ class Surroundings:
     ) -> dict[str, Array]:
         made = {b: v(seen, *args, **kwargs) if callable(v) else v for b, v in self.given.items()}
         held = states.as_given(self.graph.families, made, check)
+        if held.partial:
+            raise StateError(
+                f"given block {next(iter(held.partial))!r} is an Observed, and a block that is given here is "
+                "held as a whole: give every unit, or make it a site of the model"
+            )
         rows = math.prod(batch)
         if held.batch not in ((), batch):
             raise StateError(f"given blocks have leading axes {held.batch}, and the sites have {batch}")

@@ -14,7 +14,7 @@ from numpyro.infer import MCMC
 import jax
 from jax import Array
 
-from ebmpp import states
+from ebmpp import tables
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
 from ebmpp.graph import FactorGraph, Params
@@ -157,17 +157,7 @@ def some_rows(graph: FactorGraph, data: Any, most: int, seed: int) -> tuple[dict
 
     :raises StateError: for data that do not fit the graph, or without rows.
     """
-    given = {b: np.asarray(v) for b, v in graph.as_visible(data).items()}
-    shapes = {b: jax.ShapeDtypeStruct(v.shape, v.dtype) for b, v in given.items()}
-    batch = states.batch_shape(graph.families, shapes)
-    states.check_names(given, graph.visible, "visible block")
-    if len(batch) != 1 or not batch[0]:
-        raise states.StateError(f"data have leading axes {batch}; expected one, of at least one row")
-    total = batch[0]
+    table = tables.as_table(graph, data, "the report")
+    total = tables.one_axis(graph, table)
     chosen = np.random.default_rng(seed).permutation(total)[:most] if total > most else np.arange(total)
-    picked = {
-        b: v[chosen] if v.ndim > len(graph.families[b].shape) else np.broadcast_to(v, (len(chosen), *v.shape))
-        for b, v in given.items()
-    }
-    rows, _ = states.as_rows(graph.families, picked, tuple(graph.visible))
-    return rows, total
+    return tables.check_table(graph, table.take(chosen)).rows, total

@@ -116,9 +116,9 @@ def test_many_chunks_and_a_remainder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_plan_sums_out_both_ends_of_a_chain() -> None:
     graph = layered(v=Bernoulli(9), h=Bernoulli(10), g=Bernoulli(8))
-    assert enumeration.make_plan(graph) == (("h",), ("v", "g"), ())
-    assert enumeration.make_plan(graph, ("v",)) == (("g",), ("h",), ())
-    assert enumeration.make_plan(graph, ("v", "h")) == ((), ("g",), ())
+    assert enumeration.make_plan(graph)[:3] == (("h",), ("v", "g"), ())
+    assert enumeration.make_plan(graph, ("v",))[:3] == (("g",), ("h",), ())
+    assert enumeration.make_plan(graph, ("v", "h"))[:3] == ((), ("g",), ())
 
 
 def test_a_large_log_partition() -> None:
@@ -198,7 +198,7 @@ def gaussian_oracle(params: dict) -> tuple[float, np.ndarray]:
 
 def test_interacting_gaussians(gaussians: tuple[FactorGraph, dict]) -> None:
     graph, params = gaussians
-    assert enumeration.make_plan(graph) == (("h",), (), ("a", "b"))
+    assert enumeration.make_plan(graph)[:3] == (("h",), (), ("a", "b"))
     log_z, means = gaussian_oracle(params)
     np.testing.assert_allclose(exact.log_partition(graph, params), log_z, rtol=1e-5)
     made = exact.moments(graph, params)

@@ -23,7 +23,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, gibbs_fn, layered
+from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Observed, gibbs_fn, layered
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from helpers import assert_rows_law
 
@@ -254,6 +254,14 @@ def start(block: GibbsBlock, value: Any, *args: Any, **siblings: Any) -> Any:
         ),
         (lambda: start(GibbsBlock(RBM), {"x": jnp.zeros(3)}), ParameterError, "no params"),
         (lambda: run(GibbsBlock(RBM), method="vectorized"), StateError, "one chain a key"),
+        (
+            lambda: start(
+                GibbsBlock(RBM, ["h"], RBM_PARAMS, given={"x": Observed(jnp.ones(3), jnp.arange(3) < 1)}),
+                {"h": jnp.zeros(2)},
+            ),
+            StateError,
+            "given block 'x' is an Observed, .* held as a whole",
+        ),
     ],
 )
 def test_mistakes_are_told(make: Any, error: type, told: str) -> None:
