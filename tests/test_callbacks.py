@@ -53,9 +53,9 @@ def test_early_stopping_is_a_function_of_the_history(values, settings, stops):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patience": 0}, "patience is a positive int, not 0"),
-        ({"mode": "most"}, "EarlyStop: mode is 'max' or 'min', not 'most'"),
-        ({"min_delta": -1.0}, "min_delta is at least 0, not -1.0"),
+        ({"patience": 0}, "patience is an int of at least 1, not 0"),
+        ({"mode": "most"}, "EarlyStop: mode is one of 'max', 'min', not 'most'"),
+        ({"min_delta": -1.0}, "min_delta is a number of at least 0, not -1.0"),
     ],
 )
 def test_early_stop_refuses(settings, message):
@@ -126,7 +126,7 @@ def test_there_is_no_best_of_nan():
     ("keep_best", "message"),
     [
         ("loss", r"'loss' is the name of a monitor, and they are \['size'\]"),
-        (("size", "up"), "mode is 'max'"),
+        (("size", "up"), "mode is one of 'max', 'min'"),
     ],
 )
 def test_keep_best_refuses(keep_best, message):
@@ -145,7 +145,10 @@ def test_a_stopped_run_stops_again_and_goes_on_without_the_callback(tmp_path):
     stopped = numbered(**given, callbacks=stop)
     for _ in range(2):
         assert_same_run(numbered(**given, callbacks=stop, **kept), stopped)
-        assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["4", "6"]
+        assert sorted(path.stem for path in tmp_path.glob("*.zip")) == [
+            "checkpoint-000004",
+            "checkpoint-000006",
+        ]
     assert stopped.history.sizes["step"] == 6
     assert_same_run(numbered(**given, **kept), numbered(**given))
 
@@ -161,5 +164,5 @@ def test_an_exception_in_a_callback_keeps_the_checkpoints(tmp_path, error):
 
     with pytest.raises(error, match="no disk"):
         numbered(**given, **kept, callbacks=[fail])
-    assert (tmp_path / "6.json").exists()
+    assert (tmp_path / "checkpoint-000006.zip").exists()
     assert_same_run(numbered(**given, **kept, resume=True), numbered(**given))

@@ -94,8 +94,8 @@ def test_the_mean_is_found_in_the_state_of_a_fit():
     ("make", "message"),
     [
         (lambda: box(1, -1), "box: low is at most high; got low=1, high=-1"),
-        (lambda: box({"u": 1})(PARAMS), r"box: 'u' is not among the factors \['v', 'w'\]"),
-        (lambda: ball(0.0), "ball: radius is above 0, not 0.0"),
+        (lambda: box({"u": 1})(PARAMS), r"unknown factor in optimizers.box 'u'; there is 'v', 'w'"),
+        (lambda: ball(0.0), "ball: radius is a number above 0, not 0.0"),
         (lambda: averaged(optax.sgd(0.1), -1), "averaged: start is an int of at least 0, not -1"),
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "the state holds 0 of averaged"),
         (
