@@ -164,18 +164,24 @@ def _value(name: str, monitor: Callable[..., Array], params: Any, estimator_stat
     given = jax.tree.map(lambda leaf: leaf, params)  # dicts of its own
     try:
         value = monitor(given, estimator_state) if isinstance(monitor, Monitor) else monitor(given)
-    except jax.errors.JAXTypeError as error:
-        if not isinstance(error, _LEAVES):
+    except _LEAVES as error:
+        raise ArgumentError(
+            f"fit: monitor {name!r} leaves jax while it is compiled, by float, if or numpy; give "
+            f"Monitor(fn, compiled=False), which is called as it is. jax says: {error}"
+        ) from error
+    except TypeError as error:
+        if "valid JAX type" not in str(error):
             raise
         raise ArgumentError(
-            f"fit: monitor {name!r} leaves jax while it is compiled (float, if, numpy): {error}. Give "
-            f"Monitor(fn, compiled=False), which is called as it is"
+            f"fit: monitor {name!r} returned no number, and a scalar is expected: {error}"
         ) from error
-    try:
-        shape, numeric = jnp.shape(value), jnp.issubdtype(jnp.result_type(value), jnp.number)
-    except TypeError:
-        shape, numeric = (), False
-    if shape != () or not (numeric or isinstance(value, bool | np.bool_)):
-        told = f"shape {shape}" if shape else checks.tell(value)
+    if not _is_scalar(value):
+        told = f"shape {value.shape}" if hasattr(value, "shape") else checks.tell(value)
         raise ArgumentError(f"fit: monitor {name!r} returned {told}, and a scalar is expected")
     return value
+
+
+def _is_scalar(value: Any) -> bool:
+    if not hasattr(value, "dtype"):
+        return isinstance(value, int | float)
+    return np.shape(value) == () and (value.dtype == bool or jnp.issubdtype(value.dtype, jnp.number))

@@ -166,8 +166,9 @@ def fit(
         params = graph.init(init_key, sample.rows, scheme, sample.weights)
     graph.check(params)
     # Whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are.
-    # A copy: numpy arrays of the caller's may change while the run goes on.
-    params = jax.tree.map(lambda a: jnp.array(a, jnp.result_type(float)), params)
+    # numpy arrays are copied, for jax may take them as they stand, and their owner may write into them.
+    own = lambda a: np.array(a) if isinstance(a, np.ndarray) else a  # noqa: E731
+    params = jax.tree.map(lambda a: jnp.asarray(own(a), jnp.result_type(float)), params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
     log = Log(monitors)
     guard = Guard(graph, params, log)
