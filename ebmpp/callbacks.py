@@ -13,6 +13,9 @@ import xarray as xr
 import jax
 import jax.numpy as jnp
 
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
+
 Params = Any
 _MODES = ("max", "min")
 
@@ -20,6 +23,9 @@ _MODES = ("max", "min")
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """What a callback of :func:`ebmpp.fit` is given, before ``step`` is done.
+
+    To look at: the dicts are the callback's own, jax arrays cannot be written, and those of the history are
+    read-only, so nothing that is done to them changes the run.
 
     :param step: how many steps are done.
     :param params: after them.
@@ -47,7 +53,7 @@ class EarlyStop:
     :param patience: so many values in a row without a better one stop the run.
     :param mode: "max" where more is better, or "min".
     :param min_delta: a value is better only by more than this.
-    :raises ValueError: for a patience that is not a positive int, another mode, or a negative min_delta.
+    :raises ArgumentError: for a patience that is not a positive int, another mode, or a negative min_delta.
 
     **Example**
 
@@ -67,11 +73,9 @@ class EarlyStop:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.patience, int) or self.patience < 1:
-            raise ValueError(f"EarlyStop: patience is a positive int, not {self.patience!r}")
-        _check_mode("EarlyStop", self.mode)
-        if not self.min_delta >= 0:
-            raise ValueError(f"EarlyStop: min_delta is at least 0, not {self.min_delta!r}")
+        checks.count("EarlyStop: patience", self.patience)
+        checks.choice("EarlyStop: mode", self.mode, _MODES)
+        checks.number("EarlyStop: min_delta", self.min_delta, least=0)
 
     def __call__(self, progress: Progress) -> bool:
         """Whether to stop.
@@ -94,14 +98,20 @@ class Best:
     :param wanted: the monitor's name, or that and "max" or "min".
     :param monitors: the names there are.
     :param params: of the right structure.
-    :raises ValueError: for another name or mode.
+    :raises ArgumentError: for another name or mode.
     """
 
     def __init__(self, wanted: str | tuple[str, str], monitors: Sequence[str], params: Params) -> None:
-        self.name, self.mode = (wanted, "max") if isinstance(wanted, str) else wanted
-        _check_mode("fit: keep_best", self.mode)
+        wanted = (wanted, "max") if isinstance(wanted, str) else wanted
+        if not isinstance(wanted, tuple) or len(wanted) != 2:
+            raise ArgumentError(
+                'fit: keep_best is the name of a monitor, or that and "min" or "max" in a tuple, not '
+                f"{checks.tell(wanted)}"
+            )
+        self.name, self.mode = wanted
+        checks.choice("fit: keep_best's mode", self.mode, _MODES)
         if self.name not in monitors:
-            raise ValueError(
+            raise ArgumentError(
                 f"fit: keep_best={self.name!r} is the name of a monitor, and they are {list(monitors)}"
             )
         self._value, self._step, self._params = -math.inf, -1, params
@@ -134,8 +144,3 @@ class Best:
 
 def _signed(values: np.ndarray, mode: str) -> np.ndarray:
     return values if mode == "max" else -values
-
-
-def _check_mode(who: str, mode: object) -> None:
-    if mode not in _MODES:
-        raise ValueError(f"{who}: mode is 'max' or 'min', not {mode!r}")

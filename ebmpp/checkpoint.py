@@ -4,19 +4,27 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import hashlib
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
-import shutil
+import re
+import socket
 from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
 
-from ebmpp.errors import CheckpointError
+from ebmpp import archive, identity
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError, CheckpointError
 
 _KEPT = 3  # the newest, and two to fall back on
+_KIND = archive.Kind("ebmpp checkpoint", 2, "ebmpp.fit")
+_MARKER, _LOCK = "ebmpp-checkpoints.json", "ebmpp-checkpoints.lock"
+_NAME = re.compile(r"checkpoint-(\d{6,})\.zip")
+_HALF = re.compile(r"\.checkpoint-\d{6,}\.zip\.\w+\.tmp")  # what a killed process was writing
 
 
 class Saved(NamedTuple):
@@ -30,70 +38,98 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run in a directory, by orbax.
+    """The checkpoints of one run in a directory: one file each, ``checkpoint-000500.zip`` after 500 steps.
 
-    The arrays of step n are in the directory ``n``, written by orbax. ``n.json`` is written last, at once: it
-    holds what identifies the run and a digest of every file. So a process that is killed leaves no half of a
-    checkpoint, and files that change afterwards are found before anybody reads them.
+    ``ebmpp-checkpoints.json`` says that the directory is of such a run, and a lock on
+    ``ebmpp-checkpoints.lock``, which ends with the process that holds it however that ends, keeps a second
+    run out. Nothing else in the directory is read, written or removed, and of files with these names none
+    where the first is missing. A file is put in its place at once, so a process that is killed leaves no half
+    of a checkpoint; every byte of it is checked before anybody uses it.
 
     :param directory: where; made if it is not there.
     :param run: what identifies the run, JSON values by name; a checkpoint of another is refused.
     :param resume: whether to go on where a run stopped.
-    :raises CheckpointError: for checkpoints that are there already without ``resume``, a file in the place of
-        the directory, or without orbax.
+    :raises CheckpointError: for a directory that another run is using, that holds checkpoints already
+        without ``resume``, or files of our names that are not ours; for one that cannot be read or written.
     """
 
     def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory = _path(directory)
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"{self.directory} is a file: give a directory for the checkpoints")
         self.run = json.loads(json.dumps(run))  # as it comes back from a file
-        self.orbax = _orbax().StandardCheckpointer()
-        if self.steps() and not resume:
+        self._lock: int | None = None
+        self._damaged: set[int] = set()
+        with self._telling("cannot be used for checkpoints"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._refuse_others()
+            self._lock = self._locked()
+        try:
+            with self._telling("cannot be used for checkpoints"):
+                self._begin(resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, resume: bool) -> None:
+        steps = self.steps()
+        if steps and not resume:
             raise CheckpointError(
-                f"{self.directory} holds checkpoints of steps {self.steps()}: pass resume=True to go on from "
-                "the last one, or give another directory"
+                f"{self.directory} holds checkpoints of steps {steps}: pass resume=True to go on from the "
+                "last one, or give another directory"
             )
+        for path in self.directory.iterdir():
+            if _HALF.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        marker = self.directory / _MARKER
+        if not marker.exists() or not steps:
+            told = {"format": _KIND.format, "version": _KIND.version, "run": identity.fingerprint(self.run)}
+            archive.write_once(marker, lambda file: file.write(json.dumps(told, indent=1).encode()))
 
     def steps(self) -> list[int]:
         """Of the checkpoints that were finished."""
-        found = self.directory.glob("[0-9]*.json") if self.directory.is_dir() else ()
-        return sorted(int(path.stem) for path in found if path.stem.isdigit())
+        found = map(_NAME.fullmatch, os.listdir(self.directory))
+        return sorted(int(name[1]) for name in found if name)
 
     def close(self) -> None:
-        """Wait for what is being written."""
-        self.orbax.close()
+        """Let another run use the directory."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked process may hold the file open still
+                os.close(self._lock)
+            self._lock = None
 
     def save(self, step: int, leaves: Sequence[Any], history: Mapping[str, np.ndarray]) -> None:
-        """Write the state after ``step`` steps, and remove what is older than the newest three."""
-        arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        arrays |= {f"history_{name}": np.asarray(v) for name, v in history.items()}
-        empty = {name: [list(a.shape), str(a.dtype)] for name, a in arrays.items() if a.size == 0}
-        folder = self.directory / str(step)
-        self.orbax.save(folder, {name: a for name, a in arrays.items() if a.size}, force=True)
-        self.orbax.wait_until_finished()
-        body = {"run": self.run, "leaves": len(leaves), "empty": empty, "files": _files(folder)}
-        beside = folder.with_suffix(".tmp")
-        beside.write_text(json.dumps({"body": body, "digest": _hash(_text(body))}))
-        beside.replace(folder.with_suffix(".json"))
-        for old in self.steps()[:-_KEPT]:
-            (self.directory / f"{old}.json").unlink()
-            shutil.rmtree(self.directory / str(old), ignore_errors=True)
+        """Write the state after ``step`` steps, and remove what is older than the newest three.
+
+        :raises OSError: where the disk does not take it; checkpoints that were there are there still.
+        """
+        body = {"run": self.run, "step": step, "leaves": len(leaves), "history": list(history)}
+        arrays = [np.asarray(a) for a in (*leaves, *history.values())]
+        archive.write(self._file(step), _KIND, body, arrays)
+        self._damaged.discard(step)
+        before = [n for n in self.steps() if n <= step]
+        good = [n for n in before if n not in self._damaged]
+        for old in {*before} - {*good[-_KEPT:]}:
+            self._file(old).unlink(missing_ok=True)
 
     def restore(self) -> Saved | None:
         """The newest checkpoint that is whole; None in an empty directory.
 
-        A damaged one is told by a warning and set aside, and the one before it is taken.
+        A damaged one is told by a warning and stays where it is until a later one is written.
 
-        :raises CheckpointError: when all are damaged, or the newest whole one is another run's.
+        :raises CheckpointError: when all are damaged, the newest whole one is another run's, or the disk
+            fails.
         """
         steps = self.steps()[::-1]
         for step in steps:
-            found = self._read(step)
-            if isinstance(found, Saved):
-                return found
-            warnings.warn(f"checkpoint {step} in {self.directory} is damaged: {found}", stacklevel=4)
-            (self.directory / f"{step}.json").replace(self.directory / f"{step}.damaged")
+            with self._telling(f"cannot be read at checkpoint {step}, so nothing was changed"):
+                data = self._file(step).read_bytes()
+            try:
+                return self._read(step, data)
+            except archive.ArchiveError as error:
+                warnings.warn(f"checkpoint {step} in {self.directory} is damaged: {error}", stacklevel=4)
+                self._damaged.add(step)
         if steps:
             raise CheckpointError(
                 f"all checkpoints in {self.directory} (steps {steps}) are damaged; start anew in another "
@@ -101,73 +137,104 @@ class Checkpoints:
             )
         return None
 
-    def _read(self, step: int) -> Saved | str:
-        """A checkpoint, or what is wrong with it."""
-        folder = self.directory / str(step)
-        try:
-            made = json.loads(folder.with_suffix(".json").read_text())
-            body, wanted = made["body"], made["digest"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{step}.json cannot be read ({type(error).__name__})"
-        if _hash(_text(body)) != wanted:
-            return f"{step}.json is not what was written"
-        there = _files(folder)
-        changed = sorted(name for name, v in body["files"].items() if there.get(name) != v)
-        if changed:
-            return f"file {changed[0]} is not what was written"
-        self._check_run(step, body["run"])
-        with _quiet():
-            arrays = {name: np.asarray(v) for name, v in self.orbax.restore(folder).items()}
-        arrays |= {name: np.empty(shape, dtype) for name, (shape, dtype) in body["empty"].items()}
-        history = {n.removeprefix("history_"): v for n, v in arrays.items() if n.startswith("history_")}
-        return Saved(step, [arrays[f"leaf_{i:05d}"] for i in range(body["leaves"])], history)
-
-    def _check_run(self, step: int, saved: Mapping[str, Any]) -> None:
-        """:raises CheckpointError: naming what differs."""
-        names = [name for name in {**saved, **self.run} if saved.get(name) != self.run.get(name)]
-        if names:
-            told = "; ".join(f"{n}: {saved.get(n)!r} there, {self.run.get(n)!r} here" for n in names)
+    def _read(self, step: int, data: bytes) -> Saved:
+        name = self._file(step).name
+        body, arrays = archive.read(data, _KIND, name)
+        if body["step"] != step:
+            raise archive.ArchiveError(f"{name} is of step {body['step']}: the file was renamed")
+        differences = identity.differences(body["run"], self.run)
+        if differences:
             raise CheckpointError(
-                f"checkpoint {step} in {self.directory} is of another run: {told}. Call fit as that run was "
-                "called, or give another directory"
+                f"checkpoint {step} in {self.directory} is of another run: {'; '.join(differences)}. Call "
+                "fit as that run was called, or give another directory"
+            )
+        count = body["leaves"]
+        return Saved(step, arrays[:count], dict(zip(body["history"], arrays[count:], strict=True)))
+
+    def _file(self, step: int) -> Path:
+        return self.directory / f"checkpoint-{step:06}.zip"
+
+    def _refuse_others(self) -> None:
+        """:raises CheckpointError: where files that we did not write have names of ours."""
+        names = os.listdir(self.directory)
+        if _MARKER in names:
+            return self._check_marker()
+        ours = sorted(filter(_NAME.fullmatch, names))
+        if ours:
+            raise CheckpointError(
+                f"{self.directory} holds {ours[0]!r} and no {_MARKER}, so no run of ebmpp is known to have "
+                "written it: give another directory"
+            )
+        if any(_is_old(self.directory / name) for name in names if re.fullmatch(r"\d+\.json", name)):
+            raise CheckpointError(
+                f"{self.directory} holds checkpoints in the format of an earlier ebmpp, which this one does "
+                "not read: finish that run with the version that began it, or give another directory"
             )
 
+    def _check_marker(self) -> None:
+        try:
+            told = json.loads((self.directory / _MARKER).read_bytes())
+            kind, version = told["format"], told["version"]
+        except (ValueError, TypeError, KeyError):
+            return  # ours and damaged: each checkpoint says itself what it is
+        if (kind, version) != (_KIND.format, _KIND.version):
+            raise CheckpointError(
+                f"{self.directory}: {_MARKER} says {kind!r}, version {version!r}, and this ebmpp reads "
+                f"{_KIND.format!r}, version {_KIND.version}: give another directory"
+            )
 
-def digest(arrays: Mapping[str, Any]) -> str:
-    """A hash of names, shapes, dtypes and bytes."""
-    made = hashlib.sha256()
-    for name in sorted(arrays):
-        a = np.ascontiguousarray(arrays[name])
-        made.update(f"{name} {np.shape(arrays[name])} {a.dtype}\n".encode())
-        made.update(a.tobytes())
-    return made.hexdigest()
+    def _locked(self) -> int:
+        """The lock's file, open.
+
+        :raises CheckpointError: where another run holds it.
+        """
+        handle = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                holder = os.read(handle, 200).decode(errors="replace")
+                os.close(handle)
+                raise CheckpointError(
+                    f"{self.directory} is in use by another run ({holder or 'unknown'}): wait until it ends, "
+                    "or give another directory"
+                ) from None
+            warnings.warn(
+                f"{self.directory} is on a disk without locks ({error}): see to it that no two runs use it",
+                stacklevel=5,
+            )
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+    @contextlib.contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.directory} {what}: {error}. Mend the disk and call again, or give another directory"
+            ) from error
 
 
-def _text(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True).encode()
+def _path(directory: Any) -> Path:
+    if not isinstance(directory, str | os.PathLike):
+        raise ArgumentError(f"fit: checkpoint_dir is a path, not {checks.tell(directory)}")
+    if not os.fspath(directory):
+        raise ArgumentError(
+            'fit: checkpoint_dir is the path of a directory, not "": give "." for the working directory'
+        )
+    return Path(directory).absolute()
 
 
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _files(folder: Path) -> dict[str, str]:
-    """Digests of all files under a folder."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _hash(path.read_bytes()) for path in found}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """orbax warns of what is meant: arrays are read without a template."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _orbax() -> Any:
+def _is_old(path: Path) -> bool:
+    """Whether it is a checkpoint of the first format: arrays in a folder, and this file beside it."""
     try:
-        import orbax.checkpoint as ocp  # an extra: seconds to import
-    except ImportError as error:
-        raise CheckpointError('checkpoints need orbax-checkpoint: pip install "ebmpp[checkpoint]"') from error
-    return ocp
+        told = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(told, dict) and told.keys() == {"body", "digest"}

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import families as builtin_families
-from ebmpp.checkpoint import digest
+from ebmpp.archive import digest
 from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
 from ebmpp.factors import Factor
 from ebmpp.families import Family

@@ -8,6 +8,7 @@ inside the domain whatever its neighbours do; two blocks of unbounded statistics
 exactly; those of three or more are tried at random states, which can refute but not prove.
 """
 
+import dataclasses
 from functools import lru_cache, partial
 import math
 from typing import TYPE_CHECKING, Any
@@ -50,9 +51,10 @@ def check(graph: "FactorGraph", params: dict[str, Any]) -> None:
 @lru_cache(maxsize=256)
 def _is_restricted(family: Family) -> bool:
     """Whether some natural parameters are outside the domain."""
+    one = dataclasses.replace(family, shape=(1,))  # the same program for each width
     with jax.ensure_compile_time_eval():
-        ends = jnp.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(family.statistic_shape))
-        return not bool(family.in_domain(jnp.broadcast_to(ends, (4, *family.statistic_shape))).all())
+        ends = jnp.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(one.statistic_shape))
+        return not bool(one.in_domain(jnp.broadcast_to(ends, (4, *one.statistic_shape))).all())
 
 
 @lru_cache(maxsize=256)

@@ -32,7 +32,7 @@ class IntractableError(ValueError):
 
 
 class CheckpointError(RuntimeError):
-    """Checkpoints that cannot be used: another run's, damaged, or in the way."""
+    """Checkpoints that cannot be used: another run's, damaged, in use or in the way, or a failing disk."""
 
 
 class SavedFileError(ValueError):
@@ -47,7 +47,7 @@ class TrainingError(RuntimeError):
     """Training that cannot go on; it carries the last good state.
 
     :param message: what happened.
-    :param params: the last params that were finite.
+    :param params: the last params that were good: finite, and seen to normalise.
     :param history: the steps before, as from :func:`ebmpp.fit`.
     :param step: the step that failed, counted from 0.
     """
@@ -61,8 +61,22 @@ class DivergenceError(TrainingError):
     """Params or a gradient that stopped being finite, or a pair that was unmet."""
 
 
+class NormalizationError(DivergenceError, DomainError):
+    """Params that were trained to where the model does not normalise.
+
+    ``step`` is how many steps were done when that was seen.
+    """
+
+
 class DataError(TrainingError, StateError):
     """Data that ended in the middle of training, or turned out wrong."""
+
+
+class CheckpointWriteError(TrainingError, CheckpointError):
+    """A checkpoint that the disk did not take; nothing of the run is lost.
+
+    ``params`` are those that were to be written, after ``step`` steps.
+    """
 
 
 def clash(a: str, b: str) -> str:

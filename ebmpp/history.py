@@ -12,8 +12,12 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 from ebmpp.monitors import Monitor
 
+#: What happens where a traced array is taken for a number or for numpy's.
+_LEAVES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 _MOST_WAITING = 4096  # rows on the device; each scalar is an array of its own there
 
 
@@ -40,9 +44,12 @@ class Table:
             self._fetch()
 
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
-        """The columns by name, up to row ``stop``."""
+        """The columns by name, up to row ``stop``; they cannot be written."""
         self._fetch()
-        return {name: v[:stop] for name, v in self._columns.items()}
+        made = {name: v[:stop] for name, v in self._columns.items()}
+        for v in made.values():
+            v.flags.writeable = False
+        return made
 
     def _fetch(self) -> None:
         rows, self._waiting = jax.device_get(self._waiting), []
@@ -93,11 +100,11 @@ class Log:
     def append(self, metrics: dict[str, Array]) -> None:
         """The metrics of the next step.
 
-        :raises ValueError: for a monitor of the name of one, which would take its place in the history.
+        :raises ArgumentError: for a monitor of the name of one, which would take its place in the history.
         """
         clash = self.monitors.keys() & {*metrics, "step", "monitor_step"}
         if clash:
-            raise ValueError(
+            raise ArgumentError(
                 f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
                 "something else"
             )
@@ -106,12 +113,7 @@ class Log:
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""
         if self.monitors:
-            values = {name: _value(fn, params, estimator_state) for name, fn in self.monitors.items()}
-            for name, value in values.items():
-                if jnp.shape(value) != ():
-                    raise TypeError(
-                        f"fit: monitor {name!r} returned shape {jnp.shape(value)}, and a scalar is expected"
-                    )
+            values = {n: _value(n, fn, params, estimator_state) for n, fn in self.monitors.items()}
             self.monitored.append({"monitor_step": step, **values})
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -141,7 +143,7 @@ class Log:
         return int(bad[0]) if len(bad) else None
 
     def dataset(self, stop: int | None = None) -> xr.Dataset:
-        """The history so far, up to step ``stop``."""
+        """The history so far, up to step ``stop``; its arrays cannot be written."""
         columns = self.steps.columns(stop)
         made = xr.Dataset(
             {name: ("step", v) for name, v in columns.items() if name != "ok"},
@@ -151,11 +153,35 @@ class Log:
         if not monitored:
             return made
         at = monitored.pop("monitor_step")
+        if stop is not None:
+            monitored, at = {n: v[at <= stop] for n, v in monitored.items()}, at[at <= stop]
         values = {name: ("monitor_step", v) for name, v in monitored.items()}
         return made.assign(values).assign_coords(monitor_step=at)
 
 
-def _value(monitor: Callable[..., Array], params: Any, estimator_state: Any) -> Array:
-    if isinstance(monitor, Monitor):
-        return monitor(params, estimator_state)
-    return monitor(params)
+def _value(name: str, monitor: Callable[..., Array], params: Any, estimator_state: Any) -> Array:
+    """:raises ArgumentError: for a monitor that leaves jax, or returns no number."""
+    given = jax.tree.map(lambda leaf: leaf, params)  # dicts of its own
+    try:
+        value = monitor(given, estimator_state) if isinstance(monitor, Monitor) else monitor(given)
+    except _LEAVES as error:
+        raise ArgumentError(
+            f"fit: monitor {name!r} leaves jax while it is compiled, by float, if or numpy; give "
+            f"Monitor(fn, compiled=False), which is called as it is. jax says: {error}"
+        ) from error
+    except TypeError as error:
+        if "valid JAX type" not in str(error):
+            raise
+        raise ArgumentError(
+            f"fit: monitor {name!r} returned no number, and a scalar is expected: {error}"
+        ) from error
+    if not _is_scalar(value):
+        told = f"shape {value.shape}" if hasattr(value, "shape") else checks.tell(value)
+        raise ArgumentError(f"fit: monitor {name!r} returned {told}, and a scalar is expected")
+    return value
+
+
+def _is_scalar(value: Any) -> bool:
+    if not hasattr(value, "dtype"):
+        return isinstance(value, int | float)
+    return np.shape(value) == () and (value.dtype == bool or jnp.issubdtype(value.dtype, jnp.number))

@@ -10,6 +10,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.programs import compiled
 from ebmpp.errors import ParameterError
 from ebmpp.factors import Bias, Factor
 from ebmpp.families import Family
@@ -95,10 +96,16 @@ def _weight(how: str, rng_key: Array, start: Array, row_axes: int | None) -> Arr
     if how == "zero":
         return start
     if how == "gaussian":  # standard deviation 0.01: Hinton (2012), section 8
-        return 0.01 * jax.random.normal(rng_key, start.shape, start.dtype)
+        return _gaussian(start.shape, start.dtype, rng_key)
     rows = math.prod(start.shape[:row_axes])
     matrix = jax.nn.initializers.orthogonal()(rng_key, (rows, start.size // rows), start.dtype)
     return matrix.reshape(start.shape)
+
+
+@compiled(statics=2)
+def _gaussian(shape: tuple[int, ...], dtype: jnp.dtype, rng_key: Array) -> Array:
+    drawn = jax.random.normal(rng_key, shape, dtype)
+    return 0.01 * jax.lax.optimization_barrier(drawn)  # bitwise what they are one after the other
 
 
 def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: Mean | None) -> Array:

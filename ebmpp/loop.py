@@ -3,7 +3,6 @@
 """The steps of a training run, and what happens between them."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,12 +15,14 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits
+from ebmpp import bits, optimizers
 from ebmpp.callbacks import Best, Callback, Progress
 from ebmpp.checkpoint import Checkpoints
-from ebmpp.errors import CheckpointError, DataError, DivergenceError, StateError
+from ebmpp.core.programs import compiled
+from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
+from ebmpp.guard import Guard
 from ebmpp.history import Log
 from ebmpp.sources import Rows, Selection, Source
 from ebmpp.stages import Stages
@@ -40,7 +41,7 @@ class State(NamedTuple):
     """False from the first step that was not finite."""
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@compiled(statics=2)
 def estimate_step(
     graph: FactorGraph,
     estimator: Estimator,
@@ -57,16 +58,22 @@ def estimate_step(
 
     :param weights: of all ``rows``, of mean 1 over the data; None for equal ones.
     :param known: of the blocks of ``rows`` that lack units, which are known.
+    :raises ArgumentError: for an estimator whose gradient is not like the params.
     """
     take = lambda a: a if index is None else a[index]  # noqa: E731
     batch = Batch.of(*({b: take(v) for b, v in x.items()} for x in (rows, known)))
     if weights is not None:
         batch = batch._replace(weights=take(weights) * batch.weights)
     made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, step, 2))
+    if optimizers.shapes(made.gradient) != optimizers.shapes(params):
+        raise ArgumentError(
+            f"{type(estimator).__name__}.estimate returned a gradient of shapes "
+            f"{jax.tree.map(jnp.shape, made.gradient)}, and the params have {jax.tree.map(jnp.shape, params)}"
+        )
     return made.gradient, made.state, made.metrics
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(statics=1)
 def _update(
     optimizer: optax.GradientTransformation,
     gradient: Params,
@@ -98,6 +105,7 @@ class Loop:
     :param pair: the run's key pair; a step's draws depend on it and on the step's number.
     :param every: steps between monitor values.
     :param best: what keeps the best params, or None.
+    :param guard: what looks after the params.
     """
 
     def __init__(
@@ -110,9 +118,11 @@ class Loop:
         every: int,
         callbacks: Sequence[Callback],
         best: Best | None,
+        guard: Guard,
     ) -> None:
         self.graph, self.stages, self.source, self.pair = graph, stages, source, pair
         self.log, self.every, self.callbacks, self.best = log, every, callbacks, best
+        self.guard = guard
         self.save: Checkpoints | None = None
         for stage in stages.stages:
             _check_missing(stage.estimator, source.sample())
@@ -122,8 +132,12 @@ class Loop:
     # -- states ----------------------------------------------------------------------------------
 
     def begin(self, number: int, params: Params) -> State:
-        """The state in which stage ``number`` begins."""
+        """The state in which stage ``number`` begins.
+
+        :raises ArgumentError: for an optimiser that does not go with the params.
+        """
         stage, rows = self.stages[number], self.source.sample().rows
+        optimizers.check(stage.optimizer, params)
         pair = bits.fold_in(self.pair, number, 1)
         estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, pair)
         return State(params, stage.optimizer.init(params), estimator, jnp.array(True))
@@ -137,7 +151,7 @@ class Loop:
         adopted = adopt(state.estimator, fresh.estimator)
         if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
             name = type(self.stages[number].estimator).__name__
-            raise TypeError(
+            raise ArgumentError(
                 f"{name}.adopt returned a pytree of another structure than the fresh state it was given: "
                 f"{jax.tree.structure(adopted)}, not {jax.tree.structure(fresh.estimator)}"
             )
@@ -186,12 +200,17 @@ class Loop:
                 state, metrics = self._step(step, number, state)
                 self.log.append(metrics)
                 bar.update()
-                self._look(step, state, bar, progress_bar)
+                self._show(step, state, bar, progress_bar)
                 if self.save is not None and ((step + 1) % self._save_every == 0 or step + 1 == total):
                     self._checkpoint(step + 1, state)
-        stop_if_failed(state, self.log)
+        self._look(total, state)
         self._monitor(total, state)
         return state
+
+    def _look(self, done: int, state: State, needed: bool = True) -> None:
+        """:raises TrainingError: where the run is not what it should be after ``done`` steps."""
+        estimator = self.stages[self.stages.at(max(0, done - 1))].estimator
+        self.guard.look(done, state.params, state.ok, estimator, needed)
 
     def _step(self, step: int, number: int, state: State) -> tuple[State, dict[str, Any]]:
         """One gradient and one update; after a failure the state stays as it was."""
@@ -215,7 +234,7 @@ class Loop:
             _check_missing(self.stages[self.stages.at(step)].estimator, made)
             return made
         except StateError as error:
-            stop_if_failed(state, self.log)
+            self._look(step, state)
             self._checkpoint(step, state)
             raise DataError(
                 f"training stopped at step {step}: {error}. The error's .params are those before that step, "
@@ -227,28 +246,45 @@ class Loop:
 
     def _monitor(self, step: int, state: State) -> bool:
         """Whether a callback stops the run."""
+        if self.callbacks or not self.guard.bounded:  # else nobody needs to wait for the device
+            self._look(step, state)
         self.log.monitor(step, state.params, state.estimator)
         if self.best is not None:
             self.best.see(step, self.log.monitored.last[self.best.name], state.params)
         if not self.callbacks:
             return False
-        stop_if_failed(state, self.log)
-        progress = Progress(step, state.params, state.estimator, self.log.dataset())
+        progress = Progress(step, _own(state.params), _own(state.estimator), self.log.dataset())
         return any([bool(fn(progress)) for fn in self.callbacks])  # a list: each of them is called
 
-    def _look(self, step: int, state: State, bar: tqdm, shown: bool) -> None:
+    def _show(self, step: int, state: State, bar: tqdm, shown: bool) -> None:
         if (shown and time.monotonic() - self._looked > 0.5) or step % _LOOK_EVERY == 0:
             bar.set_postfix(self.log.latest(), refresh=False)
-            stop_if_failed(state, self.log)
+            self._look(step + 1, state, needed=False)
             self._looked = time.monotonic()
 
     def _checkpoint(self, steps: int, state: State) -> None:
+        """:raises CheckpointWriteError: where it cannot be written."""
         if self.save is None or steps == self._saved:
             return
-        stop_if_failed(state, self.log)  # what failed is not kept
+        self._look(steps, state)  # what failed is not kept
         kept = [] if self.best is None else self.best.leaves()
-        self.save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *kept], self.log.arrays())
+        try:
+            self.save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *kept], self.log.arrays())
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"checkpoint {steps} cannot be written in {self.save.directory}: {error}. Mend the disk, and "
+                "resume=True goes on from the checkpoint before. The error's .params are those after "
+                f"{steps} steps, and .history holds these steps",
+                state.params,
+                self.log.dataset(),
+                steps,
+            ) from error
         self._saved = steps
+
+
+def _own(tree: Any) -> Any:
+    """The same arrays in containers of one's own."""
+    return jax.tree.map(lambda leaf: leaf, tree)
 
 
 def _as_numbers(leaf: Any) -> Any:
@@ -263,28 +299,3 @@ def _as_leaf(numbers: np.ndarray, like: Any) -> Array:
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
-
-def stop_if_failed(state: State, log: Log) -> None:
-    """:raises DivergenceError: where a step was not finite."""
-    if bool(state.ok):
-        return
-    step = log.failed_at()
-    told = {name: v[step] for name, v in log.steps.columns().items()}
-    unmet = np.nansum([told.get(name, 0) for name in ("num_unmet", "posterior_num_unmet")])
-    if unmet:
-        reason = (
-            f"{unmet:.0f} coupled pairs had not met: raise max_sweeps, or see "
-            "UCD(allow_unmet=True), which biases the gradient. Without max_sweeps, params are too large "
-            "for float32"
-        )
-    else:
-        norm = float(told["gradient_norm"])
-        reason = f"gradient or params were not finite (gradient norm {norm:.4g}): lower the learning rate"
-    raise DivergenceError(
-        f"training stopped at step {step}: {reason}. The error's .params are those before that step, and "
-        ".history holds the steps before",
-        state.params,
-        log.dataset(step),
-        step,
-    )

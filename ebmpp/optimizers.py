@@ -11,8 +11,53 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
+
 Params = Any
 Bound = float | Mapping[str, Any]
+
+
+def shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """A pytree's structure, and the shapes of its leaves."""
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def check(optimizer: optax.GradientTransformation, params: Params) -> None:
+    """That an optimiser makes updates like the params, from a gradient, its state and the params alone.
+
+    Nothing is computed.
+
+    :raises ArgumentError: for one that needs more (the loss, say), or whose updates or state are of other
+        shapes: they would be broadcast.
+    """
+    params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
+    try:
+        state = jax.eval_shape(optimizer.init, params)
+        updates, moved = jax.eval_shape(optimizer.update, params, state, params)
+    except Exception as error:
+        raise ArgumentError(
+            f"fit: the optimizer failed when called as optimizer.update(gradient, state, params): {error}. "
+            "Stochastic gradients come without the value of a loss, so optimizers that need it or search "
+            "along a line (optax.lbfgs, polyak_sgd, reduce_on_plateau) cannot be used; sgd and adam can"
+        ) from error
+    if shapes(updates) != shapes(params):
+        raise ArgumentError(
+            f"fit: the optimizer's updates have shapes {jax.tree.map(jnp.shape, updates)}, and the params "
+            f"{jax.tree.map(jnp.shape, params)}: update one by one what the gradient holds"
+        )
+    types = [[a.dtype for a in jax.tree.leaves(tree)] for tree in (updates, params)]
+    wrong = [(u, p) for u, p in zip(*types, strict=True) if u != p]
+    if wrong:
+        raise ArgumentError(
+            f"fit: the optimizer's updates are {wrong[0][0]}, and the params {wrong[0][1]}: let it return "
+            "updates of the gradient's dtype"
+        )
+    if shapes(moved) != shapes(state):
+        raise ArgumentError(
+            f"fit: the optimizer's state has shapes {shapes(moved)[1]} after an update, and "
+            f"{shapes(state)[1]} before: it must keep its structure"
+        )
 
 
 def projected(
@@ -59,7 +104,7 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
         their params; None for no bound.
     :param high: likewise.
     :return: a function from params to params.
-    :raises ValueError: for a low above high, where both are numbers.
+    :raises ArgumentError: for a low above high, where both are numbers.
 
     **Example**
 
@@ -68,7 +113,7 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
     [1.0, -5.0]
     """
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not low <= high:
-        raise ValueError(f"box: low is at most high; got low={low!r}, high={high!r}")
+        raise ArgumentError(f"box: low is at most high; got low={low!r}, high={high!r}")
 
     def project(params: Params) -> Params:
         bounds = (_bound(low, params, -math.inf), _bound(high, params, math.inf))
@@ -81,9 +126,7 @@ def _bound(given: Bound | None, params: Params, without: float) -> Params:
     """A bound for every leaf of the params."""
     if not isinstance(given, Mapping):
         return jax.tree.map(lambda _: without if given is None else given, params)
-    unknown = sorted(set(given) - set(params))
-    if unknown:
-        raise ValueError(f"box: {unknown[0]!r} is not among the factors {sorted(params)}")
+    checks.names("factor in optimizers.box", given, params)
     return {name: _bound_of(given.get(name, without), tree) for name, tree in params.items()}
 
 
@@ -98,7 +141,7 @@ def ball(radius: float) -> Callable[[Params], Params]:
 
     :param radius: above 0.
     :return: a function from params to params.
-    :raises ValueError: for another radius.
+    :raises ArgumentError: for another radius.
 
     **Example**
 
@@ -106,8 +149,7 @@ def ball(radius: float) -> Callable[[Params], Params]:
     >>> ball(1.0)({"a": jnp.array([3.0]), "b": jnp.array([4.0])})["b"].tolist()
     [0.8]
     """
-    if not radius > 0:
-        raise ValueError(f"ball: radius is above 0, not {radius!r}")
+    radius = checks.number("ball: radius", radius, above=0)
     return lambda params: optax.projections.projection_l2_ball(params, radius)
 
 
@@ -130,7 +172,7 @@ def averaged(
     :param optimizer: any optax transformation.
     :param start: the first step, counted from 0, whose result enters the mean.
     :return: an optax transformation; see :func:`averaged_params`.
-    :raises ValueError: for a negative start.
+    :raises ArgumentError: for a negative start.
 
     **References**
 
@@ -148,8 +190,7 @@ def averaged(
     >>> averaged_params(fit.optimizer_state)["v:h"].shape
     (9, 4)
     """
-    if not isinstance(start, int) or start < 0:
-        raise ValueError(f"averaged: start is an int of at least 0, not {start!r}")
+    start = checks.count("averaged: start", start, least=0)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Params) -> AveragedState:
@@ -173,16 +214,16 @@ def averaged_params(optimizer_state: Any) -> Params:
     """The mean that :func:`averaged` keeps; before its start, the last params.
 
     :param optimizer_state: of an optimiser that holds one :func:`averaged`, such as ``Fit.optimizer_state``.
-    :raises ValueError: for none, or more than one.
+    :raises ArgumentError: for none, or more than one.
     """
     mine = lambda s: isinstance(s, AveragedState)  # noqa: E731
     found = [s for s in jax.tree.leaves(optimizer_state, is_leaf=mine) if mine(s)]
     if len(found) != 1:
-        raise ValueError(f"averaged_params: the state holds {len(found)} of averaged(...), not one")
+        raise ArgumentError(f"averaged_params: the state holds {len(found)} of averaged(...), not one")
     return found[0].mean
 
 
 def _needed(who: str, params: Params | None) -> Params:
     if params is None:
-        raise ValueError(f"{who}: update needs the params: optimizer.update(gradient, state, params)")
+        raise ArgumentError(f"{who}: update needs the params: optimizer.update(gradient, state, params)")
     return params

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical proof, at declaration, that a factor is what the design needs: multi-affine."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -11,6 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.factors import Factor, Params
 from ebmpp.families import Family
@@ -37,63 +39,141 @@ def probe(
     :raises NotMultiAffineError: when it is not affine, or units of one block interact.
     """
     scope = tuple(families[b] for b in factor.blocks)
-    generator = np.random.default_rng(0)
-    draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))  # noqa: E731
-    noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
+    generator, floats = np.random.default_rng(0), np.dtype(jnp.result_type(float))
+    draw = lambda f: generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats)  # noqa: E731
+    shaken = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)  # noqa: E731
+    noisy = jax.tree.map(shaken, params)
     base, other = [draw(f) for f in scope], [draw(f) for f in scope]
-    if not jnp.isfinite(_call(factor, scope, noisy, base)):
+    # One program, which goes when this function returns: op by op, each width of a block would leave some
+    # twenty in jax's caches, of a megabyte each.
+    measure = jax.jit(lambda *given: _measure(factor, scope, splits, *given))
+    found = _run(factor, measure, noisy, base, other)
+    if not np.isfinite(found.value):
         noisy = params  # an energy that restricts its params (a logarithm, say) is probed at its init
-    value = _call(factor, scope, noisy, base)
-    if not jnp.isfinite(value):
-        raise DeclarationError(f"{factor!r}: energy is {value} at its initial params")
+        found = _run(factor, measure, noisy, base, other)
+    if not np.isfinite(found.value):
+        raise DeclarationError(f"{factor!r}: energy is {found.value} at its initial params")
     for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
-        if block in splits and any(b == block for b, _ in factor.lateral):
-            _probe_parts(factor, scope, noisy, base, i, other[i], splits[block])
-        else:
-            _probe_block(factor, scope, noisy, base, i, other[i], (block, family))
+        if not (found.curved[i] or found.jumps[i]):
+            continue
+        if _in_parts(factor, block, splits):
+            _refuse_parts(factor, splits[block])
+        at = _energy_in(factor, scope, noisy, base, i)
+        mutual = found.curved[i] and not jumps_alone(at, jnp.asarray(base[i]), jnp.asarray(other[i]), family)
+        _refuse(factor, block, family, bool(mutual))
 
 
-def _call(factor: Factor, scope: tuple[Family, ...], params: Params, stats: list[Array]) -> Array:
+class _Found(NamedTuple):
+    """What the probe measures."""
+
+    value: Array
+    """The energy."""
+    curved: tuple[Array, ...]
+    """By block: whether its gradient changes where it alone is moved."""
+    jumps: tuple[Array, ...]
+    """Whether the energy changes by something else than the gradient says."""
+
+
+def _run(factor: Factor, measure: Callable[..., _Found], *given: Any) -> _Found:
     try:
-        value = factor.evaluate(params, *stats, families=scope)
+        return jax.device_get(measure(*given))
     except DeclarationError:
         raise
     except Exception as error:
+        params, stats, _ = given
         shapes = {b: s.shape for b, s in zip(factor.blocks, stats, strict=True)}
         raise DeclarationError(
             f"{factor!r}: its energy failed when called with params of shape "
-            f"{jax.tree.map(jnp.shape, params)} and statistics of shape {shapes}: {error}"
+            f"{jax.tree.map(jnp.shape, params)} and statistics of shape {shapes}: {_remedy(error)}{error}"
         ) from error
-    if jnp.shape(value) != ():
-        raise DeclarationError(
-            f"{factor!r}: energy returned shape {jnp.shape(value)}, expected a scalar; it is called "
-            "with one state, and the library adds the batch axes"
+
+
+def _remedy(error: Exception) -> str:
+    """What to write in place of Python's own ``if``, ``float`` and numpy, which cannot be compiled."""
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "energies are compiled, so use jax.numpy in place of numpy. jax says: "
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        return (
+            "energies are compiled, so Python's if, bool, float and int cannot depend on params or "
+            "statistics; use jnp.where or jax.lax.cond. jax says: "
         )
-    return value
+    return ""
 
 
-def _probe_block(
+def _energy_in(
+    factor: Factor, scope: tuple[Family, ...], params: Params, base: Sequence[Array], i: int
+) -> Callable[[Array], Array]:
+    """The energy as a function of one block's statistics."""
+    return lambda t: factor.evaluate(params, *base[:i], t, *base[i + 1 :], families=scope)
+
+
+def _measure(
     factor: Factor,
     scope: tuple[Family, ...],
+    splits: Mapping[str, Split],
     params: Params,
-    base: list[Array],
-    i: int,
-    moved: Array,
-    named: tuple[str, Family],
-) -> None:
-    at = lambda t: factor.evaluate(params, *base[:i], t, *base[i + 1 :], families=scope)  # noqa: E731
-    value_here, here = jax.value_and_grad(at)(base[i])
-    value_there, there = jax.value_and_grad(at)(moved)
-    scale = jnp.abs(here).max() + jnp.abs(there).max() + jnp.abs(value_here) / moved.size + 1e-6
-    curved = jnp.abs(here - there).max() > _TOLERANCE * scale
-    step = moved - base[i]
-    predicted, size = jnp.vdot(here, step), jnp.vdot(jnp.abs(here), jnp.abs(step))
+    base: Sequence[Array],
+    other: Sequence[Array],
+) -> _Found:
+    value = factor.evaluate(params, *base, families=scope)
+    if not isinstance(value, jax.Array | np.ndarray | np.number | float | int) or jnp.shape(value) != ():
+        told = checks.tell(value) if not hasattr(value, "shape") else f"shape {jnp.shape(value)}"
+        raise DeclarationError(
+            f"{factor!r}: energy returned {told}, expected a scalar; it is called "
+            "with one state, and the library adds the batch axes"
+        )
+    found = []
+    for i, block in enumerate(factor.blocks):
+        at, here, moved = _energy_in(factor, scope, params, base, i), base[i], other[i]
+        if not _in_parts(factor, block, splits):
+            found.append(_measure_block(at, here, moved))
+        elif factor.local(dict(zip(factor.blocks, scope, strict=True)), splits[block]) is not None:
+            found.append((jnp.array(False), jnp.array(False)))  # affine by its form
+        else:
+            found.append(_measure_parts(at, here, moved, splits[block]))
+    curved, jumps = zip(*found, strict=True)
+    return _Found(jnp.asarray(value), curved, jumps)
+
+
+def _in_parts(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:
+    return block in splits and any(b == block for b, _ in factor.lateral)
+
+
+def _measure_block(at: Callable[[Array], Array], here: Array, moved: Array) -> tuple[Array, Array]:
+    value_here, slope_here = jax.value_and_grad(at)(here)
+    value_there, slope_there = jax.value_and_grad(at)(moved)
+    scale = jnp.abs(slope_here).max() + jnp.abs(slope_there).max() + jnp.abs(value_here) / moved.size + 1e-6
+    curved = jnp.abs(slope_here - slope_there).max() > _TOLERANCE * scale
+    step = moved - here
+    predicted, size = jnp.vdot(slope_here, step), jnp.vdot(jnp.abs(slope_here), jnp.abs(step))
     size = size + jnp.abs(value_here) + jnp.abs(value_there) + 1e-6
-    jumps = jnp.abs(value_there - value_here - predicted) > _TOLERANCE * size
-    if not (curved or jumps):
-        return
-    block, family = named
-    if curved and not jumps_alone(at, base[i], moved, family):
+    return curved, jnp.abs(value_there - value_here - predicted) > _TOLERANCE * size
+
+
+def _measure_parts(
+    at: Callable[[Array], Array], here: Array, moved: Array, split: Split
+) -> tuple[Array, Array]:
+    """The same for each part: its units' gradients must not change when all of its units are moved."""
+    family = split.family
+    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
+    value, slope = jax.value_and_grad(at)(here)
+
+    def change(part: Array) -> tuple[Array, Array]:
+        inside = colors == part
+        step = jnp.where(inside, moved - here, 0)
+        value_there, there = jax.value_and_grad(at)(here + step)
+        curved = jnp.where(inside, jnp.abs(there - slope), 0).max()
+        return curved, jnp.abs(value_there - value - jnp.vdot(slope, step))
+
+    curved, jumps = jax.lax.map(change, jnp.arange(split.num_parts))
+    scale = jnp.abs(slope).max() + jnp.abs(value) / moved.size + 1e-6
+    size = jnp.vdot(jnp.abs(slope), jnp.abs(moved - here)) + jnp.abs(value) + 1e-6
+    return (curved > _TOLERANCE * scale).any(), (jumps > _TOLERANCE * size).any()
+
+
+def _refuse(factor: Factor, block: str, family: Family, mutual: bool) -> NoReturn:
+    """:param mutual: whether units of the block interact with one another."""
+    if mutual:
         raise NotMultiAffineError(
             f"{factor!r}: units of block {block!r} interact with one another, so they cannot be drawn "
             "together; say which do (Factor(..., lateral=...) or Pairwise), or split the block"
@@ -107,41 +187,13 @@ def _probe_block(
     )
 
 
-def _probe_parts(
-    factor: Factor,
-    scope: tuple[Family, ...],
-    params: Params,
-    base: list[Array],
-    i: int,
-    moved: Array,
-    split: Split,
-) -> None:
-    """The same for each part: its units' gradients must not change when all of its units are moved."""
-    if factor.local(dict(zip(factor.blocks, scope, strict=True)), split) is not None:
-        return  # affine by its form
-    family = split.family
-    at = lambda t: factor.evaluate(params, *base[:i], t, *base[i + 1 :], families=scope)  # noqa: E731
-    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
-    value, here = jax.value_and_grad(at)(base[i])
-
-    def change(part: Array) -> tuple[Array, Array]:
-        inside = colors == part
-        step = jnp.where(inside, moved - base[i], 0)
-        value_there, there = jax.value_and_grad(at)(base[i] + step)
-        curved = jnp.where(inside, jnp.abs(there - here), 0).max()
-        return curved, jnp.abs(value_there - value - jnp.vdot(here, step))
-
-    curved, jumps = jax.lax.map(change, jnp.arange(split.num_parts))
-    scale = jnp.abs(here).max() + jnp.abs(value) / moved.size + 1e-6
-    size = jnp.vdot(jnp.abs(here), jnp.abs(moved - base[i])) + jnp.abs(value) + 1e-6
-    wrong = (curved > _TOLERANCE * scale) | (jumps > _TOLERANCE * size)
-    if bool(wrong.any()):
-        raise NotMultiAffineError(
-            f"{factor!r}: its energy is not affine in the statistics of units of block {split.block!r} "
-            f"({family!r}) that its lateral pairs say do not interact; name every pair of units of this "
-            "block whose product is in the energy, and let each unit's statistics enter linearly, the others "
-            "held fixed"
-        )
+def _refuse_parts(factor: Factor, split: Split) -> NoReturn:
+    raise NotMultiAffineError(
+        f"{factor!r}: its energy is not affine in the statistics of units of block {split.block!r} "
+        f"({split.family!r}) that its lateral pairs say do not interact; name every pair of units of this "
+        "block whose product is in the energy, and let each unit's statistics enter linearly, the others "
+        "held fixed"
+    )
 
 
 def jumps_alone(at, here: Array, there: Array, family: Family) -> bool:  # noqa: ANN001

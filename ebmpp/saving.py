@@ -2,27 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph and its params in one file, for keeping and passing on.
 
-The file is a zip archive that is not compressed: ``header.json``, which holds the declaration, and one
-``.npy`` file an array. Nothing in it is executed when it is read, and nothing is pickled. Checkpoints of a
-run (:mod:`ebmpp.checkpoint`) hold the state of an optimiser and of chains, and are no such files.
+The file is an archive (:mod:`ebmpp.archive`) whose header holds the declaration. Nothing in it is executed
+when it is read, and nothing is pickled. Checkpoints of a run (:mod:`ebmpp.checkpoint`) hold the state of an
+optimiser and of chains, and are no such files.
 """
 
 from collections.abc import Iterable, Mapping
-import hashlib
-import io
-import json
 import os
 from pathlib import Path
-import tempfile
 from typing import Any
-import zipfile
 
 import numpy as np
 
 import jax
 import jax.numpy as jnp
 
-from ebmpp import describing
+from ebmpp import archive, describing
 from ebmpp.core import checks
 from ebmpp.describing import Arrays
 from ebmpp.errors import SavedFileError
@@ -33,8 +28,7 @@ from ebmpp.rewiring import named
 
 Params = dict[str, Any]
 
-FORMAT, VERSION = "ebmpp model", 1
-_HEADER = "header.json"
+_KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
 
 
 def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> None:
@@ -67,13 +61,7 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
         "graph": describing.describe(graph, params, arrays),
         "params": {name: arrays.put(value) for name, value in named(graph, params).items()},
     }
-    members = {f"arrays/{i}.npy": _npy(a) for i, a in enumerate(arrays.listed)}
-    body["arrays"] = [
-        {"dtype": str(a.dtype), "shape": list(a.shape), "sha256": _hash(members[f"arrays/{i}.npy"])}
-        for i, a in enumerate(arrays.listed)
-    ]
-    header = {"format": FORMAT, "version": VERSION, "sha256": _hash(_text(body)), "body": body}
-    _write(Path(path), {_HEADER: json.dumps(header, indent=1).encode(), **members})
+    archive.write(Path(path), _KIND, body, arrays.listed)
 
 
 def load(
@@ -110,7 +98,11 @@ def load(
     >>> ebmpp.load(path, factors=[gate])[0] == graph
     True
     """
-    body, arrays = _read(Path(path))
+    try:
+        body, listed = archive.read(Path(path).read_bytes(), _KIND, str(path))
+    except archive.ArchiveError as error:
+        raise SavedFileError(str(error)) from error
+    arrays = Arrays([_held(a) for a in listed])
     try:
         with describing.refusing(path):
             params = {name: arrays.get(tree) for name, tree in body["params"].items()}
@@ -123,90 +115,7 @@ def load(
     return graph, params
 
 
-# -- the file --------------------------------------------------------------------------------------
-
-
-def _npy(array: np.ndarray) -> bytes:
-    """An array as a .npy file; dtypes that numpy itself does not have are stored as their bits."""
-    if array.dtype.kind == "V":
-        array = array.view(f"u{array.dtype.itemsize}")
-    made = io.BytesIO()
-    np.lib.format.write_array(made, array, allow_pickle=False)
-    return made.getvalue()
-
-
-def _array(data: bytes, told: Mapping[str, Any], path: Path) -> Any:
-    made = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    dtype = jnp.dtype(told["dtype"])  # jax's own also, such as bfloat16
-    if dtype.kind == "V" and made.dtype == np.dtype(f"u{dtype.itemsize}"):
-        made = made.view(dtype)
-    if (list(made.shape), made.dtype) != (told["shape"], dtype):
-        raise SavedFileError(f"{path}: an array is {made.dtype}{made.shape}, and the header says {told}")
-    held = jax.dtypes.canonicalize_dtype(dtype) == dtype
-    return jnp.asarray(made) if held else made
-
-
-def _write(path: Path, members: Mapping[str, bytes]) -> None:
-    """Beside the file first, and then in its place at once."""
-    handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                for name, data in members.items():
-                    archive.writestr(zipfile.ZipInfo(name), data)  # without a date: equal models, equal files
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
-
-
-def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """The header's body and the arrays, every byte checked."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
-                raise SavedFileError(f"{path} is a compressed archive: ebmpp.save did not write it")
-            body = _body(archive, path)
-            listed = []
-            for i, told in enumerate(body["arrays"]):
-                data = archive.read(f"arrays/{i}.npy")
-                if _hash(data) != told["sha256"]:
-                    raise SavedFileError(f"{path}: array {i} is not what was written; the file was changed")
-                listed.append(_array(data, told, path))
-    except zipfile.BadZipFile as error:
-        raise SavedFileError(
-            f"{path} is no file that ebmpp.save wrote, or is cut off or damaged ({error})"
-        ) from error
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        raise
-    except (OSError, KeyError, TypeError, ValueError, EOFError, MemoryError, RuntimeError) as error:
-        if isinstance(error, SavedFileError):
-            raise
-        raise SavedFileError(f"{path} is damaged, or no file that ebmpp.save wrote ({error})") from error
-    return body, Arrays(listed)
-
-
-def _body(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
-    if _HEADER not in archive.namelist():
-        raise SavedFileError(f"{path} is an archive without {_HEADER}: ebmpp.save did not write it")
-    header = json.loads(archive.read(_HEADER))
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise SavedFileError(f"{path}: its header is not that of a file that ebmpp.save wrote")
-    if header["version"] != VERSION:
-        raise SavedFileError(
-            f"{path} is of version {header['version']!r} of the format, and this ebmpp reads version "
-            f"{VERSION}: a newer ebmpp wrote it, and reads it"
-        )
-    if _hash(_text(header["body"])) != header["sha256"]:
-        raise SavedFileError(f"{path}: the declaration is not what was written; the file was changed")
-    return header["body"]
-
-
-def _text(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True).encode()
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _held(array: np.ndarray) -> Any:
+    """As a jax array, where jax is set to hold its dtype."""
+    held = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
+    return jnp.asarray(array) if held else array

@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits, tables
-from ebmpp.checkpoint import digest
+from ebmpp.archive import digest
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.states import Observed

@@ -11,6 +11,9 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
+
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
@@ -48,7 +51,7 @@ def spectral_descent(
         cut in two where the matrix comes out closest to square.
     :param vectors: the norm for vectors, "euclidean" or "max".
     :return: an optax transformation.
-    :raises ValueError: for another ``vectors``.
+    :raises ArgumentError: for another ``vectors``.
 
     **References**
 
@@ -77,8 +80,7 @@ def sharp(graph: "FactorGraph | None" = None, vectors: str = "euclidean") -> opt
     :param graph: as for :func:`spectral_descent`.
     :param vectors: likewise.
     """
-    if vectors not in _VECTORS:
-        raise ValueError(f"spectral_descent: vectors is one of {_VECTORS}, not {vectors!r}")
+    checks.choice("spectral_descent: vectors", vectors, _VECTORS)
 
     def update(gradient: Any, params: Any) -> Any:
         del params
@@ -96,7 +98,7 @@ def sharp(graph: "FactorGraph | None" = None, vectors: str = "euclidean") -> opt
 
 def _named(gradient: Any) -> Mapping[str, Any]:
     if not isinstance(gradient, Mapping):
-        raise TypeError(
+        raise ArgumentError(
             "spectral_descent: with a graph the gradient is a dict keyed by factor name, not a "
             f"{type(gradient).__name__}"
         )

@@ -6,24 +6,18 @@ from bisect import bisect_right
 from collections.abc import Sequence
 import dataclasses
 import itertools
-import re
 from typing import Any
-
-import numpy as np
 
 import optax
 
+from ebmpp import identity
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 from ebmpp.estimators import UCD, Estimator
 
 DEFAULT_ESTIMATOR = UCD()
 # One object: an optax transformation is known by its functions, so a new one would compile again.
 DEFAULT_OPTIMIZER = optax.sgd(0.1)
-
-
-def check_count(name: str, value: object) -> None:
-    """:raises ValueError: for what is not a positive int."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} is a positive int, not {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +30,8 @@ class Stage:
     :param num_steps: gradient steps.
     :param estimator: :class:`UCD` (default) or another.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
-    :raises ValueError: for a num_steps that is not a positive int.
-    :raises TypeError: for an estimator or an optimizer that is none.
+    :raises ArgumentError: for a num_steps that is not a positive int, or an estimator or an optimizer that is
+        none.
 
     **References**
 
@@ -60,12 +54,15 @@ class Stage:
     optimizer: optax.GradientTransformation = DEFAULT_OPTIMIZER
 
     def __post_init__(self) -> None:
-        check_count("Stage: num_steps", self.num_steps)
+        object.__setattr__(self, "num_steps", checks.count("Stage: num_steps", self.num_steps))
         if isinstance(self.estimator, type) or not isinstance(self.estimator, Estimator):
-            raise TypeError(f"estimator is one such as UCD() or CD(k=1), not {self.estimator!r}")
-        if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
-            raise TypeError(
-                f"optimizer is an optax transformation such as optax.sgd(0.1), not {self.optimizer!r}"
+            raise ArgumentError(
+                f"estimator is one such as UCD() or CD(k=1), not {checks.tell(self.estimator)}"
+            )
+        if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
+            raise ArgumentError(
+                "optimizer is an optax transformation such as optax.sgd(0.1), not "
+                f"{checks.tell(self.optimizer)}"
             )
 
 
@@ -74,18 +71,17 @@ class Stages:
 
     :param stages: in order.
     :param scheduled: whether somebody wrote a schedule; else there is one stage, the whole run.
-    :raises TypeError: for something that is not a :class:`Stage`.
-    :raises ValueError: for none, or a ``steps_per_batch`` that is not a positive int.
+    :raises ArgumentError: for something that is not a :class:`Stage`, none at all, or a ``steps_per_batch``
+        that is not a positive int.
     """
 
     def __init__(self, stages: Sequence[Stage], scheduled: bool) -> None:
-        self.stages, self.scheduled = tuple(stages), scheduled
+        self.stages, self.scheduled = tuple(checks.sequence("fit: schedule", stages, "stages")), scheduled
         if not self.stages:
-            raise ValueError("fit: schedule needs at least one Stage")
+            raise ArgumentError("fit: schedule needs at least one Stage")
         for stage in self.stages:
-            if not isinstance(stage, Stage):
-                raise TypeError(f"fit: schedule holds {stage!r}, which is not an ebmpp.Stage")
-            check_count(f"{type(stage.estimator).__name__}: steps_per_batch", _steps_per_batch(stage))
+            checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
+            checks.count(f"{type(stage.estimator).__name__}: steps_per_batch", _steps_per_batch(stage))
         lengths = [stage.num_steps for stage in self.stages]
         self.first = [0, *itertools.accumulate(lengths)][:-1]
         self.num_steps = sum(lengths)
@@ -104,13 +100,17 @@ class Stages:
         number = self.at(step)
         return self._batches[number] + (step - self.first[number]) // _steps_per_batch(self.stages[number])
 
-    def identity(self) -> dict[str, Any]:
-        """What a resumed run must have too; the last stage may be longer."""
+    def identity(self, params: Any) -> dict[str, Any]:
+        """What a resumed run must have too; the last stage may be longer.
+
+        :param params: of the shapes that are trained.
+        """
+        moves = {"optimizer": [identity.optimizer_moves(stage.optimizer, params) for stage in self.stages]}
         told = [_told(stage.estimator) for stage in self.stages]
         if not self.scheduled:
-            return {"estimator": told[0]}
+            return {"estimator": told[0], **moves}
         lengths = [stage.num_steps for stage in self.stages[:-1]]
-        return {"schedule": [*map(list, zip(lengths, told, strict=False)), ["the rest", told[-1]]]}
+        return {"schedule": [*map(list, zip(lengths, told, strict=False)), ["the rest", told[-1]]], **moves}
 
 
 def _steps_per_batch(stage: Stage) -> int:
@@ -121,4 +121,4 @@ def _told(estimator: Estimator) -> str:
     """Its fields too; of functions among them the names, for they stand elsewhere in the next process."""
     if not dataclasses.is_dataclass(estimator):
         return type(estimator).__qualname__
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(estimator))
+    return identity.without_addresses(repr(estimator))

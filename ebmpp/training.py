@@ -16,14 +16,19 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp import bits, describing
+from ebmpp.archive import digest
 from ebmpp.callbacks import Best, Callback
-from ebmpp.checkpoint import Checkpoints, digest
+from ebmpp.checkpoint import Checkpoints
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
+from ebmpp.guard import Guard
 from ebmpp.history import Log
+from ebmpp.identity import monitor_identity
 from ebmpp.loop import Loop, State, estimate_step
 from ebmpp.sources import Data, as_source
-from ebmpp.stages import DEFAULT_ESTIMATOR, DEFAULT_OPTIMIZER, Stage, Stages, check_count
+from ebmpp.stages import DEFAULT_ESTIMATOR, DEFAULT_OPTIMIZER, Stage, Stages
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
@@ -113,23 +118,30 @@ def fit(
     :param callbacks: called at each of these steps with a :class:`Progress`; one that returns True stops the
         run, such as :class:`EarlyStop`. An exception in one ends the run and keeps the checkpoints.
     :param keep_best: the name of a monitor, or ``(name, "min")``: the params at its best value are kept.
-    :param checkpoint_dir: keep checkpoints of params, optimiser, estimator and history there. A resumed run
-        ends with bitwise the params of one that was never stopped, whatever stopped it: an interrupt from
-        the keyboard or a kill costs the steps since the last checkpoint.
+    :param checkpoint_dir: keep checkpoints of params, optimiser, estimator and history there: files of names
+        of their own, beside which others are let alone, of one run at a time. A resumed run ends with bitwise
+        the params of one that was never stopped, whatever stopped it: an interrupt from the keyboard or a
+        kill costs the steps since the last checkpoint.
     :param checkpoint_every: steps between checkpoints; the last step makes one too.
     :param resume: go on from the newest whole checkpoint in ``checkpoint_dir``, or start where there is none.
-        Call ``fit`` as the stopped run was called; the number of steps (of the last stage) may be larger.
+        Call ``fit`` as the stopped run was called: other data, another model, estimator or key, an optimiser
+        that makes other updates, or monitors that compute or hold something else are refused. The number of
+        steps (of the last stage) may be larger, and callbacks are free.
     :param progress_bar: show one.
     :return: a :class:`Fit`.
     :raises StateError: for data or weights of a wrong name, shape or value, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the
         last good params and the history.
+    :raises NormalizationError: when training leaves the params under which the model normalises, which is
+        looked at every 50 steps, before monitors, callbacks and checkpoints, and at the end; it carries the
+        last that were seen to normalise.
     :raises DataError: when a stream ends too early, or a row that comes later is wrong; it carries the same.
-    :raises CheckpointError: for checkpoints of another run, all of them damaged, or there without ``resume``.
-    :raises ValueError: for numbers out of range, or a schedule beside what it replaces.
-    :raises TypeError: for an estimator or an optimizer that is none, or a monitor that is no function to a
-        scalar.
+    :raises CheckpointError: for checkpoints of another run, all of them damaged, or there without ``resume``;
+        for a directory that another run is using, or a disk that fails. :class:`CheckpointWriteError`, where
+        that is amid the run, carries the params and the history.
+    :raises ArgumentError: for numbers out of range, a schedule beside what it replaces, or what is no key, no
+        estimator, no optimizer that goes by gradients alone, or no function to a scalar.
 
     **Example**
 
@@ -148,36 +160,43 @@ def fit(
     >>> fit.history.posterior_num_unmet.values.tolist()
     [0, 0, 0, 0, 0]
     """
-    given = {"num_steps": num_steps, "batch_size": batch_size}
-    for name, value in {k: v for k, v in given.items() if v is not None}.items():
-        check_count(f"fit: {name}", value)
-    check_count("fit: monitor_every", monitor_every)
-    check_count("fit: checkpoint_every", checkpoint_every)
+    checks.instance("fit: graph", graph, FactorGraph, "a FactorGraph")
+    rng_key = checks.key("fit: rng_key", rng_key)
+    num_steps = checks.optional_count("fit: num_steps", num_steps)
+    batch_size = checks.optional_count("fit: batch_size", batch_size)
+    monitor_every = checks.count("fit: monitor_every", monitor_every)
+    checkpoint_every = checks.count("fit: checkpoint_every", checkpoint_every)
+    resume, progress_bar = checks.flag("fit: resume", resume), checks.flag("fit: progress_bar", progress_bar)
     if resume and checkpoint_dir is None:
-        raise ValueError("fit: resume=True goes on from a checkpoint: give checkpoint_dir, where they are")
+        raise ArgumentError("fit: resume=True goes on from a checkpoint: give checkpoint_dir, where they are")
     stages = _stages(schedule, estimator, optimizer, num_steps)
-    monitors = dict(monitors or {})
+    monitors, callbacks = _monitors(monitors), _callbacks(callbacks)
     init_key, base_key, order_key = jax.random.split(rng_key, 3)
     source = as_source(graph, data, weights, batch_size, order_key)
     if params is None:
         sample = source.sample()
         params = graph.init(init_key, sample.observed(), scheme, sample.weights)
     graph.check(params)
-    # whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are
-    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), params)
+    # Whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are.
+    # numpy arrays are copied, for jax may take them as they stand, and their owner may write into them.
+    own = lambda a: np.array(a) if isinstance(a, np.ndarray) else a  # noqa: E731
+    params = jax.tree.map(lambda a: jnp.asarray(own(a), jnp.result_type(float)), params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
     log = Log(monitors)
-    loop = Loop(graph, stages, source, bits.key_pair(base_key), log, monitor_every, tuple(callbacks), best)
+    guard = Guard(graph, params, log)
+    pair = bits.key_pair(base_key)
+    loop = Loop(graph, stages, source, pair, log, monitor_every, callbacks, best, guard)
     start, state = 0, loop.begin(0, params)
     save = None
     if checkpoint_dir is not None:
         run = {
             "graph": repr(graph),
             "energies": describing.energies(graph),
-            **stages.identity(),
+            **stages.identity(params),
             "batch_size": source.batch_size,
             "rng_key": np.asarray(bits.key_pair(rng_key)).tolist(),
-            "monitors": [sorted(monitors), monitor_every],
+            "monitors": monitor_identity(monitors),
+            "monitor_every": monitor_every,
             "keep_best": None if best is None else [best.name, best.mode],
             **_state_identity(state),
             **source.identity(),
@@ -191,7 +210,26 @@ def fit(
         if save is not None:
             save.close()
     kept = {} if best is None else {"best_params": best.params, "best_step": best.step}
-    return Fit(graph, state.params, log.dataset(), state.optimizer, state.estimator, **kept)
+    history = log.dataset().copy(deep=True)  # the caller's own, to write
+    return Fit(graph, state.params, history, state.optimizer, state.estimator, **kept)
+
+
+def _monitors(given: Mapping[str, Callable[..., Array]] | None) -> dict[str, Callable[..., Array]]:
+    checks.instance(
+        "fit: monitors", {} if given is None else given, Mapping, "a dict of functions of the params"
+    )
+    monitors = dict(given or {})
+    for name, fn in monitors.items():
+        checks.instance("fit: a monitor's name", name, str, "a string")
+        checks.function(f"fit: monitor {name!r}", fn, "the params")
+    return monitors
+
+
+def _callbacks(given: Sequence[Callback]) -> tuple[Callback, ...]:
+    callbacks = tuple(checks.sequence("fit: callbacks", given, "functions of a Progress"))
+    for i, fn in enumerate(callbacks):
+        checks.function(f"fit: callbacks[{i}]", fn, "a Progress")
+    return callbacks
 
 
 def _stages(
@@ -210,7 +248,7 @@ def _stages(
         return Stages([made], scheduled=False)
     both = [name for name, value in single.items() if value is not None]
     if both:
-        raise ValueError(f"fit: schedule takes the place of {', '.join(both)}; give them to its stages")
+        raise ArgumentError(f"fit: schedule takes the place of {', '.join(both)}; give them to its stages")
     return Stages(schedule, scheduled=True)
 
 

@@ -2,15 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks, stopping early, and the best params."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from training_tools import Recorder, Walker, assert_same_run, leaves, numbered
 import xarray as xr
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from ebmpp import EarlyStop, Progress
+from ebmpp.errors import ArgumentError
+from ebmpp.monitors import Monitor
 
 ZERO = {"a": jnp.zeros(1), "b": jnp.zeros(1), "a:b": jnp.zeros((1, 1))}
 SIZE = {"size": lambda p: p["a"].sum()}
@@ -53,9 +58,9 @@ def test_early_stopping_is_a_function_of_the_history(values, settings, stops):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patience": 0}, "patience is a positive int, not 0"),
-        ({"mode": "most"}, "EarlyStop: mode is 'max' or 'min', not 'most'"),
-        ({"min_delta": -1.0}, "min_delta is at least 0, not -1.0"),
+        ({"patience": 0}, "patience is an int of at least 1, not 0"),
+        ({"mode": "most"}, "EarlyStop: mode is one of 'max', 'min', not 'most'"),
+        ({"min_delta": -1.0}, "min_delta is a number of at least 0, not -1.0"),
     ],
 )
 def test_early_stop_refuses(settings, message):
@@ -126,12 +131,95 @@ def test_there_is_no_best_of_nan():
     ("keep_best", "message"),
     [
         ("loss", r"'loss' is the name of a monitor, and they are \['size'\]"),
-        (("size", "up"), "mode is 'max'"),
+        (("size", "up"), "mode is one of 'max', 'min'"),
     ],
 )
 def test_keep_best_refuses(keep_best, message):
     with pytest.raises(ValueError, match=message):
         numbered(monitors=SIZE, keep_best=keep_best, **options())
+
+
+def test_a_callback_cannot_change_the_run():
+    given = options(monitors=SIZE, estimator=Walker())
+    plain, tried = numbered(**given), []
+
+    def vandal(progress):
+        progress.params["a"] = progress.params["a"] + 100
+        progress.params.pop("b")
+        progress.estimator_state["at"] = jnp.zeros(())
+        for name in progress.history.data_vars:
+            try:
+                progress.history[name].values[:] = 0
+            except ValueError as error:
+                tried.append(str(error))
+        progress.history["step"] = ("step", np.zeros(progress.history.sizes["step"]))
+
+    mean = Monitor(lambda p: float(p.pop("a")[0]), compiled=False)
+    made = numbered(**given | {"callbacks": [vandal], "monitors": SIZE | {"mean": mean}})
+    assert_same_run(dataclasses.replace(made, history=made.history.drop_vars("mean")), plain)
+    assert tried and all("read-only" in told for told in tried)
+    made.history["size"].values[:] = 0  # what is returned is the caller's own
+
+
+def test_params_that_the_caller_writes_later_do_not_change_the_run():
+    start = {name: np.zeros(a.shape, np.float32) for name, a in ZERO.items()}
+    spoil = lambda progress: [a.fill(7) for a in start.values()] and None  # noqa: E731
+    made = numbered(**options(params=start, callbacks=[spoil]))
+    np.testing.assert_array_equal(leaves(made.params), leaves(numbered(**options()).params))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"callbacks": EarlyStop("size")},
+            "callbacks is a list of functions of a Progress, not EarlyStop",
+        ),
+        ({"callbacks": [3]}, r"fit: callbacks\[0\] is a function of a Progress, not 3"),
+        ({"monitors": {"size": 3}}, "fit: monitor 'size' is a function of the params, not 3"),
+        ({"monitors": [hill]}, "fit: monitors is a dict of functions of the params"),
+        ({"rng_key": 0}, r"fit: rng_key is a jax key, not the number 0: give jax.random.key\(0\)"),
+        ({"rng_key": jax.random.split(jax.random.key(0), 3)}, r"not an array of keys of shape \(3,\)"),
+        ({"keep_best": ["size", "max", 3]}, "fit: keep_best is the name of a monitor, or that and"),
+        ({"resume": "yes"}, "fit: resume is True or False, not 'yes'"),
+        ({"num_steps": 2**31}, "fit: num_steps is an int of at most"),
+    ],
+)
+def test_arguments_are_refused_by_name(given, message):
+    with pytest.raises(ArgumentError, match=message):
+        numbered(**options(**given))
+
+
+def test_numpys_whole_numbers_are_whole_numbers():
+    given = {"num_steps": np.int64(3), "monitor_every": np.int32(2), "batch_size": np.uint8(4)}
+    made = numbered(**options(monitors=SIZE, **given))
+    assert made.history.sizes["step"] == 3 and list(made.history.monitor_step.values) == [0, 2, 3]
+
+
+LEAVE = {
+    "float": lambda p: float(p["a"][0]),
+    "numpy": lambda p: np.log(p["a"].sum()),
+    "if": lambda p: p["a"][0] if p["a"][0] > 0 else 0.0,
+}
+
+
+@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
+def test_a_monitor_that_leaves_jax_is_told_how_not_to_be_compiled(leave):
+    with pytest.raises(ArgumentError, match=r"monitor 'm' leaves jax .*Monitor\(fn, compiled=False\)"):
+        numbered(**options(monitors={"m": leave}))
+    with pytest.raises(ArgumentError, match=r"monitor 'm' leaves jax"):
+        numbered(**options(monitors={"m": Monitor(leave)}))
+    with np.errstate(divide="ignore"):
+        made = numbered(**options(monitors={"m": Monitor(leave, compiled=False)}))
+    assert made.history["m"].shape == (13,)
+
+
+@pytest.mark.parametrize("value", [None, "low", {"a": 1}])
+def test_a_monitor_that_returns_no_number_is_refused(value):
+    with pytest.raises(ArgumentError, match="monitor 'm' returned .* and a scalar is expected"):
+        numbered(**options(monitors={"m": Monitor(lambda p: value, compiled=False)}))
+    with pytest.raises(ArgumentError, match="monitor 'm' returned .* and a scalar is expected"):
+        numbered(**options(monitors={"m": lambda p: value}))
 
 
 # -- with checkpoints ----------------------------------------------------------------------------
@@ -145,7 +233,10 @@ def test_a_stopped_run_stops_again_and_goes_on_without_the_callback(tmp_path):
     stopped = numbered(**given, callbacks=stop)
     for _ in range(2):
         assert_same_run(numbered(**given, callbacks=stop, **kept), stopped)
-        assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["4", "6"]
+        assert sorted(path.stem for path in tmp_path.glob("*.zip")) == [
+            "checkpoint-000004",
+            "checkpoint-000006",
+        ]
     assert stopped.history.sizes["step"] == 6
     assert_same_run(numbered(**given, **kept), numbered(**given))
 
@@ -161,5 +252,5 @@ def test_an_exception_in_a_callback_keeps_the_checkpoints(tmp_path, error):
 
     with pytest.raises(error, match="no disk"):
         numbered(**given, **kept, callbacks=[fail])
-    assert (tmp_path / "6.json").exists()
+    assert (tmp_path / "checkpoint-000006.zip").exists()
     assert_same_run(numbered(**given, **kept, resume=True), numbered(**given))

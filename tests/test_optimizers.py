@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ebmpp.errors import ArgumentError
 from ebmpp.optimizers import averaged, averaged_params, ball, box, projected
 
 GENERATOR = np.random.default_rng(0)
@@ -94,8 +95,8 @@ def test_the_mean_is_found_in_the_state_of_a_fit():
     ("make", "message"),
     [
         (lambda: box(1, -1), "box: low is at most high; got low=1, high=-1"),
-        (lambda: box({"u": 1})(PARAMS), r"box: 'u' is not among the factors \['v', 'w'\]"),
-        (lambda: ball(0.0), "ball: radius is above 0, not 0.0"),
+        (lambda: box({"u": 1})(PARAMS), r"unknown factor in optimizers.box 'u'; there is 'v', 'w'"),
+        (lambda: ball(0.0), "ball: radius is a number above 0, not 0.0"),
         (lambda: averaged(optax.sgd(0.1), -1), "averaged: start is an int of at least 0, not -1"),
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "the state holds 0 of averaged"),
         (
@@ -107,3 +108,31 @@ def test_the_mean_is_found_in_the_state_of_a_fit():
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def wrong(change):
+    return optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (change(g), s))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (wrong(lambda g: jax.tree.map(jnp.sum, g)), r"optimizer's updates have shapes .*'a': \(\)"),
+        (wrong(lambda g: g | {"a:b": g["a"]}), "optimizer's updates have shapes"),
+        (wrong(lambda g: {"a": g["a"]}), "optimizer's updates have shapes"),
+        (
+            wrong(lambda g: jax.tree.map(lambda a: a.astype(jnp.bfloat16), g)),
+            "are bfloat16, and .*float32",
+        ),
+        (
+            optax.GradientTransformation(lambda p: jnp.zeros(2), lambda g, s, p=None: (g, s[:1])),
+            r"optimizer's state has shapes \[\(1,\)\] after an update, and \[\(2,\)\] before",
+        ),
+        (optax.lbfgs(), "without the value of a loss, so optimizers that need it or search along a line"),
+        (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), "without the value of a loss"),
+        (projected(optax.sgd(0.1), box({"u": 1.0})), "unknown factor in optimizers.box 'u'"),
+    ],
+)
+def test_an_optimiser_that_does_not_go_with_the_params_is_refused(optimizer, message):
+    with pytest.raises(ArgumentError, match=message):
+        numbered(estimator=Walker(), optimizer=optimizer)

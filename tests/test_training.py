@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -150,7 +150,7 @@ def test_batches_as_large_as_the_data_hold_every_row(batch_size: int) -> None:
 @pytest.mark.parametrize("name", ["num_steps", "batch_size", "monitor_every"])
 @pytest.mark.parametrize("value", [0, -1, 2.5])
 def test_counts_are_positive(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"fit: {name} is a positive int, not {value}"):
+    with pytest.raises(ValueError, match=f"fit: {name} is an int of at least 1, not {value}"):
         train(**{name: value})
 
 
@@ -227,14 +227,41 @@ def test_unmet_pairs_stop_training_unless_allowed() -> None:
 # -- programs ------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class Counted(Recorder):
+    """It counts how often it is traced."""
+
+    traced: ClassVar[list[int]] = []
+
+    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
+        self.traced.append(graph.families["b"].size)
+        return super().estimate(graph, params, state, batch, pair)
+
+
 def test_steps_and_optimisers_do_not_trace_again() -> None:
-    train(num_steps=1)
-    before = estimate_step._cache_size()
-    made = train(num_steps=20)
-    other = train(num_steps=5, optimizer=optax.adam(0.01), rng_key=jax.random.key(3))
-    train(num_steps=2, data=DATA[::-1], params=other.params)
-    assert estimate_step._cache_size() == before
+    Counted.traced.clear()
+    train(Counted(), num_steps=1)
+    made = train(Counted(), num_steps=20)
+    other = train(Counted(), num_steps=5, optimizer=optax.adam(0.01), rng_key=jax.random.key(3))
+    train(
+        Counted(), num_steps=2, data=DATA[::-1], params=other.params, graph=pair(Bernoulli(3), Bernoulli(2))
+    )
+    assert Counted.traced == [2]
     assert len(made.history["step"]) == 20
+
+
+def test_programs_of_many_models_and_optimisers_do_not_pile_up() -> None:
+    Counted.traced.clear()
+    live = lambda: len(jax.devices()[0].client.live_executables())  # noqa: E731
+    counts = []
+    for width in [*range(3, 27), 26]:
+        graph = pair(Bernoulli(3), Bernoulli(width))
+        params = jax.tree.map(lambda s: np.zeros(s.shape), graph.param_shapes)
+        train(Counted(), graph=graph, params=params, optimizer=optax.sgd(0.1), num_steps=2)
+        counts.append(live())
+    assert Counted.traced == list(range(3, 27))  # the last was kept
+    assert len(estimate_step) <= 16
+    assert counts[-1] - counts[-8] <= 8, counts
 
 
 def test_any_optax_transformation_is_an_optimizer() -> None:

@@ -3,13 +3,14 @@
 """Herding: learning at zero temperature."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits
 from ebmpp.accumulators import weighted_gradient
+from ebmpp.core import checks
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import fresh_chains, row_pairs, whole_visible
 from ebmpp.search import local_modes
@@ -19,6 +20,33 @@ if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
 
+class HerdingState(NamedTuple):
+    """What :class:`Herding` carries."""
+
+    x: Rows
+    """The states that go on, ``(num_chains, *shape)`` a block."""
+    kept: Rows
+    """The last that were visited, ``(num_kept, *shape)`` a block; see :meth:`visited` for their order."""
+    place: Array
+    """Where the next ones are put."""
+    filled: Array
+    """How many of ``kept`` there are yet."""
+
+    def visited(self) -> Rows:
+        """The visited states that are kept, oldest first, those of one step in a row: the pseudo-samples."""
+        count, size = int(self.filled), len(next(iter(self.kept.values())))
+        order = (int(self.place) - count + jnp.arange(count)) % size
+        return {b: v[order] for b, v in self.kept.items()}
+
+    def visit(self, x: Rows) -> "HerdingState":
+        """The next states, which take the place of the oldest."""
+        rows, size = (len(next(iter(v.values()))) for v in (x, self.kept))
+        at = (self.place + jnp.arange(rows)) % size
+        kept = {b: v.at[at].set(x[b]) for b, v in self.kept.items()}
+        filled = jnp.minimum(self.filled + rows, size)
+        return HerdingState(x, kept, (self.place + rows) % size, filled)
+
+
 @dataclasses.dataclass(frozen=True)
 class Herding:
     """Herding: the states of the model climb to a mode, and the params move away from where they are.
@@ -26,11 +54,13 @@ class Herding:
     Both phases are at zero temperature: latents of the data are at a mode of their posterior, and the states
     go on from step to step by local search, layer after layer set to its mode. With ``optax.sgd(1.0)`` this
     is herding; the params do not converge and are not meant to, but the visited states have the data's
-    moments.
+    moments. They are what herding makes: ``fit.estimator_state.visited()`` has them, oldest first.
     **No likelihood is climbed.**
 
     :param num_chains: persistent states, at least 1.
-    :raises ValueError: for another number.
+    :param num_kept: how many of the last visited states are kept, of all chains together, at least
+        ``num_chains``: ``num_steps * num_chains`` keeps the whole run. Each step copies them once.
+    :raises ArgumentError: for other numbers.
 
     **References**
 
@@ -43,24 +73,27 @@ class Herding:
     >>> rbm = ebmpp.layered(v=ebmpp.Spin(9), h=ebmpp.Spin(4))
     >>> data = 2 * ebmpp.data.bars_and_stripes(3) - 1
     >>> fit = ebmpp.fit(rbm, data, rng_key=jax.random.key(0), estimator=ebmpp.Herding(num_chains=10),
-    ...                 optimizer=optax.sgd(1.0), num_steps=5, progress_bar=False)
-    >>> fit.estimator_state["v"].shape
-    (10, 9)
+    ...                 optimizer=optax.sgd(1.0), num_steps=50, progress_bar=False)
+    >>> fit.estimator_state.visited()["v"].shape  # 50 steps of 10 states
+    (500, 9)
     """
 
     num_chains: int = 1
+    num_kept: int = 1000
     takes_missing = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_chains, int) or self.num_chains < 1:
-            raise ValueError(f"Herding: num_chains is a positive int, not {self.num_chains!r}")
+        checks.count("Herding: num_chains", self.num_chains)
+        checks.count("Herding: num_kept", self.num_kept, least=self.num_chains)
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Rows:
-        """States at initial draws of every block."""
-        return fresh_chains(graph, self.num_chains, pair)
+    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> HerdingState:
+        """States at initial draws of every block, none of them visited."""
+        x = fresh_chains(graph, self.num_chains, pair)
+        kept = {b: jnp.zeros((self.num_kept, *v.shape[1:]), v.dtype) for b, v in x.items()}
+        return HerdingState(x, kept, jnp.array(0, jnp.int32), jnp.array(0, jnp.int32))
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: Rows, batch: Batch, pair: Array
+        self, graph: "FactorGraph", params: Params, state: HerdingState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data with their latents at a mode, minus the states, which are at modes of all blocks."""
         size = len(batch.weights)
@@ -69,8 +102,8 @@ class Herding:
         start = drawn | batch.rows | hold(batch.known, batch.rows, {b: drawn[b] for b in batch.known})
         layers = schedule(graph, whole_visible(graph, batch))
         data = local_modes(graph, params, start, layers, keys[1], batch.known).x
-        model = local_modes(graph, params, state, schedule(graph), keys[2], {}).x
+        model = local_modes(graph, params, state.x, schedule(graph), keys[2], {}).x
         equal = jnp.broadcast_to(batch.weights.sum() / self.num_chains, self.num_chains)
         both = {b: jnp.concatenate([data[b], model[b]]) for b in model}
         gradient = weighted_gradient(graph, params, both, jnp.concatenate([batch.weights, -equal]))
-        return Estimate(gradient, model, {})
+        return Estimate(gradient, state.visit(model), {})

@@ -41,7 +41,7 @@ def test_states_are_local_modes_and_the_gradient_pushes_away_from_them() -> None
     state = estimator.init(RBM, PARAMS, DATA, 4, key(0))
     weights = jnp.array([0.4, 0.3, 0.2, 0.1])
     made = step(state, Batch(DATA, weights), key(1))
-    v, h = (np.asarray(made.state[b]) for b in ("v", "h"))
+    v, h = (np.asarray(made.state.x[b]) for b in ("v", "h"))
     for x in range(5):  # no layer can be improved
         best_v = min(itertools.product((-1.0, 1.0), repeat=3), key=lambda c: energies(np.array(c), h[x]))
         best_h = min(itertools.product((-1.0, 1.0), repeat=2), key=lambda c: energies(v[x], np.array(c)))
@@ -70,12 +70,43 @@ def test_moments_of_the_visited_states_come_to_those_of_the_data() -> None:
         made = step(params, state, key(seed))
         updates, carried = optimizer.update(made.gradient, carried)
         params, state = optax.apply_updates(params, updates), made.state
-        seen.append(np.asarray(state["v"][0]))
+        seen.append(np.asarray(state.x["v"][0]))
     # params stay bounded, so means differ by their range over the number of steps: by 1/T, not 1/sqrt(T)
     np.testing.assert_allclose(np.mean(seen, 0), np.asarray(DATA["v"]).mean(0), atol=0.03)
     assert len(np.unique(np.stack(seen), axis=0)) > 2
+    np.testing.assert_array_equal(state.visited()["v"], seen)
 
 
-def test_numbers_are_checked() -> None:
-    with pytest.raises(ValueError, match="num_chains is a positive int, not 0"):
-        Herding(num_chains=0)
+def herd(num_kept: int, steps: int, **options) -> ebmpp.training.Fit:
+    estimator, every = Herding(num_chains=3, num_kept=num_kept), {"monitor_every": 1}
+    given = {"rng_key": jax.random.key(1), "optimizer": optax.sgd(1.0), "progress_bar": False, **every}
+    return ebmpp.fit(RBM, DATA, estimator=estimator, num_steps=steps, **given, **options)
+
+
+@pytest.mark.parametrize("num_kept", [3, 10, 24, 100])
+def test_a_run_keeps_the_last_visited_states_in_their_order(num_kept: int) -> None:
+    seen = []
+    look = lambda progress: seen.append(np.asarray(progress.estimator_state.x["h"]))  # noqa: E731
+    made = herd(num_kept, 8, callbacks=[look]).estimator_state
+    every = np.concatenate(seen[1:])  # the first are not visited: they are draws
+    np.testing.assert_array_equal(made.visited()["h"], every[-num_kept:])
+    assert made.kept["v"].shape == (num_kept, 3)
+
+
+def test_visited_states_go_on_with_the_run(tmp_path) -> None:
+    kept = {"checkpoint_dir": tmp_path}
+    herd(10, 5, **kept)
+    whole, again = herd(10, 8), herd(10, 8, **kept, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, again.estimator_state, whole.estimator_state)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_chains": 0}, "num_chains is an int of at least 1, not 0"),
+        ({"num_chains": 5, "num_kept": 4}, "num_kept is an int of at least 5, not 4"),
+    ],
+)
+def test_numbers_are_checked(given, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Herding(**given)
