@@ -18,6 +18,9 @@ from ebmpp.probe import probe
 
 def check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -> None:
     """:raises DeclarationError: for a wrong name or family, a block declared twice, or none visible."""
+    for role, given in (("visible", visible), ("latent", latent)):
+        if not isinstance(given, Mapping):
+            raise DeclarationError(f"{role} is a dict of families by name, not {checks.tell(given)}")
     for name, family in (*visible.items(), *latent.items()):
         checks.block_name(name)
         if not isinstance(family, Family):
@@ -63,7 +66,20 @@ def param_shapes(
     made = {}
     with jax.ensure_compile_time_eval():  # the probe looks at values, also in a model that is traced
         for factor in factors:
-            params = factor.init_params(jax.random.key(0), families)
+            params = _first_params(factor, families)
             probe(factor, families, params, splits)
             made[factor.name] = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
     return made
+
+
+def _first_params(factor: Factor, families: Mapping[str, Family]) -> Any:
+    """:raises DeclarationError: for initial values that are no numbers, or that cannot be made."""
+    try:
+        return factor.init_params(jax.random.key(0), families)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DeclarationError):
+            raise
+        raise DeclarationError(
+            f"{factor!r}: its params could not be made: {error}; init is a pytree of numbers, or a function of "
+            "a jax key that makes one"
+        ) from error

@@ -16,6 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import coloring, declaration, derived, domain, initialization, lateral, pairwise, states, tables
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import Family
@@ -61,6 +62,8 @@ class FactorGraph:
     ) -> None:
         latent = {} if latent is None else latent
         declaration.check_blocks(visible, latent)
+        if isinstance(factors, Factor) or not isinstance(factors, Iterable):
+            raise DeclarationError(f"factors is a list of factors, not {factors!r}")
         put = super().__setattr__
         put("visible", MappingProxyType(dict(visible)))
         put("latent", MappingProxyType(dict(latent)))
@@ -216,12 +219,8 @@ class FactorGraph:
         :raises StateError: for data of a wrong name, shape or value.
         """
         made = initialization.resolve(scheme)
-        means = {}
-        if data is not None:
-            rows, known, _ = tables.as_data(self, data, missing=None)
-            of = lambda b: (self.families[b], rows[b], known.get(b), weights)  # noqa: E731
-            means = {b: initialization.mean_statistics(*of(b)) for b in rows}
-        keys = jax.random.split(rng_key, max(1, len(self.factors)))
+        means = {} if data is None else tables.mean_statistics(self, data, weights)
+        keys = jax.random.split(checks.key("init: rng_key", rng_key), max(1, len(self.factors)))
         return {
             factor.name: initialization.init_factor(factor, key, self.families, made, means)
             for factor, key in zip(self.factors, keys, strict=False)

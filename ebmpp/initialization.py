@@ -35,6 +35,8 @@ def resolve(scheme: str | Mapping[str, str]) -> dict[str, str]:
         if scheme not in SCHEMES:
             raise ParameterError(f"scheme {scheme!r} is unknown; choose one of {sorted(SCHEMES)}")
         return dict(SCHEMES[scheme])
+    if not isinstance(scheme, Mapping):
+        raise ParameterError(f"scheme is one of {sorted(SCHEMES)}, or a dict; not {scheme!r}")
     made = {**SCHEMES["gaussian"], **scheme}
     for role, allowed in (("weight", _WEIGHTS), ("bias", _BIASES)):
         if made[role] not in allowed or set(made) != {"weight", "bias"}:

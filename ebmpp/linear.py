@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 import jax
 from jax import Array
 import jax.numpy as jnp
@@ -96,7 +98,7 @@ class Linear(Factor):
                 f"Linear({first!r}, {second!r}): give shape, which leaves the values to graph.init's scheme, "
                 "or init, which keeps them; not both"
             )
-        if shape is not None and not all(isinstance(n, int) and n > 0 for n in shape):
+        if shape is not None and not _is_shape(shape):
             raise DeclarationError(
                 f"Linear({first!r}, {second!r}): shape is a tuple of positive ints, not {shape!r}"
             )
@@ -116,3 +118,8 @@ class Linear(Factor):
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:
         return None if self.shape is None else max(0, min(1, len(self.shape) - 1))
+
+
+def _is_shape(given: Any) -> bool:
+    whole = lambda n: isinstance(n, int | np.integer) and n > 0  # noqa: E731
+    return isinstance(given, Sequence) and not isinstance(given, str) and all(map(whole, given))

@@ -105,7 +105,10 @@ def declare(
     check_network("from_networkx", graph)
     if not len(graph):
         raise DeclarationError("from_networkx: the graph has no node; give one a unit")
+    if not isinstance(family, Family):
+        checks.function("from_networkx: family", family, "the number of nodes (such as Spin), or a family")
     made = family if isinstance(family, Family) else family(len(graph))
+    checks.instance("from_networkx: family", made, Family, "a class of families such as Spin, or a family")
     if made.size != len(graph):
         raise DeclarationError(
             f"from_networkx: the graph has {len(graph)} nodes, and {made!r} {made.size} units"

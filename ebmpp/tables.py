@@ -7,6 +7,7 @@ and shapes are looked at first, values when they are read, and a row is never br
 """
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import states
+from ebmpp import initialization, states
 from ebmpp.arrays import Numbers, as_array, is_concrete, settle
 from ebmpp.errors import StateError
 from ebmpp.states import Observed
@@ -132,6 +133,19 @@ def check_rows(graph: "FactorGraph", data: Any, missing: str | None = "this") ->
     table = as_table(graph, data, missing)
     size = one_axis(graph, table)
     return jax.device_put(check_table(graph, table).observed()), size
+
+
+def mean_statistics(graph: "FactorGraph", data: Any, weights: Any) -> dict[str, initialization.Mean]:
+    """Means of the statistics of known entries, and of how many rows, a block."""
+    rows, known, batch = as_data(graph, data, missing=None)
+    if 0 in batch:
+        raise StateError(f"data have no rows (leading axes {batch}), and so no base rates: give at least one")
+    if weights is not None and is_concrete(weights):
+        check_weights(weights, math.prod(batch))
+    return {
+        b: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
+        for b, v in rows.items()
+    }
 
 
 def check_weights(weights: Any, size: int) -> np.ndarray:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp import enumeration, tables
 from ebmpp.arrays import is_concrete
+from ebmpp.core import checks
 from ebmpp.enumeration import Plan
 from ebmpp.errors import DomainError, IntractableError
 from ebmpp.factors import Bias
@@ -115,15 +116,20 @@ def log_partition(graph: FactorGraph, params: Params) -> Array:
 
     1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 3.
     """
-    graph.check(params)
+    _check(graph, params)
     plan = enumeration.make_plan(graph)
     return _refuse_divergent(_log_partition(graph, params, {}, plan), plan)
+
+
+def _check(graph: FactorGraph, params: Params) -> None:
+    checks.instance("exact: graph", graph, FactorGraph, "a FactorGraph")
+    graph.check(params)
 
 
 def _prepare(
     graph: FactorGraph, params: Params, data: Mapping[str, Array] | Array
 ) -> tuple[Data, Plan, Plan]:
-    graph.check(params)
+    _check(graph, params)
     made = tables.as_data(graph, data, missing=None)
     lacking = [(b, _most_unknown(k)) for b, k in made.known.items()]
     whole = [b for b in graph.visible if b not in made.known]
@@ -201,7 +207,7 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Array]:
     >>> exact.moments(rbm, zero)["h"].tolist()
     [0.5, 0.5, 0.5]
     """
-    graph.check(params)
+    _check(graph, params)
     made = _moments(_with_sources(graph), params, enumeration.make_plan(graph))
     return {b: made[b] for b in graph.families}  # jit sorts a dict
 
@@ -225,7 +231,7 @@ def probabilities(graph: FactorGraph, params: Params) -> tuple[dict[str, Array],
     >>> print(probs.round(4))
     [0.1749 0.1749 0.1749 0.4754]
     """
-    graph.check(params)
+    _check(graph, params)
     for b, family in graph.families.items():
         if family.states() is None:
             raise IntractableError(
