@@ -154,7 +154,8 @@ def fit(
 
     Entries that are missing, say nan in a table:
 
-    >>> table = ebmpp.data.bars_and_stripes(3).at[:, 4].set(float("nan"))
+    >>> table = ebmpp.data.bars_and_stripes(3)
+    >>> table[::2, 4] = float("nan")
     >>> fit = ebmpp.fit(rbm, ebmpp.Observed.where_finite(table), rng_key=jax.random.key(0), num_steps=5,
     ...                 progress_bar=False)
     >>> fit.history.posterior_num_unmet.values.tolist()

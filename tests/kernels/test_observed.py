@@ -163,7 +163,7 @@ WRONG = [
     ("v", Observed(np.array([1, 0, 2.0]), SOME), r"block 'v'.* got 2.0 at index \(2,\).*in \{0, 1\}"),
     ("v", Observed(np.array([1, 0, np.nan]), SOME), r"got nan at index \(2,\)"),
     ("h", Observed(np.array([3, 0]), SOME[:2]), r"block 'h'.* got 3 at index \(0,\)"),
-    ("v", Observed("ones", SOME), "block 'v': expected an array, got str"),
+    ("v", Observed("ones", SOME), "block 'v': expected an array of numbers, got 'ones'"),
     ("w", Observed(np.ones(3), SOME), "unknown block 'w'"),
 ]
 
