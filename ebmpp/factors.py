@@ -226,7 +226,7 @@ class Bilinear(Factor):
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         first, second = (families[b].interaction_shape for b in self.blocks)
-        return jnp.asarray(np.zeros(first + second, jnp.result_type(float)))  # compiles nothing
+        return jax.device_put(np.zeros(first + second, jnp.result_type(float)))  # compiles nothing
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
         return len(families[self.blocks[0]].interaction_shape)

@@ -113,7 +113,7 @@ class Family:
 
     def default_eta(self) -> Array:
         """The natural parameter of initial draws and of an empty bias (uniform where that exists)."""
-        return jnp.asarray(np.zeros(self.statistic_shape, self.dtype))  # compiles nothing
+        return jax.device_put(np.zeros(self.statistic_shape, self.dtype))  # compiles nothing
 
     def from_mean(self, mean: Array) -> Array:
         """The natural parameter whose mean statistics are ``mean`` (the inverse of :meth:`mean`).

@@ -180,8 +180,9 @@ def fit(
     graph.check(params)
     # Whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are.
     # numpy arrays are copied, for jax may take them as they stand, and their owner may write into them.
-    own = lambda a: np.array(a) if isinstance(a, np.ndarray) else a  # noqa: E731
-    params = jax.tree.map(lambda a: jnp.asarray(own(a), jnp.result_type(float)), params)
+    floats = jnp.result_type(float)
+    own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))  # noqa: E731
+    params = jax.tree.map(own, params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
     log = Log(monitors)
     guard = Guard(graph, params, log)

@@ -158,3 +158,18 @@ def test_accepted_affine_energies() -> None:
         ("x",),
         ("h",),
     )
+
+
+@pytest.mark.parametrize(
+    ("energy", "message"),
+    [
+        (lambda p, v, h: v.sum() if v[0] > 0.5 else h.sum(), r"if, bool, .* use jnp.where or jax.lax.cond"),
+        (lambda p, v, h: float(v[0]) * h.sum(), "bool, float and int cannot depend on params or statistics"),
+        (lambda p, v, h: np.sum(np.asarray(v)) * h.sum(), "use jax.numpy in place of numpy"),
+        (lambda p, v, h: None, "energy returned None, expected a scalar"),
+    ],
+)
+def test_an_energy_that_cannot_be_compiled_is_refused_with_what_to_write(energy, message) -> None:
+    factors = [Bias("v"), Bias("h"), Factor("v", "h", energy=energy)]
+    with pytest.raises(DeclarationError, match=message):
+        FactorGraph({"v": BLOCKS["v"]}, {"h": BLOCKS["h"]}, factors)

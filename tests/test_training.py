@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import dataclasses
+import os
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 import numpy as np
@@ -270,3 +273,25 @@ def test_any_optax_transformation_is_an_optimizer() -> None:
     # the gradient keeps its sign, so each of Adam's first steps is about its rate
     np.testing.assert_allclose(leaves(made.params), 0.3, atol=0.02)
     assert int(made.optimizer_state[0].count) == 3
+
+
+SEARCH = """
+import jax, numpy as np, optax, ebmpp
+data = np.asarray(ebmpp.data.bars_and_stripes(3))
+for width in range(3, 203):
+    graph = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(width))
+    ebmpp.fit(graph, data, rng_key=jax.random.key(0), estimator=ebmpp.CD(), optimizer=optax.sgd(0.1),
+              num_steps=3, batch_size=8, progress_bar=False)
+print(int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**30)
+"""
+
+
+@pytest.mark.slow
+def test_a_search_over_two_hundred_widths_stays_under_three_gibibytes() -> None:
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("the system does not tell a process's memory there")
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    environment = os.environ | {"PYTHONPATH": here}
+    made = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True, env=environment)
+    assert made.returncode == 0, made.stderr
+    assert float(made.stdout) < 3
