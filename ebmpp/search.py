@@ -101,7 +101,9 @@ def _improve(graph: "FactorGraph", params: Any, search: Search, moved: Rows) -> 
     value = log_density(graph, params, moved)
     better = search.going & (value > search.value)
     x = {b: where_rows(better, moved[b], v) for b, v in search.x.items()}
-    return Search(x, jnp.where(better, value, search.value), search.steps + better.astype(search.steps.dtype), better)
+    return Search(
+        x, jnp.where(better, value, search.value), search.steps + better.astype(search.steps.dtype), better
+    )
 
 
 def log_density(graph: "FactorGraph", params: Any, x: Rows) -> Array:

@@ -78,7 +78,12 @@ def check_conditionals(
 
 
 def check_gradient(
-    graph: FactorGraph, params: dict, rows: np.ndarray, gradient: dict, generator: np.random.Generator, close: Any
+    graph: FactorGraph,
+    params: dict,
+    rows: np.ndarray,
+    gradient: dict,
+    generator: np.random.Generator,
+    close: Any,
 ) -> None:
     """Along a random direction, by central differences of the oracle."""
     direction = {name: generator.normal(size=np.shape(w)) for name, w in params.items()}
@@ -98,7 +103,9 @@ def check_sweep(graph: FactorGraph, start: dict, swept: dict, known: dict) -> No
 
     def features(x: dict) -> np.ndarray:
         # bounded, so that a mean is nearly normal whatever the tails
-        each = [np.tanh(np.asarray(f.statistics(x[b])).reshape(ROWS, -1) / 2) for b, f in graph.families.items()]
+        each = [
+            np.tanh(np.asarray(f.statistics(x[b])).reshape(ROWS, -1) / 2) for b, f in graph.families.items()
+        ]
         t = np.concatenate([np.ones((ROWS, 1)), *each], 1).astype(float)
         return (t[:, :, None] * t[:, None, :])[:, *np.triu_indices(t.shape[1], 1)]
 

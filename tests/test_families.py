@@ -1,19 +1,18 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from hypothesis import given, settings, strategies as st
 import numpy as np
-import numpyro.distributions as dist
-from numpyro.distributions import constraints
+from own_families import Geometric, Ordinal, Ternary
 import pytest
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import (
@@ -30,7 +29,13 @@ from ebmpp import (
     Spin,
     bits,
     exact,
+    fit,
+    layered,
+    local_search,
 )
+from ebmpp.errors import ArgumentError
+from ebmpp.estimators import PCD
+from ebmpp.sklearn import HarmoniumTransformer
 from helpers import FAMILIES, FINITE, alone, assert_law, assert_rows_law, numpy_log_base, numpy_statistics
 
 ROWS = 20_000
@@ -292,42 +297,38 @@ def test_how_a_family_prints() -> None:
     assert repr(Gaussian(2, "learned")) == "Gaussian(2, variance='learned')"
 
 
-@pytest.mark.parametrize("shape", [0, -1, (2, 0), (2, 1.5)])
-def test_wrong_shapes(shape: object) -> None:
-    with pytest.raises(ValueError, match="positive int or a tuple of them, not"):
-        Bernoulli(shape)
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Bernoulli(np.int64(3)) == Bernoulli(3)
+    assert repr(Bernoulli((np.int32(2), 3))) == "Bernoulli((2, 3))"
+    assert Categorical(2, np.int64(4)) == Categorical(2, 4)
+    assert repr(Binomial(2, np.uint8(4))) == "Binomial(2, total_count=4)"
+    assert hash(Binomial(2, np.uint8(4))) == hash(Binomial(2, 4))
 
 
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="at least 2, not 1"):
-        Categorical(3, num_categories=1)
-    with pytest.raises(ValueError, match="at least 1, not 0"):
-        Binomial(3, total_count=0)
-    with pytest.raises(ValueError, match="'unit' or 'learned', not 'full'"):
-        Gaussian(3, variance="full")
+WRONG = [
+    (lambda: Bernoulli(0), "Bernoulli: shape is an int of at least 1, not 0"),
+    (lambda: Spin(-1), "Spin: shape is an int of at least 1, not -1"),
+    (lambda: Bernoulli(3.0), r"Bernoulli: shape is an int of at least 1, not 3.0 \(give 3\)"),
+    (lambda: Bernoulli((2, 0)), "shape is an int of at least 1, not 0"),
+    (lambda: Bernoulli((2, 1.5)), "shape is an int of at least 1, not 1.5"),
+    (lambda: Bernoulli(()), r"shape is an int or a tuple of ints, not the empty \(\)"),
+    (lambda: Bernoulli("3"), "shape is an int of at least 1, not '3'"),
+    (lambda: Bernoulli(True), "shape is an int of at least 1, not True"),
+    (lambda: Categorical(3, num_categories=1), "Categorical: num_categories is an int of at least 2, not 1"),
+    (lambda: Categorical(3, 4.0), r"Categorical: num_categories is an int of at least 2, not 4.0 \(give 4\)"),
+    (lambda: Binomial(3, total_count=0), "Binomial: total_count is an int of at least 1, not 0"),
+    (lambda: Binomial(3, 2.5), "Binomial: total_count is an int of at least 1, not 2.5"),
+    (lambda: Gaussian(3, variance="full"), "Gaussian: variance is one of 'unit', 'learned', not 'full'"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG, ids=[m for _, m in WRONG])
+def test_wrong_arguments(make: Callable[[], Family], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
 
 
 # -- a family of one's own -----------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Geometric(Family):
-    """Counts 0, 1, 2, ... with p(x) proportional to exp(eta x), eta < 0: all that a user must write."""
-
-    support: ClassVar[constraints.Constraint] = constraints.nonnegative_integer
-    bounds = (0.0, math.inf)
-
-    def log_normalizer(self, eta: Array) -> Array:
-        return -jnp.log(-jnp.expm1(eta))
-
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
-        return dist.GeometricProbs(-jnp.expm1(eta))
-
-    def in_domain(self, eta: Array) -> Array:
-        return eta < 0
-
-    def default_eta(self) -> Array:
-        return jnp.full(self.shape, -1.0)
 
 
 def test_a_user_defined_family_through_a_graph() -> None:
@@ -345,5 +346,75 @@ def test_a_user_defined_family_through_a_graph() -> None:
     drawn = family.sample(words(family, 2), jnp.broadcast_to(jnp.array([-1.5, -0.5]), (ROWS, 2)))
     assert_rows_law(drawn, 1 / np.expm1([1.5, 0.5]))
     assert alone(Geometric(2)) == alone(Geometric(2))
-    with pytest.raises(NotImplementedError, match="Geometric has no mode"):
+    with pytest.raises(
+        NotImplementedError, match=r"Geometric must define mode\(eta\), .* states\(\), from which"
+    ):
         graph.mode(params, {"h": jnp.ones(1)}, "n")
+    with pytest.raises(NotImplementedError, match=r"Geometric must define from_mean\(mean\), the natural"):
+        graph.init(jax.random.key(0), np.ones((5, 2)))
+
+
+DEFAULTS = {"ternary": Ternary(5), "ordinal": Ordinal(5), **{n: FAMILIES[n] for n in FINITE}}
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_defaults_from_states_invert_the_mean_and_find_the_mode(name: str) -> None:
+    family = DEFAULTS[name]
+    eta = np.random.default_rng(1).uniform(-1, 1, (50, *family.statistic_shape)).astype(np.float32)
+    means = jax.jit(family.mean)(eta)
+    back = jax.jit(functools.partial(Family.from_mean, family))(means)
+    np.testing.assert_allclose(family.mean(back), means, rtol=1e-4, atol=1e-5)
+    states = family.states()
+    inner = (
+        np.tensordot(eta, family.statistics(states), (range(-len(family.stat_shape), 0),) * 2)
+        if (family.stat_shape)
+        else eta[..., None] * np.asarray(states)
+    )
+    best = np.asarray(states)[(inner + np.asarray(family.log_base_measure(states))).argmax(-1)]
+    np.testing.assert_array_equal(Family.mode(family, jnp.asarray(eta)), best)
+    assert Family.mode(family, jnp.asarray(eta)).dtype == family.dtype
+
+
+def test_means_near_an_end_at_it_and_beyond() -> None:
+    mean = jnp.array([0.0, 1e-6, 1e-3, 1.0, 2 - 1e-3, 2.0, 2.1, -0.1, jnp.nan])
+    made = np.asarray(Ternary(9).from_mean(mean))
+    np.testing.assert_array_equal(made[[0, 5]], [-np.inf, np.inf])  # as Bernoulli's are
+    assert np.isnan(made[6:]).all()
+    np.testing.assert_allclose(Ternary(4).mean(made[1:5]), mean[1:5], rtol=1e-5)
+    np.testing.assert_allclose(made[[1, 3]], [math.log(1e-6), 0], rtol=1e-5, atol=1e-6)
+
+
+def test_means_of_several_statistics_at_the_boundary_and_beyond() -> None:
+    mean = jnp.array(
+        [[1.0, 1.0], [2.0, 3.0], [4.0, 16.0], [1.5, 3.5]]
+    )  # x is 1; E[x**2] < E[x]**2; not below 4
+    made = np.asarray(Ordinal(4).from_mean(mean))
+    assert np.isnan(made[:3]).all()
+    np.testing.assert_allclose(Ordinal(1).mean(made[3:]), mean[3:], rtol=1e-5)
+    counts = 1e5 * np.eye(4)[[0, 2]] + 0.25  # units that are always the same, and one row of the default law
+    rare = jnp.asarray(counts / counts.sum(1, keepdims=True), jnp.float32)
+    np.testing.assert_allclose(jax.nn.softmax(Family.from_mean(Categorical(2, 4), rare)), rare, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", [Ternary(4), Ordinal((2, 2))], ids=repr)
+def test_a_family_of_ones_own_is_a_visible_block(family: Family) -> None:
+    graph = layered(v=family, h=Bernoulli(2))
+    data = np.random.default_rng(0).integers(0, 3, (40, *family.shape)).astype(np.float32)
+    params = graph.init(jax.random.key(0), data)
+    mean = np.asarray(family.statistics(data)).mean(0)
+    smoothed = (40 * mean + np.asarray(family.mean(family.default_eta()))) / 41
+    np.testing.assert_allclose(family.mean(params["v"]), smoothed, rtol=1e-4)
+    trained = fit(
+        graph, data, estimator=PCD(num_chains=20), num_steps=5, batch_size=20, rng_key=jax.random.key(1),
+        progress_bar=False,
+    )  # fmt: skip
+    graph.check(trained.params)
+    found = local_search(graph, trained.params, rng_key=jax.random.key(2))
+    assert family.in_support(found.state["v"]).all()
+
+
+def test_a_transformer_takes_a_family_of_ones_own() -> None:
+    rows = np.random.default_rng(0).integers(0, 3, (60, 4)).astype(float)
+    made = HarmoniumTransformer(3, visible=Ternary, n_iter=1, random_state=0).fit(rows)
+    assert made.transform(rows).shape == (60, 3)
+    assert np.isfinite(made.score_samples(rows)).all()

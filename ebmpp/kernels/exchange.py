@@ -222,7 +222,10 @@ class Exchange(MCMCKernel):
         new = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), new)
         z = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), self._constrain(new))
         return self._adapt(state, chance)._replace(
-            z=z, unconstrained=new, failures=state.failures + failed.astype(state.failures.dtype), rng_key=rng_key
+            z=z,
+            unconstrained=new,
+            failures=state.failures + failed.astype(state.failures.dtype),
+            rng_key=rng_key,
         )
 
     def _adapt(self, state: ExchangeState, chance: Array) -> ExchangeState:
