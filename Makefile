@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make demo     train a model on real digits, write its pictures and its ArviZ file to demo/
-#   make test     lint, format check, every test but the slow ones
+#   make test     lint, format check, every test but the slow ones, and some again under jax's strictness
 #
 # Both make the virtual environment first. Another Python, beside the usual environment:
 #   make PYTHON=python3.13 VENV=.venv-new UPGRADE=1 test-fast
@@ -21,11 +21,14 @@ FAST ?= tests/test_data.py tests/test_bits.py tests/test_graph.py tests/test_gra
 	tests/test_diagnostics.py tests/test_plots.py \
 	tests/test_checkpoint.py::test_a_resumed_run_is_the_run_that_never_stopped \
 	tests/kernels/test_gibbs.py
+# Everything that draws, under jax's own strictness.
+STRICT ?= tests/test_bits.py tests/test_strict.py
+TWO := XLA_FLAGS=--xla_force_host_platform_device_count=2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
-.PHONY: venv demo test test-fast slow bench format clean FORCE
+.PHONY: venv demo test test-strict test-fast slow bench format clean FORCE
 
 venv: $(STAMP)
 
@@ -46,6 +49,13 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest $(SPREAD)
+	$(MAKE) test-strict
+
+# Twice: 64-bit floats and 32-bit data are two dtypes, which strict promotion would refuse. Two devices each time.
+test-strict: $(STAMP)
+	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_NUMPY_DTYPE_PROMOTION=strict JAX_DEBUG_NANS=1 \
+		$(BIN)/python -m pytest -q $(STRICT)
+	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q $(STRICT)
 
 # No notebooks, no examples of docstrings: does the package work with this environment's versions?
 test-fast: $(STAMP)

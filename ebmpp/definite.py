@@ -18,8 +18,8 @@ def least_eigenvalue(
 ) -> tuple[float, float]:
     """Bounds of the smallest eigenvalue by Lanczos, as tight as it takes to tell its sign.
 
-    The upper bound is a value that the quadratic form takes; the lower one holds with probability 1 - 1e-12 over
-    the random vector that is started from. A sign that stays undecided has bounds on both sides of 0.
+    The upper bound is a value that the quadratic form takes; the lower one holds with probability 1 - 1e-12
+    over the random vector that is started from. A sign that stays undecided has bounds on both sides of 0.
 
     :param product: of the matrix with a vector of length ``size``.
     :param rounding: of the products, relative to the largest eigenvalue.

@@ -4,8 +4,9 @@
 
 Finite blocks always do. An Exponential or a learned-variance Gaussian needs its natural parameter
 inside the domain whatever its neighbours do; two blocks of unbounded statistics need the right sign
-(or a positive definite precision, if both are Gaussian). Families of one's own are asked what theirs are. Interactions of two blocks are decided
-exactly; those of three or more are tried at random states, which can refute but not prove.
+(or a positive definite precision, if both are Gaussian). Families are asked for their bounds and domains,
+those of one's own as well. Interactions of two blocks are decided exactly; those of three or more are tried
+at random states, which can refute but not prove.
 """
 
 import dataclasses
@@ -100,7 +101,7 @@ def _check_reach(graph: "FactorGraph", params: dict[str, Any], block: str) -> No
 
 @partial(jax.jit, static_argnums=(0, 1))  # op by op a check of 784x500 units takes 20 times as long
 def _reach(graph: "FactorGraph", block: str, params: dict[str, Any]) -> tuple[Array, Array]:
-    """The largest and the smallest natural parameters; a domain is convex, so what is between is in it too."""
+    """The largest and the smallest natural parameters; a domain is convex, so it has what is between."""
     around = _around(graph, block)
     if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
         return _tried(graph, params, block, around)
@@ -162,8 +163,8 @@ def _check_sign(graph: "FactorGraph", params: dict[str, Any], a: str, b: str) ->
         sides = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
         where = np.argwhere(wrong)[0] * [0, 1, 0, 1]
         raise DomainError(
-            f"the model does not normalise: {_both(a, fa, b, fb)} unbounded, so every coupling between them must "
-            f"be {sides[bool(up[tuple(where)]), bool(down[tuple(where)])]}; {int(wrong.sum())} are not. "
+            f"the model does not normalise: {_both(a, fa, b, fb)} unbounded, so every coupling between them "
+            f"must be {sides[bool(up[tuple(where)]), bool(down[tuple(where)])]}; {int(wrong.sum())} are not. "
             f"Change the params of {_names(graph, a, b)}, or bound one of the two blocks "
             "(Bernoulli, Spin, Categorical, Binomial)."
         )
@@ -183,21 +184,23 @@ def _check_precision(graph: "FactorGraph", params: dict[str, Any], blocks: tuple
         columns = _precision_times(graph, blocks, params, jnp.eye(size))
         lower = upper = float(np.linalg.eigvalsh(np.asarray(columns, float))[0])
     else:
-        # two rows, though one is asked for: XLA's product of a matrix with one takes seven times as long (5000 units)
+        # two rows, though one is asked for: one row alone takes XLA seven times as long (5000 units)
         rows = lambda v: jnp.broadcast_to(jnp.asarray(v, float)[None], (2, size))  # noqa: E731
         product = lambda v: _precision_times(graph, blocks, params, rows(v))[0]  # noqa: E731
-        lower, upper = definite.least_eigenvalue(product, size, _ROUNDING * jnp.finfo(float).eps)
+        lower, upper = definite.least_eigenvalue(
+            product, size, _ROUNDING * jnp.finfo(jnp.result_type(float)).eps
+        )
     remedy = f"Weaken the factors {_names(graph, *blocks)} between them."
     if upper <= 0:
         raise DomainError(
             f"the model does not normalise: the joint precision of the Gaussian blocks {list(blocks)} has "
-            f"smallest eigenvalue {upper:.4g}{'' if size <= _DENSE else ' or less'}, and must be positive definite. "
-            f"{remedy}"
+            f"smallest eigenvalue {upper:.4g}{'' if size <= _DENSE else ' or less'}, and must be positive "
+            f"definite. {remedy}"
         )
     if not lower > 0:
         warnings.warn(
-            f"the model may not normalise: the smallest eigenvalue of the joint precision of the Gaussian blocks "
-            f"{list(blocks)} is between {lower:.4g} and {upper:.4g}, and must be positive. {remedy}",
+            "the model may not normalise: the smallest eigenvalue of the joint precision of the Gaussian "
+            f"blocks {list(blocks)} is between {lower:.4g} and {upper:.4g}, and must be positive. {remedy}",
             RuntimeWarning,
             stacklevel=4,
         )

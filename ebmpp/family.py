@@ -118,8 +118,8 @@ class Family:
     def from_mean(self, mean: Array) -> Array:
         """The natural parameter whose mean statistics are ``mean`` (the inverse of :meth:`mean`).
 
-        By Newton's method from :meth:`states`, unless overridden; infinite or nan where no natural parameter has
-        this mean.
+        By Newton's method from :meth:`states`, unless overridden; infinite or nan where no natural parameter
+        has this mean.
 
         :raises NotImplementedError: for a family of infinitely many values that does not define it.
         """
@@ -143,8 +143,8 @@ class Family:
         states = self.states()
         if states is None:
             raise NotImplementedError(
-                f"{type(self).__name__} must define {wanted}; or, where a unit takes finitely many values, states(), "
-                "from which it follows"
+                f"{type(self).__name__} must define {wanted}; or, where a unit takes finitely many values, "
+                "states(), from which it follows"
             )
         return states, self._flat(self.statistics(states)), self.log_base_measure(states)
 

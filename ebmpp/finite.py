@@ -28,10 +28,10 @@ def mode(eta: Array, states: Array, statistics: Array, log_base: Array) -> Array
 def from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
     """The natural parameter at which the mean statistics are ``mean``, by damped Newton steps.
 
-    They minimise A(eta) - <eta, mean>, which is convex. A step's third derivative is at most its range r over the
-    states times its second, so one of length log(1 + r) / r cannot overshoot; of it and longer ones that do not, the
-    longest is taken. Of natural parameters that are not unique, as in one-hot statistics, it is one in the span of the
-    statistics.
+    They minimise A(eta) - <eta, mean>, which is convex. Along a step whose range over the states is r the
+    third derivative is at most r times the second, so a length of log(1 + r) / r cannot overshoot; of it and
+    longer ones that do not, the longest is taken. Where natural parameters are not unique, as with one-hot
+    statistics, one of them is found.
 
     :param mean: shape ``(units, S)``.
     :param statistics: of the states, shape ``(K, S)``.
@@ -74,7 +74,7 @@ def _from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
         covariance = centred.T @ (probs[:, None] * centred)
         scale = jnp.sqrt(jnp.diagonal(covariance))
         scale = jnp.where(scale > 0, scale, 1.0)
-        # of the correlations: a rare category's small variance is not taken for a statistic that is superfluous
+        # of the correlations: a rare category's small variance is not that of a superfluous statistic
         inverse = jnp.linalg.pinv(covariance / jnp.outer(scale, scale), hermitian=True)
         return -(inverse @ (gradient / scale)) / scale
 

@@ -5,7 +5,7 @@
 from collections.abc import Callable
 from functools import lru_cache, partial
 import math
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import optax
 
 from ebmpp import bits, derived, families, initialization, sweeps, tables
 from ebmpp.arrays import describe
+from ebmpp.core import checks
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, layered
@@ -199,9 +200,8 @@ def check_params(owner: Any) -> None:
 
 
 def check_count(owner: object, name: str, value: object, least: int = 1) -> None:
-    """:raises ValueError: for another number."""
-    if not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{type(owner).__name__}: {name} is an int of at least {least}, not {value!r}")
+    """:raises ArgumentError: for another number."""
+    checks.count(f"{type(owner).__name__}: {name}", value, least)
 
 
 def check_values(owner: object, family: Family, values: np.ndarray) -> None:

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 import numpy as np
+from own_families import Geometric, Loss, Narrow, Ordinal
 import pytest
 
 import jax
@@ -11,6 +12,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Exponential, Factor, FactorGraph, Family, Gaussian, Poisson, Spin
+from ebmpp.definite import least_eigenvalue
 from ebmpp.errors import DomainError
 from helpers import pair
 
@@ -109,3 +111,72 @@ def test_nothing_is_looked_at_under_jit() -> None:
         return given["a"].sum()
 
     assert np.isfinite(checked(params(graph, 1.0)))
+
+
+# -- families of one's own --------------------------------------------------------------------------
+
+OWN = [
+    (Geometric(2), Poisson(3), 0.1, "'a' .* and 'b' .* are both unbounded, .* at most 0; 6 are not"),
+    (Geometric(2), Poisson(3), -0.1, None),
+    (Narrow(2), Poisson(1), 0.1, "exactly zero; 2 are not"),
+    (Narrow(2), Gaussian(2), 0.9, None),  # precisions 4 and 1, coupled by 2 * 0.9 in one direction
+    (Narrow(2), Gaussian(2), 1.1, "joint precision .* smallest eigenvalue -0.16"),
+    (Loss(1), Poisson(2), -0.1, "at least 0; 2 are not"),
+    (Loss(1), Poisson(2), 0.1, None),
+    (Loss(1), Bernoulli(3), -0.4, r"block 'a' .* must be positive, and at unit \(0,\) it reaches -0.2"),
+    (Loss(1), Bernoulli(3), -0.3, None),
+    (Geometric(1), Bernoulli(3), 0.4, r"must be negative, and at unit \(0,\) it reaches 0.2"),
+    (Ordinal(2), Poisson(3), 5.0, None),  # no bounds said: its states have some
+    (Geometric(1), Ordinal(1), 0.08, None),  # -1 + 0.08 * (3 + 9)
+    (Geometric(1), Ordinal(1), 0.1, r"it reaches 0.2"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "weight", "message"), OWN)
+def test_families_of_ones_own_are_asked(
+    first: Family, second: Family, weight: float, message: str | None
+) -> None:
+    graph = pair(first, second)
+    if message is None:
+        graph.check(params(graph, weight))
+        return
+    with pytest.raises(DomainError, match=message):
+        graph.check(params(graph, weight))
+
+
+# -- many Gaussian units ----------------------------------------------------------------------------
+
+
+def coupled(size: int, strength: float) -> tuple[FactorGraph, dict[str, Array]]:
+    """Two blocks of ``size`` units, whose precision has eigenvalues 1 +- strength and 1."""
+    graph = pair(Gaussian(size), Gaussian(size))
+    one, other = (np.random.default_rng(i).normal(size=size) for i in range(2))
+    weight = strength * np.outer(one, other) / np.linalg.norm(one) / np.linalg.norm(other)
+    return graph, params(graph, 0.0) | {"a:b": jnp.asarray(weight, jnp.float32)}
+
+
+@pytest.mark.parametrize("size", [300, 2100])
+def test_precisions_of_many_units_are_decided(size: int) -> None:
+    graph, good = coupled(size, 0.97)
+    graph.check(good)
+    graph, bad = coupled(size, 1.03)
+    with pytest.raises(DomainError, match=r"smallest eigenvalue -0.0\d+ or less, .*'a:b'"):
+        graph.check(bad)
+
+
+def test_a_precision_that_cannot_be_decided_is_told() -> None:
+    graph, near = coupled(300, 1 - 1e-6)
+    with pytest.warns(RuntimeWarning, match=r"may not normalise: .* is between -.* and .*'a:b'"):
+        graph.check(near)
+
+
+@pytest.mark.parametrize("smallest", [1e-3, -1e-3])
+def test_bounds_of_eigenvalues_hold(smallest: float) -> None:
+    generator = np.random.default_rng(3)
+    spectrum = np.concatenate([[smallest], generator.uniform(0.5, 4, 599)])
+    basis = np.linalg.qr(generator.normal(size=(600, 600)))[0]
+    lower, upper = least_eigenvalue(lambda v: basis @ (spectrum * (basis.T @ v)), 600, 1e-12)
+    assert lower <= smallest <= upper + 1e-12
+    assert lower * upper > 0
+    low, high = least_eigenvalue(lambda v: 2 * v, 600, 1e-12)  # one step, and there is no other vector
+    np.testing.assert_allclose([low, high], 2, rtol=1e-9)

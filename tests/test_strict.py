@@ -1,0 +1,98 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Short runs of everything that draws: what `make test-strict` runs while jax refuses to promote or to pass nan."""
+
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpyro.infer import MCMC
+from own_families import Ternary
+import pytest
+
+import jax
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Observed, Poisson, Spin, exact, layered
+
+KEY = jax.random.key(0)
+RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
+GRAPHS = {
+    "rbm": RBM,
+    "deep": layered(v=Spin(3), h1=Categorical(2, 3), h2=Bernoulli(2)),
+    "gaussian": layered(v=Gaussian(3, "learned"), h=Ternary(2)),
+    "counts": layered(v=Poisson(2), h=Bernoulli(2)),
+    "lattice": FactorGraph.from_networkx(nx.grid_2d_graph(3, 3), Spin),
+}
+DATA = np.random.default_rng(0).integers(0, 2, (12, 4)).astype(float)
+
+
+def params_of(graph: FactorGraph) -> dict[str, Any]:
+    generator = np.random.default_rng(1)
+    noisy = lambda a: a + jnp.asarray(0.2 * generator.uniform(-1, 1, a.shape), a.dtype)  # noqa: E731
+    return jax.tree.map(noisy, graph.init(KEY))
+
+
+def draws(kernel: Any, *args: Any, **clamped: Any) -> dict:
+    mcmc = MCMC(
+        kernel, num_warmup=2, num_samples=3, num_chains=2, chain_method="vectorized", progress_bar=False
+    )
+    mcmc.run(KEY, *args, **clamped)
+    return mcmc.get_samples()
+
+
+def assert_finite(tree: Any) -> None:
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_draws_and_exact_sums(name: str) -> None:
+    graph, params = GRAPHS[name], params_of(GRAPHS[name])
+    graph.check(params)
+    assert_finite(draws(ebmpp.BlockedGibbs(graph), params))
+    assert_finite((exact.log_partition(graph, params), exact.moments(graph, params)))
+    pairs = ebmpp.unbiased_expectation(graph, params, lambda x: x, rng_key=KEY, num_pairs=8, k=1, m=2, lag=1)
+    assert_finite((pairs.value, pairs.standard_error))
+
+
+KERNELS = {
+    "tempering": lambda: ebmpp.ParallelTempering(RBM),
+    "local search": lambda: ebmpp.LocalSearch(RBM),
+    "clusters": lambda: ebmpp.SwendsenWang(GRAPHS["lattice"]),
+    "langevin": lambda: ebmpp.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
+    "coupled": lambda: ebmpp.MaximalCoupling(RBM, lag=2),
+    "metropolis": lambda: ebmpp.MetropolisCoupling(RBM, lag=1),
+}
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_kernels(name: str) -> None:
+    kernel = KERNELS[name]()
+    assert_finite(draws(kernel, params_of(kernel.graph)))
+
+
+def test_what_is_not_known_is_nan_and_nobody_minds() -> None:
+    params, v = params_of(RBM), np.where(DATA[:3] > 0, 1.0, np.nan)
+    some = Observed.where_finite(v)
+    assert_finite(draws(ebmpp.BlockedGibbs(RBM), params, v=some))
+    assert_finite(ebmpp.local_search(RBM, params, rng_key=KEY, v=some).state)
+    made = ebmpp.complete(RBM, params, rng_key=KEY, v=some, num_samples=4, num_warmup=2, num_chains=2)
+    assert_finite(made.mean)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [ebmpp.UCD(num_pairs=8), ebmpp.CD(k=1), ebmpp.PCD(num_chains=8), ebmpp.TemperedPCD(num_chains=4)],
+    ids=lambda e: type(e).__name__,
+)
+def test_training(estimator: Any) -> None:
+    made = ebmpp.fit(
+        RBM, DATA, estimator=estimator, num_steps=2, batch_size=6, rng_key=KEY, progress_bar=False
+    )
+    assert_finite(made.params)
+
+
+def test_annealing() -> None:
+    made = ebmpp.ais(RBM, params_of(RBM), rng_key=KEY, num_particles=20, num_temperatures=50)
+    assert_finite((made.log_partition, made.standard_error))
