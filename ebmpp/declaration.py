@@ -80,6 +80,6 @@ def _first_params(factor: Factor, families: Mapping[str, Family]) -> Any:
         if isinstance(error, DeclarationError):
             raise
         raise DeclarationError(
-            f"{factor!r}: its params could not be made: {error}; init is a pytree of numbers, or a function of "
-            "a jax key that makes one"
+            f"{factor!r}: its params could not be made: {error}; init is a pytree of numbers, or a "
+            "function of a jax key that makes one"
         ) from error

@@ -146,14 +146,20 @@ def reference(
        base rates.
     """
     fixed = _given_reference(graph, given or {})
+    if data is not None:
+        return base_rates(graph, data) | fixed
+    return fixed if fixed.keys() == graph.families.keys() else _pilot(graph, params, pair) | fixed
+
+
+def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array) -> Eta:
+    """Natural parameters of the visible blocks' base rates, and of the latents' default laws.
+
+    :raises StateError: for data of a wrong name, shape or value.
+    """
     families = graph.families
-    if data is None:
-        return fixed if fixed.keys() == families.keys() else _pilot(graph, params, pair) | fixed
     default = {b: f.default_eta() for b, f in families.items()}
-    rows, known, _ = tables.as_data(graph, data, missing=None)
-    mean = {b: initialization.mean_statistics(families[b], v, known.get(b), None) for b, v in rows.items()}
-    rates = {b: initialization.base_rate(families[b], *m, default[b]) for b, m in mean.items()}
-    return default | rates | fixed
+    mean = tables.mean_statistics(graph, data, None)
+    return default | {b: initialization.base_rate(families[b], *m, default[b]) for b, m in mean.items()}
 
 
 @partial(jax.jit, static_argnames="graph")

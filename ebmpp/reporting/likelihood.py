@@ -141,7 +141,7 @@ def _table(subject: Subject, made: "Bracket", exact_rows: dict[str, np.ndarray |
 def _independent(subject: Subject, rows: dict) -> float:
     """Mean log p of rows under units of the training rows' own rates: what a model must beat."""
     graph, total = subject.graph, 0.0
-    eta = path.reference(graph, subject.params, subject.train)
+    eta = path.base_rates(graph, subject.train)
     for b, family in graph.visible.items():
         stats = np.asarray(family.statistics(rows[b]), float).reshape(len(rows[b]), -1)
         normalizer = float(family.log_normalizer(eta[b]).sum())

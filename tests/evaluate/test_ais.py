@@ -409,8 +409,9 @@ def test_few_effective_particles_are_told_once_a_call() -> None:
         warnings.simplefilter("always")
         both = ebmpp.bracket(graph, strong, **options)
     assert len(told) == 1 and told[0].filename == __file__
-    assert "(forward, standard error" in str(told[0].message) and "(in reverse, " in str(told[0].message)
-    for side in (both.lower, both.upper):
+    for side, words in ((both.lower, "forward"), (both.upper, "in reverse")):
+        few = side.effective_sample_size < NUM / 4
+        assert (f"({words}, standard error {side.standard_error:.2g})" in str(told[0].message)) == few
         assert f"({side.effective_sample_size:.1f} of 2000 particles effective)" in repr(both)
 
 
