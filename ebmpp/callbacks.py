@@ -80,11 +80,11 @@ class EarlyStop:
     def __call__(self, progress: Progress) -> bool:
         """Whether to stop.
 
-        :raises ValueError: for a monitor that the run does not have.
+        :raises ArgumentError: for a monitor that the run does not have.
         """
         here = [n for n, v in progress.history.data_vars.items() if v.dims == ("monitor_step",)]
         if self.monitor not in here:
-            raise ValueError(f"EarlyStop: the monitors are {here}, and {self.monitor!r} is not among them")
+            raise ArgumentError(f"EarlyStop: the monitors are {here}, and {self.monitor!r} is not among them")
         best, waited = -math.inf, 0
         for value in _signed(progress.history[self.monitor].values, self.mode):
             better = value > best + self.min_delta  # nan is no better

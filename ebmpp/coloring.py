@@ -4,6 +4,8 @@
 
 import networkx as nx
 
+from ebmpp.errors import ArgumentError
+
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
 _EXHAUSTIVE = 20_000  # edges; DSATUR takes 9 s on a torus of 4096 nodes and 14 s on 784 all joined
 _DENSE = 1_000_000  # edges and nodes; smallest-last takes many seconds beyond
@@ -18,7 +20,7 @@ def color(graph: nx.Graph) -> tuple[tuple[str, ...], ...]:
 
     :param graph: undirected, without self-loops.
     :return: the layers, each a tuple of nodes in their order in ``graph``.
-    :raises ValueError: when a node has a self-loop.
+    :raises ArgumentError: when a node has a self-loop.
 
     **Example**
 
@@ -28,7 +30,7 @@ def color(graph: nx.Graph) -> tuple[tuple[str, ...], ...]:
     """
     loops = sorted(str(a) for a, b in graph.edges if a == b)
     if loops:
-        raise ValueError(f"nodes {loops} are connected to themselves: no colouring separates them")
+        raise ArgumentError(f"nodes {loops} are connected to themselves: no colouring separates them")
     if nx.is_bipartite(graph):
         colors = _bipartite(graph)
     else:
@@ -56,8 +58,8 @@ def _bipartite(graph: nx.Graph) -> dict[str, int]:
 def validate(graph: nx.Graph, colors: dict[str, int]) -> None:
     """Check that no edge joins two nodes of one colour.
 
-    :raises ValueError: naming the first pair that does.
+    :raises ArgumentError: naming the first pair that does.
     """
     for a, b in graph.edges:
         if colors[a] == colors[b]:
-            raise ValueError(f"{a!r} and {b!r} interact but were given the same layer")
+            raise ArgumentError(f"{a!r} and {b!r} interact but were given the same layer")

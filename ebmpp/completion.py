@@ -91,7 +91,7 @@ def complete(
         table with nan), with leading axes or without.
     :return: a :class:`Completion`.
     :raises StateError: for values that do not fit the graph, or nothing to complete.
-    :raises ValueError: for another method, or numbers out of range.
+    :raises ArgumentError: for another method, or numbers out of range.
     :raises NotImplementedError: for local modes of a family without a mode.
 
     **References**

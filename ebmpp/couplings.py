@@ -33,6 +33,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.errors import ArgumentError
 from ebmpp.family import LogRatio
 from ebmpp.sweeps import draw_rows, num_words, split_words
 
@@ -95,7 +96,7 @@ def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]
         on every layer. Algorithm 3 of Qiu et al. is ``("maximal", "common")``, their Algorithm 1
         ``("maximal_independent", "independent")``.
     :param layers: the layers of the sweep.
-    :raises ValueError: for an unknown kind or a wrong number of them.
+    :raises ArgumentError: for an unknown kind or a wrong number of them.
 
     **Example**
 
@@ -112,13 +113,15 @@ def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]
         kinds = (coupling,) * len(layers) if isinstance(coupling, str) else tuple(coupling)
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ValueError(
+        raise ArgumentError(
             f'coupling {unknown[0]!r} is unknown; choose among {KINDS} for the layers, or "metropolis"'
         )
     if len(kinds) != len(layers):
-        raise ValueError(f"coupling names {len(kinds)} layers, and the sweep has {len(layers)}: {layers}")
+        raise ArgumentError(f"coupling names {len(kinds)} layers, and the sweep has {len(layers)}: {layers}")
     if set(kinds) == {"independent"}:
-        raise ValueError("with every layer drawn independently the chains of a pair cannot be held together")
+        raise ArgumentError(
+            "with every layer drawn independently the chains of a pair cannot be held together"
+        )
     return kinds
 
 

@@ -22,6 +22,7 @@ import jax
 
 from ebmpp.core import checks
 from ebmpp.encoding import decode_bits, encode_bits
+from ebmpp.errors import ArgumentError
 
 __all__ = [
     "bars_and_stripes",
@@ -143,7 +144,7 @@ def idx(path: str | os.PathLike[str]) -> Array:
     :return: array in the machine's byte order, with the file's own shape and type: uint8, int8,
         int16, int32, float32 or float64.
     :raises FileNotFoundError: if there is no such file.
-    :raises ValueError: if the file is not IDX, has an unknown type code or impossible dimensions,
+    :raises ArgumentError: if the file is not IDX, has an unknown type code or impossible dimensions,
         is cut short, goes on after its data, or is damaged gzip; the text names the file.
 
     **Example**
@@ -168,7 +169,7 @@ def idx(path: str | os.PathLike[str]) -> Array:
             with gzip.open(raw) as unzipped:
                 return _parse_idx(path, unzipped.read)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(
+            raise ArgumentError(
                 f"{path}: damaged gzip ({error}); fetch the file again, or check its checksum."
             ) from error
 
@@ -177,26 +178,26 @@ def _parse_idx(path: Path, read: Callable[[int], bytes]) -> Array:
     """Header, dimensions, data; `read` gives at most the bytes asked for, b"" at the end."""
     magic = _read_up_to(read, 4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[3] == 0:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: not an IDX file: it begins with {magic.hex(' ') or 'nothing'}, where "
             "00 00, a type code and a number of dimensions above 0 are expected."
         )
     code, ndim = magic[2], magic[3]
     if code not in _IDX_DTYPES:
         known = ", ".join(f"0x{c:02x} {np.dtype(d).name}" for c, d in _IDX_DTYPES.items())
-        raise ValueError(f"{path}: unknown IDX type code 0x{code:02x}; the known ones are {known}.")
+        raise ArgumentError(f"{path}: unknown IDX type code 0x{code:02x}; the known ones are {known}.")
     dtype = np.dtype(_IDX_DTYPES[code])
 
     header = _read_up_to(read, 4 * ndim)
     if len(header) < 4 * ndim:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: truncated IDX file: {ndim} dimensions take {4 * ndim} bytes, "
             f"found {len(header)}; fetch the file again."
         )
     shape = tuple(np.frombuffer(header, ">u4").tolist())
     # A dimension of 0 counts as 1 here: NumPy refuses such a shape too, less clearly.
     if ndim > _NUMPY_MAX_DIMS or math.prod(d or 1 for d in shape) * dtype.itemsize > sys.maxsize:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: impossible IDX dimensions: {ndim} of them, {_abbreviated(shape)}; an array "
             f"has at most {_NUMPY_MAX_DIMS} dimensions and {sys.maxsize} bytes."
         )
@@ -205,12 +206,12 @@ def _parse_idx(path: Path, read: Callable[[int], bytes]) -> Array:
     # One byte more than promised: shows trailing bytes, and makes gzip check its sum at the end.
     data = _read_up_to(read, expected + 1)
     if len(data) < expected:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: truncated IDX file: shape {shape} of {dtype.name} takes {expected} bytes, "
             f"found {len(data)}; fetch the file again."
         )
     if len(data) > expected:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: trailing bytes after the {expected} bytes of shape {shape} of {dtype.name}; "
             "the header or the file is damaged: fetch the file again."
         )
@@ -260,7 +261,7 @@ def mnist(
     :return: float32 array of shape ``(N, 784)`` in [0, 1] (N is 60000 or 10000); with `labels`,
         also an int32 array of shape ``(N,)``.
     :raises FileNotFoundError: if a file is not found; the text says where it was looked for.
-    :raises ValueError: if `split` is neither, or a file is not what its name says.
+    :raises ArgumentError: if `split` is neither, or a file is not what its name says.
 
     **Example** (the folder here holds one blank image)
 
@@ -278,7 +279,7 @@ def mnist(
     path = _find_mnist(directory, f"{prefix}-images-idx3-ubyte")
     images = idx(path)
     if images.dtype != np.uint8 or images.shape[1:] != (_MNIST_SIDE, _MNIST_SIDE):
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: {images.dtype} of shape {images.shape}; MNIST's images are uint8 of shape "
             f"(N, {_MNIST_SIDE}, {_MNIST_SIDE}). Read other files with ebmpp.data.idx."
         )
@@ -289,7 +290,7 @@ def mnist(
     path = _find_mnist(directory, f"{prefix}-labels-idx1-ubyte")
     targets = idx(path)
     if targets.dtype != np.uint8 or targets.shape != (len(images),):
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: {targets.dtype} of shape {targets.shape}; one uint8 label for each of the "
             f"{len(images)} images is expected. Are the two files of one data set?"
         )
@@ -329,7 +330,7 @@ def binarize(
     :param threshold: used by "threshold" only, on the scale of `x`.
     :param rng_key: a jax random key, needed and used by "bernoulli" only.
     :return: float32 array of the shape of `x`.
-    :raises ValueError: if the method is unknown, its key is missing, or a number is not finite or
+    :raises ArgumentError: if the method is unknown, its key is missing, or a number is not finite or
         not a probability; the text names the first such entry.
 
     **Example**
@@ -355,7 +356,7 @@ def binarize(
 def _refuse(x: Array, bad: Array, expected: str, mend: str) -> None:
     if bad.any():
         where = tuple(int(i) for i in np.unravel_index(np.argmax(bad), x.shape))
-        raise ValueError(
+        raise ArgumentError(
             f"binarize: x at index {where} is {x[where]}, where {expected} is expected "
             f"({bad.sum()} such of {x.size}). {mend}"
         )

@@ -37,8 +37,8 @@ def to_datatree(result: Any) -> xr.DataTree:
     :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
         object with an xarray ``history``).
     :return: an :class:`xarray.DataTree`.
-    :raises TypeError: for anything else.
-    :raises ValueError: for an MCMC that has not run.
+    :raises ArgumentError: for anything else.
+    :raises ArgumentError: for an MCMC that has not run.
 
     **Example**
 
@@ -87,7 +87,7 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
             f"{type(kernel).__name__}; {remedy}"
         )
     if mcmc.last_state is None:
-        raise ValueError("this MCMC has no draws yet; call mcmc.run(key, params) first")
+        raise ArgumentError("this MCMC has no draws yet; call mcmc.run(key, params) first")
     samples = _host(mcmc.get_samples(group_by_chain=True))
     import arviz_base  # brings matplotlib with it where that is installed
 
@@ -176,7 +176,7 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     :param tree: what :func:`to_datatree` returns, or any tree or dataset with ``chain`` and ``draw``.
     :param kwargs: passed on (``var_names``, ``group``, ``kind``, ``round_to``...), but for ``fmt``.
     :return: one row a scalar.
-    :raises TypeError: for a ``fmt``.
+    :raises ArgumentError: for a ``fmt``.
 
     **References**
 
@@ -197,7 +197,7 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     import arviz_stats
 
     if "fmt" in kwargs:
-        raise TypeError("summary returns one row a scalar; use arviz_stats.summary for another fmt")
+        raise ArgumentError("summary returns one row a scalar; use arviz_stats.summary for another fmt")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         # the estimators divide by the variance within chains, which is zero where nothing moved
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived, states, sweeps
 from ebmpp.arrays import describe
-from ebmpp.errors import IntractableError, ParameterError, StateError, clash
+from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.layout import Layout
 
@@ -164,9 +164,9 @@ class EnergyDistribution(dist.Distribution):
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(graph, FactorGraph):
-            raise TypeError(f"EnergyDistribution takes a FactorGraph, not {type(graph).__name__}")
+            raise ArgumentError(f"EnergyDistribution takes a FactorGraph, not {type(graph).__name__}")
         if isinstance(num_sweeps, bool) or not isinstance(num_sweeps, int) or num_sweeps < 1:
-            raise ValueError(f"num_sweeps is a positive int, not {num_sweeps!r}")
+            raise ArgumentError(f"num_sweeps is a positive int, not {num_sweeps!r}")
         _refuse_batched(graph, params)
         graph.check(params, values=self._validate_args if validate_args is None else validate_args)
         self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xarray as xr
 
+from ebmpp.errors import ArgumentError
 from ebmpp.meeting import meeting_data, path_data
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def suggest_k_m(source: "xr.DataTree | Estimate") -> Suggestion:
     :func:`cost_times_variance` has the table.
 
     :param source: what :func:`~ebmpp.to_datatree` makes of a coupled kernel's run, or an estimate.
-    :raises ValueError: where pairs are unmet, or none is there.
+    :raises ArgumentError: where pairs are unmet, or none is there.
 
     **References**
 
@@ -66,11 +67,11 @@ def cost_times_variance(source: "xr.DataTree | Estimate") -> xr.Dataset:
     :return: a Dataset over ``k`` and ``extra`` (m - k) with ``cost`` (sweeps a pair), ``variance`` (of one
         pair) and their product ``inefficiency``; inf where a run was too short to tell. The attribute
         ``variance`` says "measured" or "modelled".
-    :raises ValueError: as for :func:`suggest_k_m`.
+    :raises ArgumentError: as for :func:`suggest_k_m`.
     """
     times, met, lag = meeting_data(source)
     if not times.size or not met.all():
-        raise ValueError(
+        raise ArgumentError(
             f"{int((~met).sum())} of {len(met)} pairs are unmet, and the rest of their cost is unknown: run "
             "more sweeps"
         )

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 
 Array = np.ndarray
 
@@ -22,7 +23,7 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
     :param num_bits: from 1 to 16.
     :param spin: digits as -1 and 1 instead of 0 and 1.
     :return: float32 of shape ``(*x.shape, num_bits)``.
-    :raises ValueError: for another number of bits, or a number outside [0, 1], with the first place.
+    :raises ArgumentError: for another number of bits, or a number outside [0, 1], with the first place.
 
     **Example**
 
@@ -35,7 +36,7 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
     wrong = np.argwhere(~((x >= 0) & (x <= 1)))
     if len(wrong):
         index = tuple(int(i) for i in wrong[0])
-        raise ValueError(
+        raise ArgumentError(
             f"encode_bits: x at index {index} is {x[index]}, where an intensity in [0, 1] is expected "
             f"({len(wrong)} such of {x.size}). Scale the data first, bytes by 1/255."
         )
@@ -50,7 +51,7 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
     :param bits: shape ``(..., num_bits)``. Means of digits do as well, and give the mean intensity.
     :param spin: digits are -1 and 1 instead of 0 and 1.
     :return: float32 of shape ``(...)``, in [0, 1].
-    :raises ValueError: for digits out of range, or too many of them.
+    :raises ArgumentError: for digits out of range, or too many of them.
 
     **Example**
 
@@ -59,11 +60,11 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
     """
     bits = np.asarray(checks.numbers("decode_bits: bits", bits), float)
     if not bits.ndim:
-        raise ValueError("decode_bits: bits need a last axis of digits; got one number")
+        raise ArgumentError("decode_bits: bits need a last axis of digits; got one number")
     checks.count("decode_bits: the length of the last axis", bits.shape[-1], most=_MOST)
     low = -1 if spin else 0
     wrong = ~((bits >= low) & (bits <= 1))
     if wrong.any():
-        raise ValueError(f"decode_bits: digits are from {low} to 1 with spin={spin}; got {bits[wrong][0]}")
+        raise ArgumentError(f"decode_bits: digits are from {low} to 1 with spin={spin}; got {bits[wrong][0]}")
     places = 2.0 ** np.arange(bits.shape[-1] - 1, -1, -1)
     return ((bits - low) / (1 - low) @ places / places.sum()).astype(np.float32)

@@ -18,6 +18,7 @@ import optax
 from ebmpp import bits, derived, families, initialization, sweeps, tables
 from ebmpp.arrays import describe
 from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, layered
@@ -45,20 +46,20 @@ def family_of(role: str, units: Units, size: int) -> Family:
     """The family that ``units`` says, of ``size`` units.
 
     :param role: what an error calls it.
-    :raises ValueError: for an unknown name, or a family of another size.
+    :raises ArgumentError: for an unknown name, or a family of another size.
     """
     if isinstance(units, str):
         if units not in NAMES:
-            raise ValueError(f"{role}={units!r} is unknown; the names are {', '.join(NAMES)}")
+            raise ArgumentError(f"{role}={units!r} is unknown; the names are {', '.join(NAMES)}")
         return NAMES[units](size)
     made = units(size) if callable(units) else units
     if not isinstance(made, Family):
-        raise ValueError(
+        raise ArgumentError(
             f"{role} is a name, a family such as ebmpp.Poisson(10), or a function of the number of units "
             f"that returns one, not {units!r}"
         )
     if made.size != size:
-        raise ValueError(f"{role}={made!r} has {made.size} units, and {size} are needed")
+        raise ArgumentError(f"{role}={made!r} has {made.size} units, and {size} are needed")
     return made
 
 
@@ -180,20 +181,20 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Arra
 
 
 def check_params(owner: Any) -> None:
-    """:raises ValueError: for options of the transformer that are no such thing."""
+    """:raises ArgumentError: for options of the transformer that are no such thing."""
     for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
         check_count(owner, name, getattr(owner, name), least)
     rate = owner.learning_rate
     auto = isinstance(rate, str) and rate == "auto"
     if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
-        raise ValueError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
+        raise ArgumentError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
     made = owner.estimator
     if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
-        raise ValueError(
+        raise ArgumentError(
             f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not {made!r}"
         )
     if not (owner.optimizer is None or callable(owner.optimizer) or hasattr(owner.optimizer, "update")):
-        raise ValueError(
+        raise ArgumentError(
             f"{type(owner).__name__}: optimizer is None, a function of the learning rate such as "
             f"optax.adam, or an optax transformation, not {owner.optimizer!r}"
         )
@@ -207,7 +208,7 @@ def check_count(owner: object, name: str, value: object, least: int = 1) -> None
 def check_values(owner: object, family: Family, values: np.ndarray) -> None:
     """Means stand for values where these are bounded and their own statistic.
 
-    :raises ValueError: for values that the units do not take.
+    :raises ArgumentError: for values that the units do not take.
     """
     low, high = family.bounds
     means = not family.stat_shape and math.isfinite(high - low)
@@ -215,7 +216,7 @@ def check_values(owner: object, family: Family, values: np.ndarray) -> None:
     if not good.all():
         row, column = (int(i) for i in np.argwhere(~good)[0])
         wanted = f"values from {low:g} to {high:g}" if means else describe(family)
-        raise ValueError(
+        raise ArgumentError(
             f"{type(owner).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
             f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X "
             "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such "

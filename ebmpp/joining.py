@@ -7,7 +7,7 @@ import itertools
 from typing import Any, overload
 
 from ebmpp.core import checks
-from ebmpp.errors import DeclarationError
+from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.factors import Factor
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph
@@ -126,7 +126,7 @@ def _check_params(what: str, graphs: Sequence[FactorGraph], params: Sequence[Par
     for graph in graphs:
         checks.instance(f"{what}: each of the graphs", graph, FactorGraph, "a FactorGraph")
     if params is not None and len(params) != len(graphs):
-        raise ValueError(f"{what}: params are those of each of {len(graphs)} graphs, not of {len(params)}")
+        raise ArgumentError(f"{what}: params are those of each of {len(graphs)} graphs, not of {len(params)}")
 
 
 def _union(what: str, graphs: Sequence[FactorGraph], factors: Sequence[Factor]) -> FactorGraph:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.couplings import Attempt, Trial, where_rows
-from ebmpp.errors import DeclarationError, IntractableError, clash
+from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.family import Family
 from ebmpp.gaussian import reflected
 from ebmpp.metropolis import refuse_held
@@ -53,7 +53,7 @@ class Langevin(Whole):
     :param marginalize: blocks that are summed out; no two of them interact.
     :param adjust: False leaves out acceptance. **The law is then another one**: of a Gaussian conditional,
         num_steps to infinity give a variance that is too large by the factor ``1 / (1 - step_size**2 / 4)``.
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 
@@ -73,14 +73,14 @@ class Langevin(Whole):
 
     def __post_init__(self) -> None:
         if not (isinstance(self.step_size, (int, float)) and 0 < self.step_size < math.inf):
-            raise ValueError(
+            raise ArgumentError(
                 "step_size is a positive number, in standard deviations of a unit given the rest; got "
                 f"{self.step_size!r}"
             )
         if not isinstance(self.num_steps, int) or self.num_steps < 1:
-            raise ValueError(f"num_steps is an int of at least 1, not {self.num_steps!r}")
+            raise ArgumentError(f"num_steps is an int of at least 1, not {self.num_steps!r}")
         if not self.adjust and self.step_size >= 2:
-            raise ValueError(
+            raise ArgumentError(
                 f"step_size={self.step_size!r} with adjust=False: from 2 on, unadjusted steps run away even "
                 "from a Gaussian; give a smaller one, or adjust=True"
             )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp import parts
 from ebmpp.couplings import KINDS, Attempt, Trial, attempt, stalls
-from ebmpp.errors import IntractableError, clash
+from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.lateral import Split
 from ebmpp.moves import Drawn
 from ebmpp.sweeps import Keep, Rows, draw_layer, hold, natural_rows
@@ -38,11 +38,11 @@ class Layer:
     def check(self, graph: "FactorGraph") -> None:
         """Check blocks and kind.
 
-        :raises ValueError: for an unknown kind.
+        :raises ArgumentError: for an unknown kind.
         :raises IntractableError: for blocks that interact.
         """
         if self.kind not in KINDS:
-            raise ValueError(f"coupling {self.kind!r} is unknown; choose among {KINDS}")
+            raise ArgumentError(f"coupling {self.kind!r} is unknown; choose among {KINDS}")
         for a, b in graph.interacting(self.blocks):
             if len(self.blocks) > 1:
                 raise IntractableError(f"{clash(a, b)}, so they cannot be drawn as one layer")

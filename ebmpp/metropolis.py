@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.couplings import Attempt, Trial, where_rows
-from ebmpp.errors import DeclarationError, IntractableError, clash
+from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.family import Family
 from ebmpp.moves import Drawn, Whole, agree
 from ebmpp.sweeps import Keep, Rows, hold, num_words, split_words
@@ -53,12 +53,12 @@ class Metropolis(Whole):
     def check(self, graph: "FactorGraph") -> None:
         """Check proposal and blocks.
 
-        :raises ValueError: for an unknown proposal.
+        :raises ArgumentError: for an unknown proposal.
         :raises DeclarationError: for a block without a uniform law.
         :raises IntractableError: for two blocks that cannot be summed out together.
         """
         if self.proposal not in PROPOSALS:
-            raise ValueError(f"proposal {self.proposal!r} is unknown; choose among {PROPOSALS}")
+            raise ArgumentError(f"proposal {self.proposal!r} is unknown; choose among {PROPOSALS}")
         for a, b in graph.interacting(self.marginalize):
             raise IntractableError(f"{clash(a, b)}, so they cannot be summed out together")
         for b in self.blocks if self.proposal == "uniform" else ():

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp import bits, derived, tables
-from ebmpp.errors import IntractableError, clash
+from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import annealed, exact, pseudo
@@ -221,7 +221,7 @@ def pseudo_log_likelihood(
     :return: a monitor.
     :raises IntractableError: at once, where a unit's conditional is not available.
     :raises StateError: for data of a wrong name, shape or value.
-    :raises ValueError: for ``num_units`` that is not a positive int, or without a key.
+    :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
 
     **Example**
 
@@ -302,7 +302,7 @@ def gradient_variance(
     :param num_repeats: at least 2.
     :param rng_key: a jax key; the same draws at each call.
     :return: a monitor.
-    :raises ValueError: for fewer repeats.
+    :raises ArgumentError: for fewer repeats.
     :raises StateError: for data of a wrong name, shape or value.
 
     **References**
@@ -319,7 +319,7 @@ def gradient_variance(
     True
     """
     if not isinstance(num_repeats, int) or num_repeats < 2:
-        raise ValueError(f"gradient_variance: num_repeats is an int of at least 2, not {num_repeats!r}")
+        raise ArgumentError(f"gradient_variance: num_repeats is an int of at least 2, not {num_repeats!r}")
     rows, pair = _rows(graph, data), bits.key_pair(rng_key)
     size = len(next(iter(rows.values())))
     start = lambda p: estimator.init(graph, p, rows, size, pair)  # noqa: E731

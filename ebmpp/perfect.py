@@ -214,7 +214,7 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
 def resolve(graph: FactorGraph, method: str) -> str:
     """The method that "auto" stands for, or the one that is given, if the graph allows it.
 
-    :raises ValueError: for an unknown method.
+    :raises ArgumentError: for an unknown method.
     :raises IntractableError: when the graph does not allow it.
     """
     checks.choice("perfect_sample: method", method, METHODS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from ebmpp.errors import ArgumentError
 from ebmpp.meeting import meeting_data, survival, tv_upper_bound
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def plot_units(
     :param ax: where to; a new figure if None.
     :param colorbar: whether to show the scale of values outside [0, 1].
     :return: the axes.
-    :raises ValueError: when ``images`` does not have that many values an image, or none.
+    :raises ArgumentError: when ``images`` does not have that many values an image, or none.
 
     **Example**
 
@@ -78,12 +79,12 @@ def _as_images(images: np.ndarray, shape: tuple[int, int] | None) -> np.ndarray:
     if shape is None:
         if images.ndim == 3 and images.size:
             return images
-        raise ValueError(
+        raise ArgumentError(
             f"images have shape {images.shape}, expected (count, height, width), or (count, pixels) and "
             "shape=(height, width)"
         )
     if images.ndim < 2 or not images.size or images[0].size != math.prod(shape):
-        raise ValueError(
+        raise ArgumentError(
             f"images have shape {images.shape}, expected (count, {math.prod(shape)}) for shape={shape}; "
             "weights may need a transpose"
         )
@@ -107,8 +108,8 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
         ``monitor_step``).
     :param axes: as many as there are panels, or a new figure if None.
     :return: the axes, an array of one dimension.
-    :raises TypeError: for anything else.
-    :raises ValueError: for a history with nothing to draw, or too few axes.
+    :raises ArgumentError: for anything else.
+    :raises ArgumentError: for a history with nothing to draw, or too few axes.
 
     **Example**
 
@@ -118,10 +119,10 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     """
     history = getattr(history, "history", history)
     if not isinstance(history, xr.Dataset):
-        raise TypeError(f"plot_history takes a fit or its history, not {type(history).__name__}")
+        raise ArgumentError(f"plot_history takes a fit or its history, not {type(history).__name__}")
     wanted = panels(history)
     if not wanted:
-        raise ValueError(f"nothing to draw: the history has {list(history.data_vars)} and no step axis")
+        raise ArgumentError(f"nothing to draw: the history has {list(history.data_vars)} and no step axis")
     axes = _panel_axes(len(wanted), axes)
     for ax, (label, names) in zip(axes, wanted.items(), strict=False):
         _plot_curves(ax, history, label, names)
@@ -149,7 +150,7 @@ def _panel_axes(count: int, axes: Iterable["Axes"] | None) -> np.ndarray:
     if axes is not None:
         axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
         if len(axes) < count:
-            raise ValueError(f"plot_history got {len(axes)} axes, expected {count}")
+            raise ArgumentError(f"plot_history got {len(axes)} axes, expected {count}")
         return axes[:count]
     from matplotlib import pyplot as plt
 
@@ -210,7 +211,7 @@ def plot_meeting_times(
     :param ax: where to; a new figure if None.
     :param label: for the legend.
     :return: the axes.
-    :raises ValueError: no time, a nan or infinite one, or ``met`` of another shape.
+    :raises ArgumentError: no time, a nan or infinite one, or ``met`` of another shape.
 
     **References**
 
@@ -267,10 +268,10 @@ def _check_times(times: Any, met: Any) -> tuple[np.ndarray, np.ndarray]:
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
     if met.shape != times.shape:
-        raise ValueError(f"met has shape {met.shape}, expected that of the meeting times, {times.shape}")
+        raise ArgumentError(f"met has shape {met.shape}, expected that of the meeting times, {times.shape}")
     if not times.size or not np.isfinite(times).all():
         bad = int((~np.isfinite(times)).sum())
-        raise ValueError(
+        raise ArgumentError(
             f"{bad} of {times.size} meeting times are not finite; expected at least one time, and for an "
             "unmet pair the time for which it was watched, with met=False"
         )
@@ -301,7 +302,7 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     :param ax: where to; a new figure if None.
     :param label: for the legend.
     :return: the axes.
-    :raises ValueError: without meeting times.
+    :raises ArgumentError: without meeting times.
 
     **References**
 

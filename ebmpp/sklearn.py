@@ -134,7 +134,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :param sample_weight: one a row, not negative: a row of weight 2 is two rows in the initial biases
             and in ``scaler_``, and in the gradient on average over batches; one of weight 0 is left out.
             An epoch has as many steps as without.
-        :raises ValueError: for params out of range, and values that the units do not take.
+        :raises ArgumentError: for params out of range, and values that the units do not take.
         :raises DivergenceError: when an epoch ends with params that are not finite; ``params_`` are those
             before it.
         """

@@ -177,9 +177,9 @@ class TemperedSweep(Whole):
         return tuple(b for layer in self.layers for b in layer.blocks)
 
     def check(self, graph: FactorGraph) -> None:
-        """:raises ValueError: for a graph that is not one of replicas."""
+        """:raises ArgumentError: for a graph that is not one of replicas."""
         if not any(isinstance(f, Replicated) and f.tempered for f in graph.factors):
-            raise ValueError("a tempered sweep is one of replicas: take the graph that replicate makes")
+            raise ArgumentError("a tempered sweep is one of replicas: take the graph that replicate makes")
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return tuple(graph.families)
@@ -319,7 +319,7 @@ def tempered_sweep(
     :param graph: the graph of one replica.
     :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.couplings.resolve`.
     :param clamped: blocks that are held.
-    :raises ValueError: for an unknown coupling.
+    :raises ArgumentError: for an unknown coupling.
     """
     layers = schedule(graph, clamped)
     kinds = resolve(coupling, layers)

@@ -153,7 +153,7 @@ def unbiased_expectation(
         block whose name is that of an argument is given in a dict: ``clamped={"k": ...}``.
     :return: an :class:`Estimate`.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
     :raises StateError: for states or clamped values that do not fit the graph.
     :raises ParameterError: for params that do not fit, or that a move does not take.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ebmpp import derived
 from ebmpp.core import checks
-from ebmpp.errors import DeclarationError
+from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
 from ebmpp.estimators.dc import SDCP
 from ebmpp.estimators.mean_field import mean_layer
@@ -73,8 +73,8 @@ class Centered:
     :param offsets: which means they follow: "data" (the batch's rows and the latents given them), "model"
         (those of the estimator's negative phase), "average" (half of each), or "zero", which keeps all
         offsets at 0 and is the estimator inside.
-    :raises TypeError: for an estimator that is none, or is centered already.
-    :raises ValueError: for a sliding factor out of range or unknown offsets.
+    :raises ArgumentError: for an estimator that is none, or is centered already.
+    :raises ArgumentError: for a sliding factor out of range or unknown offsets.
 
     **References**
 
@@ -102,7 +102,7 @@ class Centered:
     def __post_init__(self) -> None:
         checks.instance("Centered: estimator", self.estimator, Estimator, "an estimator such as CD(k=1)")
         if isinstance(self.estimator, Centered):
-            raise TypeError(f"Centered: {self.estimator!r} is centered already")
+            raise ArgumentError(f"Centered: {self.estimator!r} is centered already")
         checks.number("Centered: sliding", self.sliding, least=0, most=1)
         checks.choice("Centered: offsets", self.offsets, _OFFSETS)
 

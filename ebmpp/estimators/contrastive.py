@@ -66,7 +66,7 @@ class CD:
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :param moves: of a sweep, in place of Gibbs draws of all layers: those of
         :func:`~ebmpp.langevin_sweep`, say. Moves that leave a bias are taken too.
-    :raises ValueError: for another k.
+    :raises ArgumentError: for another k.
 
     **References**
 
@@ -110,7 +110,7 @@ class PCD:
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :param moves: of a sweep, in place of Gibbs draws of all layers: those of
         :func:`~ebmpp.langevin_sweep`, say. Moves that leave a bias are taken too.
-    :raises ValueError: for a k or num_chains that is not a positive int.
+    :raises ArgumentError: for a k or num_chains that is not a positive int.
 
     **References**
 
@@ -168,7 +168,7 @@ class FPCD:
     :param rate: learning rate of the fast weights, at least 0; 0 is :class:`PCD`.
     :param decay: what is left of the fast weights after a step, in [0, 1).
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 

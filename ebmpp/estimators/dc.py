@@ -57,7 +57,7 @@ class SDCP:
     :param d: inner steps a batch, at least 1.
     :param k: sweeps an inner step, at least 1.
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
-    :raises ValueError: for a d or k that is not a positive int.
+    :raises ArgumentError: for a d or k that is not a positive int.
 
     **References**
 

@@ -41,8 +41,8 @@ class Discriminative:
     :param target: the visible block that is predicted.
     :param generative: an estimator such as :class:`UCD` or :class:`PCD`; None for the conditional alone.
     :param weight: of the generative gradient, not negative.
-    :raises TypeError: for an estimator that is none.
-    :raises ValueError: for a weight out of range.
+    :raises ArgumentError: for an estimator that is none.
+    :raises ArgumentError: for a weight out of range.
 
     **References**
 

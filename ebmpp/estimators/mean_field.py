@@ -28,7 +28,7 @@ class MeanField:
     the likelihood. Where the posterior is one layer it is not needed, and estimators do not use it.
 
     :param passes: over the latent layers, at least 1.
-    :raises ValueError: for another number.
+    :raises ArgumentError: for another number.
 
     **References**
 

@@ -52,7 +52,7 @@ class TemperedPCD:
     :param num_chains: persistent ensembles of replicas.
     :param num_temperatures: replicas in each, at least 2.
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 

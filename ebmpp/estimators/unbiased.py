@@ -15,7 +15,7 @@ from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.core import checks
 from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
-from ebmpp.errors import IntractableError, clash
+from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import (
@@ -94,7 +94,7 @@ class UCD:
         makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
     :param num_slots: pairs that run at once; only speed depends on it.
-    :raises ValueError: for numbers out of range, an unknown start, or a target beside a k, a lag or an m.
+    :raises ArgumentError: for numbers out of range, an unknown start, or a target beside a k, a lag or an m.
 
     **References**
 
@@ -129,7 +129,7 @@ class UCD:
         checks.set_counts(self, "k", "m", least=0, optional=True)
         checks.flag("UCD: allow_unmet", self.allow_unmet)
         if self.k is not None and self.m is not None and self.m < self.k:
-            raise ValueError(f"UCD: m is at least k; got k={self.k}, m={self.m}")
+            raise ArgumentError(f"UCD: m is at least k; got k={self.k}, m={self.m}")
         check_max_sweeps("UCD: max_sweeps", self.max_sweeps, self.lag or 1)
         checks.number("UCD: quantile", self.quantile, above=0, below=1)
         checks.number("UCD: smoothing", self.smoothing, least=0, below=1)
@@ -147,19 +147,19 @@ class UCD:
         given = {n: getattr(self, n) for n in ("target_variance", "target_cost")}
         given = {n: v for n, v in given.items() if v is not None}
         if len(given) > 1 or (given and not self.adaptive):
-            raise ValueError(
+            raise ArgumentError(
                 f"UCD: {given} with k={self.k}: give one target, and leave k and the lag to follow it"
             )
         fixed = {"lag": self.lag, "m": self.m or None}  # m = 0 more sweeps is the window that is presumed
         fixed = {n: v for n, v in fixed.items() if v is not None}
         if given and fixed:
-            raise ValueError(
+            raise ArgumentError(
                 f"UCD: {given} with {fixed}: a target is met by k = m = lag, and what it predicts holds for "
                 "these alone; leave out lag and m, or give quantile=... in place of the target"
             )
         for name, value in given.items():
             if not value > 1:
-                raise ValueError(f"UCD: {name} is above 1, not {value!r}")
+                raise ArgumentError(f"UCD: {name} is above 1, not {value!r}")
 
     def __repr__(self) -> str:
         fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
@@ -197,7 +197,9 @@ class UCD:
         given = () if isinstance(self.marginalize, str) else self.marginalize
         unknown = [b for b in given if b not in graph.families]
         if unknown:
-            raise ValueError(f"UCD: marginalize names {unknown}, and the blocks are {list(graph.families)}")
+            raise ArgumentError(
+                f"UCD: marginalize names {unknown}, and the blocks are {list(graph.families)}"
+            )
         for a, b in graph.interacting(given):
             raise IntractableError(
                 f"UCD: {clash(a, b)}, so they cannot be summed out together; "

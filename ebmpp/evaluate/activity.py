@@ -58,7 +58,7 @@ def unit_activity(
         (the smallest and largest posterior mean of a row); ``varies``, the share of its variance that the
         rows explain; and ``status``.
     :raises StateError: for data of a wrong name, shape or value, without rows, or a block that is not latent.
-    :raises ValueError: for an ``edge`` that is not in (0, 0.5).
+    :raises ArgumentError: for an ``edge`` that is not in (0, 0.5).
 
     **References**
 

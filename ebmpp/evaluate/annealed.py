@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, enumeration, states, sweeps
 from ebmpp.core import checks
-from ebmpp.errors import DomainError, IntractableError, StateError, UnmetError
+from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
 from ebmpp.graph import FactorGraph, Params
@@ -40,7 +40,7 @@ _MOST_SUMMED = 2**20  # states; where there are no more, bracket computes the ex
 
 def _check(graph: FactorGraph, params: Params) -> None:
     if not all(map(states.is_concrete, jax.tree.leaves(params))):
-        raise TypeError(
+        raise ArgumentError(
             "annealed importance sampling runs from the host and takes known params; under jit, or in a "
             "function that is a monitor of fit, it cannot be traced: take monitors.estimated_log_likelihood, "
             "monitors.Monitor(fn, compiled=False), or call it on params that were kept"
@@ -194,10 +194,10 @@ def ais(
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
     :param progress_bar: show one.
     :return: a :class:`LogPartition`.
-    :raises ValueError: for numbers out of range, or a ladder that does not go from 0 to 1.
+    :raises ArgumentError: for numbers out of range, or a ladder that does not go from 0 to 1.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
-    :raises TypeError: under ``jit``.
+    :raises ArgumentError: under ``jit``.
     :warns UserWarning: where less than a quarter of the particles is effective.
 
     **References**
@@ -259,7 +259,7 @@ def reverse_ais(
     :raises IntractableError: without samples, when the model is neither small nor attractive; with some, when
         blocks that interact are left out.
     :raises StateError: for samples that do not fit.
-    :raises ValueError: as for :func:`ebmpp.ais`.
+    :raises ArgumentError: as for :func:`ebmpp.ais`.
 
     **References**
 

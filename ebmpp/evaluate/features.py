@@ -14,6 +14,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.rows import as_rows
 
 
@@ -43,7 +44,7 @@ class ClassifierFeatures:
         :param num_units: of the hidden layer.
         :param num_epochs: passes over the rows.
         :param seed: of the start, the order and the rows held out.
-        :raises ValueError: for arrays that do not fit.
+        :raises ArgumentError: for arrays that do not fit.
 
         **Example**
 
@@ -56,7 +57,7 @@ class ClassifierFeatures:
         from sklearn.neural_network import MLPClassifier
 
         if (images is None) != (labels is None):
-            raise ValueError("ClassifierFeatures.fit takes images and labels, or neither")
+            raise ArgumentError("ClassifierFeatures.fit takes images and labels, or neither")
         if images is None:
             from ebmpp import data
 
@@ -64,7 +65,9 @@ class ClassifierFeatures:
             images = data.binarize(images)
         (rows,), labels = as_rows(images=images), np.asarray(labels)
         if labels.shape != (len(rows),) or len(rows) < 20:
-            raise ValueError(f"at least 20 images and a label each; got {len(rows)} and shape {labels.shape}")
+            raise ArgumentError(
+                f"at least 20 images and a label each; got {len(rows)} and shape {labels.shape}"
+            )
         order = np.random.default_rng(seed).permutation(len(rows))
         held_out, train = np.split(order, [len(rows) // 10])
         network = MLPClassifier((num_units,), max_iter=num_epochs, random_state=seed)
@@ -104,7 +107,7 @@ class ImageFeatures:
     :param size: those that the network takes.
     :param channels: how many it takes; all get the same grey.
     :param bounds: its values for black (0 in the rows) and white (1).
-    :raises ValueError: for numbers that are no image's; when called, for rows not of ``shape`` or not
+    :raises ArgumentError: for numbers that are no image's; when called, for rows not of ``shape`` or not
         within [0, 1].
 
     **References**
@@ -130,7 +133,7 @@ class ImageFeatures:
     def __post_init__(self) -> None:
         numbers = (*self.shape, *self.size, self.channels)
         if len(numbers) != 5 or not all(isinstance(n, int) and n > 0 for n in numbers):
-            raise ValueError(
+            raise ArgumentError(
                 "ImageFeatures: shape and size are a height and a width each, channels a positive int; got "
                 f"{self.shape}, {self.size}, {self.channels}"
             )
@@ -139,7 +142,7 @@ class ImageFeatures:
         """Features, ``(rows, d)``."""
         (rows,) = as_rows(rows=rows)
         if rows.shape[1] != math.prod(self.shape) or rows.min() < 0 or rows.max() > 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"ImageFeatures takes images of shape {self.shape} with values in [0, 1]; got rows of "
                 f"{rows.shape[1]} values from {rows.min():.3g} to {rows.max():.3g}"
             )

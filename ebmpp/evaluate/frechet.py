@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.features import ClassifierFeatures
 from ebmpp.evaluate.rows import as_rows
 
@@ -51,7 +52,7 @@ def gaussian_frechet(mean: Any, cov: Any, other_mean: Any, other_cov: Any) -> fl
     :param mean: shape ``(d,)``.
     :param cov: shape ``(d, d)``, symmetric, no eigenvalue below 0.
     :return: at least 0.
-    :raises ValueError: for shapes that do not fit, or a matrix that is no covariance.
+    :raises ArgumentError: for shapes that do not fit, or a matrix that is no covariance.
 
     **References**
 
@@ -65,7 +66,7 @@ def gaussian_frechet(mean: Any, cov: Any, other_mean: Any, other_cov: Any) -> fl
     mean, other_mean = np.asarray(mean, float), np.asarray(other_mean, float)
     cov, other_cov = _covariance("cov", cov, mean), _covariance("other_cov", other_cov, other_mean)
     if mean.shape != other_mean.shape:
-        raise ValueError(f"the means have shapes {mean.shape} and {other_mean.shape}, which differ")
+        raise ArgumentError(f"the means have shapes {mean.shape} and {other_mean.shape}, which differ")
     values, vectors = np.linalg.eigh(cov)
     root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
     inner = np.linalg.eigvalsh(root @ other_cov @ root)
@@ -77,12 +78,12 @@ def gaussian_frechet(mean: Any, cov: Any, other_mean: Any, other_cov: Any) -> fl
 def _covariance(name: str, given: Any, mean: np.ndarray) -> np.ndarray:
     cov = np.asarray(given, float)
     if mean.ndim != 1 or cov.shape != (mean.size, mean.size):
-        raise ValueError(
+        raise ArgumentError(
             f"means have shape (d,) and covariances (d, d); got {mean.shape} and {name} of {cov.shape}"
         )
     scale = np.abs(cov).max(initial=0)
     if not np.allclose(cov, cov.T, atol=1e-8 * scale) or np.linalg.eigvalsh(cov).min() < -1e-6 * scale:
-        raise ValueError(f"{name} is not a covariance: it is not symmetric, or has a negative eigenvalue")
+        raise ArgumentError(f"{name} is not a covariance: it is not symmetric, or has a negative eigenvalue")
     return cov
 
 
@@ -117,7 +118,7 @@ def frechet_distance(
     :param seed: of the groups of reference rows.
     :param batch_size: rows that ``features`` is called with.
     :return: a :class:`FrechetDistance`.
-    :raises ValueError: for arrays or features that do not fit, or too few rows.
+    :raises ArgumentError: for arrays or features that do not fit, or too few rows.
 
     **References**
 
@@ -141,7 +142,7 @@ def frechet_distance(
         features = _named(features, np.asarray(samples))
     a, b = (_features(features, np.asarray(x), batch_size) for x in (samples, reference))
     if min(len(a), len(b)) < 2:
-        raise ValueError(
+        raise ArgumentError(
             f"a covariance takes at least 2 rows; got {len(a)} samples and {len(b)} reference rows"
         )
     value, (line, error) = _between(a, b), (math.nan, math.nan)
@@ -153,7 +154,7 @@ def frechet_distance(
 def _named(name: str, rows: np.ndarray) -> Features:
     checks.choice("frechet_distance: features", name, ("digits",), also="a function of rows, or None")
     if rows[0].size != 64:
-        raise ValueError(
+        raise ArgumentError(
             f'features="digits" tells images of 64 pixels apart, and these have {rows[0].size}: train a '
             "network of their own by ClassifierFeatures.fit(images, labels)"
         )
@@ -169,7 +170,7 @@ def _features(features: Features | None, rows: np.ndarray, batch_size: int) -> n
     if any(
         p.ndim != 2 or len(p) != n or not np.isfinite(p).all() for p, n in zip(parts, wanted, strict=True)
     ):
-        raise ValueError(
+        raise ArgumentError(
             f"features maps (batch, *shape) to finite numbers of shape (batch, d); from {wanted[0]} rows it "
             f"made shape {parts[0].shape}"
         )
@@ -189,7 +190,7 @@ def _jackknife(a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Genera
     """
     least = _GROUPS * 2
     if min(len(a), len(b)) < least:
-        raise ValueError(
+        raise ArgumentError(
             f"to extrapolate, give at least {least} rows on either side; got {len(a)} and {len(b)}"
         )
     groups = (

@@ -12,6 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.rows import as_rows, chunks, fitting
 
 _CHUNK = 1024
@@ -55,7 +56,7 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = _CHUNK) -> A
     :param synthetic: as many: a larger set would have the nearer neighbours.
     :param chunk: rows whose distances are in memory together.
     :return: an :class:`AdversarialAccuracy`.
-    :raises ValueError: for arrays that do not fit.
+    :raises ArgumentError: for arrays that do not fit.
 
     **References**
 
@@ -73,7 +74,7 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = _CHUNK) -> A
     """
     a, b = as_rows(real=real, synthetic=synthetic)
     if len(a) != len(b) or len(a) < 2:
-        raise ValueError(
+        raise ArgumentError(
             f"adversarial_accuracy compares two sets of one size, at least 2; got {len(a)} real and {len(b)} "
             "synthetic rows: draw as many of the larger at random"
         )

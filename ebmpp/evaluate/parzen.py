@@ -15,6 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.rows import as_rows, chunks, fitting
 
 #: Kernels, and what they are for.
@@ -78,7 +79,7 @@ def indirect_likelihood(
     :param bandwidth: beta in (1/2, 1), or a standard deviation: one, or those that are tried.
     :param chunk: samples, and rows, whose distances are in memory together.
     :return: a :class:`SampleLikelihood`.
-    :raises ValueError: for arrays, numbers or a kernel that do not fit.
+    :raises ArgumentError: for arrays, numbers or a kernel that do not fit.
 
     **References**
 
@@ -102,7 +103,7 @@ def indirect_likelihood(
     tried = np.atleast_1d(np.asarray(tried, float))
     _check_bandwidth(kernel, tried)
     if others is None and len(tried) > 1:
-        raise ValueError(
+        raise ArgumentError(
             "indirect_likelihood chooses the bandwidth on rows of its own: give validation=rows, or one "
             "bandwidth"
         )
@@ -130,7 +131,7 @@ def _kernel(kernel: str | None, x: np.ndarray, rows: np.ndarray) -> str:
     kernel = kernel or ("bernoulli" if two else "gaussian")
     checks.choice("indirect_likelihood: kernel", kernel, KERNELS)
     if kernel == "bernoulli" and not two:
-        raise ValueError(
+        raise ArgumentError(
             "the bernoulli kernel takes samples and rows of the same two values, 0 and 1 or -1 and 1; for "
             'others there is kernel="gaussian"'
         )
@@ -141,14 +142,14 @@ def _check_bandwidth(kernel: str, tried: np.ndarray) -> None:
     fits = (tried > 0.5) & (tried < 1) if kernel == "bernoulli" else (tried > 0) & np.isfinite(tried)
     if not tried.size or not fits.all():
         wanted = "beta in (1/2, 1)" if kernel == "bernoulli" else "a positive standard deviation"
-        raise ValueError(f"bandwidth of the {kernel} kernel is {wanted}; got {tried.tolist()}")
+        raise ArgumentError(f"bandwidth of the {kernel} kernel is {wanted}; got {tried.tolist()}")
 
 
 def _counts(given: Sequence[int] | None, size: int) -> np.ndarray:
     counts = np.asarray([size] if given is None else given)
     sound = counts.ndim == 1 and counts.size and counts.dtype.kind in "iu"
     if not sound or counts[0] < 1 or (np.diff(counts) < 1).any() or counts[-1] > size:
-        raise ValueError(
+        raise ArgumentError(
             f"num_samples are increasing ints from 1 to {size}, the samples given; not {given!r}"
         )
     return counts

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived, enumeration, initialization, sweeps, tables
 from ebmpp.core import checks
-from ebmpp.errors import DomainError, ParameterError
+from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, Params
 
@@ -50,7 +50,7 @@ def ladder(kind: str | Any, num_temperatures: int) -> np.ndarray:
     :param kind: "linear"; "sigmoid", denser at both ends; or increasing values from 0 to 1.
     :param num_temperatures: how many, 0 and 1 included; values that are given bring their own number.
     :return: float32, increasing.
-    :raises ValueError: for fewer than two, an unknown name, or values that do not increase from 0 to 1.
+    :raises ArgumentError: for fewer than two, an unknown name, or values that do not increase from 0 to 1.
 
     **References**
 
@@ -76,15 +76,17 @@ def _given_ladder(values: Any) -> np.ndarray:
     try:
         betas = np.asarray(values, np.float32)
     except (TypeError, ValueError):
-        raise ValueError(f"{wanted}; got {values!r}") from None
+        raise ArgumentError(f"{wanted}; got {values!r}") from None
     if betas.ndim != 1 or len(betas) < FEWEST:
-        raise ValueError(f"{wanted}; got an array of shape {betas.shape}, and at least {FEWEST} are needed")
+        raise ArgumentError(
+            f"{wanted}; got an array of shape {betas.shape}, and at least {FEWEST} are needed"
+        )
     if betas[0] != 0 or betas[-1] != 1:
-        raise ValueError(f"{wanted}; these go from {betas[0]:g} to {betas[-1]:g}")
+        raise ArgumentError(f"{wanted}; these go from {betas[0]:g} to {betas[-1]:g}")
     falls = np.flatnonzero(~(np.diff(betas) > 0))
     if len(falls):
         i = int(falls[0])
-        raise ValueError(f"{wanted}; value {i + 1} is {betas[i + 1]:g}, after {betas[i]:g} (in float32)")
+        raise ArgumentError(f"{wanted}; value {i + 1} is {betas[i + 1]:g}, after {betas[i]:g} (in float32)")
     return betas
 
 

@@ -46,7 +46,7 @@ def pseudo_log_likelihood(
     :raises IntractableError: where the latents cannot be summed out, or a visible unit with latents has
         infinitely many values.
     :raises StateError: for data of a wrong name, shape or value.
-    :raises ValueError: for ``num_units`` that is not a positive int, or without a key.
+    :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
 
     **References**
 
@@ -72,7 +72,7 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
     """Checks of what is asked for; key pairs, one a row.
 
     :raises IntractableError: where a unit's conditional is not available.
-    :raises ValueError: for ``num_units`` that is not a positive int, or without a key.
+    :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
     """
     _check_tractable(graph)
     size = len(next(iter(rows.values())))

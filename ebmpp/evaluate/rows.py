@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 
 
 def as_rows(**given: Any) -> list[np.ndarray | None]:
     """Arrays as float32 rows of the same number of values; None stays None.
 
-    :raises ValueError: for what has no rows, is not finite, or has other units than the first.
+    :raises ArgumentError: for what has no rows, is not finite, or has other units than the first.
     """
     made, first = [], None
     for name, value in given.items():
@@ -22,18 +23,18 @@ def as_rows(**given: Any) -> list[np.ndarray | None]:
             continue
         array = np.asarray(value)
         if array.dtype.kind not in "fiub" or array.ndim < 2 or not array.size:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} is an array of numbers of shape (rows, *shape) with at least one row; got shape "
                 f"{array.shape} of {array.dtype}"
             )
         if first is None:
             first = name, array.shape[1:]
         elif array.shape[1:] != first[1]:
-            raise ValueError(f"{name} has rows of shape {array.shape[1:]}, and {first[0]} of {first[1]}")
+            raise ArgumentError(f"{name} has rows of shape {array.shape[1:]}, and {first[0]} of {first[1]}")
         array = array.reshape(len(array), -1).astype(np.float32)
         wrong = np.argwhere(~np.isfinite(array))
         if len(wrong):
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has {len(wrong)} values that are not finite, the first in row {wrong[0][0]}"
             )
         made.append(array)
@@ -54,6 +55,6 @@ def chunks(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray, int]]
 def fitting(chunk: int, rows: np.ndarray) -> int:
     """The size of chunks: ``chunk``, or a power of two that holds all the rows.
 
-    :raises ValueError: for a chunk that is not a positive int.
+    :raises ArgumentError: for a chunk that is not a positive int.
     """
     return min(checks.count("chunk", chunk), 1 << max(0, len(rows) - 1).bit_length())

@@ -31,7 +31,7 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
     :param passes: over the latent layers, at least 1.
     :return: shape ``(*batch,)``.
     :raises StateError: for data of a wrong name, shape or value.
-    :raises ValueError: for another number of passes.
+    :raises ArgumentError: for another number of passes.
 
     **References**
 

@@ -118,8 +118,8 @@ class RowKernel(MCMCKernel):
     :param graph: the declaration.
     :param init: where chains start, from uniform draws or from ``init_params``: there ("uniform"), or one
         Gibbs sweep from the local mode that a search from there finds ("local_mode").
-    :raises TypeError: for anything but a :class:`~ebmpp.FactorGraph`.
-    :raises ValueError: for another ``init``.
+    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`.
+    :raises ArgumentError: for another ``init``.
     """
 
     model = None  #: there is none to trace: what ``arviz_base.from_numpyro`` asks for

@@ -60,9 +60,9 @@ class GibbsBlock(MCMCKernel):
     :param fraction: of a layer's units that are proposed at a time; smaller is accepted more often.
     :param num_sweeps: sweeps a step.
     :param init: "uniform" (where the model's prototype is), or "local_mode".
-    :raises TypeError: for anything but a :class:`~ebmpp.FactorGraph`.
+    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`.
     :raises StateError: for an unknown block, or one in two sites.
-    :raises ValueError: for an unknown ``init``, or numbers out of range.
+    :raises ArgumentError: for an unknown ``init``, or numbers out of range.
 
     **References**
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, bound, couplings
 from ebmpp.core import checks
-from ebmpp.errors import StateError
+from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
 from ebmpp.kernels.block import GibbsBlock
 from ebmpp.kernels.surroundings import Values
@@ -85,8 +85,8 @@ class CoupledComposite(MCMCKernel):
         the posterior: no model is looked at (``GibbsBlock.verify`` does).
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: of the layers of the graphs: one of :data:`ebmpp.couplings.KINDS`.
-    :raises TypeError: for a step that is neither.
-    :raises ValueError: for a lag below 1, an unknown coupling, or a site in two steps.
+    :raises ArgumentError: for a step that is neither.
+    :raises ArgumentError: for a lag below 1, an unknown coupling, or a site in two steps.
 
     **References**
 
@@ -129,7 +129,7 @@ class CoupledComposite(MCMCKernel):
                 couplings.resolve(coupling, step.within.layers)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not names:
-            raise ValueError(f"every site and latent block is in one step; {twice or 'no site'} is wrong")
+            raise ArgumentError(f"every site and latent block is in one step; {twice or 'no site'} is wrong")
 
     # -- one sweep -------------------------------------------------------------------------------
 

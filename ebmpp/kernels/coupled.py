@@ -11,6 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import derived, moves
+from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Conditions, RowKernel
 
@@ -48,13 +49,13 @@ class CoupledKernel(RowKernel):
     :param graph: the declaration.
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param init: see :class:`~ebmpp.kernels.RowKernel`.
-    :raises ValueError: for a lag below 1.
+    :raises ArgumentError: for a lag below 1.
     """
 
     def __init__(self, graph: FactorGraph, lag: int = 1, init: str = "uniform") -> None:
         super().__init__(graph, init)
         if not isinstance(lag, int) or lag < 1:
-            raise ValueError(f"lag is an int of at least 1, not {lag!r}")
+            raise ArgumentError(f"lag is an int of at least 1, not {lag!r}")
         self.lag = lag
 
     def _options(self) -> dict[str, Any]:

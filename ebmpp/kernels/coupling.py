@@ -26,7 +26,7 @@ class MaximalCoupling(CoupledKernel):
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: a kind for every layer, or one a layer, or moves: see :func:`ebmpp.plan.resolve_moves`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :raises ValueError: for a lag below 1, or an unknown coupling or start.
+    :raises ArgumentError: for a lag below 1, or an unknown coupling or start.
 
     **References**
 
@@ -89,7 +89,7 @@ class MetropolisCoupling(CoupledKernel):
     :param marginalize: blocks (no two of which interact) that are summed out of the acceptance ratio, and
         drawn from their conditionals afterwards.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :raises ValueError: for a lag below 1, an unknown proposal or start, or a block to sum out that is not
+    :raises ArgumentError: for a lag below 1, an unknown proposal or start, or a block to sum out that is not
         one or leaves none.
     :raises DeclarationError: for a uniform proposal of a block that has no uniform law.
     :raises IntractableError: for two blocks to sum out that interact.

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived, perfect, states, sweeps
 from ebmpp.core import checks
-from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
+from ebmpp.errors import ArgumentError, IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import is_batched
 
@@ -370,7 +370,7 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
     if isinstance(auxiliary, str):
         return perfect.resolve(graph, auxiliary)
     if isinstance(auxiliary, bool) or not isinstance(auxiliary, int) or auxiliary < 1:
-        raise ValueError(
+        raise ArgumentError(
             f"auxiliary is one of {perfect.METHODS} or a positive number of Gibbs sweeps, not {auxiliary!r}"
         )
     warnings.warn(

@@ -45,7 +45,7 @@ def composite_expectation(
     :param model_kwargs: of the model.
     :return: an :class:`~ebmpp.unbiased.Estimate`; ``trials`` and ``acceptance`` are nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 

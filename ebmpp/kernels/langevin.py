@@ -52,7 +52,7 @@ class GibbsLangevin(RowKernel):
         ``1 / (1 - step_size**2 / 4)``.
     :param marginalize: blocks that are summed out while real-valued ones move, and drawn afterwards.
     :param init: "uniform", or "local_mode": one Gibbs sweep from the local mode that a search finds.
-    :raises ValueError: for numbers out of range, or an unknown block or start.
+    :raises ArgumentError: for numbers out of range, or an unknown block or start.
     :raises DeclarationError: for a graph without real-valued blocks.
     :raises IntractableError: for two blocks that cannot be summed out together.
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp import accumulators, search, states, sweeps
 from ebmpp.core import checks
-from ebmpp.errors import ParameterError
+from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.sweeps import Keep
@@ -149,7 +149,7 @@ class RatesFPCD(_FastWeights):
         there for trained models, and below 1 stays nearer to the model.
     :param k: sweeps a draw; the fast weights move once a draw.
     :param init: see :class:`~ebmpp.kernels.RowKernel`.
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 
@@ -206,7 +206,7 @@ class SamplePenalization(RatesFPCD):
         uniform.
     :param k: sweeps a draw.
     :param init: see :class:`~ebmpp.kernels.RowKernel`.
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 
@@ -228,7 +228,7 @@ class SamplePenalization(RatesFPCD):
     ) -> None:
         super().__init__(graph, rate, decay, k, init)
         if self.decay == 1:
-            raise ValueError(
+            raise ArgumentError(
                 "SamplePenalization: decay is below 1, as without it the draws become uniform over all "
                 "states; RatesFPCD, whose rates hold it to the data, needs none"
             )
@@ -255,7 +255,7 @@ class RatesHerding(_FastWeights):
     :param rate: step size of the fast weights; the paper found larger ones good than for rates-FPCD.
     :param decay: what is left of the fast weights after a step, in [0, 1].
     :param init: see :class:`~ebmpp.kernels.RowKernel`.
-    :raises ValueError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 

@@ -130,7 +130,7 @@ class ParallelTempering(_Tempered):
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
     :param num_temperatures: how many betas "auto" has, at least 2.
     :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of every replica.
-    :raises ValueError: for betas that do not increase to 1, or too few temperatures.
+    :raises ArgumentError: for betas that do not increase to 1, or too few temperatures.
 
     **References**
 
@@ -267,7 +267,7 @@ class TemperingCoupling(_Tempered, MaximalCoupling):
     :param lag: sweeps that the leading ensemble is ahead, at least 1.
     :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.couplings.resolve`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :raises ValueError: for wrong betas, a lag below 1, or an unknown coupling or start.
+    :raises ArgumentError: for wrong betas, a lag below 1, or an unknown coupling or start.
 
     **References**
 
@@ -356,7 +356,7 @@ def tempered_expectation(
     :param init: as there; values are the start of every replica, a function's key is a replica's own.
     :return: an :class:`~ebmpp.unbiased.Estimate`. All other arguments are as there.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ValueError: for wrong betas, or numbers out of range.
+    :raises ArgumentError: for wrong betas, or numbers out of range.
     :raises StateError: for states or clamped values that do not fit the graph.
 
     **References**

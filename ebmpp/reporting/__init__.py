@@ -15,6 +15,7 @@ import pandas as pd
 
 from jax import Array
 
+from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.reporting import likelihood, mixing, model, pictures
 from ebmpp.reporting.page import Section, page
@@ -94,7 +95,7 @@ def report(
     :return: a :class:`Report`.
     :raises ParameterError: for params that do not fit.
     :raises StateError: for data or an image shape that do not fit.
-    :raises ValueError: for an unknown ``work``.
+    :raises ArgumentError: for an unknown ``work``.
 
     **References**
 
@@ -113,7 +114,7 @@ def report(
     """
     graph.check(params)
     if isinstance(work, str) and work not in WORK:
-        raise ValueError(
+        raise ArgumentError(
             f"work={work!r} is unknown; choose among {tuple(WORK)}, or give ebmpp.reporting.Work(...)"
         )
     amount = WORK[work] if isinstance(work, str) else work

@@ -15,7 +15,7 @@ import jax
 from jax import Array
 
 from ebmpp import tables
-from ebmpp.errors import IntractableError
+from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.gibbs import BlockedGibbs
@@ -37,8 +37,8 @@ class Work:
     :param replicas: temperatures of parallel tempering.
     :param pairs: coupled pairs of chains.
     :param max_sweeps: after which a pair counts as unmet.
-    :raises ValueError: for a number that is not a positive int (chains, particles, replicas and temperatures
-        at least 2, sweeps at least 4).
+    :raises ArgumentError: for what is no positive int (chains, particles, replicas and temperatures at least
+        2, sweeps at least 4).
     """
 
     rows: int = 500
@@ -57,7 +57,7 @@ class Work:
                 field.name, 1
             )
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"Work: {field.name} is an int of at least {least}, not {value!r}")
+                raise ArgumentError(f"Work: {field.name} is an int of at least {least}, not {value!r}")
 
 
 WORK = {
