@@ -11,6 +11,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import derived
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -89,11 +91,14 @@ class Function:
     fn: Callable[[dict[str, Array]], Any]
     blocks: tuple[tuple[str, tuple[int, ...], str], ...]
 
+    def state(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What ``fn`` is called with, in shapes."""
+        return {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
+
     def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
         """Zeros with a leading axis of pairs."""
         del graph, params
-        state = {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
-        shapes = jax.eval_shape(self.fn, state)
+        shapes = jax.eval_shape(self.fn, self.state())
         return jax.tree.map(lambda s: jnp.zeros((num_jobs, *s.shape), jnp.result_type(float)), shapes)
 
     def add(
@@ -115,6 +120,25 @@ class Function:
             return total.at[jobs].add(jnp.where(w == 0, 0.0, w * value))
 
         return jax.tree.map(put, total, values)
+
+
+def check_function(name: str, fn: Callable[[dict[str, Array]], Any], state: dict[str, Any]) -> None:
+    """Whether a function of a state can be averaged.
+
+    :param state: a shape a block.
+    :raises ArgumentError: for one that fails, or whose value is no number; with what went wrong.
+    """
+    checks.function(name, fn, "a state", arguments=1)
+    try:
+        leaves = jax.tree.leaves(jax.eval_shape(fn, state))
+    except Exception as error:
+        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else repr(error)
+        raise ArgumentError(
+            f"{name} could not be traced at a state of the blocks {', '.join(map(repr, state))}: {told}; it "
+            "takes one state, without batch axes, and returns numbers by jax.numpy"
+        ) from error
+    if not leaves:
+        raise ArgumentError(f"{name} returned no number at a state; it returns a pytree of numbers")
 
 
 def weighted_gradient(graph: "FactorGraph", params: Any, x: dict[str, Array], weights: Array) -> Any:

@@ -73,6 +73,7 @@ class EarlyStop:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
+        checks.instance("EarlyStop: monitor", self.monitor, str, "a monitor's name")
         checks.count("EarlyStop: patience", self.patience)
         checks.choice("EarlyStop: mode", self.mode, _MODES)
         checks.number("EarlyStop: min_delta", self.min_delta, least=0)

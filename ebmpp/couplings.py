@@ -33,6 +33,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits
+from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.family import LogRatio
 from ebmpp.sweeps import draw_rows, num_words, split_words
@@ -110,7 +111,8 @@ def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]
         # 16x16 3.3 for 2.8 (2.6 for 2.6), with a heavy tail 18 for 13 (27.0 for 21.9).
         kinds = ("maximal",) * len(layers)
     else:
-        kinds = (coupling,) * len(layers) if isinstance(coupling, str) else tuple(coupling)
+        single = isinstance(coupling, str)
+        kinds = (coupling,) * len(layers) if single else tuple(checks.sequence("coupling", coupling, "kinds"))
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise ArgumentError(

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived, states, sweeps
 from ebmpp.arrays import describe
+from ebmpp.core import checks
 from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.layout import Layout
@@ -319,6 +320,8 @@ def _refuse_interacting(graph: FactorGraph, summed: tuple[str, ...]) -> None:
 
 
 def _as_scalar(log_partition: Array | float | None) -> Array | float | None:
+    if log_partition is not None:
+        checks.numbers("log_partition", log_partition, ParameterError)
     if log_partition is not None and jnp.shape(log_partition) != ():
         raise ParameterError(
             f"log_partition is one number, or a function of the params; got shape {jnp.shape(log_partition)}"

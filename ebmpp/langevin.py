@@ -14,6 +14,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bits, derived
+from ebmpp.core import checks
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.family import Family
@@ -72,13 +73,9 @@ class Langevin(Whole):
     stalls = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.step_size, (int, float)) and 0 < self.step_size < math.inf):
-            raise ArgumentError(
-                "step_size is a positive number, in standard deviations of a unit given the rest; got "
-                f"{self.step_size!r}"
-            )
-        if not isinstance(self.num_steps, int) or self.num_steps < 1:
-            raise ArgumentError(f"num_steps is an int of at least 1, not {self.num_steps!r}")
+        checks.number("step_size, in standard deviations of a unit given the rest,", self.step_size, above=0)
+        checks.set_counts(self, "num_steps")
+        checks.flag("adjust", self.adjust)
         if not self.adjust and self.step_size >= 2:
             raise ArgumentError(
                 f"step_size={self.step_size!r} with adjust=False: from 2 on, unadjusted steps run away even "

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp import bits, derived, tables
-from ebmpp.errors import ArgumentError, IntractableError, clash
+from ebmpp.core import checks
+from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import annealed, exact, pseudo
@@ -269,6 +270,7 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     >>> float(error(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))))  # a mean of 1/2 everywhere
     0.25
     """
+    rng_key = checks.key("reconstruction: rng_key", rng_key)
     return Monitor(_Of(_reconstruction, (graph,)), (_rows(graph, data), bits.key_pair(rng_key)))
 
 
@@ -318,8 +320,9 @@ def gradient_variance(
     >>> bool(variance(rbm.init(key)) > 0)
     True
     """
-    if not isinstance(num_repeats, int) or num_repeats < 2:
-        raise ArgumentError(f"gradient_variance: num_repeats is an int of at least 2, not {num_repeats!r}")
+    checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
+    num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
+    rng_key = checks.key("gradient_variance: rng_key", rng_key)
     rows, pair = _rows(graph, data), bits.key_pair(rng_key)
     size = len(next(iter(rows.values())))
     start = lambda p: estimator.init(graph, p, rows, size, pair)  # noqa: E731

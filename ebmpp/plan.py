@@ -41,7 +41,8 @@ def resolve_moves(
         return metropolis_sweep(graph, clamped)
     given = (coupling,) if isinstance(coupling, Move) else coupling
     layers = schedule(graph, clamped)
-    if given is None or isinstance(given, str) or not all(isinstance(move, Move) for move in given):
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    if not listed or not all(isinstance(move, Move) for move in given):
         kinds = resolve(given, layers)
         made = tuple(Layer(blocks, kind) for blocks, kind in zip(layers, kinds, strict=True))
         if exact:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp import bits, sweeps, tables
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
 from ebmpp.factors import Factor
@@ -77,6 +78,11 @@ def pretrain(
     >>> start["h1:h2"].shape  # next: ebmpp.fit(deep, rows, params=start, ...)
     (4, 2)
     """
+    checks.instance("pretrain: graph", graph, FactorGraph, "a FactorGraph")
+    rng_key, num_steps = (
+        checks.key("pretrain: rng_key", rng_key),
+        checks.count("pretrain: num_steps", num_steps),
+    )
     levels = _levels(graph)
     init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))
     rows, _, _ = tables.as_data(graph, data, "pretrain")

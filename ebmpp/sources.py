@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, tables
 from ebmpp.archive import digest
+from ebmpp.core import checks
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.states import Observed
@@ -209,7 +210,10 @@ class Stream:
 
     def __init__(self, graph: FactorGraph, data: Any, batch_size: int | None) -> None:
         self.graph = graph
-        self._batches: Iterator[Any] = iter(data() if callable(data) else data)
+        batches = data() if callable(data) else data
+        if not isinstance(batches, Iterable):
+            raise StateError(f"data is a function, and made no batches: it returned {checks.tell(batches)}")
+        self._batches: Iterator[Any] = iter(batches)
         self._number = -1
         self.batch_size = 0  # until there is a batch
         self._first = self.batch(0)

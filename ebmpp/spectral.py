@@ -69,6 +69,8 @@ def spectral_descent(
     >>> fit.params["v:h"].shape
     (9, 4)
     """
+    if not callable(learning_rate):
+        checks.number("spectral_descent: learning_rate", learning_rate)
     return optax.chain(sharp(graph, vectors), optax.scale_by_learning_rate(learning_rate))
 
 

@@ -15,7 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import bits
-from ebmpp.accumulators import Function
+from ebmpp.accumulators import Function, check_function
 from ebmpp.core import checks
 from ebmpp.couplings import MOST_TRIALS
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
@@ -174,7 +174,6 @@ def unbiased_expectation(
     """
     checks.instance("unbiased_expectation: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("unbiased_expectation: rng_key", rng_key)
-    checks.function("unbiased_expectation: fn", fn, "a state")
     checks.flag("unbiased_expectation: independent_starts", independent_starts)
     asked = asked_for("unbiased_expectation", k, m, lag, max_sweeps, unmet)
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
@@ -193,9 +192,9 @@ def unbiased_expectation(
     y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
     shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
     jobs = bits.fold_in(pair, 1, 1)
-    made = run_pairs(
-        graph, moves, Function(fn, shapes), num_slots, params, x, y, jobs, asked.window(), given.keep
-    )
+    window, sums = asked.window(), Function(fn, shapes)
+    check_function("unbiased_expectation: fn", fn, sums.state())
+    made = run_pairs(graph, moves, sums, num_slots, params, x, y, jobs, window, given.keep)
     estimate = estimate_from(made, asked)
     if estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
         warnings.warn(
@@ -226,6 +225,7 @@ def _starts(
         checks.choice("init", init, ("uniform", "local_mode"), also="states, a function of a key or None")
         given = None
     if callable(init):
+        checks.function("init", init, "a jax key", arguments=1)
         given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
     if given is not None and not isinstance(given, Mapping):
         raise StateError(f"init gives a dict of blocks, not {checks.tell(given)}")

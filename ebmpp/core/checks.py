@@ -9,6 +9,7 @@ given.
 
 from collections.abc import Iterable, Sequence
 import difflib
+import inspect
 import math
 import operator
 import re
@@ -143,15 +144,33 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def function(name: str, value: T, of: str = "") -> T:
+def function(name: str, value: T, of: str = "", arguments: int | None = None) -> T:
     """Something that can be called.
 
     :param of: what it is called with, in words.
+    :param arguments: how many that are, where it can be asked before.
     :raises ArgumentError: for anything else.
     """
+    wanted = f"{name} is a function{' of ' + of if of else ''}"
     if not callable(value):
-        raise ArgumentError(f"{name} is a function{' of ' + of if of else ''}, not {tell(value)}")
+        raise ArgumentError(f"{wanted}, not {tell(value)}")
+    if arguments is not None and not _takes(value, arguments):
+        raise ArgumentError(
+            f"{wanted}: {arguments} argument{'s' * (arguments > 1)}; {tell(value)} takes others"
+        )
     return value
+
+
+def _takes(fn: Any, count: int) -> bool:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return True  # of C functions nobody knows
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def instance(name: str, value: Any, kind: type[T] | tuple[type, ...], what: str) -> T:

@@ -52,8 +52,13 @@ def _sweeps(
 
 
 def _as_tuple(estimator: "CD | PCD") -> None:
-    if estimator.moves is not None and not isinstance(estimator.moves, Move):
-        object.__setattr__(estimator, "moves", tuple(estimator.moves))
+    if estimator.moves is None or isinstance(estimator.moves, Move):
+        return
+    name = f"{type(estimator).__name__}: moves"
+    moves = tuple(checks.sequence(name, estimator.moves, "moves, such as ebmpp.langevin_sweep makes"))
+    for move in moves:
+        checks.instance(f"{name}: each", move, Move, "a move")
+    object.__setattr__(estimator, "moves", moves)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@
 from collections.abc import Iterable
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 from jax import Array, lax
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
 
 
+@runtime_checkable
 class Posterior(Protocol):
     """An approximation of the posterior, for graphs whose latents are not one layer; a hashable value."""
 

@@ -138,8 +138,8 @@ class UCD:
         self._check_targets()
         for name in ("coupling", "marginalize"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                object.__setattr__(self, name, tuple(value))
+            if value is not None and not isinstance(value, str | Move):
+                object.__setattr__(self, name, tuple(checks.sequence(f"UCD: {name}", value, "names")))
         if isinstance(self.marginalize, str) and self.marginalize != "layers":
             object.__setattr__(self, "marginalize", (self.marginalize,))
 

@@ -74,6 +74,9 @@ def unit_activity(
     >>> unit_activity(rbm, params, data, rng_key=jax.random.key(1))["status"].tolist()
     ['off', 'active', 'on']
     """
+    rng_key = checks.key("unit_activity: rng_key", rng_key)
+    num_chains = checks.count("unit_activity: num_chains", num_chains, least=2)
+    num_sweeps = checks.count("unit_activity: num_sweeps", num_sweeps)
     checks.number("unit_activity: edge, a share of the range,", edge, above=0, below=0.5)
     blocks = tuple(graph.latent) if blocks is None else tuple(blocks)
     wrong = [b for b in blocks if b not in graph.latent]

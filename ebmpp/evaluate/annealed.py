@@ -74,6 +74,7 @@ class _Annealing:
         progress_bar: bool,
     ) -> "_Annealing":
         """Checked, and with a reference of its own."""
+        checks.instance("graph", graph, FactorGraph, "a FactorGraph")
         _check(graph, params)
         num_particles = checks.count("num_particles", num_particles, _FEWEST)
         path.ladder("linear" if _is_adaptive(ladder) else ladder, num_temperatures)

@@ -147,7 +147,7 @@ def reference(
     1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.1.3:
        base rates.
     """
-    fixed = _given_reference(graph, given or {})
+    fixed = _given_reference(graph, {} if given is None else given)
     if data is not None:
         return base_rates(graph, data) | fixed
     return fixed if fixed.keys() == graph.families.keys() else _pilot(graph, params, pair) | fixed
@@ -200,6 +200,8 @@ def _of_mean(family: Family, mean: Array, otherwise: Array) -> Array:
 
 def _given_reference(graph: FactorGraph, given: Mapping[str, Array]) -> Eta:
     made = {}
+    if not isinstance(given, Mapping):
+        raise ParameterError(f"reference is a dict of natural parameters by block, not {checks.tell(given)}")
     for b, eta in given.items():
         if b not in graph.families:
             raise ParameterError(f"reference has {b!r}, and the blocks are {list(graph.families)}")

@@ -67,7 +67,7 @@ def composite_expectation(
     ((4,), 0)
     """
     checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
-    checks.function("composite_expectation: fn", fn, "a state")
+    checks.function("composite_expectation: fn", fn, "a state", arguments=1)
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     asked = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)

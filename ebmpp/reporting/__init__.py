@@ -15,6 +15,7 @@ import pandas as pd
 
 from jax import Array
 
+from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.reporting import likelihood, mixing, model, pictures
@@ -112,11 +113,11 @@ def report(
     ... )
     >>> made.tables["log_likelihood"]["exact"]  # doctest: +SKIP
     """
+    checks.instance("report: graph", graph, FactorGraph, "a FactorGraph")
+    rng_key = checks.key("report: rng_key", rng_key)
     graph.check(params)
-    if isinstance(work, str) and work not in WORK:
-        raise ArgumentError(
-            f"work={work!r} is unknown; choose among {tuple(WORK)}, or give ebmpp.reporting.Work(...)"
-        )
+    if not isinstance(work, Work):
+        checks.choice("report: work", work, WORK, also="ebmpp.reporting.Work(...)")
     amount = WORK[work] if isinstance(work, str) else work
     given = {"train": data} | ({} if held_out is None else {"held out": held_out})
     taken = {
