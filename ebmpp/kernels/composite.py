@@ -280,12 +280,13 @@ class CoupledComposite(MCMCKernel):
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
     """A draw of ``p`` and one of ``q``, equal with the largest probability possible.
 
-    The rejection loop has no cap. A log density that is not a number ends it, and is flagged.
+    A log density that is not a number ends the rejection loop, and :data:`~ebmpp.couplings.MOST_TRIALS` do;
+    both are flagged.
 
     :param key: a jax key.
     :param p: a distribution.
     :param q: another of the same shape.
-    :return: the two draws, and whether their log densities were numbers.
+    :return: the two draws, and whether they could be made.
 
     **References**
 
@@ -298,7 +299,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     together = jnp.log(jax.random.uniform(second)) <= gap
 
     def pending(carry: tuple[Array, Array, Array, Array]) -> Array:
-        return ~carry[2] & carry[3]
+        return ~carry[2] & carry[3] & (carry[0] < couplings.MOST_TRIALS)
 
     def again(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         a, b = jax.random.split(jax.random.fold_in(rest, carry[0]))
@@ -306,8 +307,8 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
         gap = density(p, y) - density(q, y)
         return carry[0] + 1, y, jnp.log(jax.random.uniform(b)) > gap, ~jnp.isnan(gap)
 
-    _, y, _, sound = lax.while_loop(pending, again, (jnp.uint32(0), x, together, ~jnp.isnan(gap)))
-    return x, y, sound
+    _, y, taken, sound = lax.while_loop(pending, again, (jnp.uint32(0), x, together, ~jnp.isnan(gap)))
+    return x, y, taken & sound
 
 
 # -- sites of a step -----------------------------------------------------------------------------
