@@ -82,8 +82,8 @@ class Outcome(NamedTuple):
     """First t with X_t = Y_{t - lag}, shape ``(jobs,)``; -1 where unmet."""
     trials: Array
     """Coupled trials of a move, those of residuals included, over moves done."""
-    acceptance: Array
-    """Proposals that a chain took over those it was made; nan without Metropolis moves."""
+    acceptance: Array | None
+    """Proposals that a chain took over those it was made; None without Metropolis moves."""
 
 
 class _Run(NamedTuple):
@@ -215,7 +215,8 @@ class _Engine:
             run = run._replace(slots=run.slots.compact(smaller))
         count = run.count
         trials = count.attempts / jnp.maximum(count.moves, 1)
-        return Outcome(run.total, run.meeting_time, trials, count.taken / count.proposals)
+        acceptance = count.taken / count.proposals if self.proposes else None
+        return Outcome(run.total, run.meeting_time, trials, acceptance)
 
     def _work(self, jobs: Jobs) -> int:
         """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""
@@ -288,10 +289,10 @@ class _Engine:
             accepted=jnp.where(ready, False, accepted),
             active=slots.active & ~(at & tried.broken),
         )
-        count = run.count._replace(attempts=run.count.attempts + at.sum())
+        count = run.count._replace(attempts=run.count.attempts + at.sum().astype(jnp.float32))
         if move.proposes:
-            taken = jnp.where(at, tried.taken, 0).sum()
-            made = count.proposals + 2 * move.proposes * at.sum()
+            taken = jnp.where(at, tried.taken, 0).sum().astype(jnp.float32)
+            made = count.proposals + 2 * move.proposes * at.sum().astype(jnp.float32)
             count = count._replace(proposals=made, taken=count.taken + taken)
         return run._replace(slots=slots, count=count)
 
@@ -309,7 +310,7 @@ class _Engine:
         # a pair that has met goes on to m: stopped before, it would lack what the window still counts
         done = moved & jnp.where(met, t >= self.window.m, late)
         slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
-        count = count._replace(moves=count.moves + moved.sum() * self.offsets[-1])
+        count = count._replace(moves=count.moves + moved.sum().astype(jnp.float32) * self.offsets[-1])
         return run._replace(slots=slots, meeting_time=meeting_time, count=count), weights
 
     def _refill(self, run: _Run, jobs: Jobs) -> _Run:

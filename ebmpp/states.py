@@ -3,6 +3,7 @@
 """Checks of states and params: every mistake gets a message with a name, a value and a remedy."""
 
 from collections.abc import Iterable, Mapping
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -189,7 +190,12 @@ def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bo
 
 def _as_observed(name: str, family: Family, given: Observed) -> tuple[Array, Array]:
     """Values with something harmless at unknown units, and which are known."""
-    value, known = as_array(name, given.values), as_array(name, given.known)
+    known, given_values = as_array(name, given.known), given.values
+    if is_concrete(known) and not isinstance(given_values, jax.Array):
+        with contextlib.suppress(ValueError):  # a wrong shape is told below
+            hidden = np.broadcast_to(known, np.shape(given_values))
+            given_values = np.where(hidden, given_values, 0)  # jax_debug_nans would not let nan in
+    value = as_array(name, given_values)
     if known.dtype != bool:
         raise StateError(f"block {name!r}: known is an array of booleans, not of {known.dtype}")
     batch_shape({name: family}, {name: value})

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 import warnings
 
@@ -267,5 +268,5 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
     spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v[None]) ** 2) / max(count - 1, 1)), each, value)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
-    rates = float(outcome.trials), float(outcome.acceptance)
-    return Estimate(value, spread, time, met, cost, *asked[:4], missing, *rates)
+    acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)
+    return Estimate(value, spread, time, met, cost, *asked[:4], missing, float(outcome.trials), acceptance)

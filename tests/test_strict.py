@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs of everything that draws: what `make test-strict` runs while jax refuses to promote or to pass nan."""
+"""Short runs of all that draws: `make test-strict` runs them while jax refuses to promote, and nan."""
 
 from typing import Any
 

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 from functools import partial
+import math
 from typing import Any
 
 import jax
@@ -72,7 +73,7 @@ def composite_expectation(
     window = Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, kernel.lag, max_sweeps or 0)))
     total, state = _run(kernel, fn, keys, window, model_args, model_kwargs)
     met = jnp.where(state.met, state.meeting_time, -1)
-    outcome = Outcome(total, met, jnp.asarray(jnp.nan), jnp.asarray(jnp.nan))
+    outcome = Outcome(total, met, math.nan, None)
     return estimate_from(outcome, Asked(k, m, kernel.lag, max_sweeps, unmet))
 
 
