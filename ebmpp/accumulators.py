@@ -117,7 +117,7 @@ class Function:
         def put(total: Array, value: Array) -> Array:
             w = weights.reshape(-1, *(1,) * (value.ndim - 1))
             # a weight of zero silences a value that is not finite in a slot that holds no pair
-            return total.at[jobs].add(jnp.where(w == 0, 0.0, w * value))
+            return total.at[jobs].add(jnp.where(w == 0, 0.0, w * value.astype(w.dtype)))
 
         return jax.tree.map(put, total, values)
 

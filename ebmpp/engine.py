@@ -86,10 +86,15 @@ class Outcome(NamedTuple):
     """First t with X_t = Y_{t - lag}, shape ``(jobs,)``; -1 where unmet."""
     trials: Array
     """Coupled trials of a move, those of residuals included, over moves done."""
+<<<<<<< HEAD
     acceptance: Array
     """Proposals that a chain took over those it was made; nan without Metropolis moves."""
     broken: Array | int = 0
     """Pairs that were stopped because a draw could not be made: see :class:`~ebmpp.couplings.Attempt`."""
+=======
+    acceptance: Array | None
+    """Proposals that a chain took over those it was made; None without Metropolis moves."""
+>>>>>>> family
 
 
 class _Run(NamedTuple):
@@ -225,8 +230,13 @@ class _Engine:
             run = run._replace(slots=run.slots.compact(smaller))
         count = run.count
         trials = count.attempts / jnp.maximum(count.moves, 1)
+<<<<<<< HEAD
         acceptance = count.taken / count.proposals
         return Outcome(run.total, run.meeting_time, trials, acceptance, count.broken)
+=======
+        acceptance = count.taken / count.proposals if self.proposes else None
+        return Outcome(run.total, run.meeting_time, trials, acceptance)
+>>>>>>> family
 
     def _work(self, jobs: Jobs) -> int:
         """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""
@@ -308,11 +318,15 @@ class _Engine:
             accepted=jnp.where(ready, False, accepted),
             active=slots.active & ~broken,
         )
+<<<<<<< HEAD
         count = run.count
         count = count._replace(attempts=count.attempts + at.sum(), broken=count.broken + broken.sum())
+=======
+        count = run.count._replace(attempts=run.count.attempts + at.sum().astype(jnp.float32))
+>>>>>>> family
         if move.proposes:
-            taken = jnp.where(at, tried.taken, 0).sum()
-            made = count.proposals + 2 * move.proposes * at.sum()
+            taken = jnp.where(at, tried.taken, 0).sum().astype(jnp.float32)
+            made = count.proposals + 2 * move.proposes * at.sum().astype(jnp.float32)
             count = count._replace(proposals=made, taken=count.taken + taken)
         return run._replace(slots=slots, count=count)
 
@@ -330,7 +344,7 @@ class _Engine:
         # a pair that has met goes on to m: stopped before, it would lack what the window still counts
         done = moved & jnp.where(met, t >= self.window.m, late)
         slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
-        count = count._replace(moves=count.moves + moved.sum() * self.offsets[-1])
+        count = count._replace(moves=count.moves + moved.sum().astype(jnp.float32) * self.offsets[-1])
         return run._replace(slots=slots, meeting_time=meeting_time, count=count), weights
 
     def _refill(self, run: _Run, jobs: Jobs) -> _Run:

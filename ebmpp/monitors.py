@@ -168,6 +168,8 @@ def estimated_log_likelihood(
     """
     rows = _rows(graph, data)
     _check_free_energy(graph, "estimated_log_likelihood")
+    rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
+    num_particles = checks.count("estimated_log_likelihood: num_particles", num_particles, least=2)
     options = {"num_particles": num_particles, "num_temperatures": num_temperatures, "ladder": ladder}
     options |= {"rng_key": rng_key, "data": rows if base is None else _rows(graph, base)}
 

@@ -79,10 +79,8 @@ def pretrain(
     (4, 2)
     """
     checks.instance("pretrain: graph", graph, FactorGraph, "a FactorGraph")
-    rng_key, num_steps = (
-        checks.key("pretrain: rng_key", rng_key),
-        checks.count("pretrain: num_steps", num_steps),
-    )
+    rng_key = checks.key("pretrain: rng_key", rng_key)
+    num_steps = checks.count("pretrain: num_steps", num_steps)
     levels = _levels(graph)
     init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))
     rows, _, _ = tables.as_data(graph, data, "pretrain")

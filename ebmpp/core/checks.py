@@ -155,9 +155,8 @@ def function(name: str, value: T, of: str = "", arguments: int | None = None) ->
     if not callable(value):
         raise ArgumentError(f"{wanted}, not {tell(value)}")
     if arguments is not None and not _takes(value, arguments):
-        raise ArgumentError(
-            f"{wanted}: {arguments} argument{'s' * (arguments > 1)}; {tell(value)} takes others"
-        )
+        many = "one argument" if arguments == 1 else f"{arguments} arguments"
+        raise ArgumentError(f"{wanted}, {many}; {tell(value)} takes others")
     return value
 
 

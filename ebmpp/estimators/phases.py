@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived
 from ebmpp.accumulators import gradient_at, weighted_gradient
+from ebmpp.core import checks
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Params, Rows
 from ebmpp.sweeps import Keep, hold, initial_rows, schedule, sweep_rows
@@ -36,6 +37,8 @@ def tractable_posterior(graph: "FactorGraph") -> bool:
 
 def check_posterior(graph: "FactorGraph", name: str, posterior: Posterior | None) -> None:
     """:raises IntractableError: where the exact positive phase is asked for and there is none."""
+    if posterior is not None:
+        checks.instance(f"{name}: posterior", posterior, Posterior, "one such as MeanField()")
     if posterior is None and not tractable_posterior(graph):
         a, b = graph.interacting(graph.latent)[0]
         raise IntractableError(

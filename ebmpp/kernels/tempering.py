@@ -375,8 +375,6 @@ def tempered_expectation(
     ((), True)
     """
     checks.instance("tempered_expectation: graph", graph, FactorGraph, "a FactorGraph")
-    rng_key = checks.key("tempered_expectation: rng_key", rng_key)
-    num_pairs = checks.count("tempered_expectation: num_pairs", num_pairs)
     betas = tempering.check_betas(betas)
     graph.check(params)
     clamped = clamps(clamped)

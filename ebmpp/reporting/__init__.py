@@ -16,7 +16,6 @@ import pandas as pd
 from jax import Array
 
 from ebmpp.core import checks
-from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.reporting import likelihood, mixing, model, pictures
 from ebmpp.reporting.page import Section, page
@@ -96,7 +95,7 @@ def report(
     :return: a :class:`Report`.
     :raises ParameterError: for params that do not fit.
     :raises StateError: for data or an image shape that do not fit.
-    :raises ArgumentError: for an unknown ``work``.
+    :raises ArgumentError: for an unknown ``work``, or a graph or key of another kind.
 
     **References**
 
