@@ -86,15 +86,10 @@ class Outcome(NamedTuple):
     """First t with X_t = Y_{t - lag}, shape ``(jobs,)``; -1 where unmet."""
     trials: Array
     """Coupled trials of a move, those of residuals included, over moves done."""
-<<<<<<< HEAD
-    acceptance: Array
-    """Proposals that a chain took over those it was made; nan without Metropolis moves."""
-    broken: Array | int = 0
-    """Pairs that were stopped because a draw could not be made: see :class:`~ebmpp.couplings.Attempt`."""
-=======
     acceptance: Array | None
     """Proposals that a chain took over those it was made; None without Metropolis moves."""
->>>>>>> family
+    broken: Array | int = 0
+    """Pairs that were stopped because a draw could not be made: see :class:`~ebmpp.couplings.Attempt`."""
 
 
 class _Run(NamedTuple):
@@ -230,13 +225,8 @@ class _Engine:
             run = run._replace(slots=run.slots.compact(smaller))
         count = run.count
         trials = count.attempts / jnp.maximum(count.moves, 1)
-<<<<<<< HEAD
-        acceptance = count.taken / count.proposals
-        return Outcome(run.total, run.meeting_time, trials, acceptance, count.broken)
-=======
         acceptance = count.taken / count.proposals if self.proposes else None
-        return Outcome(run.total, run.meeting_time, trials, acceptance)
->>>>>>> family
+        return Outcome(run.total, run.meeting_time, trials, acceptance, count.broken)
 
     def _work(self, jobs: Jobs) -> int:
         """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""
@@ -318,12 +308,11 @@ class _Engine:
             accepted=jnp.where(ready, False, accepted),
             active=slots.active & ~broken,
         )
-<<<<<<< HEAD
+        one = jnp.float32
         count = run.count
-        count = count._replace(attempts=count.attempts + at.sum(), broken=count.broken + broken.sum())
-=======
-        count = run.count._replace(attempts=run.count.attempts + at.sum().astype(jnp.float32))
->>>>>>> family
+        count = count._replace(
+            attempts=count.attempts + at.sum().astype(one), broken=count.broken + broken.sum().astype(one)
+        )
         if move.proposes:
             taken = jnp.where(at, tried.taken, 0).sum().astype(jnp.float32)
             made = count.proposals + 2 * move.proposes * at.sum().astype(jnp.float32)

@@ -3,11 +3,7 @@
 """Checks of states and params: every mistake gets a message with a name, a value and a remedy."""
 
 from collections.abc import Iterable, Mapping
-<<<<<<< HEAD
 from functools import lru_cache
-=======
-import contextlib
->>>>>>> family
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -212,23 +208,12 @@ def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bo
     return Given(whole, {b: made[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
 
 
-<<<<<<< HEAD
 def as_observed(name: str, family: Family, given: Observed) -> tuple[Numbers, Numbers]:
     """Values as they are given, and which are known, of the same shape.
 
     :raises StateError: for shapes that do not fit, or what is no boolean.
     """
     value, known = as_array(name, given.values), as_array(name, given.known)
-=======
-def _as_observed(name: str, family: Family, given: Observed) -> tuple[Array, Array]:
-    """Values with something harmless at unknown units, and which are known."""
-    known, given_values = as_array(name, given.known), given.values
-    if is_concrete(known) and not isinstance(given_values, jax.Array):
-        with contextlib.suppress(ValueError):  # a wrong shape is told below
-            hidden = np.broadcast_to(known, np.shape(given_values))
-            given_values = np.where(hidden, given_values, 0)  # jax_debug_nans would not let nan in
-    value = as_array(name, given_values)
->>>>>>> family
     if known.dtype != bool:
         raise StateError(f"block {name!r}: known is an array of booleans, not of {known.dtype}")
     batch_shape({name: family}, {name: value})

@@ -4,12 +4,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-<<<<<<< HEAD
-from typing import Any, NamedTuple
-=======
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
->>>>>>> family
+from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
@@ -323,9 +319,8 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
     spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v[None]) ** 2) / max(count - 1, 1)), each, value)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
-<<<<<<< HEAD
-    rates = float(outcome.trials), float(outcome.acceptance)
-    return Estimate(value, spread, time, met, cost, *asked[:4], missing, *rates)
+    acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)
+    return Estimate(value, spread, time, met, cost, *asked[:4], missing, float(outcome.trials), acceptance)
 
 
 def _told_broken(number: int) -> str:
@@ -337,7 +332,3 @@ def _told_broken(number: int) -> str:
         f"finite, or conditionals differ by less than float32 can tell, so that a draw took "
         f"{MOST_TRIALS} trials, or 1024 for each of max_sweeps)"
     )
-=======
-    acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)
-    return Estimate(value, spread, time, met, cost, *asked[:4], missing, float(outcome.trials), acceptance)
->>>>>>> family

@@ -1,10 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-<<<<<<< HEAD
 """Short runs of everything that draws, for `make test-strict`: jax refuses to promote, or to pass nan."""
-=======
-"""Short runs of all that draws: `make test-strict` runs them while jax refuses to promote, and nan."""
->>>>>>> family
 
 from typing import Any
 

@@ -75,9 +75,8 @@ class Exchange(MCMCKernel):
     holds the other blocks' sites as well; ``data`` gets those alone, for data cannot depend on the params.
 
     An auxiliary draw that cannot be made (params that are not attractive, or chains that had not met
-    after ``max_sweeps``) must be neither rejected nor replaced, for both would bias the posterior. Where the
-    start is such a place the run is refused; later, a warning says so, the state's ``failures`` counts it, and
-    the chain is NaN from there on.
+    after ``max_sweeps``) must be neither rejected nor replaced, for both would bias the posterior. A start
+    there is refused; later, a warning says so, ``failures`` counts it, and the chain is NaN from there on.
 
     :param graph: the declaration.
     :param prior: by site, a NumPyro distribution of continuous values; the params' sites.
@@ -337,9 +336,9 @@ class Exchange(MCMCKernel):
 
 def _warn_dead(chains: Array) -> None:
     warnings.warn(
-        f"Exchange: {int(chains)} chain(s) are NaN from here on: an auxiliary draw could not be made (chains had "
-        "not met after max_sweeps, or proposed params are not attractive); raise max_sweeps, take auxiliary="
-        "'random_cluster' where the model allows it, or a prior that stays where draws can be made",
+        f"Exchange: {int(chains)} chain(s) are NaN from here on: an auxiliary draw could not be made (not met "
+        "after max_sweeps, or params that are not attractive); raise max_sweeps, take "
+        "auxiliary='random_cluster' where the model allows it, or a prior that stays where draws can be made",
         stacklevel=2,
     )
 

@@ -76,13 +76,8 @@ def composite_expectation(
     window = asked.window()
     total, state = _run(kernel, fn, keys, window, model_args, model_kwargs)
     met = jnp.where(state.met, state.meeting_time, -1)
-<<<<<<< HEAD
-    outcome = Outcome(total, met, jnp.asarray(jnp.nan), jnp.asarray(jnp.nan), state.broken.sum())
+    outcome = Outcome(total, met, math.nan, None, state.broken.sum())
     return estimate_from(outcome, asked)
-=======
-    outcome = Outcome(total, met, math.nan, None)
-    return estimate_from(outcome, Asked(k, m, kernel.lag, max_sweeps, unmet))
->>>>>>> family
 
 
 @partial(jax.jit, static_argnums=(0, 1))
