@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.meeting import meeting_data, survival, tv_upper_bound
 
@@ -52,7 +53,7 @@ def plot_units(
     """
     from matplotlib import colormaps, pyplot as plt
 
-    tiles = _as_images(np.asarray(images, float), shape)
+    tiles = _as_images(np.asarray(checks.numbers("images", images), float), shape)
     count, height, width = tiles.shape
     ncols = math.ceil(math.sqrt(count * height / width)) if ncols is None else min(ncols, count)
     nrows = math.ceil(count / ncols)

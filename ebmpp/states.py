@@ -274,8 +274,7 @@ def check_finite(params: Mapping[str, Any]) -> None:
     """:raises ParameterError: for NaN or infinity in params, naming the factor."""
     for name, tree in params.items():
         for leaf in jax.tree.leaves(tree):
-            if np.iscomplexobj(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.number):
-                raise ParameterError(f"factor {name!r}: params are real numbers, not {checks.tell(leaf)}")
+            checks.numbers(f"factor {name!r}", leaf, ParameterError)
             if is_concrete(leaf) and not np.isfinite(np.asarray(leaf)).all():
                 bad = int((~np.isfinite(np.asarray(leaf))).sum())
                 raise ParameterError(f"factor {name!r}: {bad} of {leaf.size} params are not finite")

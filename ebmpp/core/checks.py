@@ -201,7 +201,7 @@ def key(name: str, value: Any) -> Array:
     axes = value.shape if typed else value.shape[:-1]
     if axes:
         raise ArgumentError(
-            f"{name} is one jax key, not an array of keys of shape {axes}: give one of them, {name}[0]"
+            f"{name} is one jax key, not an array of keys of shape {axes}: give one of them, {name.split()[-1]}[0]"
             if 0 not in axes
             else f"{name} is one jax key, not an empty array of keys"
         )
@@ -262,7 +262,8 @@ def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np
         )
     numeric = jnp.issubdtype(made.dtype, np.number) and made.dtype.kind != "m"  # bfloat16 is, times are not
     if made.dtype != bool and not numeric:
-        raise error(f"{name}: expected an array of numbers, got {tell(value)} of dtype {made.dtype}")
+        dtype = "" if hasattr(value, "dtype") else f" of dtype {made.dtype}"
+        raise error(f"{name}: expected an array of numbers, got {tell(value)}{dtype}")
     return made
 
 

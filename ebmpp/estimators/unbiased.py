@@ -158,8 +158,7 @@ class UCD:
                 "these alone; leave out lag and m, or give quantile=... in place of the target"
             )
         for name, value in given.items():
-            if not value > 1:
-                raise ArgumentError(f"UCD: {name} is above 1, not {value!r}")
+            checks.number(f"UCD: {name}", value, above=1)
 
     def __repr__(self) -> str:
         fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}

@@ -290,7 +290,8 @@ def _num_samples(
 ) -> int:
     if samples is None:
         return 100 if num_particles is None else num_particles
-    given = {b: states.as_array(b, v) for b, v in samples.items()}
+    given = samples if isinstance(samples, Mapping) else graph.as_visible(samples)
+    given = {b: states.as_array(b, v) for b, v in given.items()}
     batch = states.batch_shape(graph.families, given)
     if len(batch) != 1 or num_particles not in (None, batch[0]):
         wanted = "(num_particles,)" if num_particles is None else f"({num_particles},), one a particle"
@@ -311,7 +312,9 @@ def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> St
 
 def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array], pair: Array) -> State:
     """Samples with the blocks that they leave out drawn given the others."""
-    x, _ = states.as_rows(graph.families, samples)
+    x, _ = states.as_rows(
+        graph.families, samples if isinstance(samples, Mapping) else graph.as_visible(samples)
+    )
     x = {b: v.astype(graph.families[b].dtype) for b, v in x.items()}
     missing = tuple(b for b in graph.families if b not in x)
     if graph.interacting(missing):

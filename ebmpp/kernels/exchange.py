@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ebmpp import bits, derived, perfect, states, sweeps
 from ebmpp.core import checks
-from ebmpp.errors import ArgumentError, IntractableError, ParameterError, UnmetError, clash
+from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import is_batched
 
@@ -76,7 +76,7 @@ class Exchange(MCMCKernel):
 
     An auxiliary draw that cannot be made (params that are not attractive, or chains that had not met
     after ``max_sweeps``) must be neither rejected nor replaced, for both would bias the posterior. A start
-    there is refused; later, a warning says so, ``failures`` counts it, and the chain is NaN from there on.
+    there is refused; later a warning says so, ``failures`` counts it, and the chain is NaN from there on.
 
     :param graph: the declaration.
     :param prior: by site, a NumPyro distribution of continuous values; the params' sites.
@@ -139,9 +139,11 @@ class Exchange(MCMCKernel):
         self.graph, self.prior = graph, _check_prior(prior)
         self.params, self.data, self.log_weight = params, data, log_weight
         self.auxiliary = _check_auxiliary(graph, auxiliary)
-        self.step_size, self.max_sweeps = float(step_size), checks.count("Exchange: max_sweeps", max_sweeps)
-        size = sum(math.prod(p.shape()) for p in self.prior.values())
-        self.target_accept = target_accept or (0.44 if size == 1 else 0.234)
+        self.step_size = checks.number("Exchange: step_size", step_size, above=0)
+        self.max_sweeps = checks.count("Exchange: max_sweeps", max_sweeps)
+        if target_accept is None:
+            target_accept = 0.44 if sum(math.prod(p.shape()) for p in self.prior.values()) == 1 else 0.234
+        self.target_accept = checks.number("Exchange: target_accept", target_accept, above=0, below=1)
 
     def __repr__(self) -> str:
         return f"Exchange({self.graph!r}, sites={list(self.prior)}, auxiliary={self.auxiliary!r})"
@@ -336,9 +338,8 @@ class Exchange(MCMCKernel):
 
 def _warn_dead(chains: Array) -> None:
     warnings.warn(
-        f"Exchange: {int(chains)} chain(s) are NaN from here on: an auxiliary draw could not be made (not met "
-        "after max_sweeps, or params that are not attractive); raise max_sweeps, take "
-        "auxiliary='random_cluster' where the model allows it, or a prior that stays where draws can be made",
+        f"Exchange: {int(chains)} chain(s) are NaN from here on: an auxiliary draw could not be made; raise "
+        "max_sweeps, take auxiliary='random_cluster' where the model allows it, or a prior with less reach",
         stacklevel=2,
     )
 
@@ -367,10 +368,7 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
     """:raises IntractableError: when the graph allows no such draw."""
     if isinstance(auxiliary, str):
         return perfect.resolve(graph, auxiliary)
-    if isinstance(auxiliary, bool) or not isinstance(auxiliary, int) or auxiliary < 1:
-        raise ArgumentError(
-            f"auxiliary is one of {perfect.METHODS} or a positive number of Gibbs sweeps, not {auxiliary!r}"
-        )
+    auxiliary = checks.count("Exchange: auxiliary, if not a method of perfect_sample,", auxiliary)
     warnings.warn(
         f"Exchange with auxiliary={auxiliary} Gibbs sweeps is approximate (double Metropolis-Hastings): its "
         "posterior is exact only as their number grows. Compare with twice as many, or use perfect draws.",

@@ -13,13 +13,16 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
 import jax
+import jax.numpy as jnp
+import optax
 
 import ebmpp
-from ebmpp import errors
+from ebmpp import encoding, errors
 
 KEY = jax.random.key(0)
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
@@ -67,6 +70,11 @@ def run(kernel: Any, *args: Any, **options: Any) -> None:
 NAMES = {
     **{name: getattr(ebmpp, name) for name in ebmpp.__all__},
     **globals(),
+    "decode_bits": encoding.decode_bits,
+    "dist": dist,
+    "encode_bits": encoding.encode_bits,
+    "jnp": jnp,
+    "optax": optax,
     "DEEP_PARAMS": DEEP.init(KEY),
     "TWO_PARAMS": TWO.init(KEY),
     "ISING_PARAMS": ISING.init(KEY),
