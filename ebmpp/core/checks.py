@@ -199,12 +199,11 @@ def key(name: str, value: Any) -> Array:
     if not typed and (value.dtype != np.uint32 or value.ndim == 0 or value.shape[-1] not in (2, 4)):
         raise ArgumentError(f"{name} is a jax key, {remedy}, not {tell(value)}")
     axes = value.shape if typed else value.shape[:-1]
+    if 0 in axes:
+        raise ArgumentError(f"{name} is one jax key, not an empty array of keys")
     if axes:
-        raise ArgumentError(
-            f"{name} is one jax key, not an array of keys of shape {axes}: give one of them, {name.split()[-1]}[0]"
-            if 0 not in axes
-            else f"{name} is one jax key, not an empty array of keys"
-        )
+        one = f"{name.split()[-1]}[0]"
+        raise ArgumentError(f"{name} is one jax key, not an array of keys of shape {axes}: give one, {one}")
     return jnp.asarray(value)
 
 
