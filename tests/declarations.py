@@ -241,7 +241,8 @@ class Oracle:
         free = {b: f for b, f in graph.families.items() if b not in given}
         listed = {b: f for b, f in free.items() if values(f)}
         units = [values(f) for f in listed.values() for _ in range(f.size)]
-        states = np.array(list(itertools.product(*units)), float).reshape(-1, len(units))
+        listing = list(itertools.product(*units))
+        states = np.array(listing, float).reshape(len(listing), len(units))
         self.x, start = {b: np.repeat(v[None], len(states), 0) for b, v in given.items()}, 0
         for b, f in listed.items():
             self.x[b] = states[:, start : (start := start + f.size)].reshape(-1, *f.shape)
