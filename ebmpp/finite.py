@@ -29,9 +29,9 @@ def from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
     """The natural parameter at which the mean statistics are ``mean``, by damped Newton steps.
 
     They minimise A(eta) - <eta, mean>, which is convex. Along a step whose range over the states is r the
-    third derivative is at most r times the second, so a length of log(1 + r) / r cannot overshoot; of it and
-    longer ones that do not, the longest is taken. Where natural parameters are not unique, as with one-hot
-    statistics, one of them is found.
+    third derivative is at most r times the second, so a length of log(1 + r) / r does not overshoot. Of a
+    single statistic longer ones are tried, and the longest that does not is taken. Where natural parameters
+    are not unique, as with one-hot statistics, one of them is found.
 
     :param mean: shape ``(units, S)``.
     :param statistics: of the states, shape ``(K, S)``.
@@ -78,15 +78,19 @@ def _from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
         inverse = jnp.linalg.pinv(covariance / jnp.outer(scale, scale), hermitian=True)
         return -(inverse @ (gradient / scale)) / scale
 
-    def go(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        eta, step, count = carry
-        along = around @ step
+    def length(eta: Array, step: Array) -> Array:
+        safe = jnp.log1p(reach(step)) / reach(step)
+        if statistics.shape[1] > 1:  # a longer one may end where statistics are no longer told apart
+            return safe
+        along, lengths = around @ step, jnp.asarray(_LENGTHS, eta.dtype)
         slope_at = lambda length: probs_at(eta + length * step) @ along  # noqa: E731
-        lengths = jnp.asarray(_LENGTHS, eta.dtype)
         # slopes and not values, whose differences are lost in rounding where the mean is near an end
         short = jax.vmap(slope_at)(lengths) <= -0.1 * slope_at(0.0)
-        safe = jnp.log1p(reach(step)) / reach(step)
-        eta = eta + jnp.maximum(safe, jnp.where(short, lengths, 0.0).max()) * step
+        return jnp.maximum(safe, jnp.where(short, lengths, 0.0).max())
+
+    def go(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        eta, step, count = carry
+        eta = eta + length(eta, step) * step
         return eta, newton(eta), count + 1
 
     fine = jnp.sqrt(jnp.finfo(mean.dtype).eps)

@@ -166,7 +166,7 @@ def values(family: Family) -> list[float] | None:
     return list(range(count or COUNTS))
 
 
-def _statistics(family: Family, x: np.ndarray, interacting: bool) -> np.ndarray:
+def statistics_of(family: Family, x: np.ndarray, interacting: bool = False) -> np.ndarray:
     """Shape ``(rows, statistics)``."""
     t = np.stack([x, x * x], -1) if isinstance(family, Ordinal) else numpy_statistics(family, x)
     if interacting and isinstance(family, Gaussian) and family.learned:
@@ -215,10 +215,10 @@ def log_weight(
     for factor in graph.factors:
         families, w = [graph.families[b] for b in factor.blocks], params[factor.name]
         if isinstance(factor, Bias):
-            t = _statistics(families[0], x[factor.blocks[0]], False)
+            t = statistics_of(families[0], x[factor.blocks[0]])
             total = total + t @ np.broadcast_to(w, families[0].statistic_shape).ravel()
             continue
-        ts = [_statistics(f, x[b], True) for b, f in zip(factor.blocks, families, strict=True)]
+        ts = [statistics_of(f, x[b], True) for b, f in zip(factor.blocks, families, strict=True)]
         ts = ts * 2 if factor.lateral else ts
         axes = "ijk"[: len(ts)]
         spec = f"{axes},{','.join('n' + a for a in axes)}->n"
@@ -241,7 +241,8 @@ class Oracle:
         free = {b: f for b, f in graph.families.items() if b not in given}
         listed = {b: f for b, f in free.items() if values(f)}
         units = [values(f) for f in listed.values() for _ in range(f.size)]
-        states = np.array(list(itertools.product(*units)), float).reshape(-1, len(units))
+        listing = list(itertools.product(*units))
+        states = np.array(listing, float).reshape(len(listing), len(units))
         self.x, start = {b: np.repeat(v[None], len(states), 0) for b, v in given.items()}, 0
         for b, f in listed.items():
             self.x[b] = states[:, start : (start := start + f.size)].reshape(-1, *f.shape)

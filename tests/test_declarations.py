@@ -5,7 +5,7 @@
 import os
 from typing import Any
 
-from declarations import Oracle, declarations, log_base, log_weight, params_of
+from declarations import Oracle, declarations, log_base, log_weight, params_of, statistics_of
 from hypothesis import HealthCheck, given, settings, strategies as st
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def check_conditionals(
     before = log_weight(graph, whole.params, x)
     for b, family in graph.families.items():
         at = np.asarray(eta[b], float).reshape(3, family.size, -1)
-        t, moved = (np.asarray(family.statistics(v[b]), float).reshape(at.shape) for v in (x, other))
+        t, moved = (statistics_of(family, v[b]).reshape(at.shape) for v in (x, other))
         for unit in range(family.size):
             new = x[b].copy()
             new.reshape(3, -1)[:, unit] = other[b].reshape(3, -1)[:, unit]
@@ -103,10 +103,9 @@ def check_sweep(graph: FactorGraph, start: dict, swept: dict, known: dict) -> No
 
     def features(x: dict) -> np.ndarray:
         # bounded, so that a mean is nearly normal whatever the tails
-        each = [
-            np.tanh(np.asarray(f.statistics(x[b])).reshape(ROWS, -1) / 2) for b, f in graph.families.items()
-        ]
-        t = np.concatenate([np.ones((ROWS, 1)), *each], 1).astype(float)
+        wide = {b: np.asarray(v, float) for b, v in x.items()}
+        each = [np.tanh(statistics_of(f, wide[b]) / 2) for b, f in graph.families.items()]
+        t = np.concatenate([np.ones((ROWS, 1)), *each], 1)
         return (t[:, :, None] * t[:, None, :])[:, *np.triu_indices(t.shape[1], 1)]
 
     change = features(swept) - features(start)
