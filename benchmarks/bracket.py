@@ -29,6 +29,7 @@ from functools import cache, partial
 import itertools
 import json
 from pathlib import Path
+import textwrap
 from typing import Any
 import warnings
 
@@ -329,7 +330,7 @@ def _draw_errors(ax: Any, models: Sequence[dict[str, Any]]) -> None:
     ax.axhline(0, color="0.3", linewidth=1)
     kinds = list(dict.fromkeys(made["kind"] for made in models))
     middle = [np.mean([i for i, made in enumerate(models) if made["kind"] == kind]) for kind in kinds]
-    ax.set_xticks(middle, [kind.replace(" ", "\n") for kind in kinds], fontsize=7)
+    ax.set_xticks(middle, [textwrap.fill(kind, 12) for kind in kinds], fontsize=7)
     ax.set_yscale("symlog", linthresh=0.02)  # random machines are a tenth as far off as trained ones
     ax.set_ylabel(f"estimate of log Z - exact, {LEVEL:.0%} intervals")
 
