@@ -302,8 +302,8 @@ def test_the_share_of_pairs_with_a_correction_is_told() -> None:
     ("given", "message"),
     [
         ({"start": "noise"}, "start is one of .*'persistent'.* not 'noise'"),
-        ({"target_variance": 1.0}, "target_variance is above 1, not 1.0"),
-        ({"target_cost": 0.5}, "target_cost is above 1, not 0.5"),
+        ({"target_variance": 1.0}, "target_variance is a number above 1, not 1.0"),
+        ({"target_cost": 0.5}, "target_cost is a number above 1, not 0.5"),
         ({"target_variance": 2.0, "k": 3}, "give one target, and leave k"),
         ({"target_variance": 2.0, "target_cost": 9.0}, "give one target"),
         (

@@ -228,11 +228,11 @@ def start(block: GibbsBlock, value: Any, *args: Any, **siblings: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "told"),
     [
-        (lambda: GibbsBlock("x"), TypeError, "FactorGraph, not str"),
+        (lambda: GibbsBlock("x"), TypeError, "graph is a FactorGraph, not 'x'"),
         (lambda: GibbsBlock(RBM, ["z"]), StateError, "unknown block 'z'"),
         (lambda: GibbsBlock(RBM, {"a": "x", "b": "x"}), StateError, "one site, given or latent"),
         (lambda: GibbsBlock(RBM, params={"x": 0}), ParameterError, "lacks factor 'h'"),
-        (lambda: GibbsBlock(RBM, init="mode"), ValueError, "init='mode'"),
+        (lambda: GibbsBlock(RBM, init="mode"), ValueError, "init is one of .*, not 'mode'"),
         (lambda: GibbsBlock(RBM, fraction=0.0), ValueError, "fraction"),
         (lambda: start(rbm_block(), None), StateError, "initial values of its sites"),
         (lambda: start(rbm_block(), {"x": jnp.zeros(4)}, NOISY), StateError, "site 'x' has shape"),
