@@ -24,6 +24,11 @@ FAST ?= tests/test_data.py tests/test_bits.py tests/test_graph.py tests/test_gra
 # Everything that draws, under jax's own strictness.
 STRICT ?= tests/test_bits.py tests/test_strict.py
 TWO := XLA_FLAGS=--xla_force_host_platform_device_count=2
+# What was compiled once is read from here: tests that ran before take a quarter of the time, and workers share.
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebmpp
+export JAX_COMPILATION_CACHE_DIR ?= $(CACHE)/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
@@ -82,5 +87,6 @@ format: $(STAMP)
 
 # The environment stays: it took minutes, and pyproject.toml renews it.
 clean:
+	rm -rf $(CACHE)/jax
 	rm -rf demo run runs build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find ebmpp tests models benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

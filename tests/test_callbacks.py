@@ -182,7 +182,7 @@ def test_params_that_the_caller_writes_later_do_not_change_the_run():
         ({"rng_key": jax.random.split(jax.random.key(0), 3)}, r"not an array of keys of shape \(3,\)"),
         ({"keep_best": ["size", "max", 3]}, "fit: keep_best is the name of a monitor, or that and"),
         ({"resume": "yes"}, "fit: resume is True or False, not 'yes'"),
-        ({"num_steps": 2**31}, "fit: num_steps is an int of at most"),
+        ({"num_steps": 2**31}, "fit: num_steps is an int of at least 1, and at most 2147483647, not"),
     ],
 )
 def test_arguments_are_refused_by_name(given, message):

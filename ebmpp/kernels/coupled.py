@@ -11,7 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import derived, moves
-from ebmpp.errors import ArgumentError
+from ebmpp.core import checks
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Conditions, RowKernel
 
@@ -54,9 +54,7 @@ class CoupledKernel(RowKernel):
 
     def __init__(self, graph: FactorGraph, lag: int = 1, init: str = "uniform") -> None:
         super().__init__(graph, init)
-        if not isinstance(lag, int) or lag < 1:
-            raise ArgumentError(f"lag is an int of at least 1, not {lag!r}")
-        self.lag = lag
+        self.lag = checks.count(f"{type(self).__name__}: lag", lag)
 
     def _options(self) -> dict[str, Any]:
         return ({} if self.lag == 1 else {"lag": self.lag}) | super()._options()

@@ -175,9 +175,9 @@ def test_it_prints_pickles_and_says_when_it_is_biased() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"step_size": 0.0}, ValueError, "step_size is a positive number, in standard deviations.*got 0.0"),
-        ({"step_size": float("nan")}, ValueError, "step_size is a positive number"),
-        ({"step_size": "auto"}, ValueError, "step_size is a positive number.*got 'auto'"),
+        ({"step_size": 0.0}, ValueError, "step_size, in standard deviations .* is a number above 0, not 0.0"),
+        ({"step_size": float("nan")}, ValueError, "step_size, .* is a number above 0"),
+        ({"step_size": "auto"}, ValueError, "step_size, .* is a number above 0, not 'auto'"),
         ({"step_size": 2.0, "adjust": False}, ValueError, "from 2 on, unadjusted steps run away"),
         ({"num_steps": 0}, ValueError, "num_steps is an int of at least 1, not 0"),
         ({"marginalize": "w"}, ValueError, r"marginalize names \['w'\]"),
