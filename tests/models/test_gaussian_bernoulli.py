@@ -138,4 +138,4 @@ def test_numbers_are_checked(capsys: pytest.CaptureFixture) -> None:
     assert "--steps is at least 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         model.parse(["--estimator=langevin", "--step-size=-1", "--latent=2"])
-    assert "step_size is a positive number" in capsys.readouterr().err
+    assert "is a number above 0, not -1.0" in capsys.readouterr().err
