@@ -90,7 +90,8 @@ def declarations(draw: st.DrawFn) -> FactorGraph:
         kinds = FINITE if sum(f.states() is None for f in blocks.values()) == 2 else FINITE | UNBOUNDED
         blocks[b] = kinds[draw(st.sampled_from(sorted(kinds)))](draw(st.sampled_from([2, 1, 3])))
     while math.prod(len(values(f)) ** f.size for f in blocks.values() if values(f)) > _MOST_STATES:
-        largest = max(blocks, key=lambda b: blocks[b].size * len(values(blocks[b])))
+        listed = [b for b in blocks if values(blocks[b])]
+        largest = max(listed, key=lambda b: blocks[b].size * len(values(blocks[b])))
         blocks[largest] = Bernoulli(blocks[largest].size if blocks[largest].size < 3 else 2)
     factors: list[Factor] = [Bias(b, shared=(0,) if draw(st.booleans()) else ()) for b in names]
     joined = draw(st.sets(st.sampled_from(list(itertools.combinations(names, 2))), min_size=1))
