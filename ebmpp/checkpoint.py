@@ -228,6 +228,8 @@ def _path(directory: Any) -> Path:
         raise ArgumentError(
             'fit: checkpoint_dir is the path of a directory, not "": give "." for the working directory'
         )
+    if "\0" in str(directory):
+        raise ArgumentError(f"fit: checkpoint_dir is a path, and none holds a zero byte: {str(directory)!r}")
     return Path(directory).absolute()
 
 

@@ -267,7 +267,7 @@ class EnergyDistribution(dist.Distribution):
         :return: shape ``sample_shape + event_shape``.
         """
         _refuse_batched(self.graph, self.params)
-        shape = tuple(sample_shape)
+        key, shape = checks.key("EnergyDistribution: key", key), tuple(sample_shape)
         pairs = bits.fold_in(bits.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
         params = jax.lax.stop_gradient(self.params)  # a draw is no differentiable function of them
         x = _draw(self.graph, params, pairs, self.num_sweeps)

@@ -128,7 +128,7 @@ def note(
     whole, noted = move.num_parts(graph) == 1, dict(flags)
     changed, both = made.accept_x | made.accept_y, made.accept_x & made.accept_y
     for b in move.blocks:
-        here = changed[:, None] & (whole | (jnp.arange(flags[b].shape[1]) == part))
+        here = changed[:, None] & (whole | (jnp.arange(flags[b].shape[1]) == part))[None]
         noted[b] = jnp.where(here, (both & made.together[b])[:, None], flags[b])
         if graph.families[b].support.is_discrete:
             noted[b] |= (done & equal(z[b]))[:, None]

@@ -143,7 +143,7 @@ def test_a_newer_format_is_refused_by_name(copied):
         run(12, copied[0], resume=True)
 
 
-@pytest.mark.parametrize("directory", ["", 3, b"run"])
+@pytest.mark.parametrize("directory", ["", 3, b"run", "a\0b"])
 def test_a_place_is_a_path(directory):
     with pytest.raises(ArgumentError, match="fit: checkpoint_dir is "):
         numbered(checkpoint_dir=directory)

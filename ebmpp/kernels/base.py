@@ -12,6 +12,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
 import jax
@@ -207,7 +208,12 @@ class RowKernel(MCMCKernel):
 
 
 def is_batched(rng_key: Array) -> bool:
-    """Whether this is an array of keys (one a chain), typed ``(C,)`` or legacy ``(C, 2)``."""
+    """Whether this is an array of keys (one a chain), typed ``(C,)`` or legacy ``(C, 2)``.
+
+    :raises ArgumentError: for what is no array.
+    """
+    if not isinstance(rng_key, Array | np.ndarray):
+        checks.key("rng_key", rng_key)
     typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     return rng_key.ndim > (0 if typed else 1)
 
