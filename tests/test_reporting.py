@@ -159,7 +159,7 @@ def test_rows_are_drawn_at_most_so_many() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"work": "slow"}, ValueError, r"work='slow' is unknown; choose among \('quick', 'thorough'\)"),
+        ({"work": "slow"}, ValueError, "work is one of 'quick', 'thorough', or .*, not 'slow'"),
         ({"image_shape": (2, 2)}, StateError, "it has 9 units"),
         ({"held_out": DATA[:, :4]}, StateError, "block 'v' got shape"),
         ({"data": DATA + 3}, StateError, "expected values in"),

@@ -128,13 +128,13 @@ def test_whatever_holds_numbers_is_data(door, tmp_path):
 
 WRONG = {
     "words": ("abc", "expected an array of numbers, got 'abc'"),
-    "objects": (V.astype(object), "of dtype object"),
-    "strings": (V.astype(str), "of dtype <U"),
+    "objects": (V.astype(object), "dtype object"),
+    "strings": (V.astype(str), "dtype <U"),
     "ragged": ([[1, 0, 0], [1, 0]], "expected an array of numbers, got .*inhomogeneous"),
     "complex": (V + 0j, "expected real numbers, got complex ones"),
     "complex on the device": (jnp.asarray(V) + 0j, "expected real numbers, got complex ones"),
-    "times": (V.astype("timedelta64[s]"), "of dtype timedelta64"),
-    "keys": (jax.random.split(KEY, 3), "of dtype key"),
+    "times": (V.astype("timedelta64[s]"), "dtype timedelta64"),
+    "keys": (jax.random.split(KEY, 3), "dtype key"),
     "masked": (np.ma.masked_array(V, V == 0), r"masked array; give ebmpp.Observed\("),
     "a tuple": ((V, V > 0), r"give ebmpp.Observed\(values, known\)"),
     "a frame of words": (
@@ -273,7 +273,7 @@ def test_a_bare_array_is_no_state_of_several_blocks():
         RBM.conditional(PARAMS, V, "v")
     with pytest.raises(StateError, match=r"visible blocks \['u', 'v'\]: give a dict"):
         TWO.free_energy(random_params(TWO), V)
-    with pytest.raises(StateError, match="a state is a dict of the blocks 'v', 'h'"):
+    with pytest.raises(StateError, match="init is a dict of blocks, not an array of shape"):
         local_search(RBM, PARAMS, rng_key=KEY, init=V)
 
 

@@ -233,7 +233,7 @@ def test_training_on_what_is_known_raises_its_likelihood(estimator):
         TemperedPCD(num_chains=4, num_temperatures=3),
         SDCP(d=2, k=1),
         Herding(num_chains=4),
-        LocalModeUCD(num_pairs=8, num_slots=4),
+        pytest.param(LocalModeUCD(num_pairs=8, num_slots=4), marks=pytest.mark.slow),
     ],
     ids=repr,
 )
