@@ -136,6 +136,13 @@ def _lateral(draw: st.DrawFn, blocks: Mapping[str, Family], block: str) -> Facto
     return Pairwise(block, pairs, shared=draw(st.booleans()), name="lateral")
 
 
+def _reach(family: Family) -> float:
+    """How large the statistics of all its units can be together, where that is bounded."""
+    states = family.states()
+    each = np.zeros(1) if states is None else np.abs(np.asarray(family.statistics(states)))
+    return max(1.0, family.size * float(each.reshape(len(each), -1).max(0).sum()))
+
+
 def params_of(graph: FactorGraph, seed: int) -> dict[str, Any]:
     """Random params, inside every domain."""
     generator = np.random.default_rng(seed)
@@ -143,7 +150,9 @@ def params_of(graph: FactorGraph, seed: int) -> dict[str, Any]:
     for factor in graph.factors:
         families = [graph.families[b] for b in factor.blocks]
         held = not all(map(_is_tame, families)) or sum(f.states() is None for f in families) > 1
-        scale = 0.06 if held and factor.role != "bias" else 0.3 if held or factor.lateral else 0.5
+        # three such factors must leave an Exponential unit's natural parameter, at most -0.7, below 0
+        joint = min(0.06, 0.2 / max(map(_reach, families)))
+        scale = joint if held and factor.role != "bias" else 0.3 if held or factor.lateral else 0.5
         noise = lambda a, s=scale: s * np.clip(generator.normal(size=np.shape(a)), -1, 1)  # noqa: E731
         made[factor.name] = jax.tree.map(
             lambda a, n=noise: jnp.asarray(a + n(a), jnp.float32), made[factor.name]
