@@ -57,7 +57,7 @@ class Estimate:
     value: Any
     """Mean over the pairs, a pytree shaped like the function's value."""
     standard_error: Any
-    """Of ``value``: the pairs are independent, so no autocorrelation enters."""
+    """Of ``value``: the pairs are independent, so no autocorrelation enters; nan where one pair alone met."""
     meeting_time: np.ndarray
     """First t with X_t = Y_{t - lag}, shape ``(num_pairs,)``; inf where unmet."""
     met: np.ndarray
@@ -316,7 +316,8 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
 
     each = jax.tree.map(lambda h: h / (asked.m - asked.k + 1), outcome.total)
     value = jax.tree.map(mean, each)
-    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v[None]) ** 2) / max(count - 1, 1)), each, value)
+    others = count - 1 if count > 1 else math.nan  # of one pair alone no error is known
+    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v[None]) ** 2) / others), each, value)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
     acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)

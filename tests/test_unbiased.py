@@ -149,3 +149,11 @@ def test_an_estimate_prints_its_value_and_error() -> None:
     error = {b: v[:2] for b, v in several.standard_error.items() if b != "h2"}
     told = repr(dataclasses.replace(several, value=few, standard_error=error))
     assert f"['v']: [{few['v'][0]:.4g}, {few['v'][1]:.4g}] +- [{error['v'][0]:.2g}, " in told
+
+
+def test_one_pair_alone_has_no_error() -> None:
+    rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    made = ebmpp.unbiased_expectation(
+        rbm, rbm.init(jax.random.key(0)), lambda x: x["v"], rng_key=jax.random.key(1), num_pairs=1
+    )
+    assert np.isfinite(np.asarray(made.value)).all() and np.isnan(np.asarray(made.standard_error)).all()
