@@ -35,7 +35,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, bits, exact
+from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, exact
+from ebmpp.core import random
 from ebmpp.estimators import Batch, Estimator
 
 ROWS = ebmpp.data.bars_and_stripes(4)
@@ -127,7 +128,7 @@ def ascend(
 
     def one(carry: tuple, step: Array) -> tuple[tuple, dict[str, Array]]:
         params, state, going = carry
-        made = estimator.estimate(rbm, params, state, batch, bits.fold_in(pair, step))
+        made = estimator.estimate(rbm, params, state, batch, random.fold_in(pair, step))
         going &= jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(made.gradient)]).all()
         params = jax.tree.map(lambda p, g: jnp.where(going, p - rate * g, p), params, made.gradient)
         return (params, made.state, going), {"finite": going, **made.metrics}
@@ -141,7 +142,7 @@ def ascend(
 def spread(rbm: FactorGraph, estimator: Estimator, params: Any, state: Any, pair: Array) -> Array:
     """Trace of the covariance of the gradient at these params, from repeats."""
     batch = Batch.of({"v": jnp.asarray(ROWS)})
-    one = lambda i: estimator.estimate(rbm, params, state, batch, bits.fold_in(pair, i)).gradient  # noqa: E731
+    one = lambda i: estimator.estimate(rbm, params, state, batch, random.fold_in(pair, i)).gradient
     made = lax.map(one, jnp.arange(20, dtype=jnp.uint32))
     return sum(g.reshape(20, -1).var(0, ddof=1).sum() for g in jax.tree.leaves(made))
 
@@ -168,7 +169,7 @@ class Recorder:
         """Write, then rename: a run killed while it writes leaves the file before."""
         step, value, seconds = (list(column) for column in zip(*self.curve, strict=True))
         names = {n: None for part in self.steps for n in part}
-        size = lambda part: len(next(iter(part.values())))  # noqa: E731
+        size = lambda part: len(next(iter(part.values())))
         columns = {
             n: ("step", np.concatenate([part.get(n, np.full(size(part), np.nan)) for part in self.steps]))
             for n in names
@@ -194,11 +195,11 @@ def run(method: str, seed: int, args: argparse.Namespace) -> None:
     label, _, parts = METHODS[method]
     rbm, key = declare(), jax.random.key(seed)
     recorder = Recorder(raw(args.out, method, seed))
-    params, pair = rbm.init(key, ROWS), bits.key_pair(jax.random.fold_in(key, 1))
+    params, pair = rbm.init(key, ROWS), random.key_pair(jax.random.fold_in(key, 1))
     recorder.add(0, float(total(rbm, params)))
     step, state, saved, ended = 0, None, time.monotonic(), ""
     for part in parts:
-        made = (rbm, params, {"v": jnp.asarray(ROWS)}, len(ROWS), bits.fold_in(pair, step, 1))
+        made = (rbm, params, {"v": jnp.asarray(ROWS)}, len(ROWS), random.fold_in(pair, step, 1))
         fresh = part.estimator.init(*made)
         state = fresh if state is None else part.estimator.adopt(state, fresh)
         while step < min(part.until, args.steps) and not ended:
@@ -213,7 +214,7 @@ def run(method: str, seed: int, args: argparse.Namespace) -> None:
             step += args.every
             recorder.add(step, float(total(rbm, params)))
             if args.variance_every and step % args.variance_every == 0:
-                value = spread(rbm, part.estimator, params, state, bits.fold_in(pair, step, 2))
+                value = spread(rbm, part.estimator, params, state, random.fold_in(pair, step, 2))
                 recorder.variance.append((step, float(value)))
             if recorder.seconds > args.seconds:
                 ended = f"stopped after {args.seconds:.0f} s"
@@ -281,7 +282,7 @@ def draw(runs: dict[tuple[str, int], xr.Dataset], path: Path) -> None:
         style = {"color": color, "linewidth": 1.3, "label": label + many}
         _band(axes[0], own, "monitor_step", lambda made: made["log_likelihood"].values, style)
         if "meeting_time_mean" in own[0]:  # the lag's sweeps are not coupled
-            waited = lambda made: _smooth((made["meeting_time_mean"] - made["lag"]).values)  # noqa: E731
+            waited = lambda made: _smooth((made["meeting_time_mean"] - made["lag"]).values)
             _band(axes[1], own, "step", waited, style)
         own = [made for made in own if "variance" in made]
         if own:

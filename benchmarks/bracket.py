@@ -95,7 +95,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def random_params(graph: FactorGraph, scale: float, seed: int) -> Any:
     """Every param N(0, scale^2)."""
     generator = np.random.default_rng(seed)
-    draw = lambda a: jnp.asarray(scale * generator.normal(size=a.shape), jnp.float32)  # noqa: E731
+    draw = lambda a: jnp.asarray(scale * generator.normal(size=a.shape), jnp.float32)
     return jax.tree.map(draw, graph.init(jax.random.key(0)))
 
 
@@ -265,7 +265,7 @@ def diverge(args: argparse.Namespace) -> list[dict[str, float]]:
             data=rows,
         )
         weight = -float(rbm.free_energy(params, {"v": rows}).sum())
-        total = lambda log_z: weight - len(rows) * log_z  # noqa: E731
+        total = lambda log_z: weight - len(rows) * log_z
         points.append(
             {
                 "step": progress.step,
@@ -337,7 +337,7 @@ def _draw_errors(ax: Any, models: Sequence[dict[str, Any]]) -> None:
 
 def _draw_divergence(ax: Any, points: Sequence[dict[str, float]]) -> None:
     step = [point["step"] for point in points]
-    column = lambda name: np.array([point[name] for point in points])  # noqa: E731
+    column = lambda name: np.array([point[name] for point in points])
     below, above = (column("below") - 2 * column("below_error"), column("above") + 2 * column("above_error"))
     ax.fill_between(step, below, above, color=_COLORS[0], alpha=0.35, label="bracket, two standard errors")
     ax.plot(step, column("exact"), color="#1a202c", linewidth=1.5, label="exact")

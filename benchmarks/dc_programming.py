@@ -33,7 +33,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, CSDCP, PCD, SDCP, Bernoulli, Centered, FactorGraph, bits, exact
+from ebmpp import CD, CSDCP, PCD, SDCP, Bernoulli, Centered, FactorGraph, exact
+from ebmpp.core import random
 from ebmpp.estimators import Batch, Estimator
 
 
@@ -122,17 +123,17 @@ def train(
 ) -> Array:
     """Mean log-likelihood of the rows at the start and after each ``every`` steps, a row a trial."""
     batch = Batch.of({"v": rows})
-    mean = lambda params: exact.log_likelihood(rbm, params, rows).mean()  # noqa: E731
+    mean = lambda params: exact.log_likelihood(rbm, params, rows).mean()
 
     def step(carry: Any, index: Array, pair: Array) -> tuple[Any, None]:
         params, state = carry
-        made = estimator.estimate(rbm, params, state, batch, bits.fold_in(pair, index, 2))
+        made = estimator.estimate(rbm, params, state, batch, random.fold_in(pair, index, 2))
         return (jax.tree.map(lambda p, g: p - rate * g, params, made.gradient), made.state), None
 
     def one(key: Array) -> Array:
-        pair = bits.key_pair(jax.random.fold_in(key, 1))
+        pair = random.key_pair(jax.random.fold_in(key, 1))
         params = begin(rbm, rows, key)
-        state = estimator.init(rbm, params, batch.rows, len(rows), bits.fold_in(pair, 0, 1))
+        state = estimator.init(rbm, params, batch.rows, len(rows), random.fold_in(pair, 0, 1))
 
         def some(carry: Any, start: Array) -> tuple[Any, Array]:
             steps = start + jnp.arange(every)

@@ -60,7 +60,7 @@ def step_times(prior: Prior, y: Array, repeats: int, steps: int = 500) -> dict[s
     tasks = {}
     for name, mcmc in runs(prior, 300, 1, 1).items():
         mcmc.run(jax.random.key(0), y)
-        one = lambda _, state, kernel=mcmc.sampler: kernel.sample(state, (y,), {})  # noqa: E731
+        one = lambda _, state, kernel=mcmc.sampler: kernel.sample(state, (y,), {})
         loop = jax.jit(lambda state, one=one: jax.lax.fori_loop(0, steps, one, state))
         tasks[name] = partial(loop, mcmc.last_state)
     return {name: spent / steps for name, (_, spent) in interleaved(tasks, repeats).items()}

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient, weighted_gradient
+from ebmpp.core import random
 from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
 from ebmpp.moves import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.plan import resolve_moves
@@ -88,8 +88,8 @@ def lockstep(
     rbm: ebmpp.FactorGraph, moves: tuple[Move, ...], params: dict, start: dict, pair: Array
 ) -> tuple[dict, Array]:
     """All pairs together until the last has met, finished ones masked."""
-    keys = bits.fold_in(pair, jnp.arange(PAIRS))
-    x, _ = draw_sweep(rbm, params, start, moves, bits.fold_in(keys, 1), {})
+    keys = random.fold_in(pair, jnp.arange(PAIRS))
+    x, _ = draw_sweep(rbm, params, start, moves, random.fold_in(keys, 1), {})
     z = {b: jnp.stack([x[b], start[b]]) for b in x}
     tau = jnp.where(jnp.stack([equal(v) for v in z.values()]).all(0), 1, -1)
     total = weighted_gradient(rbm, params, x, jnp.ones(PAIRS))
@@ -99,7 +99,7 @@ def lockstep(
 
     def one(carry: tuple) -> tuple:
         z, t, tau, total = carry
-        z, *_ = coupled_sweep(rbm, params, z, moves, bits.fold_in(keys, t + 1), {})
+        z, *_ = coupled_sweep(rbm, params, z, moves, random.fold_in(keys, t + 1), {})
         met = jnp.stack([equal(v) for v in z.values()]).all(0)
         tau = jnp.where((tau < 0) & met, t + 1, tau)
         weight = (tau < 0).astype(jnp.float32)
@@ -141,11 +141,9 @@ def measure(
 ) -> None:
     """One row of the table."""
     h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
-    start, pair = {"v": v, "h": h}, bits.key_pair(jax.random.key(2))
+    start, pair = {"v": v, "h": h}, random.key_pair(jax.random.key(2))
     moves = resolve_moves(rbm, coupling)
-    engine = lambda: run_pairs(  # noqa: E731
-        rbm, moves, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE
-    )
+    engine = lambda: run_pairs(rbm, moves, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE)
     tau, check = np.asarray(engine().meeting_time), np.asarray(lockstep(rbm, moves, params, start, pair)[1])
     agree = (tau == check).mean()
     pair_sweeps = int((tau - 1).sum())

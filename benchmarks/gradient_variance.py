@@ -30,7 +30,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import UCD, Bernoulli, FactorGraph, bits, exact
+from ebmpp import UCD, Bernoulli, FactorGraph, exact
+from ebmpp.core import random
 from ebmpp.estimators import Batch
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -91,10 +92,10 @@ def repeat(
 ) -> tuple[Any, dict[str, Array]]:
     """Gradients and metrics of estimates after one another at the same params."""
     batch = Batch.of({"v": rows})
-    state = estimator.init(rbm, params, batch.rows, len(rows), bits.fold_in(pair, 0, 1))
+    state = estimator.init(rbm, params, batch.rows, len(rows), random.fold_in(pair, 0, 1))
 
     def one(state: Any, step: Array) -> tuple[Any, tuple[Any, dict[str, Array]]]:
-        made = estimator.estimate(rbm, params, state, batch, bits.fold_in(pair, step, 2))
+        made = estimator.estimate(rbm, params, state, batch, random.fold_in(pair, step, 2))
         return made.state, (made.gradient, made.metrics)
 
     _, made = lax.scan(one, state, jnp.arange(_SETTLE + repeats, dtype=jnp.uint32))
@@ -106,7 +107,7 @@ def measure(
 ) -> dict[str, Any]:
     """A line of the table."""
     estimator = UCD(num_pairs=args.pairs, **METHODS[name])
-    pair = bits.key_pair(jax.random.key(args.seed + 2))
+    pair = random.key_pair(jax.random.key(args.seed + 2))
     gradients, metrics = repeat(rbm, estimator, params, rows, pair, args.repeats)
     flat = np.concatenate(
         [np.asarray(g, float).reshape(args.repeats, -1) for g in jax.tree.leaves(gradients)], 1

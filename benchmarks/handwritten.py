@@ -17,7 +17,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import bits, sweeps
+from ebmpp import sweeps
+from ebmpp.core import random
 from ebmpp.training import estimate_step
 
 ROWS, SWEEPS = 1000, 10
@@ -34,8 +35,8 @@ def model() -> tuple[ebmpp.FactorGraph, dict[str, Array]]:
 @partial(jax.jit, static_argnums=0)
 def gibbs(rbm: ebmpp.FactorGraph, params: dict, v: Array, h: Array, pair: Array) -> dict:
     """Ours: sweeps derived from the energy."""
-    rows = bits.fold_in(pair, jnp.arange(len(v)))
-    one = lambda i, x: sweeps.sweep_rows(rbm, params, x, sweeps.schedule(rbm), bits.fold_in(rows, i))  # noqa: E731
+    rows = random.fold_in(pair, jnp.arange(len(v)))
+    one = lambda i, x: sweeps.sweep_rows(rbm, params, x, sweeps.schedule(rbm), random.fold_in(rows, i))
     return jax.lax.fori_loop(0, SWEEPS, one, {"v": v, "h": h})
 
 
@@ -114,7 +115,7 @@ def convolution_cd_by_hand(params: dict, data: Array, key: Array) -> dict:
     h = jax.random.bernoulli(first, mean).astype(jnp.float32)
     v = jax.random.bernoulli(second, jax.nn.sigmoid(_down(params, h))).astype(jnp.float32)
     again = jax.nn.sigmoid(_up(params, v))
-    filters = lambda v, h: lax.conv(v[None], h.transpose(1, 0, 2, 3), (1, 1), "VALID")  # noqa: E731
+    filters = lambda v, h: lax.conv(v[None], h.transpose(1, 0, 2, 3), (1, 1), "VALID")
     return {
         "v": (v - data).mean(0),
         "h": (again - mean).mean(0).sum((1, 2), keepdims=True),
@@ -142,7 +143,7 @@ def main() -> None:
     v = jax.random.bernoulli(jax.random.key(2), 0.5, (ROWS, 784)).astype(jnp.float32)
     h = jax.random.bernoulli(jax.random.key(3), 0.5, (ROWS, 500)).astype(jnp.float32)
     key = jax.random.key(4)
-    pair = bits.key_pair(key)
+    pair = random.key_pair(key)
     machine, filters = convolutional()
     image = v[:FEWER_ROWS].reshape(-1, 28, 28)
     maps = jnp.zeros((FEWER_ROWS, *machine.families["h"].shape))

@@ -58,7 +58,7 @@ from ebmpp.estimators import Estimator
 from ebmpp.evaluate import ClassifierFeatures, frechet_distance
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file, it sees its own folder only
-from models import common, gaussian_bernoulli  # noqa: E402
+from models import common, gaussian_bernoulli
 
 _SPLIT = 0  # seed of the division into training and held-out images
 _COLUMNS, _LINES = 10, 2  # of images shown as drawn, and as many with pixels at their modes
@@ -219,7 +219,7 @@ def as_images(name: str, data: Data) -> Callable[[Any], np.ndarray]:
 def measure(images: np.ndarray, data: Data) -> dict[str, float]:
     """The distance from held-out images, and that of the shares of labels which the network sees."""
     found = frechet_distance(images, data.held_out, features=data.features, extrapolate=True)
-    share = lambda rows: np.bincount(data.features.predict(rows), minlength=10) / len(rows)  # noqa: E731
+    share = lambda rows: np.bincount(data.features.predict(rows), minlength=10) / len(rows)
     labels = np.abs(share(images) - share(data.held_out)).sum() / 2
     values = {"distance": found.value, "extrapolated": found.extrapolated, "error": found.standard_error}
     return {k: float(f"{v:.4g}") for k, v in (values | {"labels": labels}).items()}

@@ -25,7 +25,8 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import FactorGraph, Spin, bits, cluster_sweep, moves, sweeps
+from ebmpp import FactorGraph, Spin, cluster_sweep, moves, sweeps
+from ebmpp.core import random
 from ebmpp.errors import UnmetError
 from ebmpp.plan import resolve_moves
 
@@ -48,9 +49,9 @@ def torus(side: int) -> nx.Graph:
 @partial(jax.jit, static_argnums=(0, 4))
 def ours(graph: FactorGraph, params: dict, x: Array, pair: Array, num: int) -> Array:
     """Sweeps that follow from the declaration."""
-    rows = bits.fold_in(pair, jnp.arange(len(x)))
+    rows = random.fold_in(pair, jnp.arange(len(x)))
     layers = sweeps.schedule(graph)
-    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, bits.fold_in(rows, i))  # noqa: E731
+    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(rows, i))
     return jax.lax.fori_loop(0, num, one, {"x": x})["x"]
 
 
@@ -90,7 +91,7 @@ def by_thrml(lattice: nx.Graph) -> Any:
         start = [
             x[:, np.array([i for i, n in enumerate(lattice.nodes) if sum(n) % 2 == c])] for c in range(2)
         ]
-        one = lambda key, *s: thrml.sample_states(key, program, schedule, list(s), [], [thrml.Block(every)])  # noqa: E731
+        one = lambda key, *s: thrml.sample_states(key, program, schedule, list(s), [], [thrml.Block(every)])
         return jax.vmap(one)(keys, *start)
 
     return run
@@ -102,7 +103,7 @@ def against_peers(repeats: int) -> None:
     graph = FactorGraph.from_networkx(lattice, family=Spin, shared=True, bias=False)
     x = jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, (CHAINS, SIDE**2)), 1.0, -1.0)
     params, key = {"x:x": jnp.asarray(COUPLING)}, jax.random.key(1)
-    pair, hand = bits.key_pair(key), by_hand(lattice)
+    pair, hand = random.key_pair(key), by_hand(lattice)
     tasks = {
         "ours": lambda: ours(graph, params, x, pair, SWEEPS),
         "by hand": lambda: hand(params["x:x"], x, key),
@@ -141,8 +142,8 @@ def large() -> None:
         graph = FactorGraph.from_networkx(network, family=Spin)
         declared = time.perf_counter() - begin
         params = jax.tree.map(lambda a: 0.01 * jnp.ones_like(a), graph.init(jax.random.key(0)))
-        x, pair = jnp.ones((chains, len(network))), bits.key_pair(jax.random.key(1))
-        call = lambda graph=graph, params=params, x=x, pair=pair: ours(graph, params, x, pair, SWEEPS)  # noqa: E731
+        x, pair = jnp.ones((chains, len(network))), random.key_pair(jax.random.key(1))
+        call = lambda graph=graph, params=params, x=x, pair=pair: ours(graph, params, x, pair, SWEEPS)
         first, best = interleaved({"ours": call}, 3)["ours"]
         parts = len(graph.layers)
         print(f"{name:46} {parts:6d} {chains:6d} {declared:10.2f} {first:13.2f} {1e3 * best / SWEEPS:9.2f}")
@@ -173,10 +174,10 @@ def coupled() -> None:
 @partial(jax.jit, static_argnums=(0, 1))
 def follow(graph: FactorGraph, made: tuple, params: dict, x: Array, pair: Array) -> tuple:
     """The last states, and every chain's squared magnetisation and energy a spin after every sweep."""
-    rows = bits.fold_in(pair, jnp.arange(len(x)))
+    rows = random.fold_in(pair, jnp.arange(len(x)))
 
     def one(x: Array, i: Array) -> tuple[Array, tuple[Array, Array]]:
-        x = moves.draw_sweep(graph, params, {"x": x}, made, bits.fold_in(rows, i), {})[0]["x"]
+        x = moves.draw_sweep(graph, params, {"x": x}, made, random.fold_in(rows, i), {})[0]["x"]
         return x, (x.mean(-1) ** 2, graph.energy({"x:x": jnp.ones(())}, {"x": x}) / x.shape[-1])
 
     return jax.lax.scan(one, x, jnp.arange(BLOCK))
@@ -184,11 +185,11 @@ def follow(graph: FactorGraph, made: tuple, params: dict, x: Array, pair: Array)
 
 def autocorrelation(graph: FactorGraph, made: tuple, params: dict, seconds: float) -> str:
     """Sweeps that are worth one independent draw, and independent draws a second."""
-    x, pair = jnp.ones((MIXED, graph.families["x"].size)), bits.key_pair(jax.random.key(2))
+    x, pair = jnp.ones((MIXED, graph.families["x"].size)), random.key_pair(jax.random.key(2))
     begin, seen, took = time.perf_counter(), [], []
     while time.perf_counter() - begin < seconds:
         start = time.perf_counter()
-        x, values = jax.block_until_ready(follow(graph, made, params, x, bits.fold_in(pair, len(seen))))
+        x, values = jax.block_until_ready(follow(graph, made, params, x, random.fold_in(pair, len(seen))))
         took.append(time.perf_counter() - start)
         seen.append(np.asarray(values))
     kept = len(seen) // 4  # the rest is the warm-up, and the compilation

@@ -28,8 +28,8 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient
+from ebmpp.core import random
 from ebmpp.engine import run_pairs
 from ebmpp.plan import resolve_moves
 
@@ -53,7 +53,7 @@ def starting(rbm: ebmpp.FactorGraph, params: dict, v: Array) -> dict[str, Array]
 def untrained(out: Path) -> None:
     """The table and the figure of the untrained model."""
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(500), h=ebmpp.Bernoulli(100))
-    normal = lambda key, a: 0.1 * jax.random.normal(key, a.shape)  # noqa: E731
+    normal = lambda key, a: 0.1 * jax.random.normal(key, a.shape)
     shapes = rbm.init(jax.random.key(0))
     params = dict(
         zip(shapes, map(normal, jax.random.split(jax.random.key(7), 3), shapes.values()), strict=True)
@@ -81,7 +81,7 @@ def untrained(out: Path) -> None:
 
 def timed(rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict) -> dict[str, tuple]:
     """Outcome and seconds (minimum of interleaved runs) by coupling."""
-    pair = bits.key_pair(jax.random.key(3))
+    pair = random.key_pair(jax.random.key(3))
 
     def run(coupling: object) -> object:
         moves = resolve_moves(rbm, coupling)

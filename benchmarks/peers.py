@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import bits
+from ebmpp.core import random
 from ebmpp.estimators import Estimator
 from ebmpp.training import estimate_step
 
@@ -53,7 +53,7 @@ class Ours:
         self.estimator, self.optimizer = estimator, optax.sgd(RATE)
         self.params = self.graph.init(jax.random.key(0)) | {"v:h": jnp.asarray(weights)}
         self.rows, self.index = {"v": jnp.asarray(data)}, jnp.arange(ROWS)
-        self.pair, self.step = bits.key_pair(jax.random.key(1)), 0
+        self.pair, self.step = random.key_pair(jax.random.key(1)), 0
         self.state = estimator.init(self.graph, self.params, self.rows, ROWS, self.pair)
         self.slow = self.optimizer.init(self.params)
 

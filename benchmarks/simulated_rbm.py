@@ -79,7 +79,7 @@ def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, 
     drawn = ebmpp.perfect_sample(truth, params, draws, 2 * args.rows, method="enumerate")["v"]
     rows = {"log_likelihood": drawn[: args.rows], "held_out": drawn[args.rows :]}
     log_z = ebmpp.exact.log_partition(truth, params)
-    each = lambda v: -truth.free_energy(params, {"v": v}) - log_z  # noqa: E731
+    each = lambda v: -truth.free_energy(params, {"v": v}) - log_z
     return rows, {name: float(each(v).mean()) for name, v in rows.items()}
 
 

@@ -30,16 +30,7 @@ from ebmpp.estimators import (
 from ebmpp.evaluate import exact
 from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
 from ebmpp.factors import Bias, Bilinear, Factor
-from ebmpp.families import (
-    Bernoulli,
-    Binomial,
-    Categorical,
-    Exponential,
-    Family,
-    Gaussian,
-    Poisson,
-    Spin,
-)
+from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import FactorGraph, layered
 from ebmpp.joining import merge, stack
 from ebmpp.kernels import (

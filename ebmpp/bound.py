@@ -18,7 +18,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, moves, parts, states, sweeps
+from ebmpp import moves, parts, states, sweeps
+from ebmpp.core import random
 from ebmpp.couplings import Trial, where_rows
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph
@@ -131,8 +132,8 @@ def move(bound: Bound, x: Rows, pairs: Array, fraction: float = 1.0) -> tuple[di
 
         def step(part: Any, carry: tuple, start: int = start, layer: tuple[str, ...] = layer) -> tuple:
             x, taken = carry
-            keys = bits.fold_in(pairs, start + part)
-            draw = lambda params, x, k: sweeps.draw_part(bound.graph, params, x, layer, part, k)  # noqa: E731
+            keys = random.fold_in(pairs, start + part)
+            draw = lambda params, x, k: sweeps.draw_part(bound.graph, params, x, layer, part, k)
             drawn = bound.map(draw, x, keys)
             if bound.log_weight is None or set(layer).isdisjoint(bound.weighted):
                 return x | drawn, taken
@@ -156,11 +157,11 @@ def num_proposals(bound: Bound) -> int:
 def _choice_words(graph: FactorGraph, layer: Sequence[str], keys: Array) -> Array:
     """Words beside those of the draw itself: one a unit, and one for the row."""
     size = sum(graph.families[b].size for b in layer)
-    return bits.words(bits.fold_in(keys, 0, 1 << 31), size + 1)
+    return random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
 
 
 def _log_uniform(words: Array) -> Array:
-    return jnp.log(bits.uniform(words[:, -1]))
+    return jnp.log(random.uniform(words[:, -1]))
 
 
 def _some(graph: FactorGraph, words: Array, x: Rows, drawn: Rows, fraction: float) -> dict[str, Array]:
@@ -170,7 +171,7 @@ def _some(graph: FactorGraph, words: Array, x: Rows, drawn: Rows, fraction: floa
     made, start = {}, 0
     for b, value in drawn.items():
         family = graph.families[b]
-        chosen = bits.uniform(words[:, start : start + family.size]) < fraction
+        chosen = random.uniform(words[:, start : start + family.size]) < fraction
         made[b] = jnp.where(chosen.reshape(-1, *family.shape), value, x[b])
         start += family.size
     return made
@@ -193,7 +194,7 @@ def couple(
     carry = dict(z), jnp.zeros(len(pairs), bool)
     for (start, count, layer), kind in zip(bounds[0].steps(), kinds, strict=True):
 
-        def step(part: Any, carry: tuple, start: int = start, move: Layer = Layer(layer, kind)) -> tuple:  # noqa: B008
+        def step(part: Any, carry: tuple, start: int = start, move: Layer = Layer(layer, kind)) -> tuple:
             z, broken = carry
             each = [
                 bound.natural({b: v[i] for b, v in z.items()}, move.blocks, part)
@@ -204,7 +205,7 @@ def couple(
             draw = Trial(pairs, jnp.ones(len(pairs), bool), same, part)
             made = moves.couple_focused(graph, focused, z, move, start + part, {}, draw)
             new = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
-            keys = bits.fold_in(pairs, start + part)
+            keys = random.fold_in(pairs, start + part)
             return _accepted(bounds, move.blocks, z, new, keys, fraction), broken | made.broken
 
         carry = each_part(count, step, carry)

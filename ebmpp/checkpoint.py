@@ -16,8 +16,8 @@ import warnings
 
 import numpy as np
 
-from ebmpp import archive, identity
-from ebmpp.core import checks
+from ebmpp import identity
+from ebmpp.core import archive, checks
 from ebmpp.errors import ArgumentError, CheckpointError
 
 _KEPT = 3  # the newest, and two to fall back on

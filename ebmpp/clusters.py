@@ -20,7 +20,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, pairwise, parts, states
+from ebmpp import pairwise, parts, states
+from ebmpp.core import random
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Spin
@@ -148,7 +149,7 @@ class Clusters(Whole):
         edges = np.concatenate([f.edges(graph.families)[self.block] for f in split.own])
         held = parts.to_units(keep[self.block], split.family) if self.block in keep else None
         count = split.family.size
-        u = bits.uniform(bits.words(pairs, len(edges) + count)).T
+        u = random.uniform(random.words(pairs, len(edges) + count)).T
         u = jnp.tile(u, (1, len(x) // len(pairs)))
         units = _Units(eta, weights, edges, u[count:], u[:count], held)
         redraw = _categories if isinstance(split.family, Categorical) else _spins
@@ -195,7 +196,7 @@ def _categories(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
     label = components(pairwise.table(len(x), units.edges), (x[a] == x[b]) & (units.bond < chance))
     eta = jnp.broadcast_to(units.eta, (*x.shape, units.eta.shape[-1]))
     total = jnp.stack([_sum_by(label, eta[..., k]) for k in range(eta.shape[-1])], -1)
-    new = _at(bits.inverse_cdf(units.coin, jax.nn.softmax(total, -1)), label)
+    new = _at(random.inverse_cdf(units.coin, jax.nn.softmax(total, -1)), label)
     if units.held is not None:
         new = jnp.where(_any_by(label, units.held), x, new)
     return new, (units.weights < 0).any()

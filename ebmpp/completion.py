@@ -16,8 +16,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, search, states, sweeps
-from ebmpp.core import checks
+from ebmpp import search, states, sweeps
+from ebmpp.core import checks, random
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Params
 
@@ -122,7 +122,7 @@ def complete(
     known = states.as_given(graph.families, given)
     if not sweeps.schedule(graph, known.whole):
         raise StateError("complete: every block is given whole, so nothing is missing; leave one out")
-    run = Runs(graph, params, known, num_chains, bits.key_pair(rng_key))
+    run = Runs(graph, params, known, num_chains, random.key_pair(rng_key))
     made = run.local_mode() if method == "local_mode" else run.posterior(num_warmup, num_samples)
     if made.r_hat is not None and (made.r_hat > _HIGH).any():
         high = int((made.r_hat > _HIGH).sum())
@@ -175,7 +175,7 @@ class Runs:
         """Searches."""
         parts = []
         for x, keep, pairs, count in self._chunks():
-            found, value = _search(self.graph, self.layers, self.params, x, keep, bits.fold_in(pairs, 2))
+            found, value = _search(self.graph, self.layers, self.params, x, keep, random.fold_in(pairs, 2))
             best = self._best(found, np.asarray(value))
             at = {b: jnp.asarray(np.tile(v, (self.chains, *(1,) * (v.ndim - 1)))) for b, v in best.items()}
             mean = _means(self.graph, self.layers, self.params, at)
@@ -190,12 +190,14 @@ class Runs:
             row = np.minimum(np.arange(first, first + size), rows - 1)
             every = np.tile(row, self.chains)
             pairs = _pairs(self.pair, np.repeat(np.arange(self.chains), size), every)
-            given = jax.tree.map(lambda v: v[every], self.given[:3])  # noqa: B023
+            given = jax.tree.map(lambda v: v[every], self.given[:3])
             yield _start(self.graph, *given, pairs), given[2], pairs, min(size, rows - first)
 
     def _climb(self, x: Mapping[str, Array], keep: Mapping[str, Array], pairs: Array) -> tuple[Any, Any]:
         try:
-            return _search(self.graph, self.layers, self.params, dict(x), dict(keep), bits.fold_in(pairs, 2))
+            return _search(
+                self.graph, self.layers, self.params, dict(x), dict(keep), random.fold_in(pairs, 2)
+            )
         except NotImplementedError:
             return None, None
 
@@ -218,7 +220,7 @@ class Runs:
             made["mode"] = {b: best[b][:count] for b in self.free}
             made["log_density"] = self._by_chain(value).max(0)[:count]
         if trace is not None:
-            error = lambda v: v.std(0, ddof=1) / math.sqrt(self.chains)  # noqa: E731
+            error = lambda v: v.std(0, ddof=1) / math.sqrt(self.chains)
             none = self.chains < 2
             made["standard_error"] = {
                 b: np.full(v.shape[1:], np.nan) if none else error(v) for b, v in each.items()
@@ -233,9 +235,9 @@ class Runs:
         for name in parts[0]:
             axis = 1 if name == "draws" else 0
             lead = ((self.chains,) if axis else ()) + batch
-            join = lambda values, axis=axis: np.concatenate(values, axis)  # noqa: E731
+            join = lambda values, axis=axis: np.concatenate(values, axis)
             whole = jax.tree.map(lambda *values: join(values), *[p[name] for p in parts])
-            joined[name] = jax.tree.map(lambda v: v.reshape(lead + v.shape[axis + 1 :]), whole)  # noqa: B023
+            joined[name] = jax.tree.map(lambda v: v.reshape(lead + v.shape[axis + 1 :]), whole)
         self._put_known(joined)
         return Completion(method=method, **joined)
 
@@ -267,12 +269,12 @@ def _r_hat(trace: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def _pairs(pair: Array, chain: Array, row: Array) -> Array:
-    return bits.fold_in(bits.fold_in(pair, 1, chain), row)
+    return random.fold_in(random.fold_in(pair, 1, chain), row)
 
 
 @partial(jax.jit, static_argnums=0)
 def _start(graph: FactorGraph, whole: Any, partial_: Any, keep: Any, pairs: Array) -> dict[str, Array]:
-    x = sweeps.initial_rows(graph, tuple(graph.families), bits.fold_in(pairs, 0)) | whole
+    x = sweeps.initial_rows(graph, tuple(graph.families), random.fold_in(pairs, 0)) | whole
     return x | {b: jnp.where(k, partial_[b], x[b]) for b, k in keep.items()}
 
 
@@ -301,7 +303,7 @@ def _sample(
     """The last states, means of the conditional means, and the log densities ``(num_samples, chains)``."""
 
     def sweep(index: Array, x: dict[str, Array]) -> dict[str, Array]:
-        return sweeps.sweep_rows(graph, params, x, layers, bits.fold_in(pairs, 1, index), keep)
+        return sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, 1, index), keep)
 
     def step(carry: tuple, index: Array) -> tuple:
         x, mean = carry

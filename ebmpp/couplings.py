@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError
 from ebmpp.family import LogRatio
 from ebmpp.sweeps import draw_rows, num_words, split_words
@@ -164,7 +163,7 @@ def _unconditional(
     apart = dict.fromkeys(blocks, jnp.zeros(len(pairs), bool))
     if kind == "independent":
         each = num_words(graph, blocks)
-        words = bits.words(pairs, 2 * each)
+        words = random.words(pairs, 2 * each)
         return (
             draw_rows(graph, blocks, etas[0], words[:, :each]),
             draw_rows(graph, blocks, etas[1], words[:, each:]),
@@ -172,10 +171,10 @@ def _unconditional(
         )
     each = num_words(graph, blocks, coupled=True)
     if kind == "common":
-        return *_couple(graph, blocks, etas, bits.words(pairs, each)), apart
-    words = bits.words(pairs, each + len(blocks))
+        return *_couple(graph, blocks, etas, random.words(pairs, each)), apart
+    words = random.words(pairs, each + len(blocks))
     parts = split_words(graph, blocks, words[:, :each], coupled=True)
-    u = bits.uniform(words[:, each:])
+    u = random.uniform(words[:, each:])
     drawn = {
         b: graph.families[b].reflect(parts[b], u[:, i], etas[0][b], etas[1][b]) for i, b in enumerate(blocks)
     }
@@ -208,11 +207,11 @@ def _maximal(
     each = num_words(graph, blocks)
     rest = 2 * each if independent else num_words(graph, blocks, coupled=True)
     # Several fusions read the words: without the barrier each hashes them again, a tenth of the whole sweep.
-    words = lax.optimization_barrier(bits.words(pairs, each + rest + 3))
-    log_u = jnp.log(bits.uniform(words[:, -3:]))
+    words = lax.optimization_barrier(random.words(pairs, each + rest + 3))
+    log_u = jnp.log(random.uniform(words[:, -3:]))
     families = {b: graph.families[b] for b in blocks}
     log_ratio = LogRatio(families, *etas)
-    ratio = lambda x: log_ratio({b: f.statistics(x[b]) for b, f in families.items()})  # noqa: E731
+    ratio = lambda x: log_ratio({b: f.statistics(x[b]) for b, f in families.items()})
 
     shared = draw_rows(graph, blocks, etas[0], words[:, :each])
     together = first & ((log_u[:, 0] <= ratio(shared)) | same)

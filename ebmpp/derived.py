@@ -61,7 +61,7 @@ def natural(
     factors = (
         [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)] if factors is None else factors
     )
-    around = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})  # noqa: E731
+    around = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})
     inside = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
     return jax.grad(around)(_zeros(graph, blocks) | inside)
 
@@ -70,7 +70,7 @@ def contributed(
     graph: "FactorGraph", factors: Iterable, params: Params, statistics: Statistics
 ) -> dict[str, Array]:
     """What ``factors`` alone add to the natural parameter of every block, the others at ``statistics``."""
-    around = lambda t: -_energy_of(graph, factors, params, t)  # noqa: E731
+    around = lambda t: -_energy_of(graph, factors, params, t)
     return jax.grad(around)(dict(statistics))
 
 
@@ -81,7 +81,7 @@ def affine(
 
     :return: a scalar c and the natural parameters eta of ``blocks``, with -E = c + sum <eta_b, t_b>.
     """
-    negative = lambda t: -energy(graph, params, {**statistics, **t})  # noqa: E731
+    negative = lambda t: -energy(graph, params, {**statistics, **t})
     return jax.value_and_grad(negative)(_zeros(graph, blocks))
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import families as builtin_families
-from ebmpp.archive import digest
+from ebmpp.core.archive import digest
 from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
 from ebmpp.factors import Factor
 from ebmpp.families import Family
@@ -131,10 +131,10 @@ def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[
     """The energy at one state that tells energies apart, and the size of what is summed in it."""
     scope = tuple(families[b] for b in factor.blocks)
     generator = np.random.default_rng(0)
-    as_float = lambda a: jnp.asarray(a, jnp.result_type(float))  # noqa: E731
+    as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
     stats = [as_float(generator.uniform(0.1, 0.9, f.statistic_shape)) for f in scope]
     with jax.default_matmul_precision("highest"):
-        call = lambda *t: as_float(factor.evaluate(params, *t, families=scope))  # noqa: E731
+        call = lambda *t: as_float(factor.evaluate(params, *t, families=scope))
         value, slopes = jax.value_and_grad(call, argnums=tuple(range(len(stats))))(*stats)
     size = sum(float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True))
     numbers = (float(value), abs(float(value)) + size)
@@ -152,7 +152,7 @@ def energies(graph: FactorGraph) -> dict[str, list]:
     for number, factor in enumerate(graph.factors):
         params = factor.init_params(jax.random.key(0), graph.families)
         generator = np.random.default_rng(number)
-        noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)  # noqa: B023
+        noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
         value, size = _value(factor, graph.families, noisy)
         if None in (value, size):  # an energy that restricts its params is told at its init
             value, size = _value(factor, graph.families, params)

@@ -108,7 +108,7 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
 
 
 def _host(fields: Mapping[str, Any]) -> dict[str, Any]:
-    is_array = lambda v: hasattr(v, "dtype") and not isinstance(v, Mapping)  # noqa: E731
+    is_array = lambda v: hasattr(v, "dtype") and not isinstance(v, Mapping)
     return {name: np.asarray(v) if is_array(v) else v for name, v in fields.items()}
 
 

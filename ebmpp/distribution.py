@@ -18,9 +18,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, states, sweeps
+from ebmpp import derived, states, sweeps
 from ebmpp.arrays import describe
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.layout import Layout
@@ -101,8 +101,8 @@ def _refuse_gradient(primals: tuple, tangents: tuple) -> NoReturn:
 def _draw(graph: FactorGraph, params: Params, pairs: Array, num_sweeps: Array) -> dict[str, Array]:
     """Every block after ``num_sweeps`` sweeps from initial draws."""
     layers = sweeps.schedule(graph)
-    start = sweeps.initial_rows(graph, graph.families, bits.fold_in(pairs, 0))
-    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, bits.fold_in(pairs, i))  # noqa: E731
+    start = sweeps.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
+    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
     return jax.lax.fori_loop(1, num_sweeps + 1, one, start)
 
 
@@ -256,7 +256,7 @@ class EnergyDistribution(dist.Distribution):
         families = self.graph.families
         rows = {b: x.reshape(-1, *families[b].shape).astype(families[b].dtype) for b, x in parts.items()}
         params = self.params if self.has_log_partition else _without_gradient(self.params)
-        one = lambda x: derived.log_unnormalized(self.graph, params, x, self.summed)  # noqa: E731
+        one = lambda x: derived.log_unnormalized(self.graph, params, x, self.summed)
         return jax.vmap(one)(rows).reshape(batch) - self._log_partition()
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -268,7 +268,7 @@ class EnergyDistribution(dist.Distribution):
         """
         _refuse_batched(self.graph, self.params)
         key, shape = checks.key("EnergyDistribution: key", key), tuple(sample_shape)
-        pairs = bits.fold_in(bits.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
+        pairs = random.fold_in(random.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
         params = jax.lax.stop_gradient(self.params)  # a draw is no differentiable function of them
         x = _draw(self.graph, params, pairs, self.num_sweeps)
         return self.layout.join(x).reshape(shape + self.layout.shape)

@@ -22,7 +22,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, definite, derived
+from ebmpp import definite, derived
+from ebmpp.core import random
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
 
@@ -140,11 +141,11 @@ def _largest(slope: Array, other: Family) -> Array:
 def _tried(
     graph: "FactorGraph", params: dict[str, Any], block: str, around: list[str]
 ) -> tuple[Array, Array]:
-    key = bits.key_pair(jax.random.key(0))
+    key = random.key_pair(jax.random.key(0))
     stats = {}
     for i, b in enumerate(around):
         f = graph.families[b]
-        drawn = bits.words(bits.fold_in(key, i), _RANDOM_STATES * f.size * f.num_words)
+        drawn = random.words(random.fold_in(key, i), _RANDOM_STATES * f.size * f.num_words)
         stats[b] = f.statistics(f.initial(drawn.reshape(_RANDOM_STATES, *f.shape, f.num_words)))
     eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
     return eta.max(0), eta.min(0)
@@ -155,7 +156,7 @@ def _check_sign(graph: "FactorGraph", params: dict[str, Any], a: str, b: str) ->
     slope = np.asarray(_slope(graph, a, b, params)).reshape(fa.size, -1, fb.size, math.prod(fb.stat_shape))
     # to which sides the product of two statistics has no end, shape (1, S of a, 1, S of b)
     (low_a, high_a), (low_b, high_b) = (np.isinf(np.reshape(f.statistic_bounds, (2, -1))) for f in (fa, fb))
-    each = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, :, None]  # noqa: E731
+    each = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, :, None]
     up = each(high_a, high_b) | each(low_a, low_b)
     down = each(high_a, low_b) | each(low_a, high_b)
     wrong = (up & (slope > 0)) | (down & (slope < 0))
@@ -185,8 +186,8 @@ def _check_precision(graph: "FactorGraph", params: dict[str, Any], blocks: tuple
         lower = upper = float(np.linalg.eigvalsh(np.asarray(columns, float))[0])
     else:
         # two rows, though one is asked for: one row alone takes XLA seven times as long (5000 units)
-        rows = lambda v: jnp.broadcast_to(jnp.asarray(v, float)[None], (2, size))  # noqa: E731
-        product = lambda v: _precision_times(graph, blocks, params, rows(v))[0]  # noqa: E731
+        rows = lambda v: jnp.broadcast_to(jnp.asarray(v, float)[None], (2, size))
+        product = lambda v: _precision_times(graph, blocks, params, rows(v))[0]
         lower, upper = definite.least_eigenvalue(
             product, size, _ROUNDING * jnp.finfo(jnp.result_type(float)).eps
         )

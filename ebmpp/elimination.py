@@ -23,7 +23,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, states
+from ebmpp import states
+from ebmpp.core import random
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.factors import Factor
 from ebmpp.families import Family
@@ -298,7 +299,7 @@ def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray | N
     generator = np.random.default_rng(0)
     families = dict(local.scope)
     params = next(_noisy(local, generator, 1.0))
-    draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))  # noqa: E731
+    draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))
     stats = {b: draw(families[b]) for b in around}
     slopes = jax.jit(jax.jacrev(lambda t: local.affine(params, t)[1]))(stats)
     found: dict[str, np.ndarray | None] = {}
@@ -322,7 +323,7 @@ def _noisy(local: _Local, generator: np.random.Generator, *scales: float) -> Ite
     families = dict(local.scope)
     start = {f.name: f.init_params(jax.random.key(0), families) for f in local.factors}
     for scale in scales:
-        noise = lambda a, s=scale: jnp.asarray(s * generator.normal(size=a.shape), a.dtype)  # noqa: E731
+        noise = lambda a, s=scale: jnp.asarray(s * generator.normal(size=a.shape), a.dtype)
         yield jax.tree.map(lambda a, noise=noise: a + noise(a), start)
 
 
@@ -334,11 +335,11 @@ def _verify(graph: FactorGraph, summed: SummedOut) -> None:
     doubtful = [t.block for t in summed.tables if not t.every]
     if not doubtful:
         return
-    key = bits.key_pair(jax.random.key(0))
+    key = random.key_pair(jax.random.key(0))
     stats = {}
     for i, b in enumerate(summed.around):
         f = graph.families[b]
-        drawn = bits.words(bits.fold_in(key, i), _TRIED * f.size * f.num_words)
+        drawn = random.words(random.fold_in(key, i), _TRIED * f.size * f.num_words)
         stats[b] = f.statistics(f.initial(drawn.reshape(_TRIED, *f.shape, f.num_words)))
     scales = np.repeat([1.0, 0.5, 0.25, 0.1], 8)  # until one is in the family's domain
     for params in _noisy(summed.local, np.random.default_rng(1), *scales):

@@ -21,7 +21,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits
+from ebmpp.core import random
 from ebmpp.couplings import MOST_TRIALS, Trial
 from ebmpp.lateral import each_part
 from ebmpp.moves import Flags, Move, agree, compare, copied, draw_sweep, note, offsets
@@ -135,7 +135,7 @@ def run_pairs(
     """
     engine = _Engine(graph, moves, accumulator, params, window, keep or {}, job_weights)
     num_jobs = len(next(iter(x.values())))
-    keys = bits.fold_in(pair, jnp.arange(num_jobs))
+    keys = random.fold_in(pair, jnp.arange(num_jobs))
     total = accumulator.init(graph, params, num_jobs)
     x, total, count = engine.advance(x, keys, total)
     starts = {b: jnp.stack([x[b], y[b]]) for b in x}
@@ -179,9 +179,9 @@ class _Engine:
         def one(t: Array, carry: tuple) -> tuple:
             x, total, taken = carry
             weights = jnp.broadcast_to(self.window.inside(t), jobs.shape)
-            add = lambda total: self._add(total, x, weights, jobs)  # noqa: E731
+            add = lambda total: self._add(total, x, weights, jobs)
             total = lax.cond(weights[0] > 0, add, lambda total: total, total)
-            pairs = bits.fold_in(keys, t + 1)
+            pairs = random.fold_in(keys, t + 1)
             x, took = draw_sweep(self.graph, self.params, x, self.moves, pairs, self.keep)
             return x, total, taken + took.sum().astype(taken.dtype)
 
@@ -195,9 +195,7 @@ class _Engine:
         met = agree(same, self.free, len(same[self.free[0]]))
         weights = self._weights(jnp.broadcast_to(self.window.lag, met.shape), met)
         jobs = jnp.arange(len(met))
-        add = lambda total: self._add(  # noqa: E731
-            total, _flat(starts), weights.reshape(-1), jnp.tile(jobs, 2)
-        )
+        add = lambda total: self._add(total, _flat(starts), weights.reshape(-1), jnp.tile(jobs, 2))
         return lax.cond((weights != 0).any(), add, lambda total: total, total), met
 
     def _weights(self, t: Array, met: Array) -> Array:
@@ -265,7 +263,7 @@ class _Engine:
 
     def _sweep(self, run: _Run, keys: Array) -> _Run:
         """One attempt at each part of each move, in order; a row that is refused stalls at its part."""
-        pairs = bits.fold_in(keys[run.slots.job], run.slots.t + 1)
+        pairs = random.fold_in(keys[run.slots.job], run.slots.t + 1)
         # from what the loop carries, which has the same bits wherever it is read
         run = run._replace(slots=run.slots._replace(z=copied(run.slots.z, run.slots.same)))
         keep = {b: k if len(k) == 1 else k[run.slots.job] for b, k in self.keep.items()}
@@ -281,7 +279,7 @@ class _Engine:
         slots, index = run.slots, start + part
         at = slots.active & (slots.move == index)
         trial = Trial(
-            bits.fold_in(pairs, index, slots.trial),
+            random.fold_in(pairs, index, slots.trial),
             slots.trial == 0,
             agree(slots.same, move.reads(self.graph), len(at)),
             part,

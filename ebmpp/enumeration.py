@@ -93,7 +93,7 @@ def make_plan(graph: FactorGraph, given: Iterable[str] = (), lacking: Iterable[t
         ordered = (tuple(sorted(group, key=place.__getitem__)) for group in (left, summed, integrated))
         plans.append(Plan(*ordered, lacking))
     # the places break ties, so that the plan does not depend on the hashes of the names
-    count = lambda p: num_states(graph, p.enumerated, lacking)  # noqa: E731
+    count = lambda p: num_states(graph, p.enumerated, lacking)
     best = min(plans, key=lambda p: (count(p), [place[b] for b in p.enumerated]))
     refuse_many(graph, best.enumerated, best.summed, _MOST_STATES, lacking)
     return best
@@ -213,7 +213,7 @@ def _gaussian_integral(
     free = {b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z for b, z in zero.items()}
     flat, unravel = jax.flatten_util.ravel_pytree(origin)
     free, _ = jax.flatten_util.ravel_pytree(free)
-    energy = lambda z: -derived.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)  # noqa: E731
+    energy = lambda z: -derived.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)
     at_origin, slope = jax.value_and_grad(energy)(flat)
     precision = jax.hessian(energy)(flat)
     if known:  # units that are held have no say: a precision of 1, and no slope

@@ -101,7 +101,7 @@ class Factor:
             )
         if not callable(energy):
             raise DeclarationError(f"factor over {blocks}: energy is a function, not {energy!r}")
-        set_field = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731
+        set_field = lambda field, value: object.__setattr__(self, field, value)
         set_field("blocks", tuple(blocks))
         set_field("energy", energy)
         set_field("init", init if callable(init) or init is None else _Frozen(init))
@@ -146,7 +146,7 @@ class Factor:
         if self.init is None:
             return ()
         made = self.init(rng_key) if callable(self.init) else self.init.thaw()
-        as_float = lambda a: jnp.asarray(a, jnp.result_type(float))  # noqa: E731
+        as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
         return jax.tree.map(as_float, made)
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:

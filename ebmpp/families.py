@@ -13,8 +13,8 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from ebmpp.bits import inverse_cdf, open_uniform, uniform
 from ebmpp.core import checks
+from ebmpp.core.random import inverse_cdf, open_uniform, uniform
 from ebmpp.family import Family, as_float
 from ebmpp.gaussian import Gaussian
 from ebmpp.spin import SpinDistribution, spin_constraint
@@ -170,7 +170,7 @@ class Categorical(Family):
         # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
         p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)
         x = inverse_cdf(uniform(bits[..., 0]), p)
-        at_x = lambda prob: jnp.take_along_axis(prob, x[..., None], -1)[..., 0]  # noqa: E731
+        at_x = lambda prob: jnp.take_along_axis(prob, x[..., None], -1)[..., 0]
         kept = uniform(bits[..., 1]) * at_x(p) < at_x(q)
         return x, jnp.where(kept, x, inverse_cdf(uniform(bits[..., 2]), jnp.maximum(q - p, 0)))
 

@@ -166,7 +166,7 @@ class Family:
         :param statistics: t(x), the same shape.
         :return: shape ``(*batch,)``.
         """
-        rows = lambda a: {"": a.reshape(-1, *self.statistic_shape)}  # noqa: E731
+        rows = lambda a: {"": a.reshape(-1, *self.statistic_shape)}
         made = LogRatio({"": self}, rows(eta), rows(other))(rows(statistics))
         return made.reshape(eta.shape[: eta.ndim - len(self.statistic_shape)])
 

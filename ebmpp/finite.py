@@ -56,8 +56,8 @@ def _from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
     """Of one unit."""
     around = statistics - mean[None]  # before anything is summed, so that the tails keep their digits
     varies, largest = jnp.ptp(statistics, axis=0) > 0, jnp.abs(statistics).max(0)
-    reach = lambda step: jnp.ptp(around @ step)  # noqa: E731
-    probs_at = lambda eta: jax.nn.softmax(around @ eta + log_base)  # noqa: E731
+    reach = lambda step: jnp.ptp(around @ step)
+    probs_at = lambda eta: jax.nn.softmax(around @ eta + log_base)
 
     def fits(eta: Array, step: Array, tolerance: Array) -> Array:
         """Whether the mean at ``eta`` is right, relative to the terms that it is a sum of."""
@@ -83,7 +83,7 @@ def _from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
         if statistics.shape[1] > 1:  # a longer one may end where statistics are no longer told apart
             return safe
         along, lengths = around @ step, jnp.asarray(_LENGTHS, eta.dtype)
-        slope_at = lambda length: probs_at(eta + length * step) @ along  # noqa: E731
+        slope_at = lambda length: probs_at(eta + length * step) @ along
         # slopes and not values, whose differences are lost in rounding where the mean is near an end
         short = jax.vmap(slope_at)(lengths) <= -0.1 * slope_at(0.0)
         return jnp.maximum(safe, jnp.where(short, lengths, 0.0).max())
@@ -94,7 +94,7 @@ def _from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
         return eta, newton(eta), count + 1
 
     fine = jnp.sqrt(jnp.finfo(mean.dtype).eps)
-    goes_on = lambda c: ~fits(c[0], c[1], fine) & (reach(c[1]) > 0) & (c[2] < _MOST_STEPS)  # noqa: E731
+    goes_on = lambda c: ~fits(c[0], c[1], fine) & (reach(c[1]) > 0) & (c[2] < _MOST_STEPS)
     start = jnp.zeros_like(mean)
     eta, step, _ = lax.while_loop(goes_on, go, (start, newton(start), jnp.int32(0)))
     eta = eta + step  # quadratic from here: half the digits become all

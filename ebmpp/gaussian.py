@@ -12,8 +12,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.bits import open_uniform
 from ebmpp.core import checks
+from ebmpp.core.random import open_uniform
 from ebmpp.family import Family, as_float
 
 

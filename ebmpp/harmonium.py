@@ -15,9 +15,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, derived, families, initialization, sweeps, tables
+from ebmpp import derived, families, initialization, sweeps, tables
 from ebmpp.arrays import describe
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.families import Family
@@ -138,13 +138,13 @@ def train(
 
     def one(state: tuple[Params, Carried, Array], batch: Batch) -> tuple[tuple, dict[str, Array]]:
         params, carried, step = state
-        made = estimator.estimate(graph, params, carried.estimator, batch, bits.fold_in(pair, step))
+        made = estimator.estimate(graph, params, carried.estimator, batch, random.fold_in(pair, step))
         updates, moved = optimizer.update(made.gradient, carried.optimizer, params)
         metrics = {"gradient_norm": optax.tree.norm(made.gradient), **made.metrics}
         return (optax.apply_updates(params, updates), Carried(moved, made.state), step + 1), metrics
 
     steps = getattr(estimator, "steps_per_batch", 1)
-    several = lambda state, batch: lax.scan(lambda s, _: one(s, batch), state, length=steps)  # noqa: E731
+    several = lambda state, batch: lax.scan(lambda s, _: one(s, batch), state, length=steps)
     (params, carried, _), metrics = lax.scan(several, (params, carried, first), batches)
     return params, carried, {name: v.ravel() for name, v in metrics.items()}
 
@@ -165,12 +165,12 @@ def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
 @partial(jax.jit, static_argnums=0)
 def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Array) -> Array:
     """``count`` sweeps from rows of the visibles: latents first, then visibles."""
-    rows = bits.fold_in(pair, jnp.arange(len(v)))
+    rows = random.fold_in(pair, jnp.arange(len(v)))
 
     def one(i: Array, v: Array) -> Array:
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
-            key = bits.fold_in(rows, i, index)
+            key = random.fold_in(rows, i, index)
             x |= sweeps.draw_layer(graph, params, x, (block,), key, {})
         return x["v"]
 

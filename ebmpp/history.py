@@ -123,7 +123,7 @@ class Log:
 
     def load(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Go on before ``step`` after what :meth:`arrays` made."""
-        of = lambda kind: {n.removeprefix(kind): v for n, v in arrays.items() if n.startswith(kind)}  # noqa: E731
+        of = lambda kind: {n.removeprefix(kind): v for n, v in arrays.items() if n.startswith(kind)}
         self.steps = Table(of("step:"))
         monitored = of("monitor:")
         # A run that was stopped by a callback looked at this step already, and the one that goes on will.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp.archive import digest, hashed
+from ebmpp.core.archive import digest, hashed
 
 Params = Any
 
@@ -60,7 +60,7 @@ def _pattern(params: Params, scale: float) -> Params:
 
 def _counted(state: Any, count: int) -> Any:
     """The state with its step counts set."""
-    is_count = lambda a: jnp.issubdtype(jnp.result_type(a), jnp.integer) and jnp.ndim(a) == 0  # noqa: E731
+    is_count = lambda a: jnp.issubdtype(jnp.result_type(a), jnp.integer) and jnp.ndim(a) == 0
     return jax.tree.map(lambda a: jnp.full_like(a, count) if is_count(a) else a, state)
 
 
@@ -117,7 +117,7 @@ def _told(value: Any, above: frozenset[int]) -> Any:
 
 def _filled(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018
+        cell.cell_contents
     except ValueError:  # a function that is not defined yet
         return False
     return True

@@ -13,8 +13,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived
-from ebmpp.core import checks
+from ebmpp import derived
+from ebmpp.core import checks, random
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.family import Family
@@ -126,7 +126,7 @@ class Langevin(Whole):
 
         def one(i: Array, carry: tuple[_Point, Array]) -> tuple[_Point, Array]:
             at, taken = carry
-            noise, log_u, _ = _noise(bits.fold_in(pairs, i), density.units)
+            noise, log_u, _ = _noise(random.fold_in(pairs, i), density.units)
             new = density.at(density.held(density.drift(at) + density.step * noise, at))
             took = (log_u < density.log_ratio(at, new)) | (not self.adjust)
             return density.choose(took, new, at), taken + (took & self.adjust).astype(taken.dtype)
@@ -150,11 +150,11 @@ class Langevin(Whole):
         rows, density = len(trial.pairs), focused
         # one density for both chains of a row
         alike = trial.same | agree(trial.flags, self._around(graph), rows)
-        halves = lambda a: (a[:rows], a[rows:])  # noqa: E731
+        halves = lambda a: (a[:rows], a[rows:])
 
         def one(i: Array, carry: tuple[_Point, Array, Array]) -> tuple[_Point, Array, Array]:
             at, taken, met = carry
-            noise, log_u, u = _noise(bits.fold_in(trial.pairs, i), density.units)
+            noise, log_u, u = _noise(random.fold_in(trial.pairs, i), density.units)
             (x, y), (step, to_step) = halves(density.drift(at)), halves(density.step)
             together = alike & met
             x, y, meets = reflected(noise, u, x, step, y, to_step)
@@ -201,7 +201,7 @@ class Langevin(Whole):
             summed = {b: graph.families[b] for b in self.marginalize}
             usual = {b: f.mean(f.default_eta()) for b, f in summed.items()}
             usual |= {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
-            one = lambda t: derived.natural(graph, params, {**usual, **t}, self.blocks)  # noqa: E731
+            one = lambda t: derived.natural(graph, params, {**usual, **t}, self.blocks)
             eta = jax.vmap(one, axis_size=rows)(rest)
         else:
             # Blocks that do not interact: their natural parameters are the same at every step.
@@ -254,7 +254,7 @@ class _Density:
         return made
 
     def at(self, x: Array) -> _Point:
-        one = lambda v, rest: self.log_density(self.blocks(v), rest)  # noqa: E731
+        one = lambda v, rest: self.log_density(self.blocks(v), rest)
         return _Point(x, *jax.vmap(jax.value_and_grad(one))(x, self.rest))
 
     def drift(self, at: _Point) -> Array:
@@ -281,9 +281,9 @@ class _Density:
 
 def _noise(pairs: Array, units: int) -> tuple[Array, Array, Array]:
     """Normal noise, the log-uniform that accepts, and the uniform that decides on a reflection."""
-    words = bits.words(pairs, units + 2)
-    noise = jax.scipy.special.ndtri(bits.open_uniform(words[:, :units]))
-    return noise, jnp.log(bits.uniform(words[:, units])), bits.uniform(words[:, units + 1])
+    words = random.words(pairs, units + 2)
+    noise = jax.scipy.special.ndtri(random.open_uniform(words[:, :units]))
+    return noise, jnp.log(random.uniform(words[:, units])), random.uniform(words[:, units + 1])
 
 
 def _join(x: Rows) -> Array:

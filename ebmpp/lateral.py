@@ -82,7 +82,7 @@ class Pairs:
         """As they were given, ``(pairs, 2)`` or ``(pairs, 2, axes)``."""
         return np.frombuffer(self.data, np.int64).reshape(self.shape)
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - values, few of them; a trace asks again and again
+    @functools.lru_cache(maxsize=64)
     def edges(self, factor: str, block: str, family: Family) -> np.ndarray:
         """Units by their numbers in the flattened block, ``(edges, 2)``.
 
@@ -187,7 +187,7 @@ class Split:
         """One array of a row a part, ``(parts, most units, ...)``, from arrays ``(units, ...)``."""
         each = list(each)
         most = max(map(len, each))
-        fit = lambda a: np.pad(a, [(0, most - len(a)), *[(0, 0)] * (a.ndim - 1)], constant_values=fill)  # noqa: E731
+        fit = lambda a: np.pad(a, [(0, most - len(a)), *[(0, 0)] * (a.ndim - 1)], constant_values=fill)
         return np.stack([fit(a) for a in each])
 
     def at(self, part: Any) -> Any:

@@ -68,10 +68,10 @@ class Layer:
     def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
         """Natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         rows = next(iter(z.values())).shape[1]
-        apart = lambda e: e.reshape(2, rows, *e.shape[1:])  # noqa: E731
+        apart = lambda e: e.reshape(2, rows, *e.shape[1:])
         (block, *_), held = self.blocks, {b: ~k for b, k in keep.items() if b in self.blocks}
         if block not in graph.splits:
-            silent = lambda b, e: parts.silence(graph.families[b], held.get(b), apart(e))  # noqa: E731
+            silent = lambda b, e: parts.silence(graph.families[b], held.get(b), apart(e))
             return {b: silent(b, e) for b, e in prepared.items()}
         (params, around), split, flat = prepared, graph.splits[block], _flat(z)
         units = parts.to_units(flat[block], split.family)

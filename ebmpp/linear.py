@@ -121,5 +121,5 @@ class Linear(Factor):
 
 
 def _is_shape(given: Any) -> bool:
-    whole = lambda n: isinstance(n, int | np.integer) and n > 0  # noqa: E731
+    whole = lambda n: isinstance(n, int | np.integer) and n > 0
     return isinstance(given, Sequence) and not isinstance(given, str) and all(map(whole, given))

@@ -15,9 +15,10 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, optimizers
+from ebmpp import optimizers
 from ebmpp.callbacks import Best, Callback, Progress
 from ebmpp.checkpoint import Checkpoints
+from ebmpp.core import random
 from ebmpp.core.programs import compiled
 from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
 from ebmpp.estimators import Batch, Estimator
@@ -60,11 +61,11 @@ def estimate_step(
     :param known: of the blocks of ``rows`` that lack units, which are known.
     :raises ArgumentError: for an estimator whose gradient is not like the params.
     """
-    take = lambda a: a if index is None else a[index]  # noqa: E731
+    take = lambda a: a if index is None else a[index]
     batch = Batch.of(*({b: take(v) for b, v in x.items()} for x in (rows, known)))
     if weights is not None:
         batch = batch._replace(weights=take(weights) * batch.weights)
-    made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, step, 2))
+    made = estimator.estimate(graph, params, state, batch, random.fold_in(pair, step, 2))
     if optimizers.shapes(made.gradient) != optimizers.shapes(params):
         raise ArgumentError(
             f"{type(estimator).__name__}.estimate returned a gradient of shapes "
@@ -85,7 +86,7 @@ def _update(
     proposed = optax.apply_updates(params, updates)
     finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, proposed))]
     ok = ok & jnp.stack(finite).all()
-    keep = lambda new, old: jnp.where(ok, new, old)  # noqa: E731
+    keep = lambda new, old: jnp.where(ok, new, old)
     params, state = jax.tree.map(keep, (proposed, moved), (params, state))
     return params, state, ok, optax.tree.norm(gradient)
 
@@ -138,7 +139,7 @@ class Loop:
         """
         stage, rows = self.stages[number], self.source.sample().rows
         optimizers.check(stage.optimizer, params)
-        pair = bits.fold_in(self.pair, number, 1)
+        pair = random.fold_in(self.pair, number, 1)
         estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, pair)
         return State(params, stage.optimizer.init(params), estimator, jnp.array(True))
 

@@ -83,7 +83,7 @@ def tv_upper_bound(
     if not times.size:
         raise ArgumentError("there are no pairs, so no meeting times to bound anything with")
     t = np.arange(int(times.max()) - lag + 1) if t is None else np.atleast_1d(np.asarray(t))
-    bound = lambda index: _bound(times[index], met[index], lag, t)  # noqa: E731
+    bound = lambda index: _bound(times[index], met[index], lag, t)
     attrs = {"lag": lag, "pairs": len(times), "unmet": int((~met).sum())}
     return _with_band(bound, len(times), t, attrs, num_bootstrap, probability, seed)
 

@@ -12,7 +12,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived
+from ebmpp import derived
+from ebmpp.core import random
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.family import Family
@@ -88,7 +89,7 @@ class Metropolis(Whole):
         proposal, log_u = self._propose(graph, trial.pairs)
         # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
         refuse_held(self.marginalize, keep)
-        flat = lambda x: {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in x.items()}  # noqa: E731
+        flat = lambda x: {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in x.items()}
         now = flat(z)
         then = flat(hold(keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}))
         stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
@@ -106,10 +107,10 @@ class Metropolis(Whole):
 
     def _propose(self, graph: "FactorGraph", pairs: Array) -> tuple[dict[str, Array], Array]:
         count = num_words(graph, self.blocks)
-        words = bits.words(pairs, count + 1)
+        words = random.words(pairs, count + 1)
         parts = split_words(graph, self.blocks, words[:, :count])
         proposal = {b: graph.families[b].initial(parts[b]) for b in self.blocks}
-        return proposal, jnp.log(bits.uniform(words[:, count]))
+        return proposal, jnp.log(random.uniform(words[:, count]))
 
     def _score(self, graph: "FactorGraph", params: Any, x: Rows) -> Array:
         """Log of target over proposal, row by row, up to a constant; the base measures cancel."""

@@ -16,8 +16,8 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, derived, tables
-from ebmpp.core import checks
+from ebmpp import derived, tables
+from ebmpp.core import checks, random
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, Rows
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
@@ -273,14 +273,14 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     0.25
     """
     rng_key = checks.key("reconstruction: rng_key", rng_key)
-    return Monitor(_Of(_reconstruction, (graph,)), (_rows(graph, data), bits.key_pair(rng_key)))
+    return Monitor(_Of(_reconstruction, (graph,)), (_rows(graph, data), random.key_pair(rng_key)))
 
 
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, pair: Array) -> Array:
     statistics = graph.statistics(sample_latents(graph, params, rows, pair))
     total, count = jnp.zeros(()), 0
     for b in graph.visible:
-        mean = lambda t, b=b: graph.families[b].mean(derived.natural(graph, params, t, [b])[b])  # noqa: E731
+        mean = lambda t, b=b: graph.families[b].mean(derived.natural(graph, params, t, [b])[b])
         error = statistics[b] - jax.vmap(mean)(statistics)
         total, count = total + (error**2).sum(), count + error.size
     return total / count
@@ -325,9 +325,9 @@ def gradient_variance(
     checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
     num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
     rng_key = checks.key("gradient_variance: rng_key", rng_key)
-    rows, pair = _rows(graph, data), bits.key_pair(rng_key)
+    rows, pair = _rows(graph, data), random.key_pair(rng_key)
     size = len(next(iter(rows.values())))
-    start = lambda p: estimator.init(graph, p, rows, size, pair)  # noqa: E731
+    start = lambda p: estimator.init(graph, p, rows, size, pair)
     carries = bool(jax.tree.leaves(jax.eval_shape(start, graph.param_shapes)))
     fn = _gradient_variance if carries else _gradient_variance_without
     return Monitor(_Of(fn, (graph, estimator, num_repeats)), (rows, pair), takes_state=carries)
@@ -361,7 +361,7 @@ def _gradient_variance(
     def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:
         """Welford's update: no difference of large sums, and no more than two gradients in memory."""
         mean, total = carry
-        made = estimator.estimate(graph, params, state, batch, bits.fold_in(pair, repeat)).gradient
+        made = estimator.estimate(graph, params, state, batch, random.fold_in(pair, repeat)).gradient
         off = jax.tree.map(jnp.subtract, made, mean)
         mean = jax.tree.map(lambda m, d: m + d / (repeat + 1), mean, off)
         return (mean, total + optax.tree.vdot(off, jax.tree.map(jnp.subtract, made, mean))), None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits
+from ebmpp.core import random
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.lateral import each_part
 from ebmpp.sweeps import Keep, Rows
@@ -89,7 +89,7 @@ def draw_sweep(
     """One sweep of one chain a row; for layers, that of :func:`ebmpp.sweeps.sweep_rows`."""
     x, taken = dict(x), jnp.zeros(len(pairs), jnp.int32)
     for index, move in enumerate(moves):
-        drawn, took = move.draw(graph, params, x, bits.fold_in(pairs, index), keep)
+        drawn, took = move.draw(graph, params, x, random.fold_in(pairs, index), keep)
         x, taken = x | drawn, taken + took
     return x, taken
 
@@ -142,7 +142,7 @@ def copied(z: Rows, flags: Flags) -> dict[str, Array]:
 
 def _settled(z: Rows, flags: Flags) -> Rows:
     """:func:`copied` from what a loop carries: that is stored, so a copy of it has the same bits."""
-    once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))  # noqa: E731
+    once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))
     some = jnp.stack([f.any() for f in flags.values()]).any()
     return lax.while_loop(lambda c: c[0], once, (some, dict(z)))[1]
 
@@ -198,7 +198,7 @@ def couple_focused(
     """
 
     def trial(number: Array | int) -> Attempt:
-        first, pairs = draw.first & (number == 0), bits.fold_in(draw.pairs, index, number)
+        first, pairs = draw.first & (number == 0), random.fold_in(draw.pairs, index, number)
         return move.attempt(graph, focused, z, keep, draw._replace(pairs=pairs, first=first))
 
     def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:

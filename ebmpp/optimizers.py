@@ -216,7 +216,7 @@ def averaged_params(optimizer_state: Any) -> Params:
     :param optimizer_state: of an optimiser that holds one :func:`averaged`, such as ``Fit.optimizer_state``.
     :raises ArgumentError: for none, or more than one.
     """
-    mine = lambda s: isinstance(s, AveragedState)  # noqa: E731
+    mine = lambda s: isinstance(s, AveragedState)
     found = [s for s in jax.tree.leaves(optimizer_state, is_leaf=mine) if mine(s)]
     if len(found) != 1:
         raise ArgumentError(f"averaged_params: the state holds {len(found)} of averaged(...), not one")

@@ -196,7 +196,7 @@ class Neighbours:
     def field(self, prepared: Array, at: StatisticsAt, part: Any) -> Array:
         """Natural parameters of the units of ``part``, ``(units, rows, *stat_shape)``."""
         family = self.split.family
-        read = lambda numbers: family.interaction(at(numbers))  # noqa: E731
+        read = lambda numbers: family.interaction(at(numbers))
         if self.dense:
             around = read(np.arange(family.size))
             made = jnp.tensordot(self.split.take(prepared, part), around, 1)
@@ -219,7 +219,7 @@ class Neighbours:
         """All parts in one array each."""
         slots = max(t.other.shape[1] for t in self._tables)
         empty = len(self.edges)
-        widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)  # noqa: E731
+        widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
         stack = self.split.padded
         most = self.split.table.shape[1]
         return Table(

@@ -60,7 +60,7 @@ def surround(graph: "FactorGraph", params: Mapping[str, Any], x: Rows, block: st
     split = graph.splits[block]
     scope = dict.fromkeys(b for f in split.others for b in f.blocks if b != block)
     t = graph.statistics({b: x[b] for b in scope})
-    one = lambda t: derived.natural(graph, params, t, [block], split.others)[block]  # noqa: E731
+    one = lambda t: derived.natural(graph, params, t, [block], split.others)[block]
     eta = jax.vmap(one)(t) if t else one({})[None]
     prepared = (
         () if local is None else local.prepare(params[f.name])
@@ -85,14 +85,14 @@ def natural_part(
     :param around: of :func:`surround`, for the same ``x``.
     """
     split = graph.splits[block]
-    at = lambda numbers: split.family.statistics(units[numbers])  # noqa: E731
+    at = lambda numbers: split.family.statistics(units[numbers])
     eta = split.take(around.eta, part)
     for factor, local, prepared in zip(split.own, split.locals, around.own, strict=True):
         if local is not None:
             eta = eta + local.field(prepared, at, part)
             continue
         now = {b: to_rows(units, split.family) if b == block else x[b] for b in factor.blocks}
-        one = lambda t, factor=factor: derived.natural(graph, params, t, [block], [factor])[block]  # noqa: E731
+        one = lambda t, factor=factor: derived.natural(graph, params, t, [block], [factor])[block]
         eta = eta + split.take(to_units(jax.vmap(one)(graph.statistics(now)), split.family), part)
     eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
     return silence(split.part_family(part), split.real(part), jnp.moveaxis(eta, 0, 1))

@@ -38,8 +38,8 @@ def from_the_past(
     def run(length: Array) -> State:
         return jax.lax.fori_loop(0, length, lambda i, x: step(length - i, x), start)
 
-    longer = lambda length: jnp.maximum(1, 2 * length)  # noqa: E731
-    unfinished = lambda c: goes & ~met(c[1]).all() & (longer(c[0]) <= max_sweeps)  # noqa: E731
-    again = lambda c: (longer(c[0]), run(longer(c[0])))  # noqa: E731
+    longer = lambda length: jnp.maximum(1, 2 * length)
+    unfinished = lambda c: goes & ~met(c[1]).all() & (longer(c[0]) <= max_sweeps)
+    again = lambda c: (longer(c[0]), run(longer(c[0])))
     # from length 0, where no row has met, so that a run is compiled once
     return jax.lax.while_loop(unfinished, again, (jnp.int32(0), start))[1]

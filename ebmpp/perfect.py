@@ -17,8 +17,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, enumeration, random_cluster, states, sweeps
-from ebmpp.core import checks
+from ebmpp import derived, enumeration, random_cluster, states, sweeps
+from ebmpp.core import checks, random
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, Params
@@ -52,7 +52,7 @@ def _plan(graph: FactorGraph) -> enumeration.Plan:
 
 def _pick(u: Array, log_weight: Array) -> Array:
     """An index drawn with the last axis' weights."""
-    return bits.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
+    return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
 
 def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[State, Array]:
@@ -62,16 +62,16 @@ def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[
     # Two stages, of about the root each: a uniform of 24 bits is too coarse for a million states.
     width = math.isqrt(count - 1) + 1
     index = jnp.arange(-(-count // width) * width, dtype=jnp.int32)
-    term = lambda i: enumeration.log_term(graph, params, {}, plan, i)  # noqa: E731
+    term = lambda i: enumeration.log_term(graph, params, {}, plan, i)
     value = jax.lax.map(term, jnp.minimum(index, count - 1), batch_size=enumeration.chunk_size(graph, plan))
     table = jnp.where(index < count, value, -jnp.inf).reshape(-1, width)
-    u = bits.uniform(bits.words(bits.fold_in(pairs, 0), 2))
+    u = random.uniform(random.words(random.fold_in(pairs, 0), 2))
     group = _pick(u[:, 0], jax.nn.logsumexp(table, axis=-1)[None])
     chosen = group * width + _pick(u[:, 1], table[group])
-    x = sweeps.initial_rows(graph, drawn, bits.fold_in(pairs, 1)) if drawn else {}
+    x = sweeps.initial_rows(graph, drawn, random.fold_in(pairs, 1)) if drawn else {}
     x |= jax.vmap(lambda i: enumeration.decode(graph, listed, i))(chosen)
     if drawn:
-        x |= sweeps.draw_layer(graph, params, x, drawn, bits.fold_in(pairs, 2), {})
+        x |= sweeps.draw_layer(graph, params, x, drawn, random.fold_in(pairs, 2), {})
     return {b: x[b] for b in graph.families}, jnp.isfinite(table).any() & jnp.ones(len(pairs), bool)
 
 
@@ -114,7 +114,7 @@ def _slopes(graph: FactorGraph, params: Params) -> dict[tuple[str, str], Array]:
     made = {}
     for a, b in sorted(graph.edges) + [(b, b) for b in graph.splits]:
         # constant in the state: the energy is affine in each unit and factors join two blocks at most
-        of = lambda t, a=a, b=b: derived.natural(graph, params, zero | {b: t}, [a])[a]  # noqa: E731
+        of = lambda t, a=a, b=b: derived.natural(graph, params, zero | {b: t}, [a])[a]
         made[a, b] = jax.jacobian(of)(zero[b])
     return made
 
@@ -165,7 +165,7 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     stats = family.statistics(values)
     # exponential families have monotone likelihood ratios, so their inverse distribution functions rise
     log_weight = eta[..., None] * stats + family.log_base_measure(values)
-    return values[_pick(bits.uniform(words[..., 0]), log_weight)]
+    return values[_pick(random.uniform(words[..., 0]), log_weight)]
 
 
 def _both_sweep(graph: FactorGraph, params: Params, x: State, pairs: Array) -> State:
@@ -175,8 +175,8 @@ def _both_sweep(graph: FactorGraph, params: Params, x: State, pairs: Array) -> S
         def new(eta: dict[str, Array], view: Any, part: Any, index: int = index) -> State:
             made = {}
             for place, (b, e) in enumerate(eta.items()):
-                family, keys = view.families[b], bits.fold_in(pairs, index, place)
-                words = bits.words(keys if part is None else bits.fold_in(keys, 0, part), family.size)
+                family, keys = view.families[b], random.fold_in(pairs, index, place)
+                words = random.words(keys if part is None else random.fold_in(keys, 0, part), family.size)
                 words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
                 made[b] = _monotone(family, words, e)
             return made
@@ -203,7 +203,7 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
         same = [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
         return jnp.stack(same).all(0)
 
-    sweep = lambda time, x: _both_sweep(graph, params, x, bits.fold_in(pairs, time))  # noqa: E731
+    sweep = lambda time, x: _both_sweep(graph, params, x, random.fold_in(pairs, time))
     x = from_the_past(sweep, met, start, max_sweeps, attractive)
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
@@ -330,10 +330,10 @@ def perfect_sample(
     known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
     if known:
         check(graph, params, chosen)
-    pairs = bits.fold_in(bits.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
+    pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
     x, perfect = _draw(graph, params, pairs, chosen, max_sweeps)
     if not known:
-        each = lambda v: perfect.reshape(-1, *(1,) * (v.ndim - 1))  # noqa: E731
+        each = lambda v: perfect.reshape(-1, *(1,) * (v.ndim - 1))
         return {b: jnp.where(each(v), v, jnp.nan) for b, v in x.items()}
     if not bool(perfect.all()):
         _refuse_unmet(int((~perfect).sum()), num_samples, max_sweeps, chosen)

@@ -174,7 +174,7 @@ def langevin_sweep(
     layers = schedule(graph, clamped)
     free = [b for layer in layers for b in layer]
     real, summed = tuple(b for b in real if b in free), tuple(b for b in marginalize if b in free)
-    move = lambda blocks, summed=(): Langevin(blocks, step_size, num_steps, summed, adjust)  # noqa: E731
+    move = lambda blocks, summed=(): Langevin(blocks, step_size, num_steps, summed, adjust)
     made: list[Move] = []
     for layer in layers:
         steps = tuple(b for b in layer if b in real)

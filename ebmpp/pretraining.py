@@ -14,8 +14,8 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, sweeps, tables
-from ebmpp.core import checks
+from ebmpp import sweeps, tables
+from ebmpp.core import checks, random
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
 from ebmpp.factors import Factor
@@ -151,7 +151,7 @@ class _Pair:
             copied, scale = frozenset(), 2.0
         made = [_tied(f, whole, copied, scale if _across(f, lower, upper) else 1.0) for f in factors]
         used = {b for f in made for b in f.blocks}  # an inner block without a bias may have no part
-        family = lambda b: _twice(whole.families[b]) if b in copied else whole.families[b]  # noqa: E731
+        family = lambda b: _twice(whole.families[b]) if b in copied else whole.families[b]
         visible, latent = ({b: family(b) for b in level if b in used} for level in (lower, upper))
         return cls(FactorGraph(visible, latent, made), copied)
 
@@ -203,7 +203,7 @@ def _draw(
 ) -> dict[str, Array]:
     """One draw of the upper level for each row of the lower."""
     count = len(next(iter(rows.values())))
-    pairs = bits.fold_in(bits.key_pair(rng_key), jnp.arange(count))
+    pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
     return {b: v for b, v in _drawn(graph, level, params, rows, pairs).items() if b in level}
 
 

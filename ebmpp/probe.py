@@ -40,8 +40,8 @@ def probe(
     """
     scope = tuple(families[b] for b in factor.blocks)
     generator, floats = np.random.default_rng(0), np.dtype(jnp.result_type(float))
-    draw = lambda f: generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats)  # noqa: E731
-    shaken = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)  # noqa: E731
+    draw = lambda f: generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats)
+    shaken = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
     noisy = jax.tree.map(shaken, params)
     base, other = [draw(f) for f in scope], [draw(f) for f in scope]
     # One program, which goes when this function returns: op by op, each width of a block would leave some
@@ -196,11 +196,11 @@ def _refuse_parts(factor: Factor, split: Split) -> NoReturn:
     )
 
 
-def jumps_alone(at, here: Array, there: Array, family: Family) -> bool:  # noqa: ANN001
+def jumps_alone(at: Callable[[Array], Array], here: Array, there: Array, family: Family) -> bool:
     """Whether moving one unit's statistics changes that same unit's own gradient."""
     per_unit = max(1, int(np.prod(family.stat_shape)))
     flat, moved = here.reshape(-1, per_unit), there.reshape(-1, per_unit)
-    gradient = lambda t: jax.grad(at)(t.reshape(here.shape)).reshape(-1, per_unit)  # noqa: E731
+    gradient = lambda t: jax.grad(at)(t.reshape(here.shape)).reshape(-1, per_unit)
     before = gradient(flat)
     for unit in range(min(len(flat), 8)):
         after = gradient(flat.at[unit].set(moved[unit]))

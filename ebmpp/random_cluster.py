@@ -24,8 +24,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, pairwise
+from ebmpp import derived, pairwise
 from ebmpp.clusters import components
+from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.pairwise import Pairwise
@@ -88,7 +89,7 @@ def draw_rows(graph: "FactorGraph", params: Any, pairs: Array, max_sweeps: int) 
 
     def sweep(time: Array, opened: Array) -> Array:
         """Every bond anew, given all others, in both chains by the same uniforms."""
-        u = jnp.tile(bits.uniform(bits.words(bits.fold_in(pairs, time), len(edges))).T, 2)
+        u = jnp.tile(random.uniform(random.words(random.fold_in(pairs, time), len(edges))).T, 2)
 
         def one(e: Array, opened: Array) -> Array:
             without = opened.at[e].set(False)
@@ -104,11 +105,13 @@ def draw_rows(graph: "FactorGraph", params: Any, pairs: Array, max_sweeps: int) 
 
         return lax.fori_loop(0, len(edges), one, opened)
 
-    met = lambda opened: (opened[:, :rows] == opened[:, rows:]).all(0)  # noqa: E731
+    met = lambda opened: (opened[:, :rows] == opened[:, rows:]).all(0)
     start = jnp.broadcast_to(jnp.arange(2 * rows) >= rows, (len(edges), 2 * rows))  # of none, and of all
     opened = from_the_past(sweep, met, start, max_sweeps, fine)
     label = components(neighbours, opened[:, :rows])
-    coin = bits.uniform(bits.words(bits.fold_in(pairs, 0), size + 1)).T < 0.5  # times before 0 begin at 1
+    coin = (
+        random.uniform(random.words(random.fold_in(pairs, 0), size + 1)).T < 0.5
+    )  # times before 0 begin at 1
     spin = jnp.where(jnp.take_along_axis(coin, label, 0), 1.0, -1.0)
     spin = jnp.where(label == label[size], bonds.up, spin)
     return _to_blocks(graph, spin[:size].T), met(opened) & fine
@@ -162,7 +165,7 @@ def _bonds(graph: "FactorGraph", params: Any) -> _Bonds:
             gains.append(2 * _scale(split.family)[1] ** 2 * weights)
     middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
     for a, b in _joined(graph):
-        of = lambda t, a=a, b=b: derived.natural(graph, params, middle | {b: t}, [a])[a]  # noqa: E731
+        of = lambda t, a=a, b=b: derived.natural(graph, params, middle | {b: t}, [a])[a]
         slope = jax.jacobian(of)(middle[b])  # constant: the energy is affine in each unit
         told[f"blocks {a!r} and {b!r} have interactions below 0"] = (slope >= 0).all()
         gains.append(2 * _scale(graph.families[a])[1] * _scale(graph.families[b])[1] * slope.reshape(-1))

@@ -169,7 +169,7 @@ def replicate(graph: FactorGraph, num: int) -> FactorGraph:
             "in no factor of this graph do units interact, so they are independent and there is "
             "nothing to temper; BlockedGibbs draws it exactly"
         )
-    grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))  # noqa: E731
+    grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))
     visible, latent = ({b: grow(f) for b, f in side.items()} for side in (graph.visible, graph.latent))
     with jax.ensure_compile_time_eval():  # the probe looks at values, also when called under jit
         return FactorGraph(visible, latent, [Replicated(f, num) for f in graph.factors])

@@ -151,5 +151,5 @@ def named(graph: "FactorGraph", params: Mapping[str, Any]) -> dict[str, Any]:
 
 def mean_params(found: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The mean of the params that each factor was given."""
-    mean = lambda *values: sum(values) / len(values)  # noqa: E731
+    mean = lambda *values: sum(values) / len(values)
     return {name: jax.tree.map(mean, *v) if len(v) > 1 else v[0] for name, v in found.items()}

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph and its params in one file, for keeping and passing on.
 
-The file is an archive (:mod:`ebmpp.archive`) whose header holds the declaration. Nothing in it is executed
-when it is read, and nothing is pickled. Checkpoints of a run (:mod:`ebmpp.checkpoint`) hold the state of an
-optimiser and of chains, and are no such files.
+The file is an archive (:mod:`ebmpp.core.archive`) whose header holds the declaration. Nothing in it is
+executed when it is read, and nothing is pickled. Checkpoints of a run (:mod:`ebmpp.checkpoint`) hold the
+state of an optimiser and of chains, and are no such files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,8 +17,8 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp import archive, describing
-from ebmpp.core import checks
+from ebmpp import describing
+from ebmpp.core import archive, checks
 from ebmpp.describing import Arrays
 from ebmpp.errors import SavedFileError
 from ebmpp.factors import Factor

@@ -15,7 +15,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived
+from ebmpp import derived
+from ebmpp.core import random
 from ebmpp.couplings import where_rows
 from ebmpp.sweeps import Keep, Rows, Schedule, sweep_rows, visit
 
@@ -46,7 +47,7 @@ def begin(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: A
     """
     rows = len(pairs)
     search = Search(dict(x), log_density(graph, params, x), jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
-    first = bits.words(pairs, 1)[:, 0] % jnp.uint32(len(layers))
+    first = random.words(pairs, 1)[:, 0] % jnp.uint32(len(layers))
     moved = dict(x)
     for index, blocks in enumerate(layers):
         at = (first > 0) & (first <= index)
@@ -99,14 +100,14 @@ def near_modes(
 
     Taniguchi et al. (2023), section 3.3.
     """
-    found = local_modes(graph, params, x, layers, bits.fold_in(pairs, 1), keep).x
-    return sweep_rows(graph, params, found, layers, bits.fold_in(pairs, 2), keep)
+    found = local_modes(graph, params, x, layers, random.fold_in(pairs, 1), keep).x
+    return sweep_rows(graph, params, found, layers, random.fold_in(pairs, 2), keep)
 
 
 def _modes(
     graph: "FactorGraph", params: Any, x: Rows, blocks: tuple[str, ...], keep: Keep
 ) -> dict[str, Array]:
-    new = lambda eta, view, _: {b: view.families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}  # noqa: E731
+    new = lambda eta, view, _: {b: view.families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
     return visit(graph, params, x, blocks, new, keep)
 
 

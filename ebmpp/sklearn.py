@@ -22,7 +22,8 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, harmonium, sweeps
+from ebmpp import harmonium, sweeps
+from ebmpp.core import random
 from ebmpp.errors import DivergenceError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
@@ -176,8 +177,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         rows = self._as_units(values)
         self.random_state_ = check_random_state(self.random_state)
         key = self._key()
-        self._pair = np.asarray(bits.key_pair(key))
-        first = bits.fold_in(self._pair, 0, 1)  # a counter that no step has
+        self._pair = np.asarray(random.key_pair(key))
+        first = random.fold_in(self._pair, 0, 1)  # a counter that no step has
         estimator, optimizer, size = self._estimator(), self._optimizer(), int(self.batch_size)
         params, state = harmonium.start(self.graph_, estimator, size, key, first, rows, weights)
         self._carried = jax.device_get(Carried(optimizer.init(params), state))
@@ -273,7 +274,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """
         check_is_fitted(self)
         harmonium.check_count(self, "n_sweeps", n_sweeps)
-        rows, pair = self._rows(v), bits.key_pair(self._key())
+        rows, pair = self._rows(v), random.key_pair(self._key())
         made = harmonium.gibbs(self.graph_, self.params_, rows, pair, int(n_sweeps))
         return self._as_columns(np.asarray(made))
 
@@ -290,8 +291,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         check_is_fitted(self)
         harmonium.check_count(self, "n_samples", n_samples)
         harmonium.check_count(self, "n_sweeps", n_sweeps)
-        first, pair = (bits.fold_in(bits.key_pair(self._key()), i) for i in range(2))
-        start = sweeps.initial_rows(self.graph_, ("v",), bits.fold_in(first, np.arange(n_samples)))["v"]
+        first, pair = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
+        start = sweeps.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
         made = harmonium.gibbs(self.graph_, self.params_, start, pair, int(n_sweeps))
         return self._as_columns(np.asarray(made))
 

@@ -73,7 +73,7 @@ class Slots(NamedTuple):
                 mask = take.reshape(1, -1, *(1,) * (start.ndim - 2))
                 z[b] = jnp.where(mask, start[:, job], slots.z[b])
                 same[b] = jnp.where(take[:, None], jobs.same[b][job], slots.same[b])
-            zero = lambda a: jnp.where(take, 0, a)  # noqa: E731
+            zero = lambda a: jnp.where(take, 0, a)
             return Slots(
                 z,
                 same,

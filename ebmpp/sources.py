@@ -15,9 +15,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, tables
-from ebmpp.archive import digest
-from ebmpp.core import checks
+from ebmpp import tables
+from ebmpp.core import checks, random
+from ebmpp.core.archive import digest
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.states import Observed
@@ -40,7 +40,7 @@ class Selection(NamedTuple):
     """Which rows; None for all, as they are."""
     weights: Array | None = None
     """One a row of ``rows``, of mean 1 over the data; None for equal ones."""
-    known: Rows = {}  # noqa: RUF012
+    known: Rows = {}
     """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
 
     def observed(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def as_source(
         if weights is not None:
             raise StateError("weights are one a row of data in arrays; a stream of batches has none")
         return Stream(graph, data, batch_size)
-    order = Order(bits.key_pair(order_key), DEFAULT_BATCH if batch_size is None else batch_size)
+    order = Order(random.key_pair(order_key), DEFAULT_BATCH if batch_size is None else batch_size)
     kind = HostRows if any(isinstance(v, np.memmap) for v in jax.tree.leaves(data)) else DeviceRows
     return kind(graph, tables.as_table(graph, data), weights, order)
 
@@ -257,7 +257,7 @@ class Stream:
             )
         self.batch_size = size
         # A copy, for a loader may write its next batch where this one stands.
-        copied = lambda x: {b: jax.device_put(np.array(v)) for b, v in x.items()}  # noqa: E731
+        copied = lambda x: {b: jax.device_put(np.array(v)) for b, v in x.items()}
         return Selection(copied(rows), known=copied(known))
 
     @staticmethod

@@ -89,7 +89,7 @@ def sharp(graph: "FactorGraph | None" = None, vectors: str = "euclidean") -> opt
         if graph is None:
             return jax.tree.map(lambda g: _sharp(g, _squarest(g.shape), vectors), gradient)
         by_name = {f.name: f for f in graph.factors}
-        cut = lambda name, g: _cut(graph, by_name.get(name), g.shape)  # noqa: E731
+        cut = lambda name, g: _cut(graph, by_name.get(name), g.shape)
         return {
             name: jax.tree.map(lambda g: _sharp(g, cut(name, g), vectors), leaves)
             for name, leaves in _named(gradient).items()
@@ -116,7 +116,7 @@ def _cut(graph: "FactorGraph", factor: Any, shape: tuple[int, ...]) -> int:
 def _squarest(shape: tuple[int, ...]) -> int:
     if len(shape) < 2:
         return 0
-    sides = lambda i: (math.prod(shape[:i]), math.prod(shape[i:]))  # noqa: E731
+    sides = lambda i: (math.prod(shape[:i]), math.prod(shape[i:]))
     return min(range(1, len(shape)), key=lambda i: max(sides(i)))
 
 

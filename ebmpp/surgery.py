@@ -234,7 +234,7 @@ def _slice(
     """The params of a piece: rows of a bias, rows or columns of weights."""
     if params is None:
         return None
-    of = lambda b: families[b].statistic_shape if len(factor.blocks) == 1 else families[b].interaction_shape  # noqa: E731
+    of = lambda b: families[b].statistic_shape if len(factor.blocks) == 1 else families[b].interaction_shape
     before = of(factor.blocks[0]) if factor.blocks[0] != block else ()
     after = np.shape(params)[len(before) + len(families[block].shape) :]
     flat = jnp.reshape(params, (*before, families[block].size, *after))

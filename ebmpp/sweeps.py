@@ -14,7 +14,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, parts
+from ebmpp import derived, parts
+from ebmpp.core import random
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph
@@ -53,7 +54,7 @@ def natural_rows(
         eta = derived.natural(graph, params, {}, blocks)
         rows = len(next(iter(x.values())))
         return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
-    one = lambda t: derived.natural(graph, params, t, blocks)  # noqa: E731
+    one = lambda t: derived.natural(graph, params, t, blocks)
     return jax.vmap(one)(graph.statistics(around))
 
 
@@ -137,7 +138,7 @@ def sweep_rows(
     """
     x = dict(x)
     for index, blocks in enumerate(layers):
-        x |= draw_layer(graph, params, x, blocks, bits.fold_in(pairs, index), keep)
+        x |= draw_layer(graph, params, x, blocks, random.fold_in(pairs, index), keep)
     return x
 
 
@@ -147,8 +148,8 @@ def draw_layer(
     """New values of the ``blocks`` of a layer given the rest."""
 
     def new(eta: dict[str, Array], view: "FactorGraph | parts.View", part: Any) -> dict[str, Array]:
-        keys = pairs if part is None else bits.fold_in(pairs, 0, part)
-        return draw_rows(view, eta, eta, bits.words(keys, num_words(view, eta)))
+        keys = pairs if part is None else random.fold_in(pairs, 0, part)
+        return draw_rows(view, eta, eta, random.words(keys, num_words(view, eta)))
 
     return visit(graph, params, x, blocks, new, keep)
 
@@ -168,12 +169,12 @@ def draw_part(
     split, around = graph.splits[block], parts.surround(graph, params, x, block)
     units, view = parts.to_units(x[block], split.family), parts.view(graph, block, part)
     eta = {block: parts.natural_part(graph, params, x, units, block, around, part)}
-    made = draw_rows(view, blocks, eta, bits.words(pairs, num_words(view, blocks)))[block]
+    made = draw_rows(view, blocks, eta, random.words(pairs, num_words(view, blocks)))[block]
     return {block: parts.to_rows(split.put(units, part, made.T), split.family)}
 
 
 def initial_rows(graph: "FactorGraph", blocks: Iterable[str], pairs: Array) -> dict[str, Array]:
     """Initial values of ``blocks``: uniform where the family has a uniform law."""
     blocks = tuple(blocks)
-    parts = split_words(graph, blocks, bits.words(pairs, num_words(graph, blocks)))
+    parts = split_words(graph, blocks, random.words(pairs, num_words(graph, blocks)))
     return {b: graph.families[b].initial(parts[b]) for b in blocks}

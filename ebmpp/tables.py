@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
     def take(self, index: np.ndarray) -> "Table":
         """Rows by number."""
-        pick = lambda x: {b: np.asarray(v)[index] for b, v in x.items()}  # noqa: E731
+        pick = lambda x: {b: np.asarray(v)[index] for b, v in x.items()}
         return Table(pick(self.values), pick(self.known), (len(index),))
 
     def observed(self) -> dict[str, Any]:

@@ -19,8 +19,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, parts
+from ebmpp import parts
 from ebmpp.arrays import as_array, settle
+from ebmpp.core import random
 from ebmpp.couplings import Attempt, Trial, resolve
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
@@ -187,7 +188,7 @@ class TemperedSweep(Whole):
     # -- one chain -------------------------------------------------------------------------------
 
     def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
-        half = lambda x, parity: (self.half(graph, params, x, pairs, keep, parity)[0], None)  # noqa: E731
+        half = lambda x, parity: (self.half(graph, params, x, pairs, keep, parity)[0], None)
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
         return {b: x[b] for b in self.blocks}, jnp.zeros(len(pairs), jnp.int32)
 
@@ -201,16 +202,16 @@ class TemperedSweep(Whole):
         :return: the replicas; whose state each of them now has, ``(rows, num)``; and the log of the
             acceptance ratio of all neighbours, those of the other parity too, ``(rows, num - 1)``.
         """
-        x, pairs = dict(x), bits.fold_in(pairs, parity)
+        x, pairs = dict(x), random.fold_in(pairs, parity)
         for index, layer in enumerate(self.layers):
-            x |= draw_layer(graph, params, x, layer.blocks, bits.fold_in(pairs, index), keep)
+            x |= draw_layer(graph, params, x, layer.blocks, random.fold_in(pairs, index), keep)
         log_ratio = _log_ratio(graph, params, x)
         order = _order(self._log_uniforms(pairs, log_ratio) < log_ratio, parity)
         return x | {b: take(x[b], order) for b in self.blocks}, order, log_ratio
 
     def _log_uniforms(self, pairs: Array, log_ratio: Array) -> Array:
-        words = bits.words(bits.fold_in(pairs, len(self.layers)), log_ratio.shape[-1])
-        return jnp.log(bits.uniform(words))
+        words = random.words(random.fold_in(pairs, len(self.layers)), log_ratio.shape[-1])
+        return jnp.log(random.uniform(words))
 
     # -- a coupled pair --------------------------------------------------------------------------
 
@@ -219,9 +220,9 @@ class TemperedSweep(Whole):
 
     def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         def half(carry: tuple[Rows, Flags], parity: Array) -> tuple[tuple[Rows, Flags], Array]:
-            own, broken = bits.fold_in(trial.pairs, parity), jnp.zeros(rows, bool)
+            own, broken = random.fold_in(trial.pairs, parity), jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
-                draw = trial._replace(pairs=bits.fold_in(own, index))
+                draw = trial._replace(pairs=random.fold_in(own, index))
                 carry, wrong = self._couple(graph, focused, carry, layer, draw, keep)
                 broken |= wrong
             carry, wrong = self._swap(graph, focused, carry, own, parity)
@@ -249,8 +250,8 @@ class TemperedSweep(Whole):
         """A layer of both chains, every replica a row of its own; and which rows are broken."""
         (z, _), pairs = carry, draw.pairs
         rows, num = next(iter(z.values())).shape[1:3]
-        together = lambda v: v.reshape(rows, num, *v.shape[1:])  # noqa: E731
-        keys = bits.fold_in(pairs[:, None], jnp.arange(num)).reshape(-1, 2)
+        together = lambda v: v.reshape(rows, num, *v.shape[1:])
+        keys = random.fold_in(pairs[:, None], jnp.arange(num)).reshape(-1, 2)
         held = {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()}
         prepared = layer.prepare(graph, params, z, keep)
 
@@ -350,7 +351,7 @@ def _log_ratio(graph: FactorGraph, params: Any, x: Rows) -> Array:
 
     def one(t: Mapping[str, Array]) -> Array:
         """What beta weighs of each replica's energy."""
-        families = lambda f: tuple(graph.families[b] for b in f.blocks)  # noqa: E731
+        families = lambda f: tuple(graph.families[b] for b in f.blocks)
         return sum(
             f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered
         )

@@ -15,11 +15,11 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import bits, describing
-from ebmpp.archive import digest
+from ebmpp import describing
 from ebmpp.callbacks import Best, Callback
 from ebmpp.checkpoint import Checkpoints
-from ebmpp.core import checks
+from ebmpp.core import checks, random
+from ebmpp.core.archive import digest
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
@@ -181,12 +181,12 @@ def fit(
     # Whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are.
     # numpy arrays are copied, for jax may take them as they stand, and their owner may write into them.
     floats = jnp.result_type(float)
-    own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))  # noqa: E731
+    own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
     params = jax.tree.map(own, params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
     log = Log(monitors)
     guard = Guard(graph, params, log)
-    pair = bits.key_pair(base_key)
+    pair = random.key_pair(base_key)
     loop = Loop(graph, stages, source, pair, log, monitor_every, callbacks, best, guard)
     start, state = 0, loop.begin(0, params)
     save = None
@@ -196,7 +196,7 @@ def fit(
             "energies": describing.energies(graph),
             **stages.identity(params),
             "batch_size": source.batch_size,
-            "rng_key": np.asarray(bits.key_pair(rng_key)).tolist(),
+            "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
             "monitors": monitor_identity(monitors),
             "monitor_every": monitor_every,
             "keep_best": None if best is None else [best.name, best.mode],

@@ -15,9 +15,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits
 from ebmpp.accumulators import Function, check_function
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.couplings import MOST_TRIALS
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import ArgumentError, StateError, UnmetError
@@ -45,7 +44,7 @@ def _told(value: Any, error: Any) -> str:
         low, high = min(v.min() for v in values.values()), max(v.max() for v in values.values())
         most = max(e.max() for e in errors)
         return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors at most {most:.2g}"
-    show = lambda a, digits: np.array2string(a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format})  # noqa: E731
+    show = lambda a, digits: np.array2string(a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format})
     told = zip(values.items(), errors, strict=True)
     return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {show(e, 2)}" for (n, v), e in told)
 
@@ -185,14 +184,14 @@ def unbiased_expectation(
         raise StateError("every block is clamped: there is nothing to sample")
     moves = resolve_moves(graph, coupling, given.whole)
     check_params(graph, params, moves)
-    pair = bits.key_pair(rng_key)
-    begin = lambda second, key: _starts(  # noqa: E731
-        graph, params, init, given, bits.fold_in(pair, 0, second), num_pairs, key
+    pair = random.key_pair(rng_key)
+    begin = lambda second, key: _starts(
+        graph, params, init, given, random.fold_in(pair, 0, second), num_pairs, key
     )
     x = begin(1, rng_key)
     y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
     shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
-    jobs = bits.fold_in(pair, 1, 1)
+    jobs = random.fold_in(pair, 1, 1)
     window, sums = asked.window(), Function(fn, shapes)
     check_function("unbiased_expectation: fn", fn, sums.state())
     made = run_pairs(graph, moves, sums, num_slots, params, x, y, jobs, window, given.keep)
@@ -239,7 +238,7 @@ def _starts(
             raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")
     if held.keep and held.batch:
         raise StateError("observed units are the same in all pairs: give Observed without leading axes")
-    pairs = bits.fold_in(pair, jnp.arange(num_pairs))
+    pairs = random.fold_in(pair, jnp.arange(num_pairs))
     drawn = _initial_rows(graph, tuple(graph.families), pairs)
     for b, v in (rows | held.whole).items():
         drawn[b] = jnp.broadcast_to(v, drawn[b].shape).astype(drawn[b].dtype)

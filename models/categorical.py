@@ -107,7 +107,7 @@ def posterior(graph: FactorGraph, params: Any, data: Table, sweeps: int, seed: i
     kernel = ebmpp.BlockedGibbs(graph)
     run = common.chains(kernel, params, seed + 1, warmup=200, samples=sweeps, v=observed)
     # the mean of p(v | h), not of v: less noise, and no probability is 0
-    add = lambda total, h: (total + graph.mean(params, {"h": h}, "v"), None)  # noqa: E731
+    add = lambda total, h: (total + graph.mean(params, {"h": h}, "v"), None)
     start = jnp.zeros((*data.held_out.shape, graph.families["v"].num_categories))
     total, _ = jax.jit(lambda h: jax.lax.scan(add, start, h))(run.get_samples()["h"])
     return np.asarray(total) / sweeps

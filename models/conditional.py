@@ -98,7 +98,7 @@ def estimator(loss: str, args: argparse.Namespace) -> Any:
 def train(graph: FactorGraph, loss: str, args: argparse.Namespace) -> ebmpp.Fit:
     """Adam at a decaying rate; the params of the best step are not picked: the last ones are reported."""
     held_out = args.digits.held_out
-    accuracy = lambda p: scores(label_probabilities(graph, p, held_out["v"]), held_out["y"])[0]  # noqa: E731
+    accuracy = lambda p: scores(label_probabilities(graph, p, held_out["v"]), held_out["y"])[0]
     return common.train(
         graph,
         args.digits.train,

@@ -83,7 +83,7 @@ def evaluate(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, sam
     )
     alone = digit_images.independent_pixels(args.images.train, held_out)
     common.tell("independent pixels", f"{alone:.2f}")
-    ink = lambda x: x["v"].sum()  # noqa: E731
+    ink = lambda x: x["v"].sum()
     pairs = ebmpp.unbiased_expectation(
         machine, fit.params, ink, rng_key=jax.random.key(args.seed + 3), num_pairs=args.num_pairs
     )

@@ -72,7 +72,7 @@ def refused() -> str:
 def log_joint(model: FactorGraph, params: Any, v: np.ndarray) -> Array:
     """log p(v, z) + log Z of each label z: rows by components."""
     labels = range(model.families["z"].num_categories)
-    of = lambda k: model.marginal(params, {"v": v, "z": jnp.full((len(v), 1), k)}, "h")  # noqa: E731
+    of = lambda k: model.marginal(params, {"v": v, "z": jnp.full((len(v), 1), k)}, "h")
     return jnp.stack([of(k) for k in labels], 1)
 
 

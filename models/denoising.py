@@ -166,7 +166,7 @@ def report(tree: xr.DataTree) -> str:
     """Errors of the posterior's best guess and of thresholding, and the scale's summary."""
     truth, y = tree.observed_data.truth.values, tree.observed_data.y.values
     mean = tree.posterior.x.astype(float).mean(("chain", "draw")).values
-    wrong = lambda guess: f"{100 * np.mean((guess > 0.5) != truth):.1f} %"  # noqa: E731
+    wrong = lambda guess: f"{100 * np.mean((guess > 0.5) != truth):.1f} %"
     table = ebmpp.summary(tree, var_names=["scale"]).to_string()
     return f"pixels wrong: {wrong(y)} noisy, {wrong(mean)} by the posterior; true scale {_NOISE}\n{table}"
 

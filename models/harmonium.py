@@ -148,7 +148,7 @@ def retrieval(train: np.ndarray, queries: np.ndarray, data: corpus.Corpus) -> tu
 
     :return: mean average precision, mean precision among the first ten, and precision at 11 recalls.
     """
-    unit = lambda a: a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-12)  # noqa: E731
+    unit = lambda a: a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-12)
     order = np.argsort(-unit(queries) @ unit(train).T, axis=1, kind="stable")
     hits = data.train_labels[order] == data.held_out_labels[:, None]
     hits = hits[hits.any(1)]
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     first = start(graph, rates, args.tokens, args.seed)
     chosen = UCD(num_pairs=args.num_pairs, start="persistent") if args.estimator == "ucd" else None
     chosen = chosen or PCD(num_chains=args.num_pairs)
-    batches = lambda: stream(data.train, args)  # noqa: E731
+    batches = lambda: stream(data.train, args)
     fit = common.train(graph, batches, args, chosen, params=first, batch_size=None)
     common.tell("log-likelihood, held out", likelihood(fit, first, args))
     vectors = {

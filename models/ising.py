@@ -99,14 +99,14 @@ def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[
     energy = (
         jax.lax.map(lambda chain: ising.energy({"x:x": jnp.ones(())}, {"x": chain}).mean(), x) / args.side**2
     )
-    error = lambda a: float(a.std(ddof=1) / np.sqrt(len(a)))  # noqa: E731
+    error = lambda a: float(a.std(ddof=1) / np.sqrt(len(a)))
     made = Measured(float(magnetization.mean()), error(magnetization), float(energy.mean()), error(energy))
     return made, np.asarray(x[:, -1])
 
 
 def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespace) -> Any:
     """Pairs of coupled chains from random spins."""
-    energy = lambda x: x["x"].mean()  # noqa: E731
+    energy = lambda x: x["x"].mean()
     return ebmpp.unbiased_expectation(
         ising,
         {"x:x": jnp.asarray(coupling)},

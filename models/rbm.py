@@ -95,7 +95,7 @@ def monitors(rbm: FactorGraph, data: digit_images.Rows) -> dict[str, Callable[[A
         return {f"log_likelihood_{p}": _mean_log_likelihood(rbm, rows) for p, rows in parts.items()}
     # log Z cancels between the two: what remains shows overfitting, and nothing else.
     few = {part: rows[:10_000] for part, rows in parts.items()}
-    energy = lambda params, part: rbm.free_energy(params, {"v": few[part]}).mean()  # noqa: E731
+    energy = lambda params, part: rbm.free_energy(params, {"v": few[part]}).mean()
     return {"free_energy_gap": lambda params: energy(params, "held_out") - energy(params, "train")}
 
 
@@ -117,7 +117,7 @@ def sample(rbm: FactorGraph, params: Any, seed: int) -> MCMC:
 
 def meeting_times(rbm: FactorGraph, params: Any, seed: int) -> Any:
     """How long 1000 pairs of chains from uniform draws take to meet: the price of a sample."""
-    ink = lambda x: x["v"].sum()  # noqa: E731
+    ink = lambda x: x["v"].sum()
     return ebmpp.unbiased_expectation(rbm, params, ink, rng_key=jax.random.key(seed + 2), num_pairs=1000)
 
 

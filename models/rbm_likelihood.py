@@ -77,7 +77,7 @@ def batches(grey: np.ndarray, size: int, seed: int) -> Callable[[], Iterator[np.
 
 def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
     """Momentum under a linearly falling rate, decaying weights, and the mean of the last iterates."""
-    weights = lambda params: {name: ":" in name for name in params}  # noqa: E731
+    weights = lambda params: {name: ":" in name for name in params}
     steepest = optax.sgd(optax.linear_schedule(rate, 0.0, steps), momentum=_MOMENTUM)
     decayed = optax.chain(optax.add_decayed_weights(_DECAY, weights), steepest)
     return ebmpp.optimizers.averaged(decayed, start=math.floor((1 - _AVERAGED) * steps))

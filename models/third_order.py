@@ -65,7 +65,7 @@ def declare(pixels: int, latent: int, factors: int) -> FactorGraph:
     sizes = {"x": pixels, "y": pixels, "h": latent}
 
     def init(key: Array) -> dict[str, Array]:
-        draw = lambda i, size: 0.1 * jax.random.normal(jax.random.fold_in(key, i), (size, factors))  # noqa: E731
+        draw = lambda i, size: 0.1 * jax.random.normal(jax.random.fold_in(key, i), (size, factors))
         return {b: draw(i, size) for i, (b, size) in enumerate(sizes.items())}
 
     return FactorGraph(

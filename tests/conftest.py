@@ -15,10 +15,10 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     ).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
 
-from hypothesis import settings  # noqa: E402 - after the environment
-import pytest  # noqa: E402
+from hypothesis import settings
+import pytest
 
-import jax  # noqa: E402
+import jax
 
 # No deadline: an example that compiles takes seconds, the next one microseconds.
 settings.register_profile("ebmpp", parent=settings(), deadline=None)

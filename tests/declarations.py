@@ -153,7 +153,7 @@ def params_of(graph: FactorGraph, seed: int) -> dict[str, Any]:
         # three such factors must leave an Exponential unit's natural parameter, at most -0.7, below 0
         joint = min(0.06, 0.2 / max(map(_reach, families)))
         scale = joint if held and factor.role != "bias" else 0.3 if held or factor.lateral else 0.5
-        noise = lambda a, s=scale: s * np.clip(generator.normal(size=np.shape(a)), -1, 1)  # noqa: E731
+        noise = lambda a, s=scale: s * np.clip(generator.normal(size=np.shape(a)), -1, 1)
         made[factor.name] = jax.tree.map(
             lambda a, n=noise: jnp.asarray(a + n(a), jnp.float32), made[factor.name]
         )

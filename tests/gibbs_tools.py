@@ -7,14 +7,7 @@ from numpyro.infer import MCMC
 
 import jax
 
-from ebmpp import (
-    Bernoulli,
-    BlockedGibbs,
-    Categorical,
-    Gaussian,
-    Spin,
-    layered,
-)
+from ebmpp import Bernoulli, BlockedGibbs, Categorical, Gaussian, Spin, layered
 
 RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
 GRAPHS = {

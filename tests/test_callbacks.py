@@ -163,7 +163,7 @@ def test_a_callback_cannot_change_the_run():
 
 def test_params_that_the_caller_writes_later_do_not_change_the_run():
     start = {name: np.zeros(a.shape, np.float32) for name, a in ZERO.items()}
-    spoil = lambda progress: [a.fill(7) for a in start.values()] and None  # noqa: E731
+    spoil = lambda progress: [a.fill(7) for a in start.values()] and None
     made = numbered(**options(params=start, callbacks=[spoil]))
     np.testing.assert_array_equal(leaves(made.params), leaves(numbered(**options()).params))
 

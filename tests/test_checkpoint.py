@@ -17,7 +17,7 @@ import optax
 
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli, Bias, Factor, FactorGraph, Pairwise, Stage
-from ebmpp.archive import digest
+from ebmpp.core.archive import digest
 from ebmpp.errors import CheckpointError, DataError
 from ebmpp.optimizers import averaged, box, projected
 
@@ -69,11 +69,11 @@ def test_schedules_go_on(stop, tmp_path):
 
 
 def test_real_estimators_in_stages_go_on_and_the_last_may_be_longer(tmp_path):
-    stages = lambda last: [  # noqa: E731
+    stages = lambda last: [
         Stage(num_steps=3, estimator=PCD(num_chains=4)),
         Stage(num_steps=last, estimator=CD(), optimizer=optax.adam(0.01)),
     ]
-    run = lambda last, **kept: numbered(ROWS / 10, schedule=stages(last), **kept)  # noqa: E731
+    run = lambda last, **kept: numbered(ROWS / 10, schedule=stages(last), **kept)
     run(1, checkpoint_dir=tmp_path)
     assert_same_run(run(4, checkpoint_dir=tmp_path, resume=True), run(4))
     with pytest.raises(CheckpointError, match="holds 7 steps, and this run has 5"):
@@ -178,7 +178,7 @@ class Told(Recorder):
 
 def test_functions_of_an_estimator_are_known_by_name(tmp_path):
     """They stand at another address in the process that goes on."""
-    make = lambda: Told(lambda key: key)  # noqa: E731
+    make = lambda: Told(lambda key: key)
     assert repr(make()) != repr(make())
     numbered(estimator=make(), checkpoint_dir=tmp_path)
     numbered(estimator=make(), checkpoint_dir=tmp_path, resume=True)
@@ -196,7 +196,7 @@ def test_a_digest_tells_shapes_types_and_names_apart():
 def test_an_optimizers_key_goes_on(tmp_path):
     """optax's noise has a jax key in its state, which is no array of numbers."""
     options = {"estimator": Walker(), "num_steps": 4}
-    noisy = lambda: optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, jax.random.key(3)))  # noqa: E731
+    noisy = lambda: optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, jax.random.key(3)))
     numbered(**options | {"num_steps": 2}, optimizer=noisy(), checkpoint_dir=tmp_path)
     again = numbered(**options, optimizer=noisy(), checkpoint_dir=tmp_path, resume=True)
     whole = numbered(**options, optimizer=noisy())

@@ -21,7 +21,7 @@ from training_tools import assert_same_run, leaves, numbered
 import jax
 
 import ebmpp
-from ebmpp import archive
+from ebmpp.core import archive
 from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, TrainingError
 
 
@@ -81,7 +81,7 @@ def test_kills_at_random_moments(tmp_path):
     generator, kills = random.Random(0), 0
     for _ in range(12):
         process, before = start(tmp_path), len(names(tmp_path))
-        wait(process, lambda: len(names(tmp_path)) > before or finished(tmp_path))  # noqa: B023
+        wait(process, lambda: len(names(tmp_path)) > before or finished(tmp_path))
         time.sleep(generator.uniform(0, 6))
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
@@ -278,7 +278,7 @@ def test_a_disk_that_cannot_be_read_now_changes_nothing(copied, monkeypatch):
     directory, made = copied
     before = {path: path.read_bytes() for path in directory.iterdir() if path.suffix != ".lock"}
     read = Path.read_bytes
-    refuse = lambda path: fail(errno.EIO)() if path.suffix == ".zip" else read(path)  # noqa: E731
+    refuse = lambda path: fail(errno.EIO)() if path.suffix == ".zip" else read(path)
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(CheckpointError, match="cannot be read at checkpoint 12, so nothing was changed"):
         run(12, directory, resume=True)

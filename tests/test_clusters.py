@@ -28,11 +28,11 @@ from ebmpp import (
     Pairwise,
     Spin,
     SwendsenWang,
-    bits,
     cluster_sweep,
     exact,
 )
 from ebmpp.clusters import components
+from ebmpp.core import random
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.moves import coupled_sweep, equal
 from ebmpp.pairwise import table
@@ -185,14 +185,14 @@ def test_pairs_given_held_units_agree_there_and_meet() -> None:
     "name", ["ising", *(pytest.param(n, marks=slow) for n in ("potts", "semi-restricted"))]
 )
 def test_pairs_that_agree_stay_together_and_others_have_chains_of_their_own(name: str) -> None:
-    graph, params, key = GRAPHS[name], PARAMS[name], bits.key_pair(jax.random.key(5))
+    graph, params, key = GRAPHS[name], PARAMS[name], random.key_pair(jax.random.key(5))
     sweep, rows = jax.jit(coupled_sweep, static_argnums=(0, 3)), jnp.arange(40)
-    x = initial_rows(graph, graph.families, bits.fold_in(key, 0, rows))
-    other = initial_rows(graph, graph.families, bits.fold_in(key, 1, rows))
+    x = initial_rows(graph, graph.families, random.fold_in(key, 0, rows))
+    other = initial_rows(graph, graph.families, random.fold_in(key, 1, rows))
     together, apart = ({b: jnp.stack([x[b], y[b]]) for b in x} for y in (x, other))
     met = []
     for t in range(6):
-        pairs = bits.fold_in(key, 2 + t, rows)
+        pairs = random.fold_in(key, 2 + t, rows)
         together, _, broken, _ = sweep(graph, params, together, cluster_sweep(graph), pairs, {})
         apart, *_ = sweep(graph, params, apart, cluster_sweep(graph), pairs, {})
         assert not broken.any() and all(equal(v).all() for v in together.values())

@@ -12,7 +12,8 @@ from scipy import stats
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Categorical, FactorGraph, Family, Gaussian, Poisson, Spin, bits
+from ebmpp import Bernoulli, Categorical, FactorGraph, Family, Gaussian, Poisson, Spin
+from ebmpp.core import random
 from ebmpp.couplings import KINDS, Attempt, Trial, attempt, resolve
 from helpers import alone, assert_law
 
@@ -57,7 +58,7 @@ def try_once(family: Family, kind: str, etas: tuple, pairs: jax.Array, first: bo
 
 def key_pairs(trial: int) -> jax.Array:
     """Fresh key pairs for each trial."""
-    return bits.fold_in(bits.key_pair(jax.random.key(5)), jnp.arange(ROWS), trial)
+    return random.fold_in(random.key_pair(jax.random.key(5)), jnp.arange(ROWS), trial)
 
 
 def draw(family: Family, kind: str, etas: tuple, same: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import FactorGraph, Observed, bits, exact, states, sweeps
+from ebmpp import FactorGraph, Observed, exact, states, sweeps
+from ebmpp.core import random
 from helpers import assert_law
 
 ROWS = 3000
@@ -34,7 +35,7 @@ def derive(graph: FactorGraph, observed: dict[str, np.ndarray], params: Any, x: 
     if not graph.interacting(graph.latent):
         made["free_energy"] = graph.free_energy(params, {"a": x["a"]})
     keep = states.as_given(graph.families, {b: Observed(start[b], k) for b, k in observed.items()}).keep
-    pairs = bits.fold_in(bits.key_pair(jax.random.key(0)), jnp.arange(ROWS))
+    pairs = random.fold_in(random.key_pair(jax.random.key(0)), jnp.arange(ROWS))
     made["swept"] = sweeps.sweep_rows(graph, params, start, sweeps.schedule(graph), pairs, keep)
     return made
 
@@ -46,7 +47,7 @@ def check(graph: FactorGraph, seed: int, partly: bool) -> None:
     x, start = whole.draw(generator, 3), whole.draw(generator, ROWS)
     known = {b: generator.random(f.shape) < 0.5 for b, f in graph.families.items()} if partly else {}
     made = jax.jit(lambda *args: derive(graph, known, *args))(params, x, start)
-    close = lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=3e-4)  # noqa: E731
+    close = lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=3e-4)
 
     close(made["log_z"], whole.log_z)
     wide = {b: np.asarray(v, float) for b, v in x.items()}

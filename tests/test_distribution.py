@@ -159,7 +159,7 @@ def test_plates_and_predictive():
 def test_draws_have_the_law():
     listed, probs, _ = enumerate_numpy(RBM, PARAMS)
     v = np.stack([x["v"] for x in listed])
-    products = lambda x: np.einsum("ri,rj->rij", x, x)  # noqa: E731
+    products = lambda x: np.einsum("ri,rj->rij", x, x)
     draws = EnergyDistribution(RBM, PARAMS).sample(jax.random.key(7), (4000,))
     upper = np.triu_indices(3)
     wanted = np.einsum("r,rij->ij", probs, products(v))[upper]
@@ -244,7 +244,7 @@ def test_nuts_without_log_partition_is_refused():
 @pytest.mark.slow
 def test_nuts_with_log_partition_has_the_posterior():
     grid = jnp.linspace(0.0, 2.0, 401)[1:-1]
-    one = lambda j: SPINS.log_density(spin_params(j), {"a": X[:, :2], "b": X[:, 2:]}).sum()  # noqa: E731
+    one = lambda j: SPINS.log_density(spin_params(j), {"a": X[:, :2], "b": X[:, 2:]}).sum()
     weight = jax.nn.softmax(jax.vmap(lambda j: one(j) - 2 * log_z(spin_params(j)))(grid))
     mean = float(weight @ grid)
     mcmc = nuts(intractable, chains=40)
@@ -256,7 +256,7 @@ def test_nuts_with_log_partition_has_the_posterior():
 
 
 def test_gradients_that_are_fine():
-    law = lambda p: EnergyDistribution(SPINS, p, blocks="all")  # noqa: E731
+    law = lambda p: EnergyDistribution(SPINS, p, blocks="all")
     graph = pair(Gaussian(2), Bernoulli(2))
     params, x = random_params(graph, 1), jnp.array([0.3, -1.0])
     slope = jax.grad(lambda x: EnergyDistribution(graph, params).log_prob(x))(x)
@@ -266,7 +266,7 @@ def test_gradients_that_are_fine():
     for take in (jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(jax.jit(f)))):
         with pytest.raises(IntractableError, match="differentiated in its params"):
             take(lambda j: law(spin_params(j)).log_prob(X[0]))(0.3)
-    known = lambda j: EnergyDistribution(SPINS, spin_params(j), log_partition=log_z).log_prob(X[0, :2])  # noqa: E731
+    known = lambda j: EnergyDistribution(SPINS, spin_params(j), log_partition=log_z).log_prob(X[0, :2])
     assert np.isfinite(jax.grad(known)(0.3))
 
 

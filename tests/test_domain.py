@@ -90,7 +90,7 @@ def test_the_precision_of_learned_variances() -> None:
 
 @pytest.mark.parametrize(("scale", "fails"), [(0.4, False), (1.1, True)])
 def test_a_three_way_factor_is_tried(scale: float, fails: bool) -> None:
-    energy: Callable[..., Array] = lambda w, x, y, z: -w * x.sum() * y.sum() * z.sum()  # noqa: E731
+    energy: Callable[..., Array] = lambda w, x, y, z: -w * x.sum() * y.sum() * z.sum()
     gate = Factor("x", "y", "z", energy=energy, init=jnp.zeros(()))
     blocks = {"x": Exponential(1), "y": Bernoulli(1), "z": Bernoulli(1)}
     graph = FactorGraph(blocks, factors=[*map(Bias, "xyz"), gate, Bilinear("y", "z")])

@@ -126,7 +126,7 @@ def test_a_machine_over_few_pixels_becomes_fully_visible() -> None:
     assert made.layers == (("v_0",), ("v_1",), ("v_2",), ("v_3",)) and not made.latent
     states, probs, _ = enumerate_numpy(rbm, params)
     mean = np.tensordot(probs, [s["v"] for s in states], 1)
-    units = lambda x: jnp.concatenate([x[f"v_{i}"] for i in range(4)])  # noqa: E731
+    units = lambda x: jnp.concatenate([x[f"v_{i}"] for i in range(4)])
     # the coupled chains of the new graph have the law of the old one
     est = ebmpp.unbiased_expectation(made, theirs, units, rng_key=jax.random.key(0), num_pairs=2000, k=2)
     assert_law(est.value, mean, est.standard_error)

@@ -14,8 +14,9 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, bits, exact, layered, slots
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered, slots
 from ebmpp.accumulators import EnergyGradient, Function
+from ebmpp.core import random
 from ebmpp.couplings import resolve
 from ebmpp.engine import Outcome, Window, run_pairs
 from ebmpp.plan import resolve_moves
@@ -49,13 +50,13 @@ def model(name: str) -> tuple[FactorGraph, dict[str, Any]]:
 @functools.cache
 def start(graph: FactorGraph, jobs: int, seed: int = 1) -> dict[str, jax.Array]:
     """Initial draws, far from the model's law."""
-    made = initial_rows(graph, graph.families, bits.fold_in(key(seed), jnp.arange(jobs)))
+    made = initial_rows(graph, graph.families, random.fold_in(key(seed), jnp.arange(jobs)))
     binary = {b: isinstance(f, Bernoulli) for b, f in graph.families.items()}
     return {b: jnp.ones_like(v) if binary[b] else v for b, v in made.items()}
 
 
 def key(seed: int) -> jax.Array:
-    return bits.key_pair(jax.random.key(seed))
+    return random.key_pair(jax.random.key(seed))
 
 
 def run(
@@ -67,7 +68,7 @@ def run(
     jobs: int = JOBS,
     num_slots: int = 16,
     max_sweeps: int = 0,
-    accumulator: Any = EnergyGradient(),  # noqa: B008 - a value
+    accumulator: Any = EnergyGradient(),
     x: dict[str, jax.Array] | None = None,
 ) -> Outcome:
     """All pairs from x = y."""
@@ -137,7 +138,7 @@ def test_an_uncorrected_chain_would_fail() -> None:
     graph, params = model("rbm")
     gradient = expected_gradient(graph, params)
     wanted = np.concatenate([gradient["a"], gradient["b"]])
-    pairs = bits.fold_in(key(0), jnp.arange(JOBS))
+    pairs = random.fold_in(key(0), jnp.arange(JOBS))
     x = sweep_rows(graph, params, start(graph, JOBS), schedule(graph), pairs)
     after = np.concatenate([x["a"], x["b"]], -1).mean(0)
     assert np.abs(after + wanted).max() > 0.1
@@ -186,7 +187,7 @@ def exact_tail(params: Any, kinds: tuple[str, str], times: int) -> np.ndarray:
     """P(tau > t) for t = 1, 2, ...: 2x2 units, both chains from all ones, lag 1."""
     bias_a, bias_b, weight = (np.asarray(params[name], float) for name in ("a", "b", "a:b"))
     states = np.array(list(itertools.product((0, 1), repeat=2)), float)
-    on = lambda eta: 1 / (1 + np.exp(-eta))  # noqa: E731
+    on = lambda eta: 1 / (1 + np.exp(-eta))
     given_b = on(bias_a + states @ weight.T)  # P(a unit is on) for each b
     given_a = on(bias_b + states @ weight)
     pair_a = np.array([[joint_table(kinds[0], p, q) for q in given_b] for p in given_b])

@@ -14,17 +14,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    Binomial,
-    Categorical,
-    Exponential,
-    Family,
-    Gaussian,
-    Poisson,
-    Spin,
-    bits,
-)
+from ebmpp import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
+from ebmpp.core import random
 from ebmpp.errors import ArgumentError
 from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, numpy_log_base, numpy_statistics
 
@@ -43,8 +34,8 @@ def etas(family: Family, seed: int = 0) -> jax.Array:
 
 def words(family: Family, count: int, seed: int = 0) -> jax.Array:
     """Random words of ``ROWS`` rows."""
-    pairs = bits.fold_in(bits.key_pair(jax.random.key(seed)), jnp.arange(ROWS))
-    return bits.words(pairs, family.size * count).reshape(ROWS, *family.shape, count)
+    pairs = random.fold_in(random.key_pair(jax.random.key(seed)), jnp.arange(ROWS))
+    return random.words(pairs, family.size * count).reshape(ROWS, *family.shape, count)
 
 
 def grid(family: Family) -> tuple[np.ndarray, float]:

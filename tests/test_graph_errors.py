@@ -24,7 +24,7 @@ def params(rbm: FactorGraph) -> dict:
 
 def test_wrong_states(rbm: FactorGraph, params: dict) -> None:
     v, h = np.zeros((5, 4)), np.zeros((5, 3))
-    at = lambda changed: rbm.energy(params, {"v": v, "h": h} | changed)  # noqa: E731
+    at = lambda changed: rbm.energy(params, {"v": v, "h": h} | changed)
     with pytest.raises(StateError, match="unknown block 'w'; there is 'v', 'h'"):
         at({"w": v})
     with pytest.raises(StateError, match=r"block 'h' is missing: got \['v'\]"):

@@ -62,7 +62,7 @@ def test_a_convolution_is_a_bilinear_factor_with_shared_weights(machine: tuple) 
 
     @jax.jit
     def derived(x: dict) -> tuple:
-        of = lambda g, p: (  # noqa: E731
+        of = lambda g, p: (
             g.energy(p, x),
             g.free_energy(p, {"v": x["v"]}),
             *(g.natural_parameters(p, x, b) for b in "vh"),
@@ -83,7 +83,7 @@ def test_sweeps_have_the_law_of_the_unrolled_model(machine: tuple) -> None:
 def test_the_gradient_of_the_exact_likelihood_is_that_of_the_unrolled_model(machine: tuple) -> None:
     graph, params, dense, whole = machine
     rows = random_state(graph.families["v"], seed=9, rows=(6,))
-    of = lambda g, p: jax.grad(lambda p: ebmpp.exact.log_likelihood(g, p, rows).mean())(p)  # noqa: E731
+    of = lambda g, p: jax.grad(lambda p: ebmpp.exact.log_likelihood(g, p, rows).mean())(p)
     shared, unshared = of(graph, params), of(dense, whole)
     by_hand = np.zeros((2, 1, 2, 2))
     for k, i, j, a, b in np.ndindex(2, 2, 2, 2, 2):
@@ -95,7 +95,7 @@ def test_the_gradient_of_the_exact_likelihood_is_that_of_the_unrolled_model(mach
 @pytest.mark.slow
 def test_coupled_chains_estimate_the_gradient_without_bias(machine: tuple) -> None:
     graph, params, _, _ = machine
-    slope = lambda x: jax.grad(lambda p: graph.energy(p, x))(params)  # noqa: E731
+    slope = lambda x: jax.grad(lambda p: graph.energy(p, x))(params)
     made = ebmpp.unbiased_expectation(graph, params, slope, rng_key=KEY, num_pairs=3000)
     mean = jax.grad(lambda p: -ebmpp.exact.log_partition(graph, p))(params)
     for name in params:
@@ -169,7 +169,7 @@ def test_a_shared_bias_starts_at_the_rate_over_positions() -> None:
 
 
 def test_declarations_are_values() -> None:
-    made = lambda **given: Linear("v", "h", forward=windows, **given)  # noqa: E731
+    made = lambda **given: Linear("v", "h", forward=windows, **given)
     assert made(shape=(3,)) == made(shape=[3]) != made(shape=(4,))
     assert made(init=np.ones(3)) == made(init=np.ones(3)) != made(init=np.zeros(3))
     assert hash(made(init=np.ones(3))) == hash(made(init=np.ones(3)))
@@ -200,7 +200,7 @@ def test_an_affine_forward_has_a_bias_in_it() -> None:
 
 
 def test_forwards_that_are_not_linear_are_refused() -> None:
-    bent = lambda w, v: jax.nn.relu(windows(w, v))  # noqa: E731
+    bent = lambda w, v: jax.nn.relu(windows(w, v))
     with pytest.raises(
         NotMultiAffineError, match=r"Linear\('v', 'h'\): .* block 'v' .*forward must be affine"
     ):

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, SDCP, Bernoulli, Categorical, Spin, Stage, bits, exact, monitors
+from ebmpp import CD, SDCP, Bernoulli, Categorical, Spin, Stage, exact, monitors
+from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.estimators.base import Estimate
 from ebmpp.monitors import Monitor
@@ -88,7 +89,7 @@ def test_the_gap_is_that_of_log_likelihoods():
     """log Z cancels: mean log p of training rows minus that of held-out ones."""
     train, held = DATA[:1], DATA[1:]
     gap = monitors.free_energy_gap(RBM, train, held)(PARAMS)
-    mean = lambda rows: exact.log_likelihood(RBM, PARAMS, rows).mean()  # noqa: E731
+    mean = lambda rows: exact.log_likelihood(RBM, PARAMS, rows).mean()
     np.testing.assert_allclose(gap, mean(train) - mean(held), rtol=1e-4)
 
 
@@ -110,7 +111,7 @@ def enumerated_reconstruction(graph, params, data):
 def test_reconstruction_has_the_law_of_a_draw_of_the_latents():
     graph, data = pair(Categorical(2, 3), Spin(2)), np.array([[0, 2], [1, 1], [2, 2]])
     params = random_params(graph, seed=1, scale=1.0)
-    monitor = lambda key: monitors.reconstruction(graph, data, key)(params)  # noqa: E731
+    monitor = lambda key: monitors.reconstruction(graph, data, key)(params)
     values = jax.vmap(monitor)(jax.random.split(KEY, 400))
     assert_rows_law(values, enumerated_reconstruction(graph, params, data))
     assert monitor(KEY) == monitor(KEY)
@@ -165,9 +166,9 @@ def test_an_estimator_that_carries_a_state_is_repeated_from_the_runs_own():
 def test_chains_of_other_batches_have_no_variance_here():
     """S-DCP carries a chain a row of the run's batches, which are smaller than the monitor's."""
     variance = monitors.gradient_variance(RBM, DATA, SDCP(d=2, k=1), 2, KEY)
-    state = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA[:2]}, 2, bits.key_pair(KEY))
+    state = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA[:2]}, 2, random.key_pair(KEY))
     assert np.isnan(variance(PARAMS, state))
-    own = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA}, 4, bits.key_pair(KEY))
+    own = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA}, 4, random.key_pair(KEY))
     assert variance(PARAMS, own) > 0
 
 

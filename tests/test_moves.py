@@ -21,9 +21,9 @@ from ebmpp import (
     Observed,
     Poisson,
     Spin,
-    bits,
     unbiased_expectation,
 )
+from ebmpp.core import random
 from ebmpp.couplings import KINDS
 from ebmpp.errors import IntractableError
 from ebmpp.layer_move import Layer
@@ -63,12 +63,12 @@ def sweeps_of(graph: FactorGraph, coupling: object, seed: int, apart: bool) -> l
     moves = resolve_moves(graph, coupling)
     sweep = jax.jit(coupled_sweep, static_argnums=(0, 3))
     params = random_params(graph, seed=seed % 1000, scale=0.3)
-    key = bits.key_pair(jax.random.key(seed))
-    x = initial_rows(graph, graph.families, bits.fold_in(key, 0, jnp.arange(ROWS)))
-    y = initial_rows(graph, graph.families, bits.fold_in(key, 1, jnp.arange(ROWS))) if apart else x
+    key = random.key_pair(jax.random.key(seed))
+    x = initial_rows(graph, graph.families, random.fold_in(key, 0, jnp.arange(ROWS)))
+    y = initial_rows(graph, graph.families, random.fold_in(key, 1, jnp.arange(ROWS))) if apart else x
     found = [{b: jnp.stack([x[b], y[b]]) for b in x}]
     for t in range(SWEEPS):
-        pairs = bits.fold_in(key, 2 + t, jnp.arange(ROWS))
+        pairs = random.fold_in(key, 2 + t, jnp.arange(ROWS))
         z, _, broken, _ = sweep(graph, params, found[-1], moves, pairs, {})
         assert not broken.any()
         found.append(z)
@@ -117,8 +117,8 @@ def test_where_trials_cannot_fail_the_leading_chain_does_not_see_the_other(
 @settings(max_examples=3)
 @given(graphs(), st.integers(0, 2**31 - 1))
 def test_one_chain_alone_is_blocked_gibbs(graph: FactorGraph, seed: int) -> None:
-    params, key = random_params(graph, scale=0.3), bits.key_pair(jax.random.key(seed))
-    pairs = bits.fold_in(key, jnp.arange(ROWS))
+    params, key = random_params(graph, scale=0.3), random.key_pair(jax.random.key(seed))
+    pairs = random.fold_in(key, jnp.arange(ROWS))
     x = initial_rows(graph, graph.families, pairs)
     drawn, taken = draw_sweep(graph, params, x, resolve_moves(graph, None), pairs, {})
     wanted = sweep_rows(graph, params, x, schedule(graph), pairs)

@@ -18,7 +18,7 @@ PARAMS = {"v": jnp.zeros(200), "w": {"deep": jnp.zeros((3, 400))}}
 
 
 def gradients(count, scale=1.0):
-    draw = lambda a: jnp.asarray(scale * GENERATOR.standard_cauchy(a.shape), jnp.float32)  # noqa: E731
+    draw = lambda a: jnp.asarray(scale * GENERATOR.standard_cauchy(a.shape), jnp.float32)
     return [jax.tree.map(draw, PARAMS) for _ in range(count)]
 
 

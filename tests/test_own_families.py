@@ -19,12 +19,12 @@ from ebmpp import (
     Categorical,
     FactorGraph,
     Family,
-    bits,
     exact,
     fit,
     layered,
     local_search,
 )
+from ebmpp.core import random
 from ebmpp.estimators import PCD
 from ebmpp.sklearn import HarmoniumTransformer
 from helpers import FAMILIES, FINITE, alone, assert_rows_law
@@ -34,8 +34,8 @@ ROWS = 20_000
 
 def words(family: Family, count: int) -> jax.Array:
     """Random words of ``ROWS`` rows."""
-    pairs = bits.fold_in(bits.key_pair(jax.random.key(0)), jnp.arange(ROWS))
-    return bits.words(pairs, family.size * count).reshape(ROWS, *family.shape, count)
+    pairs = random.fold_in(random.key_pair(jax.random.key(0)), jnp.arange(ROWS))
+    return random.words(pairs, family.size * count).reshape(ROWS, *family.shape, count)
 
 
 def test_a_user_defined_family_through_a_graph() -> None:

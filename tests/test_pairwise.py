@@ -329,7 +329,7 @@ def test_the_gradient_in_the_weights_is_that_of_the_likelihood(shared: bool) -> 
     params = random_params(graph, seed=2, scale=0.8)
     data = random_state(Spin(4), 3, (10,))
     states, probs, _ = enumerate_numpy(graph, params)
-    products = lambda x: np.array([x[i] * x[j] for i, j in edges])  # noqa: E731
+    products = lambda x: np.array([x[i] * x[j] for i, j in edges])
     model = sum(p * products(x["x"]) for p, x in zip(probs, states, strict=True))
     wanted = np.mean([products(x) for x in data], axis=0) - model
     found = exact.grad_log_likelihood(graph, params, data)["x:x"]

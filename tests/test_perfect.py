@@ -49,13 +49,13 @@ def attractive(graph, seed=1, signs=None):
 def assert_joint_law(graph, params, x):
     """First and second moments of all statistics."""
     listed, probs, _ = enumerate_numpy(graph, params)
-    flat = lambda s, rows: np.concatenate(  # noqa: E731
+    flat = lambda s, rows: np.concatenate(
         [numpy_statistics(f, s[b]).reshape(rows, -1) for b, f in graph.families.items()], axis=1
     )
     exactly = flat({b: np.stack([s[b] for s in listed]) for b in graph.families}, len(listed))
     drawn = flat({b: np.asarray(v) for b, v in x.items()}, len(x["a"]))
     upper = np.triu_indices(exactly.shape[1])
-    moments = lambda t: np.concatenate([t, np.einsum("ri,rj->rij", t, t)[:, *upper]], axis=1)  # noqa: E731
+    moments = lambda t: np.concatenate([t, np.einsum("ri,rj->rij", t, t)[:, *upper]], axis=1)
     assert_rows_law(moments(drawn), probs @ moments(exactly))
 
 
@@ -115,7 +115,7 @@ def test_enumeration_draws_infinite_blocks_given_the_others():
 def test_draws_depend_on_their_own_place_and_cross_jit_and_vmap():
     params = spin_params(0.3)
     key = jax.random.key(4)
-    draw = lambda p, k: perfect_sample(SPINS, p, k, 6, PAST)  # noqa: E731
+    draw = lambda p, k: perfect_sample(SPINS, p, k, 6, PAST)
     many = draw(params, key)
     few = perfect_sample(SPINS, params, key, 2, PAST)
     stacked = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)

@@ -150,7 +150,7 @@ def test_a_score_is_only_where_it_can_be_computed() -> None:
 
 def test_a_gibbs_step_has_its_law() -> None:
     weights, b, c = FITTED.components_, FITTED.intercept_visible_, FITTED.intercept_hidden_
-    sigmoid = lambda a: 1 / (1 + np.exp(-a))  # noqa: E731
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))
     exact_mean = np.zeros(3)
     for h in np.array([[0, 0], [0, 1], [1, 0], [1, 1]]):
         on = sigmoid(X[3] @ weights.T + c)
@@ -275,7 +275,7 @@ def test_units_of_several_statistics_have_a_column_each() -> None:
     assert features.shape == (6, 6) and len(model.get_feature_names_out()) == 6
     np.testing.assert_allclose(features.reshape(6, 2, 3).sum(2), 1, rtol=1e-5)
     with pytest.raises(AttributeError, match=r"no components_: units Categorical\(2, .* several statistics"):
-        model.components_  # noqa: B018
+        model.components_
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def nudged() -> tuple[np.ndarray, np.ndarray]:
     shifts = [np.zeros((3, 3)) for _ in range(5)]
     for shift, place in zip(shifts, [(1, 1), (0, 1), (1, 0), (1, 2), (2, 1)], strict=True):
         shift[place] = 1
-    move = lambda w: [convolve(x.reshape(8, 8), w, mode="constant").ravel() for x in images]  # noqa: E731
+    move = lambda w: [convolve(x.reshape(8, 8), w, mode="constant").ravel() for x in images]
     return minmax_scale(np.concatenate([move(w) for w in shifts])), np.tile(labels, 5)
 
 

@@ -37,7 +37,7 @@ def test_matrix_step_is_steepest_descent_in_the_largest_singular_value(matrix):
     # <g, step> = -|g|_*^2 and |step| = |g|_*: equality in <g, s> >= -|g|_* |s|, at the best length
     assert np.vdot(matrix, moved) == pytest.approx(-(nuclear**2), rel=1e-4)
     assert largest == pytest.approx(nuclear, rel=1e-4)
-    value = lambda s: np.vdot(matrix, s) + norms(s)[0] ** 2 / 2  # noqa: E731
+    value = lambda s: np.vdot(matrix, s) + norms(s)[0] ** 2 / 2
     others = [moved + 0.3 * random(seed, *matrix.shape) for seed in range(20)]
     assert min(map(value, [*others, 0.9 * moved, 1.1 * moved])) > value(moved)
     # what has no singular value is not moved

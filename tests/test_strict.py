@@ -30,7 +30,7 @@ DATA = np.random.default_rng(0).integers(0, 2, (12, 4)).astype(float)
 
 def params_of(graph: FactorGraph) -> dict[str, Any]:
     generator = np.random.default_rng(1)
-    noisy = lambda a: a + jnp.asarray(0.2 * generator.uniform(-1, 1, a.shape), a.dtype)  # noqa: E731
+    noisy = lambda a: a + jnp.asarray(0.2 * generator.uniform(-1, 1, a.shape), a.dtype)
     return jax.tree.map(noisy, graph.init(KEY))
 
 

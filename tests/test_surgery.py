@@ -41,7 +41,7 @@ from helpers import enumerate_numpy, gated, random_params, random_state
 
 def matching(states: list[dict], given: dict[str, Any]) -> np.ndarray:
     """Which states agree with what is given, at known units."""
-    agrees = lambda x, v: np.all((x == v.values) | ~v.known) if isinstance(v, Observed) else np.all(x == v)  # noqa: E731
+    agrees = lambda x, v: np.all((x == v.values) | ~v.known) if isinstance(v, Observed) else np.all(x == v)
     return np.array([all(agrees(x[b], v) for b, v in given.items()) for x in states])
 
 

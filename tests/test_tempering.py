@@ -63,7 +63,7 @@ def test_replicas_are_a_value():
 
 def test_replicas_can_be_made_under_jit():
     graph = pair(Bernoulli(1), Bernoulli(2))
-    shape = lambda a: a * tempering.replicate(graph, 7).families["b"].size  # noqa: E731
+    shape = lambda a: a * tempering.replicate(graph, 7).families["b"].size
     assert jax.jit(shape)(1) == 14
 
 

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, FactorGraph, Gaussian, bits, engine, layered
+from ebmpp import Bernoulli, FactorGraph, Gaussian, engine, layered
 from ebmpp.accumulators import EnergyGradient
+from ebmpp.core import random
 from ebmpp.couplings import Trial
 from ebmpp.engine import Window, run_pairs
 from ebmpp.errors import ArgumentError, DeclarationError, UnmetError
@@ -48,12 +49,14 @@ def at_scale(size: int, scale: float, mean: float) -> dict[str, jax.Array]:
 
 def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, key: jax.Array, x: dict) -> np.ndarray:
     """Meeting times by ``coupled_sweep`` from one start, with the words that the engine draws."""
-    keys = bits.fold_in(key, jnp.arange(PAIRS))
-    ahead, _ = jax.jit(draw_sweep, static_argnums=(0, 3))(graph, params, x, moves, bits.fold_in(keys, 1), {})
+    keys = random.fold_in(key, jnp.arange(PAIRS))
+    ahead, _ = jax.jit(draw_sweep, static_argnums=(0, 3))(
+        graph, params, x, moves, random.fold_in(keys, 1), {}
+    )
     z = {b: jnp.stack([ahead[b], x[b]]) for b in x}
     found = np.full(PAIRS, -1)
     for t in range(2, 60):
-        z, together, broken, _ = SWEEP(graph, params, z, moves, bits.fold_in(keys, t), {})
+        z, together, broken, _ = SWEEP(graph, params, z, moves, random.fold_in(keys, t), {})
         assert not broken.any()
         same = np.all([equal(v) for v in z.values()], axis=0)
         np.testing.assert_array_equal(same, together)  # one value has the same bits in both chains
@@ -69,9 +72,9 @@ def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, key: jax.Array,
                          ids=["maximal", "reflection", "langevin"])  # fmt: skip
 @pytest.mark.parametrize("size", [3, pytest.param(30, marks=pytest.mark.slow), 1000])
 def test_pairs_of_reals_meet_at_every_size_and_scale(size: int, moves: Any) -> None:
-    graph, key = machine(size), bits.key_pair(jax.random.key(3))
+    graph, key = machine(size), random.key_pair(jax.random.key(3))
     moves = resolve_moves(graph, moves)
-    x = initial_rows(graph, graph.families, bits.fold_in(key, 1, jnp.arange(PAIRS)))
+    x = initial_rows(graph, graph.families, random.fold_in(key, 1, jnp.arange(PAIRS)))
     for scale in (1e-3, 0.07, 1.0, 1e3):
         params = at_scale(size, scale, 1.0)
         start = x | {"v": scale * x["v"]}
@@ -140,7 +143,7 @@ def test_a_sweep_gives_up_a_residual_without_mass() -> None:
     graph, rows = pair(Lopsided(2), Bernoulli(2)), jnp.ones(9, bool)
     eta = {"a": jnp.stack([jnp.zeros((9, 2)), jnp.ones((9, 2))])}
     z = {"a": jnp.zeros((2, 9, 2)), "b": jnp.zeros((2, 9, 2))}
-    pairs = bits.fold_in(bits.key_pair(jax.random.key(0)), jnp.arange(9))
+    pairs = random.fold_in(random.key_pair(jax.random.key(0)), jnp.arange(9))
     draw = Trial(pairs, rows, ~rows, most=50)
     made = couple_focused(graph, eta, z, Layer(("a",), "maximal"), 0, {}, draw)
     np.testing.assert_array_equal(made.broken, ~made.together["a"])

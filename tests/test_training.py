@@ -15,18 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import (
-    CD,
-    PCD,
-    UCD,
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Centered,
-    FactorGraph,
-    exact,
-    fit,
-)
+from ebmpp import CD, PCD, UCD, Bernoulli, Bias, Bilinear, Centered, FactorGraph, exact, fit
 from ebmpp.errors import DivergenceError, StateError
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import Fit, estimate_step
@@ -50,7 +39,7 @@ class Broken(Recorder):
         return Estimate(jax.tree.map(lambda p: jnp.full_like(p, bad), params), state + 1, {"at": state})
 
 
-def train(estimator: Any = CD(), data: Any = DATA, graph: FactorGraph = RBM, **given: Any) -> Fit:  # noqa: B008
+def train(estimator: Any = CD(), data: Any = DATA, graph: FactorGraph = RBM, **given: Any) -> Fit:
     settings = {"rng_key": KEY, "num_steps": 7, "batch_size": 4, "progress_bar": False, **given}
     return fit(graph, data, estimator=estimator, **settings)
 
@@ -255,7 +244,7 @@ def test_steps_and_optimisers_do_not_trace_again() -> None:
 
 def test_programs_of_many_models_and_optimisers_do_not_pile_up() -> None:
     Counted.traced.clear()
-    live = lambda: len(jax.devices()[0].client.live_executables())  # noqa: E731
+    live = lambda: len(jax.devices()[0].client.live_executables())
     counts = []
     for width in [*range(3, 27), 26]:
         graph = pair(Bernoulli(3), Bernoulli(width))

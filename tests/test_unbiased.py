@@ -52,7 +52,7 @@ def test_chains_that_start_apart_estimate_the_same_and_show_that_modes_are_not_l
     magnet = {"v:h": weight, "v": -0.5 * weight.sum(1), "h": -0.5 * weight.sum(0)}
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3))
     options = {"rng_key": jax.random.key(5), "num_pairs": 1000, "max_sweeps": 30, "unmet": "drop"}
-    ink = lambda x: x["v"].sum()  # noqa: E731
+    ink = lambda x: x["v"].sum()
     together = ebmpp.unbiased_expectation(rbm, magnet, ink, **options)
     assert together.met.all()  # both chains of a pair are in the mode that they started in
     with pytest.warns(UserWarning, match="of 1000 pairs had not met and were dropped"):

@@ -93,7 +93,7 @@ CASES = [
 @functools.cache
 def model(name: str) -> tuple[FactorGraph, dict[str, Any]]:
     graph = GRAPHS[name]()
-    default = lambda graph: random_params(graph, seed=4, scale=1.2)  # noqa: E731
+    default = lambda graph: random_params(graph, seed=4, scale=1.2)
     return graph, PARAMS.get(name, default)(graph)
 
 
@@ -206,7 +206,7 @@ def of_big_model(**options: Any) -> ebmpp.unbiased.Estimate:
 
 
 def energies_at_start(kernel: ebmpp.BlockedGibbs, keys: jax.Array) -> np.ndarray:
-    start = lambda keys: BIG.energy(BIG_PARAMS, kernel.init(keys, 0, None, (BIG_PARAMS,), {}).z)  # noqa: E731
+    start = lambda keys: BIG.energy(BIG_PARAMS, kernel.init(keys, 0, None, (BIG_PARAMS,), {}).z)
     return np.asarray(jax.jit(start)(keys))
 
 

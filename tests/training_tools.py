@@ -35,7 +35,7 @@ class Recorder:
         return Estimate(gradient, state, {"word": pair[0], **seen})
 
 
-def numbered(data: Any = ROWS, estimator: Any = Recorder(), **given: Any) -> Fit:  # noqa: B008
+def numbered(data: Any = ROWS, estimator: Any = Recorder(), **given: Any) -> Fit:
     """A run that records which rows its steps see."""
     settings = {"rng_key": jax.random.key(0), "num_steps": 5, "progress_bar": False, **given}
     if "schedule" in settings:

@@ -1,3 +1,3 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The ground that every room stands on: checks of what a user gives."""
+"""The ground that every room stands on: random words, checks of what a user gives, files, programs."""

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. 1/rows each where rows are not weighted;
     where they are, the sum is 1 on average over batches."""
 
-    known: Rows = {}  # noqa: RUF012
+    known: Rows = {}
     """Of the visible blocks that lack units, which are known, ``(rows, *shape)`` each; at the others stands
     something in the support, which means nothing. Always empty for estimators that do not say that they
     take missing entries."""

@@ -154,7 +154,7 @@ class Centered:
         """Mean statistics given the batch's rows, at the params that the batch meets first."""
         if self.offsets == "zero" or self.sliding == 0:
             return state.means
-        fresh = lambda: _data_means(graph, params, state.offsets, batch)  # noqa: E731
+        fresh = lambda: _data_means(graph, params, state.offsets, batch)
         if self.steps_per_batch == 1:
             return fresh()
         return lax.cond(state.step == 0, fresh, lambda: state.means)
@@ -202,7 +202,7 @@ def CSDCP(
 
 def centered_direction(graph: "FactorGraph", params: Params, offsets: Rows, gradient: Params) -> Params:
     """J J^T ``gradient``, J the derivative of the map from centered params to the graph's own."""
-    to_own = lambda centered: _own_params(graph, centered, offsets)  # noqa: E731
+    to_own = lambda centered: _own_params(graph, centered, offsets)
     _, transposed = jax.vjp(to_own, params)
     # J depends on the factors of two blocks alone, which S leaves as they are: params will do for both.
     _, direction = jax.jvp(to_own, (params,), transposed(gradient))

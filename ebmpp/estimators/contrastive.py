@@ -10,8 +10,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import (
     Posterior,
@@ -42,7 +41,7 @@ def _sweeps(
     moves, rows = resolve_moves(graph, given, exact=False), len(next(iter(x.values())))
 
     def one(i: Array, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
-        pairs = row_pairs(bits.fold_in(pair, i), rows)
+        pairs = row_pairs(random.fold_in(pair, i), rows)
         x, taken = draw_sweep(graph, params, carry[0], moves, pairs, {})
         return x, carry[1] + taken.sum()
 
@@ -97,9 +96,9 @@ class CD:
         self, graph: "FactorGraph", params: Params, state: tuple, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus their k-sweep reconstructions."""
-        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
-        start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0))
-        model, told = _sweeps(graph, params, start, self.k, bits.fold_in(pair, 1), self.moves)
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
+        start = sample_latents(graph, params, batch.rows, random.fold_in(pair, 0))
+        model, told = _sweeps(graph, params, start, self.k, random.fold_in(pair, 1), self.moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
         return Estimate(two_phases(graph, params, batch, model, **options), state, told)
 
@@ -148,7 +147,7 @@ class PCD:
         pair: Array,
     ) -> Estimate:
         """Data minus the chains, k sweeps on."""
-        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
         model, told = _sweeps(graph, params, state, self.k, pair, self.moves)
         return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, told)
 
@@ -213,7 +212,7 @@ class FPCD:
         self, graph: "FactorGraph", params: Params, state: FPCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the chains, k sweeps on under the sum of params and fast weights."""
-        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
         model = sweep_chains(graph, jax.tree.map(jnp.add, params, state.fast), state.chains, self.k, pair)
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)

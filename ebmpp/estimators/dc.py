@@ -9,9 +9,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits
 from ebmpp.accumulators import gradient_at
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
@@ -103,20 +102,20 @@ class SDCP:
         if self.d == 1:
             return CD(self.k, self.posterior).estimate(graph, params, state, batch, pair)
 
-        size, at = len(batch.weights), bits.fold_in(pair, 0)
+        size, at = len(batch.weights), random.fold_in(pair, 0)
 
         def begin() -> tuple[Params, Rows]:
-            latents = initial_rows(graph, graph.latent, row_pairs(bits.fold_in(at, 0), size))
-            own, posterior = bits.fold_in(at, 2), self.posterior
+            latents = initial_rows(graph, graph.latent, row_pairs(random.fold_in(at, 0), size))
+            own, posterior = random.fold_in(at, 2), self.posterior
             whole = complete_batch(graph, params, batch, self.k, own, posterior)
             return self._positive_phase(graph, params, whole), _like({**whole.rows, **latents}, state.chains)
 
-        go_on = lambda: (state.positive, state.chains)  # noqa: E731
+        go_on = lambda: (state.positive, state.chains)
         positive, chains = lax.cond(state.inner == 0, begin, go_on)
         # Algorithm 2 goes on from the visible units: latents are drawn anew under the params of the step.
         held = schedule(graph, clamped=graph.visible)
-        start = sweep_rows(graph, params, chains, held, row_pairs(bits.fold_in(at, 1), size))
-        model = sweep_chains(graph, params, start, self.k, bits.fold_in(pair, 1))
+        start = sweep_rows(graph, params, chains, held, row_pairs(random.fold_in(at, 1), size))
+        model = sweep_chains(graph, params, start, self.k, random.fold_in(pair, 1))
         negative = signed_gradient(graph, params, model, -batch.weights)  # a chain counts as its row does
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})

@@ -123,7 +123,7 @@ def label_log_probabilities(graph: "FactorGraph", params: Params, rest: Rows, ta
     values, latents = jnp.asarray(_values(graph, target)), tuple(graph.latent)
 
     def one(row: Rows) -> Array:
-        given = lambda y: derived.log_unnormalized(graph, params, {**row, target: y}, latents)  # noqa: E731
+        given = lambda y: derived.log_unnormalized(graph, params, {**row, target: y}, latents)
         return jax.nn.log_softmax(jax.vmap(given)(values))
 
     return jax.vmap(one)(dict(rest))

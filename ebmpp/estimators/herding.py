@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits
 from ebmpp.accumulators import weighted_gradient
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import fresh_chains, row_pairs, whole_visible
 from ebmpp.search import local_modes
@@ -97,7 +96,7 @@ class Herding:
     ) -> Estimate:
         """Data with their latents at a mode, minus the states, which are at modes of all blocks."""
         size = len(batch.weights)
-        keys = [row_pairs(bits.fold_in(pair, i), n) for i, n in enumerate((size, size, self.num_chains))]
+        keys = [row_pairs(random.fold_in(pair, i), n) for i, n in enumerate((size, size, self.num_chains))]
         drawn = initial_rows(graph, graph.families, keys[0])
         start = drawn | batch.rows | hold(batch.known, batch.rows, {b: drawn[b] for b in batch.known})
         layers = schedule(graph, whole_visible(graph, batch))

@@ -11,9 +11,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived
+from ebmpp import derived
 from ebmpp.accumulators import gradient_at, weighted_gradient
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Params, Rows
 from ebmpp.sweeps import Keep, hold, initial_rows, schedule, sweep_rows
@@ -50,7 +50,7 @@ def check_posterior(graph: "FactorGraph", name: str, posterior: Posterior | None
 
 def row_pairs(pair: Array, rows: int) -> Array:
     """A key pair a row."""
-    return bits.fold_in(pair, jnp.arange(rows))
+    return random.fold_in(pair, jnp.arange(rows))
 
 
 @partial(jax.jit, static_argnums=(0, 1))  # in one program: op by op it compiles for seconds
@@ -81,7 +81,7 @@ def sweep_chains(
     rows, layers = len(next(iter(x.values()))), schedule(graph, clamped)
 
     def one(i: Array, x: Rows) -> Rows:
-        return sweep_rows(graph, params, x, layers, row_pairs(bits.fold_in(pair, i), rows), keep)
+        return sweep_rows(graph, params, x, layers, row_pairs(random.fold_in(pair, i), rows), keep)
 
     # One sweep is not worth a loop: without it XLA drops the last latent draw, which nothing reads.
     return one(0, x) if count == 1 else lax.fori_loop(0, count, one, x)
@@ -98,8 +98,8 @@ def sample_latents(
     :param known: see :class:`~ebmpp.estimators.base.Batch`.
     """
     rows = len(next(iter(v.values())))
-    first, second = (row_pairs(bits.fold_in(pair, i), rows) for i in range(2))
-    drawn = initial_rows(graph, known, row_pairs(bits.fold_in(pair, 2), rows)) if known else {}
+    first, second = (row_pairs(random.fold_in(pair, i), rows) for i in range(2))
+    drawn = initial_rows(graph, known, row_pairs(random.fold_in(pair, 2), rows)) if known else {}
     state = {**v, **hold(known, v, drawn), **initial_rows(graph, graph.latent, first)}
     return sweep_rows(graph, params, state, schedule(graph, clamped=graph.visible), second)
 
@@ -130,9 +130,9 @@ def complete_batch(
             "missing entries, which it does not know; UCD() runs coupled chains on the posterior of both, "
             "and ebmpp.complete fills the entries in"
         )
-    start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0), batch.known)
+    start = sample_latents(graph, params, batch.rows, random.fold_in(pair, 0), batch.known)
     held = whole_visible(graph, batch)
-    x = sweep_chains(graph, params, start, count, bits.fold_in(pair, 1), held, batch.known)
+    x = sweep_chains(graph, params, start, count, random.fold_in(pair, 1), held, batch.known)
     return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
 
 
@@ -175,7 +175,7 @@ def two_phases(
         terms = ((batch.rows, batch.weights), (model, -weights))
         return jax.grad(lambda p: sum(_weighted_free_energy(graph, p, *term) for term in terms))(params)
     signed = jnp.concatenate([batch.weights, -weights])
-    join = lambda a, b: {n: jnp.concatenate([a[n], b[n]]) for n in b if n in a}  # noqa: E731
+    join = lambda a, b: {n: jnp.concatenate([a[n], b[n]]) for n in b if n in a}
     if posterior is None:
         return signed_gradient(graph, params, join(batch.rows, model), signed)
     data = posterior.statistics(graph, params, batch.rows)

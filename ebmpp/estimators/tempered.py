@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.estimators.base import Batch, Estimate, Params, Rows
 from ebmpp.estimators.phases import (
     Posterior,
@@ -94,7 +93,7 @@ class TemperedPCD:
         self, graph: "FactorGraph", params: Params, state: TemperedState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the coldest replicas, k tempered sweeps on."""
-        batch = complete_batch(graph, params, batch, self.k, bits.fold_in(pair, 9), self.posterior)
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
         chains, rejection = self._sweeps(graph, params, state, pair)
         state = TemperedState(chains, state.betas)
         gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
@@ -110,7 +109,7 @@ class TemperedPCD:
         sweep, tempered = tempered_sweep(graph), tempered_params(graph, params, state.betas)
 
         def half(x: Rows, i: Array) -> tuple[Rows, Array]:
-            pairs = row_pairs(bits.fold_in(pair, i), self.num_chains)
+            pairs = row_pairs(random.fold_in(pair, i), self.num_chains)
             x, _, log_ratio = sweep.half(replicas, tempered, x, pairs, {}, i % 2)
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 

@@ -11,9 +11,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits
 from ebmpp.accumulators import EnergyGradient, MarginalGradient
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.estimators import horizon
@@ -232,7 +231,7 @@ class UCD:
         if tractable_posterior(graph) and not batch.known:
             positive = signed_gradient(graph, params, batch.rows, batch.weights)
         else:
-            other = self._positive(graph, params, state, batch, bits.fold_in(pair, 7))
+            other = self._positive(graph, params, state, batch, random.fold_in(pair, 7))
             positive, state = other.gradient, state._replace(positive=other.length)
             metrics |= {f"posterior_{name}": v for name, v in other.metrics.items()}
             unmet = unmet + other.metrics["num_unmet"]
@@ -249,28 +248,28 @@ class UCD:
             start = state.chains
         elif self.start == "data":
             turn = jnp.arange(pairs) % len(batch.weights)
-            tile = lambda x: {b: jnp.take(v, turn, axis=0) for b, v in x.items()}  # noqa: E731
-            own = bits.fold_in(pair, 0)
+            tile = lambda x: {b: jnp.take(v, turn, axis=0) for b, v in x.items()}
+            own = random.fold_in(pair, 0)
             start = sample_latents(graph, params, tile(batch.rows), own, tile(batch.known))
         else:
-            start = self._anywhere(graph, params, pairs, None, bits.fold_in(pair, 0))
+            start = self._anywhere(graph, params, pairs, None, random.fold_in(pair, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
         moves = resolve_moves(graph, self.coupling)
         past = (state.negative, state.seen)
-        return self._phase(graph, params, start, moves, weights, past, bits.fold_in(pair, 1))
+        return self._phase(graph, params, start, moves, weights, past, random.fold_in(pair, 1))
 
     def _positive(
         self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> "_Phase":
         """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
         if callable(self.start) or self.start in ("data", "persistent"):
-            start = sample_latents(graph, params, batch.rows, bits.fold_in(pair, 0), batch.known)
+            start = sample_latents(graph, params, batch.rows, random.fold_in(pair, 0), batch.known)
         else:
-            start = self._anywhere(graph, params, len(batch.weights), batch, bits.fold_in(pair, 0))
+            start = self._anywhere(graph, params, len(batch.weights), batch, random.fold_in(pair, 0))
         coupling = self.coupling if isinstance(self.coupling, str) else None
         moves = resolve_moves(graph, coupling, whole_visible(graph, batch))
         past = (state.positive, state.seen)
-        own = bits.fold_in(pair, 1)
+        own = random.fold_in(pair, 1)
         return self._phase(graph, params, start, moves, batch.weights, past, own, batch.known)
 
     def _anywhere(
@@ -297,7 +296,7 @@ class UCD:
             return state.chains
         rows = len(next(iter(state.chains.values())))
         return sweep_rows(
-            graph, params, state.chains, schedule(graph), row_pairs(bits.fold_in(pair, 3), rows)
+            graph, params, state.chains, schedule(graph), row_pairs(random.fold_in(pair, 3), rows)
         )
 
     def _phase(

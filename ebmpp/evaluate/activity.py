@@ -11,9 +11,9 @@ import pandas as pd
 
 from jax import Array
 
-from ebmpp import bits, states, tables
+from ebmpp import states, tables
 from ebmpp.completion import Runs
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.errors import StateError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, Params
@@ -89,7 +89,7 @@ def unit_activity(
     closed = not graph.interacting(graph.latent)
     graph.check(params)
     chains, warmup, kept = (1, 0, 1) if closed else (max(2, num_chains), num_sweeps, num_sweeps)
-    run = Runs(graph, params, states.as_given(graph.families, rows), chains, bits.key_pair(rng_key))
+    run = Runs(graph, params, states.as_given(graph.families, rows), chains, random.key_pair(rng_key))
     # chains that have not mixed add to the error, which is taken off below
     made = run.posterior(warmup, kept, climb=False)
     noise = None if closed else made.standard_error

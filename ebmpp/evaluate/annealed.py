@@ -18,8 +18,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, enumeration, states, sweeps
-from ebmpp.core import checks
+from ebmpp import enumeration, states, sweeps
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
@@ -78,15 +78,15 @@ class _Annealing:
         _check(graph, params)
         num_particles = checks.count("num_particles", num_particles, _FEWEST)
         path.ladder("linear" if _is_adaptive(ladder) else ladder, num_temperatures)
-        bar, pair = checks.flag("progress_bar", progress_bar), bits.key_pair(checks.key("rng_key", rng_key))
-        eta0 = path.reference(graph, params, bits.fold_in(pair, 4, 1), data, reference)
+        bar, pair = checks.flag("progress_bar", progress_bar), random.key_pair(checks.key("rng_key", rng_key))
+        eta0 = path.reference(graph, params, random.fold_in(pair, 4, 1), data, reference)
         return cls(graph, params, eta0, num_particles, num_temperatures, ladder, bar)
 
     def forward(self, rng_key: Array) -> LogPartition:
         """From the reference to the model."""
-        pair = bits.key_pair(rng_key)
+        pair = random.key_pair(rng_key)
         betas = self._betas(pair)
-        log_w = self._anneal(betas, bits.fold_in(pair, 0, 1))
+        log_w = self._anneal(betas, random.fold_in(pair, 0, 1))
         return self._estimate(log_w + path.log_partition_of(self.graph, self.eta0), betas, 1, True)
 
     def backward(
@@ -94,13 +94,13 @@ class _Annealing:
     ) -> LogPartition:
         """From draws of the model to the reference."""
         sound = checks.flag("samples_are_exact", samples_are_exact) or samples is None
-        pair = bits.key_pair(rng_key)
+        pair = random.key_pair(rng_key)
         betas = self._betas(pair)[::-1]
         if samples is None:
             x = _perfect(self.graph, self.params, rng_key, self.num_particles)
         else:
-            x = _completed(self.graph, self.params, samples, bits.fold_in(pair, 2, 1))
-        log_w = self._anneal(betas, bits.fold_in(pair, 3, 1), x)
+            x = _completed(self.graph, self.params, samples, random.fold_in(pair, 2, 1))
+        log_w = self._anneal(betas, random.fold_in(pair, 3, 1), x)
         return self._estimate(log_w - path.log_partition_of(self.graph, self.eta0), betas, -1, sound)
 
     def _betas(self, pair: Array) -> np.ndarray:
@@ -109,7 +109,7 @@ class _Annealing:
             return path.ladder(self.ladder, count)
         pilot = path.ladder("linear", max(count // _PILOT, min(count, _PILOT)))
         # draws of its own: a ladder made from the particles' own weights would bias them
-        run = (self.graph, self.params, self.eta0, pilot, bits.fold_in(pair, 1, 1), self.num_particles)
+        run = (self.graph, self.params, self.eta0, pilot, random.fold_in(pair, 1, 1), self.num_particles)
         return path.equal_speed(pilot, path.anneal(*run)[1], count)
 
     def _anneal(self, betas: np.ndarray, pair: Array, x: State | None = None) -> np.ndarray:
@@ -324,7 +324,7 @@ def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array],
             "given the others; give one of them too"
         )
     if missing:
-        rows = bits.fold_in(pair, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
+        rows = random.fold_in(pair, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
         x |= sweeps.draw_layer(graph, params, x, missing, rows, {})
     return x
 

@@ -37,7 +37,7 @@ def _log_likelihood(
 ) -> Array:
     length = len(next(iter(rows.values())))
     together = max(1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped)))
-    one = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])  # noqa: E731
+    one = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])
     each = jax.lax.map(one, (dict(rows), dict(known)), batch_size=together)
     return each - enumeration.log_sum(graph, params, {}, free)
 
@@ -64,7 +64,7 @@ def _source(block: str) -> str:
 @partial(jax.jit, static_argnames=("sourced", "plan"))
 def _moments(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in sourced.families.items()}
-    tilted = lambda s: {**params, **{_source(b): value for b, value in s.items()}}  # noqa: E731
+    tilted = lambda s: {**params, **{_source(b): value for b, value in s.items()}}
     return jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))(zero)
 
 

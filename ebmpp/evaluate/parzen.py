@@ -126,7 +126,7 @@ def indirect_likelihood(
 
 
 def _kernel(kernel: str | None, x: np.ndarray, rows: np.ndarray) -> str:
-    within = lambda low: all(((a == low) | (a == 1)).all() for a in (x, rows))  # noqa: E731
+    within = lambda low: all(((a == low) | (a == 1)).all() for a in (x, rows))
     two = within(0) or within(-1)
     kernel = kernel or ("bernoulli" if two else "gaussian")
     checks.choice("indirect_likelihood: kernel", kernel, KERNELS)
@@ -189,5 +189,5 @@ def _add(nearest: Array, total: Array, x: Array, seen: int, rows: Array, sharp: 
     square = jnp.where(jnp.arange(len(x)) < seen, jnp.maximum(square, 0), jnp.inf)
     now = jnp.minimum(nearest, square.min(1))
     kept = jnp.where(jnp.isfinite(nearest), jnp.exp(-sharp[:, None] * (nearest - now)), 0)
-    one = lambda a: jnp.exp(-a * (square - now[:, None])).sum(1)  # noqa: E731
+    one = lambda a: jnp.exp(-a * (square - now[:, None])).sum(1)
     return now, kept * total + jax.lax.map(one, sharp)

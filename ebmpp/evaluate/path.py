@@ -22,8 +22,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, enumeration, initialization, sweeps, tables
-from ebmpp.core import checks
+from ebmpp import derived, enumeration, initialization, sweeps, tables
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, Params
@@ -170,8 +170,8 @@ def _short_chains(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Eta
     chains, and their natural parameters given the rest, averaged likewise.
     """
     layers = sweeps.schedule(graph)
-    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, bits.fold_in(pairs, i))  # noqa: E731
-    x = sweeps.initial_rows(graph, graph.families, bits.fold_in(pairs, 0))
+    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
+    x = sweeps.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
     x = jax.lax.fori_loop(1, _PILOT_SWEEPS + 1, one, x)
     eta = {b: sweeps.natural_rows(graph, params, x, [b])[b] for b in graph.families}
     mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
@@ -179,7 +179,9 @@ def _short_chains(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Eta
 
 
 def _pilot(graph: FactorGraph, params: Params, pair: Array) -> Eta:
-    mean, eta = _short_chains(graph, params, bits.fold_in(pair, jnp.arange(_PILOT_CHAINS, dtype=jnp.uint32)))
+    mean, eta = _short_chains(
+        graph, params, random.fold_in(pair, jnp.arange(_PILOT_CHAINS, dtype=jnp.uint32))
+    )
     return {b: _of_mean(family, mean[b], eta[b]) for b, family in graph.families.items()}
 
 
@@ -238,7 +240,7 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
     ('v', 'h2')
     """
     place = {b: i for i, b in enumerate(graph.families)}
-    size = lambda blocks: sum(graph.families[b].size for b in blocks)  # noqa: E731
+    size = lambda blocks: sum(graph.families[b].size for b in blocks)
     whole = graph.to_networkx().subgraph(b for b in graph.families if b not in graph.splits)
     sets = enumeration.independent_sets(whole, graph.block_layers)
     found = [sorted(s, key=place.__getitem__) for s in sets]
@@ -283,31 +285,31 @@ def _carry(
         """How fast the kept blocks' log density grows with beta, the summed blocks at 0; and their eta."""
         t = graph.statistics(x)
         value, eta = jax.vmap(lambda t: derived.affine(graph, params, t, summed))(t)
-        units = lambda a: a.reshape(len(a), -1)  # noqa: E731
+        units = lambda a: a.reshape(len(a), -1)
         alone = sum(units(t[b]) @ eta0[b].ravel() for b in t)
         return value - alone, eta
 
     def draw(blocks: Iterable[str], eta: Eta, beta: Array, pairs: Array) -> State:
         eta = {b: _between(eta0[b], eta[b], beta) for b in blocks}
-        words = bits.words(pairs, sweeps.num_words(graph, blocks))
+        words = random.words(pairs, sweeps.num_words(graph, blocks))
         return sweeps.draw_rows(graph, blocks, eta, words)
 
     def step(i: Array, carry: tuple) -> tuple:
         x, log_weight, spread = carry
-        low, high, own = betas[i], betas[i + 1], bits.fold_in(pairs, i)
+        low, high, own = betas[i], betas[i + 1], random.fold_in(pairs, i)
         slope, eta = at(x)
         gain = (high - low) * slope
         for b in summed:
             ends = (_between(eta0[b], eta[b], beta) for beta in (low, high))
             gain += graph.families[b].log_normalizer_difference(*ends).reshape(len(gain), -1).sum(-1)
         # the summed blocks first: then a sweep leaves the law of the kept ones as it is
-        x = x | draw(summed, eta, high, bits.fold_in(own, 0))
+        x = x | draw(summed, eta, high, random.fold_in(own, 0))
         for index, blocks in enumerate(layers, 1):
-            keys = bits.fold_in(own, index)
+            keys = random.fold_in(own, index)
 
             def new(eta: Eta, view: Any, part: Any, keys: Array = keys) -> State:
-                words = bits.words(
-                    keys if part is None else bits.fold_in(keys, 0, part), sweeps.num_words(view, eta)
+                words = random.words(
+                    keys if part is None else random.fold_in(keys, 0, part), sweeps.num_words(view, eta)
                 )
                 start = {b: eta0[b] if part is None else _of_part(graph, eta0, b, part) for b in eta}
                 eta = {b: _between(start[b], e, high) for b, e in eta.items()}
@@ -324,7 +326,7 @@ def _carry(
 @partial(jax.jit, static_argnames=("graph", "blocks"))
 def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, pairs: Array) -> State:
     eta = {b: jnp.broadcast_to(eta0[b], (len(pairs), *eta0[b].shape)) for b in blocks}
-    return sweeps.draw_rows(graph, blocks, eta, bits.words(pairs, sweeps.num_words(graph, blocks)))
+    return sweeps.draw_rows(graph, blocks, eta, random.words(pairs, sweeps.num_words(graph, blocks)))
 
 
 def anneal(
@@ -349,8 +351,8 @@ def anneal(
     """
     summed = summed_blocks(graph)
     kept = tuple(b for b in graph.families if b not in summed)
-    pairs = bits.fold_in(pair, jnp.arange(num, dtype=jnp.uint32))
-    start = _draw_reference(graph, kept, eta0, bits.fold_in(pairs, 0)) if x is None else x
+    pairs = random.fold_in(pair, jnp.arange(num, dtype=jnp.uint32))
+    start = _draw_reference(graph, kept, eta0, random.fold_in(pairs, 0)) if x is None else x
     x = {b: start[b] for b in kept}
     # summed on the host, in float64: ten thousand small gains would lose digits in float32
     total, spreads = np.zeros(num), []
@@ -359,7 +361,7 @@ def anneal(
             part = betas[first : first + _STEPS + 1]
             count = len(part) - 1
             padded = np.pad(part, (0, _STEPS - count), mode="edge")
-            own = bits.fold_in(pairs, 1, first)
+            own = random.fold_in(pairs, 1, first)
             x, gain, spread = _carry(graph, summed, params, eta0, padded, np.int32(count), x, own)
             total += np.asarray(gain, float)
             spreads.append(np.asarray(spread, float)[:count])

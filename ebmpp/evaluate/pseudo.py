@@ -9,8 +9,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, states, tables
-from ebmpp.core import checks
+from ebmpp import derived, states, tables
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph, Params
 
@@ -82,7 +82,7 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
     if rng_key is None:
         raise ArgumentError("num_units draws units at random: give rng_key=jax.random.key(...)")
     rng_key = checks.key("rng_key", rng_key)
-    return bits.fold_in(bits.key_pair(rng_key), jnp.arange(size))
+    return random.fold_in(random.key_pair(rng_key), jnp.arange(size))
 
 
 def _check_tractable(graph: FactorGraph) -> None:
@@ -126,7 +126,7 @@ def by_row(graph: FactorGraph, num_units: int | None, params: Params, rows: Stat
 
 
 def _choose(pairs: Array, count: int, total: int) -> Array:
-    return (bits.uniform(bits.words(pairs, count)) * total).astype(jnp.int32)
+    return (random.uniform(random.words(pairs, count)) * total).astype(jnp.int32)
 
 
 def _closed_form(graph: FactorGraph, params: Params, row: State) -> Array:

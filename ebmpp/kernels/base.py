@@ -19,8 +19,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, search, states, sweeps
-from ebmpp.core import checks
+from ebmpp import search, states, sweeps
+from ebmpp.core import checks, random
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, Params
 
@@ -78,11 +78,11 @@ class Conditions:
         :return: ``uint32``, shape ``(rows, 2)``.
         """
         rows = jnp.arange(self.num_rows, dtype=jnp.uint32)
-        return bits.fold_in(bits.key_pair(rng_key), index, rows)
+        return random.fold_in(random.key_pair(rng_key), index, rows)
 
     def to_rows(self, z: Mapping[str, Array]) -> dict[str, Array]:
         """A full state as rows: the free blocks of ``z`` and what is given."""
-        shape = lambda b: (self.num_rows, *self.graph.families[b].shape)  # noqa: E731
+        shape = lambda b: (self.num_rows, *self.graph.families[b].shape)
         rows = {b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped
         return rows | {b: jnp.where(k, self.given.partial[b], rows[b]) for b, k in self.keep.items()}
 
@@ -170,7 +170,7 @@ class RowKernel(MCMCKernel):
         made = self.conditions(model_args, model_kwargs, check=True)
         chains = rng_key.shape[:1] if is_batched(rng_key) else ()
         init_params = _check_init(made, init_params, chains)
-        one = lambda key, given: self._init_one(key, made, given)  # noqa: E731
+        one = lambda key, given: self._init_one(key, made, given)
         return jax.vmap(one)(rng_key, init_params) if chains else one(rng_key, init_params)
 
     def sample(self, state: NamedTuple, model_args: tuple, model_kwargs: dict[str, Any]) -> NamedTuple:
@@ -181,7 +181,7 @@ class RowKernel(MCMCKernel):
         made = self.conditions(model_args, model_kwargs, check=False)
         batched = is_batched(state.rng_key)
         _check_state(made, state, batched)
-        one = lambda s: self._sample_one(s, made)  # noqa: E731
+        one = lambda s: self._sample_one(s, made)
         return jax.vmap(one)(state) if batched else one(state)
 
     def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> NamedTuple:

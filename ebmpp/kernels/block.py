@@ -12,10 +12,10 @@ from numpyro.infer.mcmc import MCMCKernel
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, bound, search, sweeps
+from ebmpp import bound, search, sweeps
 from ebmpp.arrays import check_values
 from ebmpp.bound import Bound
-from ebmpp.core import checks
+from ebmpp.core import checks, random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import STARTS, is_batched
@@ -132,7 +132,7 @@ class GibbsBlock(MCMCKernel):
         """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            moved, took = bound.move(made, carry[0], bits.fold_in(pairs, s), self.fraction)
+            moved, took = bound.move(made, carry[0], random.fold_in(pairs, s), self.fraction)
             return moved, carry[1] + took
 
         carry = dict(x), jnp.zeros(len(pairs), jnp.int32)
@@ -142,7 +142,7 @@ class GibbsBlock(MCMCKernel):
 
     def step_pairs(self, rng_key: Array, index: Array | int, rows: int) -> Array:
         """Key pairs of step ``index``, one a row."""
-        return bits.fold_in(bits.key_pair(rng_key), index, jnp.arange(rows, dtype=jnp.uint32))
+        return random.fold_in(random.key_pair(rng_key), index, jnp.arange(rows, dtype=jnp.uint32))
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bits, bound, couplings
-from ebmpp.core import checks
+from ebmpp import bound, couplings
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
 from ebmpp.kernels.block import GibbsBlock
@@ -217,7 +217,7 @@ class CoupledComposite(MCMCKernel):
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
-            x, wrong = bound.couple(bounds, x, bits.fold_in(pairs, sweep), kinds, step.fraction)
+            x, wrong = bound.couple(bounds, x, random.fold_in(pairs, sweep), kinds, step.fraction)
             broken |= wrong.any()
         return [*(_taken(step, {b: v[i] for b, v in x.items()}, own[i]) for i in range(2)), broken]
 
@@ -241,12 +241,12 @@ class CoupledComposite(MCMCKernel):
         unknown = sorted(set(given) - set(sites))
         if unknown:
             raise StateError(f"init_params has {unknown}; the sites are {sites}")
-        one = lambda key, given: self._init_one(key, given, model_args, kwargs)  # noqa: E731
+        one = lambda key, given: self._init_one(key, given, model_args, kwargs)
         return jax.vmap(one)(rng_key, given) if is_batched(rng_key) else one(rng_key, given)
 
     def _init_one(self, key: Array, given: Values, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
         start = self.start(key, args, kwargs, given)
-        ahead = lambda t, z: self.single(z, key, t + 1, args, kwargs)  # noqa: E731
+        ahead = lambda t, z: self.single(z, key, t + 1, args, kwargs)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
         return self.state_at(key, z, start)
 
@@ -259,7 +259,7 @@ class CoupledComposite(MCMCKernel):
         self, state: CompositeState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
     ) -> CompositeState:
         """One coupled sweep of every pair in ``state``."""
-        one = lambda s: self._sample_one(s, model_args, dict(model_kwargs or {}))  # noqa: E731
+        one = lambda s: self._sample_one(s, model_args, dict(model_kwargs or {}))
         return jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
 
     def _sample_one(self, state: CompositeState, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
@@ -292,7 +292,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 
     1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section 4.4.
     """
-    density = lambda law, x: jnp.sum(law.log_prob(x))  # noqa: E731
+    density = lambda law, x: jnp.sum(law.log_prob(x))
     first, second, rest = jax.random.split(key, 3)
     x = p.sample(first)
     gap = density(q, x) - density(p, x)

@@ -93,7 +93,7 @@ class CoupledKernel(RowKernel):
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
         graph, params = conditions.graph, conditions.params
         z, together, broken, taken = moves.coupled_sweep(graph, params, z, made, pairs, conditions.keep)
-        flat = lambda a: a.reshape(conditions.num_rows)  # noqa: E731
+        flat = lambda a: a.reshape(conditions.num_rows)
         met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
         t, taken = state.t + 1, before + taken
         return self._state(conditions, z, t, met, time, state.rng_key, taken, together, broken)
@@ -113,7 +113,7 @@ class CoupledKernel(RowKernel):
         """The state at t, of rows that had ``met`` at ``time`` or had not."""
         now = met | (together & ~broken)
         z = {b: _poison(v, broken) for b, v in z.items()}
-        shaped = lambda a: a.reshape(conditions.batch)  # noqa: E731
+        shaped = lambda a: a.reshape(conditions.batch)
         return CouplingState(
             conditions.from_rows({b: v[0] for b, v in z.items()}),
             conditions.from_rows({b: v[1] for b, v in z.items()}),

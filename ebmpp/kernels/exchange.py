@@ -19,8 +19,8 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp import bits, derived, perfect, states, sweeps
-from ebmpp.core import checks
+from ebmpp import derived, perfect, states, sweeps
+from ebmpp.core import checks, random
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import is_batched
@@ -167,7 +167,7 @@ class Exchange(MCMCKernel):
         """
         call, batched = _sort(model_args, model_kwargs), is_batched(rng_key)
         given = _check_init(self.prior, init_params, rng_key.shape[:1] if batched else ())
-        one = lambda key, z: self._init_one(key, num_warmup, z)  # noqa: E731
+        one = lambda key, z: self._init_one(key, num_warmup, z)
         state = jax.vmap(one)(rng_key, given) if batched else one(rng_key, given)
         self._check_start(jax.tree.map(lambda v: v[0], state) if batched else state, call)
         return state
@@ -177,12 +177,12 @@ class Exchange(MCMCKernel):
     ) -> ExchangeState:
         """One proposal in every chain of ``state``."""
         call = _sort(model_args, model_kwargs)
-        one = lambda s: self._sample_one(s, call)  # noqa: E731
+        one = lambda s: self._sample_one(s, call)
         new = jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
         if self._may_fail:
             # a loop on the device has no other way to be heard
             dead = ((new.failures > 0) & (state.failures == 0)).sum()
-            tell = lambda: jax.debug.callback(_warn_dead, dead)  # noqa: E731
+            tell = lambda: jax.debug.callback(_warn_dead, dead)
             jax.lax.cond(dead > 0, tell, lambda: None)
         return new
 
@@ -288,11 +288,11 @@ class Exchange(MCMCKernel):
         rows, summed = self._rows(call)
         old_params, params = self._params(z, call), self._params(new, call)
         number = len(next(iter(rows.values())))
-        pairs = bits.fold_in(bits.key_pair(rng_key), jnp.arange(number, dtype=jnp.uint32))
+        pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(number, dtype=jnp.uint32))
         drawn, perfect_rows = self._auxiliary(params, rows, summed, pairs)
 
         def gain(x: Sites) -> Array:
-            one = lambda p, row: derived.log_unnormalized(self.graph, p, row, summed)  # noqa: E731
+            one = lambda p, row: derived.log_unnormalized(self.graph, p, row, summed)
             return jax.vmap(lambda row: one(params, row) - one(old_params, row))(x).sum()
 
         prior = self._log_prior(proposed, call) - self._log_prior(u, call)
@@ -307,12 +307,12 @@ class Exchange(MCMCKernel):
         graph = self.graph
         if isinstance(self.auxiliary, str):
             return perfect.draw_rows(graph, params, pairs, self.auxiliary, self.max_sweeps)
-        x, first = dict(rows), bits.fold_in(pairs, 0)
+        x, first = dict(rows), random.fold_in(pairs, 0)
         if summed:
             x |= sweeps.initial_rows(graph, summed, first)
-            x |= sweeps.draw_layer(graph, params, x, summed, bits.fold_in(first, 1), {})
+            x |= sweeps.draw_layer(graph, params, x, summed, random.fold_in(first, 1), {})
         layers = sweeps.schedule(graph)
-        one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, bits.fold_in(pairs, i))  # noqa: E731
+        one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
         x = jax.lax.fori_loop(1, self.auxiliary + 1, one, x)
         return x, jnp.ones(len(pairs), bool)
 

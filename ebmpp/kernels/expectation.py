@@ -104,7 +104,7 @@ def _run(
     def ahead(t: Array, carry: tuple[dict[str, Array], Any]) -> tuple[dict[str, Array], Any]:
         z, total = carry
         total = count(total, z, jnp.broadcast_to(window.inside(t), len(keys)))
-        step = lambda z, key: kernel.single(z, key, (t + 1).astype(jnp.uint32), args, kwargs)  # noqa: E731
+        step = lambda z, key: kernel.single(z, key, (t + 1).astype(jnp.uint32), args, kwargs)
         return jax.vmap(step)(z, keys), total
 
     shapes = jax.eval_shape(jax.vmap(fn), start)

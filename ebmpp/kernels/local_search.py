@@ -13,8 +13,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bits, search, states, sweeps
-from ebmpp.core import checks
+from ebmpp import search, states, sweeps
+from ebmpp.core import checks, random
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Params
 from ebmpp.kernels.base import Conditions, RowKernel
@@ -84,7 +84,7 @@ class LocalSearch(RowKernel):
         return _state(conditions, search.begin(graph, params, x, conditions.layers, pairs, keep), rng_key)
 
     def _sample_one(self, state: SearchState, conditions: Conditions) -> SearchState:
-        flat = lambda a: a.reshape(conditions.num_rows)  # noqa: E731
+        flat = lambda a: a.reshape(conditions.num_rows)
         at = search.Search(
             conditions.to_rows(state.z), flat(state.log_density), flat(state.steps), ~flat(state.found)
         )
@@ -100,7 +100,7 @@ class LocalSearch(RowKernel):
 
 
 def _state(conditions: Conditions, made: search.Search, rng_key: Array) -> SearchState:
-    shaped = lambda a: a.reshape(conditions.batch)  # noqa: E731
+    shaped = lambda a: a.reshape(conditions.batch)
     z = conditions.from_rows(made.x)
     return SearchState(z, shaped(made.steps), shaped(~made.going), shaped(made.value), rng_key)
 
@@ -161,8 +161,8 @@ def local_search(
                 f"local_search: num_rows={num_rows} with leading axes {batch}: give one of the two"
             )
         batch = (num_rows,)
-    x, keep = _lay_out(graph, given, (start, start_batch), batch, bits.key_pair(rng_key))
-    pairs = bits.fold_in(bits.key_pair(rng_key), 1, jnp.arange(math.prod(batch)))
+    x, keep = _lay_out(graph, given, (start, start_batch), batch, random.key_pair(rng_key))
+    pairs = random.fold_in(random.key_pair(rng_key), 1, jnp.arange(math.prod(batch)))
     found = _search(graph, layers, params, x, pairs, keep)
     shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in found.x.items()}
     return LocalMode(shaped, found.steps.reshape(batch))
@@ -207,7 +207,7 @@ def _lay_out(
         return made
 
     count = jnp.arange(math.prod(batch))
-    x = sweeps.initial_rows(graph, graph.families, bits.fold_in(pair, 0, count))
+    x = sweeps.initial_rows(graph, graph.families, random.fold_in(pair, 0, count))
     both = spread(*start) | spread(given.whole, given.batch)
     x |= {b: v.astype(x[b].dtype) for b, v in both.items()}
     partial_, keep = spread(given.partial, given.batch), spread(given.keep, given.batch)

@@ -106,7 +106,7 @@ class _FastWeights(RowKernel):
 
     def _learn(self, conditions: "_Rated", fast: Params, x: dict[str, Array]) -> Params:
         energy = accumulators.weighted_gradient(conditions.graph, conditions.params, x, jnp.ones(1))
-        step = lambda f, r, g: self.decay * f + self.rate * (r + g)  # noqa: E731
+        step = lambda f, r, g: self.decay * f + self.rate * (r + g)
         return jax.tree.map(step, fast, conditions.rates, energy)
 
     def get_diagnostics_str(self, state: RatesState) -> str:
@@ -189,7 +189,7 @@ class RatesFPCD(_FastWeights):
         graph, layers = conditions.graph, conditions.layers
         if self.k == 1:
             return sweeps.sweep_rows(graph, params, x, layers, pairs, keep)
-        one = lambda x, pair: (sweeps.sweep_rows(graph, params, x, layers, pair[None], keep), None)  # noqa: E731
+        one = lambda x, pair: (sweeps.sweep_rows(graph, params, x, layers, pair[None], keep), None)
         return lax.scan(one, x, pairs)[0]
 
 

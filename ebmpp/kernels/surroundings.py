@@ -124,7 +124,7 @@ class Surroundings:
         clamped = self._clamped(_Seen(siblings), args, kwargs, batch, check)
         weight = None
         if self.log_weight is not None:
-            weight = lambda x: jnp.reshape(  # noqa: E731
+            weight = lambda x: jnp.reshape(
                 self.log_weight(self.to_sites(x, values, batch), dict(siblings), *args, **kwargs), (-1,)
             )
         return Bound(self.graph, params, axes, clamped, self.layers, weight, self.site_blocks)

@@ -89,7 +89,7 @@ class Ensemble(Conditions):
     def of(base: Conditions, betas: Any) -> "Ensemble":
         """Replicas at ``betas``, with the same values held in each."""
         betas, num = jnp.asarray(betas), len(betas)
-        spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}  # noqa: E731
+        spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}
         held = base.given
         given = Given(spread(held.whole), spread(held.partial), spread(held.keep), held.batch)
         params = tempering.tempered_params(base.graph, base.params, betas)

@@ -72,7 +72,7 @@ def verify(
 
 def _log_density(block: GibbsBlock, made: Any, x: dict[str, Array]) -> Array:
     graph, latents = block.graph, block.within.latents
-    one = lambda p, row: derived.log_unnormalized(graph, p, row, latents)  # noqa: E731
+    one = lambda p, row: derived.log_unnormalized(graph, p, row, latents)
     value = made.map(lambda p, rows: jax.vmap(lambda row: one(p, row))(rows), x).sum()
     return value if made.log_weight is None else value + jnp.sum(made.log_weight(x))
 

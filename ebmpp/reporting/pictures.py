@@ -96,7 +96,7 @@ def _last(subject: Subject, draws: Mapping[str, np.ndarray], block: str) -> Arra
     """Ten chains' last draws, then those a third of the run earlier, and earlier still."""
     sweeps, each = subject.work.sweeps, -(-_SHOWN // _COLUMNS)
     place = [max(0, sweeps - 1 - i * sweeps // each) for i in range(each)]
-    pick = lambda v: np.moveaxis(v[:_COLUMNS, place], 1, 0).reshape(-1, *v.shape[2:])  # noqa: E731
+    pick = lambda v: np.moveaxis(v[:_COLUMNS, place], 1, 0).reshape(-1, *v.shape[2:])
     state = {b: jnp.asarray(pick(v)) for b, v in draws.items()}
     if subject.graph.families[block].stat_shape:
         return state[block]
@@ -149,7 +149,7 @@ def filters(graph: FactorGraph, params: Params, block: str, latent: str) -> np.n
 
     def response(index: Array) -> Array:
         unit = jnp.zeros(size).at[index].set(1.0).reshape(zero[latent].shape)
-        at = lambda t: derived.natural(graph, params, zero | {latent: t}, [block])[block]  # noqa: E731
+        at = lambda t: derived.natural(graph, params, zero | {latent: t}, [block])[block]
         made = jax.jvp(at, (zero[latent],), (unit,))[1]
         family = graph.families[block]
         return made.reshape(family.size, -1)[:, 0]  # a Gaussian's x comes before its square

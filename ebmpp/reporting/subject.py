@@ -147,7 +147,7 @@ class Subject:
             each = -(-count // self.work.chains)
             place = np.linspace(self.work.sweeps - 1, 0, each, endpoint=False).astype(int)
             # all chains' last draws first
-            pick = lambda v: np.moveaxis(v[:, place], 1, 0).reshape(-1, *v.shape[2:])[:count]  # noqa: E731
+            pick = lambda v: np.moveaxis(v[:, place], 1, 0).reshape(-1, *v.shape[2:])[:count]
             told = f"draws of {self.work.chains} chains of parallel tempering, started from noise"
             return {b: pick(v) for b, v in self.tempered.draws.items()}, False, told
 

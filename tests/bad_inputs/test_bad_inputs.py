@@ -112,8 +112,8 @@ def test_there_are_enough():
 
 @pytest.mark.parametrize(("call", "told"), CASES)
 def test_is_refused_by_name(call, told):
-    with pytest.raises(Exception) as caught:  # noqa: B017, PT011 - the class is looked at below
-        eval(call, dict(NAMES))  # noqa: S307 - lines of our own
+    with pytest.raises(Exception) as caught:
+        eval(call, dict(NAMES))
     error = caught.value
     found = f"{type(error).__name__}: {' '.join(str(error).split())}"
     assert type(error).__module__ == errors.__name__, f"a raw error: {found}"

@@ -24,11 +24,11 @@ from ebmpp import (
     Factor,
     FactorGraph,
     Gaussian,
-    bits,
     derived,
     exact,
     layered,
 )
+from ebmpp.core import random
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.centering import CenteredState, _own_params, centered_direction
@@ -41,7 +41,7 @@ DEEP = layered(v=Bernoulli(3), h1=Bernoulli(2), h2=Bernoulli(2))
 
 
 def key(seed: int) -> jax.Array:
-    return bits.key_pair(jax.random.key(seed))
+    return random.key_pair(jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -105,7 +105,7 @@ GRAPHS = {
 def test_own_params_have_the_energy_of_the_centered_ones_up_to_a_constant(name):
     graph = GRAPHS[name]
     generator = np.random.default_rng(0)
-    draw = lambda: {  # noqa: E731
+    draw = lambda: {
         b: jnp.asarray(generator.normal(size=f.statistic_shape), jnp.float32)
         for b, f in graph.families.items()
     }
@@ -126,7 +126,7 @@ def test_direction_is_j_times_its_transpose(name):
     params, g = (random_params(graph, seed=seed, scale=1.0) for seed in (3, 4))
     offsets = {b: f.mean(f.default_eta()) + 0.3 for b, f in graph.families.items()}
     flat, back = ravel_pytree(params)
-    own = lambda p: ravel_pytree(_own_params(graph, back(p), offsets))[0]  # noqa: E731
+    own = lambda p: ravel_pytree(_own_params(graph, back(p), offsets))[0]
     jacobian = np.asarray(jax.jit(jax.jacfwd(own))(flat), float)
     wanted = jacobian @ jacobian.T @ np.asarray(ravel_pytree(g)[0], float)
     made = ravel_pytree(jax.jit(centered_direction, static_argnums=0)(graph, params, offsets, g))[0]
@@ -206,7 +206,7 @@ def test_a_run_is_algorithm_4():
             b = b + nu * w @ (h_p.mean(0) - lam)
             c = c + nu * w.T @ (v_t.mean(0) - mu)
             mu, lam = (1 - nu) * mu + nu * v_t.mean(0), (1 - nu) * lam + nu * h_p.mean(0)
-            moment = lambda v, h: (v - mu).T @ (h - lam) / 2  # noqa: B023, E731
+            moment = lambda v, h: (v - mu).T @ (h - lam) / 2
             w = w + rate * (moment(v_t, h_p) - moment(v_n, h_n))
             b = b + rate * (v_t.mean(0) - v_n.mean(0))
             c = c + rate * (h_p.mean(0) - h_n.mean(0))

@@ -11,7 +11,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, FPCD, PCD, Bernoulli, bits, exact, layered
+from ebmpp import CD, FPCD, PCD, Bernoulli, exact, layered
+from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.phases import two_phases
@@ -24,7 +25,7 @@ BATCHES, COPIES = 60, 100  # each data row many times in a batch: the mean over 
 
 
 def key(seed: int) -> jax.Array:
-    return bits.key_pair(jax.random.key(seed))
+    return random.key_pair(jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=0)

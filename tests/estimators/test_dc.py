@@ -12,7 +12,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, SDCP, Bernoulli, bits, layered
+from ebmpp import CD, SDCP, Bernoulli, layered
+from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators.base import Batch, Estimate
 from helpers import assert_rows_law, pair, random_params
@@ -25,7 +26,7 @@ DEEP = layered(v=Bernoulli(2), h1=Bernoulli(2), h2=Bernoulli(2))
 
 
 def key(seed: int) -> jax.Array:
-    return bits.key_pair(jax.random.key(seed))
+    return random.key_pair(jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

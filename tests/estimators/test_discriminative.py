@@ -21,10 +21,10 @@ from ebmpp import (
     FactorGraph,
     Gaussian,
     Spin,
-    bits,
     exact,
     layered,
 )
+from ebmpp.core import random
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.discriminative import label_log_probabilities
@@ -49,7 +49,7 @@ def conditional_by_enumeration(target: str) -> np.ndarray:
     made = []
     for i in range(3):
         row = {b: np.asarray(x[i]) for b, x in ROWS.items()}
-        same = lambda s, blocks, row=row: all((s[b] == row[b]).all() for b in blocks)  # noqa: E731
+        same = lambda s, blocks, row=row: all((s[b] == row[b]).all() for b in blocks)
         joint = sum(p for s, p in zip(states, probs, strict=True) if same(s, row))
         rest = sum(p for s, p in zip(states, probs, strict=True) if same(s, set(row) - {target}))
         made.append(np.log(joint / rest))
@@ -72,9 +72,9 @@ def conditional_gradient(params: Any, weights: jax.Array) -> Any:
 def test_the_loss_is_that_of_enumeration(target: str) -> None:
     estimator = Discriminative(target)
     weights = jnp.array([0.5, 0.3, 0.4])
-    state = estimator.init(GRAPH, PARAMS, ROWS, 3, bits.key_pair(jax.random.key(0)))
+    state = estimator.init(GRAPH, PARAMS, ROWS, 3, random.key_pair(jax.random.key(0)))
     step = jax.jit(estimator.estimate, static_argnums=0)
-    made = step(GRAPH, PARAMS, state, Batch(ROWS, weights), bits.key_pair(jax.random.key(1)))
+    made = step(GRAPH, PARAMS, state, Batch(ROWS, weights), random.key_pair(jax.random.key(1)))
     wanted = conditional_by_enumeration(target)
     told = made.metrics["conditional_log_likelihood"]
     np.testing.assert_allclose(told, np.dot(weights, wanted) / 1.2, rtol=1e-4)
@@ -91,12 +91,12 @@ def test_the_loss_is_that_of_enumeration(target: str) -> None:
 def test_the_hybrid_is_unbiased_for_both_losses() -> None:
     estimator = Discriminative("y", UCD(num_pairs=4, k=1, lag=1), weight=0.5)
     batch = Batch.of(ROWS)
-    state = estimator.init(GRAPH, PARAMS, ROWS, 3, bits.key_pair(jax.random.key(0)))
+    state = estimator.init(GRAPH, PARAMS, ROWS, 3, random.key_pair(jax.random.key(0)))
 
     def one(pair: jax.Array) -> Estimate:
         return estimator.estimate(GRAPH, PARAMS, state, batch, pair).gradient
 
-    pairs = bits.fold_in(bits.key_pair(jax.random.key(1)), jnp.arange(400))
+    pairs = random.fold_in(random.key_pair(jax.random.key(1)), jnp.arange(400))
     drawn = jax.jit(lambda pairs: jax.lax.map(one, pairs))(pairs)
     joint = exact.grad_log_likelihood(GRAPH, PARAMS, ROWS)
     wanted = jax.tree.map(lambda c, g: c - 0.5 * g, conditional_gradient(PARAMS, batch.weights), joint)
@@ -108,15 +108,15 @@ def test_the_hybrid_is_unbiased_for_both_losses() -> None:
 def test_what_it_carries_is_that_of_the_estimator_beside() -> None:
     alone = PCD(num_chains=3)
     both = Discriminative("y", alone)
-    pair = bits.key_pair(jax.random.key(0))
+    pair = random.key_pair(jax.random.key(0))
     states = [e.init(GRAPH, PARAMS, ROWS, 3, pair) for e in (alone, both)]
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert both.steps_per_batch == 1 and Discriminative("y").init(GRAPH, PARAMS, ROWS, 3, pair) == ()
 
 
 def test_what_it_cannot_predict_is_told() -> None:
-    pair = bits.key_pair(jax.random.key(0))
-    start = lambda graph, target: Discriminative(target).init(graph, {}, {}, 1, pair)  # noqa: E731
+    pair = random.key_pair(jax.random.key(0))
+    start = lambda graph, target: Discriminative(target).init(graph, {}, {}, 1, pair)
     with pytest.raises(
         DeclarationError, match="target 'h' is a visible block beside others; .*'v', 'y', 's'"
     ):

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import Herding, Spin, bits
+from ebmpp import Herding, Spin
+from ebmpp.core import random
 from ebmpp.estimators import Batch
 from helpers import random_params
 
@@ -21,7 +22,7 @@ DATA = {"v": jnp.array([[1.0, 1, -1], [1, 1, 1], [-1, -1, 1], [1, 1, -1]])}
 
 
 def key(seed: int) -> jax.Array:
-    return bits.key_pair(jax.random.key(seed))
+    return random.key_pair(jax.random.key(seed))
 
 
 A, B, W = (np.asarray(PARAMS[name], float) for name in ("v", "h", "v:h"))
@@ -86,7 +87,7 @@ def herd(num_kept: int, steps: int, **options) -> ebmpp.training.Fit:
 @pytest.mark.parametrize("num_kept", [3, 10, 24, 100])
 def test_a_run_keeps_the_last_visited_states_in_their_order(num_kept: int) -> None:
     seen = []
-    look = lambda progress: seen.append(np.asarray(progress.estimator_state.x["h"]))  # noqa: E731
+    look = lambda progress: seen.append(np.asarray(progress.estimator_state.x["h"]))
     made = herd(num_kept, 8, callbacks=[look]).estimator_state
     every = np.concatenate(seen[1:])  # the first are not visited: they are draws
     np.testing.assert_array_equal(made.visited()["h"], every[-num_kept:])

@@ -10,7 +10,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, PCD, Bernoulli, Gaussian, MeanField, Spin, bits, exact, layered
+from ebmpp import CD, PCD, Bernoulli, Gaussian, MeanField, Spin, exact, layered
+from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import Batch
 from helpers import assert_rows_law, random_params
@@ -60,7 +61,7 @@ def test_no_product_of_units_nearby_has_a_higher_bound() -> None:
 
 def test_pcd_takes_it_for_its_positive_phase() -> None:
     estimator = PCD(num_chains=4, posterior=MeanField(30))
-    pair = bits.key_pair(jax.random.key(0))
+    pair = random.key_pair(jax.random.key(0))
     chains = estimator.init(DEEP, PARAMS, ROWS, 3, pair)
     weights = jnp.array([0.5, 0.3, 0.2])
     made = estimator.estimate(DEEP, PARAMS, chains, Batch(ROWS, weights), pair)
@@ -75,7 +76,7 @@ def test_one_layer_needs_no_mean_field() -> None:
     rbm = layered(v=Gaussian(2), h=Bernoulli(2))
     params = random_params(rbm, seed=1, scale=0.5)
     batch = Batch.of({"v": jnp.array([[0.3, -1.0], [1.0, 0.2]])})
-    pair = bits.key_pair(jax.random.key(0))
+    pair = random.key_pair(jax.random.key(0))
     one = jax.jit(lambda estimator: estimator.estimate(rbm, params, (), batch, pair), static_argnums=0)
     plain, asked = (one(CD(posterior=p)) for p in (None, MeanField(1)))
     jax.tree.map(np.testing.assert_array_equal, plain.gradient, asked.gradient)
@@ -86,9 +87,9 @@ def test_the_gradient_is_that_of_the_bound_at_the_fixed_point() -> None:
     batch = Batch.of({"v": jnp.tile(ROWS["v"], (100, 1))})
     estimator = PCD(k=5, num_chains=2000, posterior=MeanField(60))
     step = jax.jit(lambda s, key: estimator.estimate(DEEP, PARAMS, s, batch, key))
-    state, made = estimator.init(DEEP, PARAMS, ROWS, 3, bits.key_pair(jax.random.key(0))), []
+    state, made = estimator.init(DEEP, PARAMS, ROWS, 3, random.key_pair(jax.random.key(0))), []
     for seed in range(60):
-        out = step(state, bits.key_pair(jax.random.key(seed + 1)))
+        out = step(state, random.key_pair(jax.random.key(seed + 1)))
         state = out.state
         if seed >= 10:
             made.append(np.asarray(out.gradient["v:h1"]))
@@ -102,4 +103,4 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="passes is an int of at least 1, not 0"):
         MeanField(0)
     with pytest.raises(IntractableError, match=r"PCD\(posterior=MeanField\(\)\) takes a variational one"):
-        PCD(num_chains=2).init(DEEP, PARAMS, ROWS, 1, bits.key_pair(jax.random.key(0)))
+        PCD(num_chains=2).init(DEEP, PARAMS, ROWS, 1, random.key_pair(jax.random.key(0)))

@@ -88,7 +88,7 @@ def test_the_exact_likelihood_of_what_is_known(graph):
 
 def test_under_jit_masks_need_not_be_known():
     values, known = some_rows(RBM, 5)
-    of = lambda k: exact.log_likelihood(RBM, random_params(RBM), {"v": Observed(values["v"], k)})  # noqa: E731
+    of = lambda k: exact.log_likelihood(RBM, random_params(RBM), {"v": Observed(values["v"], k)})
     np.testing.assert_allclose(jax.jit(of)(known["v"]), of(known["v"]), rtol=1e-5, atol=1e-6)
 
 
@@ -128,7 +128,7 @@ def exact_gradient(graph, params, values, known):
     """Of the weighted loss, by autodiff of the exact marginal likelihood."""
     weights = np.arange(1.0, 1 + len(next(iter(values.values()))))
     data = observed(values, known)
-    loss = lambda p: -jnp.vdot(weights / weights.sum(), exact.log_likelihood(graph, p, data))  # noqa: E731
+    loss = lambda p: -jnp.vdot(weights / weights.sum(), exact.log_likelihood(graph, p, data))
     return leaves(jax.grad(loss)(params))
 
 

@@ -7,7 +7,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import PCD, Spin, TemperedPCD, bits, exact, layered
+from ebmpp import PCD, Spin, TemperedPCD, exact, layered
+from ebmpp.core import random
 from ebmpp.estimators import Batch
 from helpers import assert_rows_law
 
@@ -18,7 +19,7 @@ DATA = {"v": jnp.array([[1.0] * 6, [-1.0] * 6])}
 
 
 def key(seed: int) -> jax.Array:
-    return bits.key_pair(jax.random.key(seed))
+    return random.key_pair(jax.random.key(seed))
 
 
 def gradients(estimator, steps=150, warm=50):
@@ -26,7 +27,7 @@ def gradients(estimator, steps=150, warm=50):
     step = jax.jit(lambda s, pair: estimator.estimate(MAGNET, PARAMS, s, batch, pair))
     state, made, metrics = estimator.init(MAGNET, PARAMS, DATA, 2, key(0)), [], []
     # all chains in one mode: whoever leaves it does so on its own
-    up = lambda s: jax.tree.map(jnp.ones_like, s)  # noqa: E731
+    up = lambda s: jax.tree.map(jnp.ones_like, s)
     state = state._replace(chains=up(state.chains)) if hasattr(state, "chains") else up(state)
     for seed in range(steps):
         out = step(state, key(seed + 1))

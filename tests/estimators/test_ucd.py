@@ -22,12 +22,12 @@ from ebmpp import (
     LocalModeUCD,
     Spin,
     TemperedPCD,
-    bits,
     exact,
     layered,
     perfect_sample,
 )
 from ebmpp.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate
@@ -55,7 +55,7 @@ MODELS = {
 
 
 def key(seed: int) -> jax.Array:
-    return bits.key_pair(jax.random.key(seed))
+    return random.key_pair(jax.random.key(seed))
 
 
 @functools.cache
@@ -198,7 +198,7 @@ def test_persistent_chains_go_on_by_one_sweep_whatever_the_pairs_do() -> None:
         assert any((before.chains[b] != after.chains[b]).any() for b in before.chains)
     # what the pairs do is no business of the chains: they are those of the sweep alone
     alone = sweep_rows(
-        graph, params, first.chains, graph.layers, bits.fold_in(bits.fold_in(key(1), 3), jnp.arange(6))
+        graph, params, first.chains, graph.layers, random.fold_in(random.fold_in(key(1), 3), jnp.arange(6))
     )
     jax.tree.map(np.testing.assert_array_equal, alone, moved[1].chains)
 
@@ -272,7 +272,7 @@ def test_summing_layers_out_lowers_the_variance() -> None:
 
 def test_horizon_of_a_variance_is_the_shortest_that_keeps_it() -> None:
     times = jnp.asarray(np.random.default_rng(0).geometric(0.02, 1000) - 1)
-    predicted = lambda length: 1 + 2 * np.maximum(np.ceil(np.asarray(times) / length) - 1, 0).mean()  # noqa: E731
+    predicted = lambda length: 1 + 2 * np.maximum(np.ceil(np.asarray(times) / length) - 1, 0).mean()
     for target in (1.1, 1.5, 3.0):
         made = int(horizon.for_variance(times, target))
         assert predicted(made) <= target
@@ -336,7 +336,7 @@ def test_local_modes_of_a_model_of_real_size_meet_at_once_and_say_so() -> None:
     assert made.metrics["acceptance"] == 0 and made.metrics["corrected"] == 0
     assert made.metrics["meeting_time_max"] == 1
     # what is left is the mean over the starts: one Gibbs sweep from modes
-    pairs = bits.fold_in(bits.fold_in(key(1), 0), jnp.arange(20))
+    pairs = random.fold_in(random.fold_in(key(1), 0), jnp.arange(20))
 
     @jax.jit
     def gradient(params: Any) -> Any:

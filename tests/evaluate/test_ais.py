@@ -96,7 +96,7 @@ def test_a_step_leaves_the_law_at_its_end() -> None:
     params = random_params(graph, 1, 2.0)
     x = ebmpp.perfect_sample(graph, params, jax.random.key(3), NUM)
     summed, betas = path.summed_blocks(graph), np.float32([0] + [1] * 100)
-    pairs = ebmpp.bits.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
+    pairs = ebmpp.core.random.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
     x = {b: v for b, v in x.items() if b not in summed}
     eta = path.reference(graph, params, PAIR)
     made, _, _ = path._carry(graph, summed, params, eta, betas, 1, x, pairs)
@@ -245,7 +245,7 @@ def test_an_adaptive_ladder_has_even_steps() -> None:
 
 def test_a_key_decides() -> None:
     graph, params, _ = model("rbm", 0)
-    run = lambda key, num: ebmpp.ais(graph, params, rng_key=key, num_particles=num, num_temperatures=150)  # noqa: E731
+    run = lambda key, num: ebmpp.ais(graph, params, rng_key=key, num_particles=num, num_temperatures=150)
     first = run(KEY, NUM).log_weights
     np.testing.assert_array_equal(first, run(KEY, NUM).log_weights)
     assert (first != run(jax.random.key(1), NUM).log_weights).all()
@@ -377,7 +377,7 @@ def test_numbers_out_of_range(options: dict, message: str) -> None:
 def test_params_and_references_are_checked() -> None:
     graph = DECAY
     params = random_params(graph, scale=0.2)
-    run = lambda p, **given: ebmpp.ais(graph, p, rng_key=KEY, num_temperatures=5, **given)  # noqa: E731
+    run = lambda p, **given: ebmpp.ais(graph, p, rng_key=KEY, num_temperatures=5, **given)
     with pytest.raises(ParameterError, match="factor 'b': 4 of 4 params are not finite"):
         run(params | {"b": jnp.full(4, jnp.nan)})
     with pytest.raises(DomainError, match="natural parameter of block 'a'"):

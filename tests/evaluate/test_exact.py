@@ -149,7 +149,7 @@ def test_a_gaussian_and_bernoullis_by_quadrature(variance: str) -> None:
     graph = pair(Gaussian(1, variance), Bernoulli(2))
     params = random_params(graph, seed=3)
     hidden = numpy_states(Bernoulli(2))
-    density = lambda x: sum(  # noqa: E731
+    density = lambda x: sum(
         math.exp(numpy_log_weight(graph, params, {"a": np.array([x]), "b": h})) for h in hidden
     )
     total, _ = integrate.quad(density, -12, 12)

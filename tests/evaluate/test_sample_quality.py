@@ -109,7 +109,7 @@ def test_bias_is_as_stated_and_extrapolated_away():
     rng, d = np.random.default_rng(1), 6
     scale, mean = np.linspace(0.5, 2, d), np.full(d, 0.2)
     truth = gaussian_frechet(np.zeros(d), np.eye(d), mean, np.diag(scale**2))
-    draw = lambda: (rng.normal(size=(200, d)), mean + scale * rng.normal(size=(200, d)))  # noqa: E731
+    draw = lambda: (rng.normal(size=(200, d)), mean + scale * rng.normal(size=(200, d)))
     made = [frechet_distance(*draw(), extrapolate=True) for _ in range(150)]
     value, better, error = (
         np.array([getattr(m, f) for m in made]) for f in ("value", "extrapolated", "standard_error")

@@ -150,7 +150,7 @@ def test_latents_of_a_prior_are_part_of_the_pair() -> None:
     rbm = layered(x=Bernoulli(3), h=Bernoulli(2))
     params = rbm.init(jax.random.key(0)) | {"x:h": 1.5 * jnp.array([[1.0, -1], [0.5, 1], [-1, 0.2]])}
     block = GibbsBlock(rbm, ["x"], params | {"x": lambda sites, y: (y - 0.5) * sites["precision"]})
-    law = lambda sites, y: dist.Gamma(2.0 + 1.5, 1.0 + 0.5 * ((y - sites["x"]) ** 2).sum())  # noqa: E731
+    law = lambda sites, y: dist.Gamma(2.0 + 1.5, 1.0 + 0.5 * ((y - sites["x"]) ** 2).sum())
     kernel = CoupledComposite([block, Conjugate("precision", law, dist.Gamma(*SHAPE_RATE))])
     y = jnp.array([0.9, 0.2, 0.4])
     made = composite_expectation(kernel, lambda s: s["x"], y, rng_key=jax.random.key(8), num_pairs=3000, k=2)
@@ -196,7 +196,7 @@ def test_a_density_that_is_no_number_is_flagged() -> None:
 @pytest.mark.slow
 def test_it_pickles_and_resumes() -> None:
     kernel = pickle.loads(pickle.dumps(composite()))
-    run = lambda: MCMC(kernel, num_warmup=0, num_samples=4, progress_bar=False)  # noqa: E731
+    run = lambda: MCMC(kernel, num_warmup=0, num_samples=4, progress_bar=False)
     long = MCMC(kernel, num_warmup=0, num_samples=8, progress_bar=False)
     long.run(jax.random.key(1), NOISY)
     mcmc = run()

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import bits, sweeps
+from ebmpp import sweeps
 from ebmpp.accumulators import EnergyGradient
+from ebmpp.core import random
 from ebmpp.engine import Window, run_pairs
 from ebmpp.plan import resolve_moves
 
@@ -79,12 +80,12 @@ def test_kernel_and_engine_meet_at_the_same_times() -> None:
     chains = 50
     mcmc = run(ebmpp.MaximalCoupling(RBM), chains, 60)
     keys = jax.random.split(jax.random.key(3), chains)
-    rows = bits.fold_in(bits.key_pair(keys), 0, 0)
+    rows = random.fold_in(random.key_pair(keys), 0, 0)
     start = sweeps.initial_rows(RBM, RBM.families, rows)
     window = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))
     engine = run_pairs(
         RBM, resolve_moves(RBM, None), EnergyGradient(), 16, PARAMS, start, start,
-        bits.key_pair(jax.random.key(0)), window,
+        random.key_pair(jax.random.key(0)), window,
     )  # fmt: skip
     ours, theirs = np.asarray(mcmc.last_state.meeting_time), np.asarray(engine.meeting_time)
     assert mcmc.last_state.met.all()

@@ -114,7 +114,7 @@ def test_latents_are_summed_out():
     x = {"a": X["a"]}  # b is latent in this graph
     mcmc = sampler(kernel(), 150, CHAINS, num_warmup=60)
     mcmc.run(jax.random.key(2), x)
-    free = lambda p, x: -SPINS.free_energy(p, x)  # noqa: E731
+    free = lambda p, x: -SPINS.free_energy(p, x)
     wanted = quadrature(partial(log_likelihood, x=x, log_density=free), 0, 1.5)
     assert_posterior(mcmc.get_samples(group_by_chain=True)["J"], *wanted)
 
@@ -181,7 +181,7 @@ def test_a_block_of_gibbs_beside_nuts():
     mcmc.run(jax.random.key(0), jnp.concatenate([X["a"], X["b"]], 1), 1.5)
     draws = mcmc.get_samples(group_by_chain=True)
     # the offset summed out: y is J plus noise of variance 1 + 0.1**2
-    log_joint = lambda j: log_likelihood(j) - 0.5 * (1.5 - j) ** 2 / 1.01  # noqa: E731
+    log_joint = lambda j: log_likelihood(j) - 0.5 * (1.5 - j) ** 2 / 1.01
     mean, variance = quadrature(log_joint, 0, 1.5)
     assert_posterior(draws["J"], mean, variance)
     # given J the offset is Gaussian around (y - J) / 1.01, with variance 0.01 / 1.01

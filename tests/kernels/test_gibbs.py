@@ -12,12 +12,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    BlockedGibbs,
-    Gaussian,
-    layered,
-)
+from ebmpp import Bernoulli, BlockedGibbs, Gaussian, layered
 from ebmpp.errors import DomainError, ParameterError, StateError
 
 # -- chain methods and keys ------------------------------------------------------------------------
@@ -308,7 +303,7 @@ def test_sampling_inside_a_jitted_loop():
     @jax.jit
     def last(params, v):
         state = kernel.init(jax.random.key(0), 0, None, (params,), {"v": v})
-        step = lambda s, _: (kernel.sample(s, (params,), {"v": v}), None)  # noqa: E731
+        step = lambda s, _: (kernel.sample(s, (params,), {"v": v}), None)
         return jax.lax.scan(step, state, length=8)[0].z["h"]
 
     run = draws(sampler(RBM, 8), jax.random.key(0), PARAMS, v=jnp.ones(4))

@@ -11,17 +11,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Categorical,
-    Factor,
-    FactorGraph,
-    Gaussian,
-    Spin,
-    layered,
-)
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian, Spin, layered
 from helpers import assert_law, assert_rows_law
 
 

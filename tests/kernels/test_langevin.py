@@ -208,7 +208,7 @@ def both(moves: Any, z: dict, sweeps: int) -> dict:
     """Pairs after some sweeps."""
     rows = z["v"].shape[1]
     for t in range(sweeps):
-        pairs = ebmpp.bits.fold_in(ebmpp.bits.key_pair(jax.random.key(9)), t, jnp.arange(rows))
+        pairs = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(jax.random.key(9)), t, jnp.arange(rows))
         z, _, broken, _ = SWEEP(GRAPH, PARAMS, z, moves, pairs, {})
         assert not broken.any()
     return z
@@ -238,7 +238,7 @@ def test_each_chain_of_a_pair_keeps_the_law_and_pairs_meet_and_stay(moves: Any) 
 @pytest.mark.parametrize("moves", [FIXED, MARGINAL], ids=["given", "marginal"])
 def test_the_leading_chain_is_the_chain_alone(moves: Any) -> None:
     x, y = stationary(500, 5), stationary(500, 6)
-    pairs = ebmpp.bits.fold_in(ebmpp.bits.key_pair(jax.random.key(9)), 0, jnp.arange(500))
+    pairs = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(jax.random.key(9)), 0, jnp.arange(500))
     z, _, _, taken = SWEEP(GRAPH, PARAMS, {b: jnp.stack([x[b], y[b]]) for b in x}, moves[:1], pairs, {})
     alone, took = draw_sweep(GRAPH, PARAMS, x, moves[:1], pairs, {})
     np.testing.assert_allclose(z["v"][0], alone["v"], rtol=0, atol=1e-5)

@@ -48,7 +48,7 @@ def run(
 def by_time(mcmc: MCMC) -> list[tuple[dict, dict, dict]]:
     """Both chains and the extra fields after each sweep; the leading chain's first is LAG + 1."""
     z, extra = mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)
-    at = lambda tree, i: {name: np.asarray(v[:, i]) for name, v in tree.items()}  # noqa: E731
+    at = lambda tree, i: {name: np.asarray(v[:, i]) for name, v in tree.items()}
     y = extra.pop("y")
     return [(at(z, i), at(y, i), at(extra, i)) for i in range(next(iter(z.values())).shape[1])]
 

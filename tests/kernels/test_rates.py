@@ -84,7 +84,7 @@ def test_draws_leave_the_mode_that_gibbs_stays_in():
     graph = ebmpp.layered(v=Spin(6), h=Spin(4))
     params = {"v": jnp.zeros(6), "h": jnp.zeros(4), "v:h": jnp.full((6, 4), 1.5)}
     rates = ebmpp.rates(graph, params, np.array([[1.0] * 6, [-1.0] * 6]))
-    changes = lambda made: (np.diff(np.sign(made[1]["v"].sum(-1))) != 0).sum()  # noqa: E731
+    changes = lambda made: (np.diff(np.sign(made[1]["v"].sum(-1))) != 0).sum()
     assert changes(run(RatesFPCD(graph, rate=0.0), params, rates, num_samples=400)) == 0
     assert changes(run(RatesFPCD(graph, rate=0.5), params, rates, num_samples=400)) > 3
 

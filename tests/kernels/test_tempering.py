@@ -123,7 +123,7 @@ def simulate_held(values, known):
     clamped = {"v": Observed(values, known)}
     kernel, keys = ParallelTempering(RBM, BETAS), jax.random.split(jax.random.key(1), 3000)
     state = kernel.init(keys, 0, None, (PARAMS["bernoulli"],), clamped)
-    step = lambda s, _: (kernel.sample(s, (PARAMS["bernoulli"],), clamped), None)  # noqa: E731
+    step = lambda s, _: (kernel.sample(s, (PARAMS["bernoulli"],), clamped), None)
     return jax.lax.scan(step, state, length=12)
 
 

@@ -72,10 +72,10 @@ def test_sweeps_have_the_declared_law(kind: str) -> None:
 
 
 def _draws(graph: FactorGraph, params: Any, key: jax.Array) -> dict:
-    rows = ebmpp.bits.fold_in(ebmpp.bits.key_pair(key), jax.numpy.arange(4000))
+    rows = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(key), jax.numpy.arange(4000))
     start = ebmpp.sweeps.initial_rows(graph, graph.families, rows)
     layers = ebmpp.sweeps.schedule(graph)
-    one = lambda i, x: ebmpp.sweeps.sweep_rows(graph, params, x, layers, ebmpp.bits.fold_in(rows, i))  # noqa: E731
+    one = lambda i, x: ebmpp.sweeps.sweep_rows(graph, params, x, layers, ebmpp.core.random.fold_in(rows, i))
     return graph.statistics(jax.lax.fori_loop(1, 40, one, start))
 
 
@@ -95,10 +95,10 @@ def test_gradients_exact_and_by_coupled_chains(kind: str) -> None:
         _, after = enumerated(graph, jax.tree.unflatten(tree, moved), energy)
         slope = (log_z - np.logaddexp.reduce(after)) / 1e-4
         np.testing.assert_allclose(jax.tree.leaves(mean)[i].ravel()[-1], slope, rtol=2e-3, atol=2e-4)
-    slope = lambda x: jax.grad(lambda p: graph.energy(p, x))(params)  # noqa: E731
+    slope = lambda x: jax.grad(lambda p: graph.energy(p, x))(params)
     made = ebmpp.unbiased_expectation(graph, params, slope, rng_key=KEY, num_pairs=3000)
     count = sum(leaf.size for leaf in leaves)
-    check = lambda value, exact, error: assert_law(value, exact, error, count)  # noqa: E731
+    check = lambda value, exact, error: assert_law(value, exact, error, count)
     jax.tree.map(check, made.value, mean, made.standard_error)
 
 

@@ -213,7 +213,7 @@ def test_batches_are_drawn_anew_each_epoch() -> None:
 
 def test_a_resumed_curve_drops_what_comes_later(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
-    at = lambda step: SimpleNamespace(step=step, params={"x": step})  # noqa: E731
+    at = lambda step: SimpleNamespace(step=step, params={"x": step})
     curve = rbm_likelihood.Curve(path, lambda params: {"held_out": -params["x"]}, resume=False)
     for step in (0, 10, 20):
         curve(at(step))
