@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import encoding, errors
+from ebmpp import errors
+from ebmpp.data import encoding
 
 KEY = jax.random.key(0)
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))

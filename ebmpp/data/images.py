@@ -1,10 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Data to learn from: small exact patterns, real digits, and a reader of IDX files.
-
-Every function returns NumPy arrays on the host, one row an observation; training puts them on
-the device.
-"""
+"""Images: real digits, and a reader of IDX files."""
 
 from collections.abc import Callable
 import gzip
@@ -16,24 +12,9 @@ from typing import Literal, overload
 import zlib
 
 import numpy as np
-from numpy.typing import ArrayLike
-
-import jax
 
 from ebmpp.core import checks
-from ebmpp.encoding import decode_bits, encode_bits
 from ebmpp.errors import ArgumentError
-
-__all__ = [
-    "bars_and_stripes",
-    "binarize",
-    "decode_bits",
-    "digits",
-    "encode_bits",
-    "idx",
-    "mnist",
-    "shifting_bar",
-]
 
 Array = np.ndarray
 Labelled = tuple[np.ndarray, np.ndarray]
@@ -46,65 +27,6 @@ _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 
 _GZIP_MAGIC = b"\x1f\x8b"
 _NUMPY_MAX_DIMS = 64
 _CHUNK = 1 << 20
-_LARGEST_SIDE = 20  # two million images of 400 pixels
-
-
-def bars_and_stripes(n: int) -> Array:
-    """
-    All images of `n` by `n` pixels made of whole columns (bars) or of whole rows (stripes).
-
-    The blank and the full image are both bars and stripes, and are kept twice, as in the
-    literature: of the ``2 ** (n + 1)`` rows, two are duplicates.
-
-    :param n: side of the image in pixels, at least 1.
-    :return: float32 array of shape ``(2 ** (n + 1), n * n)`` with values in {0, 1}; the first half
-        are the bars, the second half the stripes, each in binary order of its pattern.
-    :raises ArgumentError: if `n` is no int from 1 to 20.
-
-    **Example**
-
-    >>> from ebmpp.data import bars_and_stripes
-    >>> bars_and_stripes(2)
-    array([[0., 0., 0., 0.],
-           [0., 1., 0., 1.],
-           [1., 0., 1., 0.],
-           [1., 1., 1., 1.],
-           [0., 0., 0., 0.],
-           [0., 0., 1., 1.],
-           [1., 1., 0., 0.],
-           [1., 1., 1., 1.]], dtype=float32)
-    """
-    n = checks.count("bars_and_stripes: n, the side,", n, most=_LARGEST_SIDE)
-    patterns = (np.arange(2**n)[:, None] >> np.arange(n)[::-1]) & 1
-    shape = (2**n, n, n)
-    bars = np.broadcast_to(patterns[:, None, :], shape)
-    stripes = np.broadcast_to(patterns[:, :, None], shape)
-    return np.concatenate([bars, stripes]).reshape(-1, n * n).astype(np.float32)
-
-
-def shifting_bar(n: int, b: int) -> Array:
-    """
-    A bar of `b` ones on a ring of `n` pixels, at each of its `n` positions.
-
-    :param n: number of pixels, at least 1.
-    :param b: length of the bar, from 1 to `n`.
-    :return: float32 array of shape ``(n, n)`` with values in {0, 1}; row i has its bar begin at
-        pixel i and wrap around the end.
-    :raises ArgumentError: if `b` is not between 1 and `n`.
-
-    **Example**
-
-    >>> from ebmpp.data import shifting_bar
-    >>> shifting_bar(4, 2)
-    array([[1., 1., 0., 0.],
-           [0., 1., 1., 0.],
-           [0., 0., 1., 1.],
-           [1., 0., 0., 1.]], dtype=float32)
-    """
-    n = checks.count("shifting_bar: n, the pixels,", n)
-    b = checks.count("shifting_bar: b, the bar's length,", b, most=n)
-    first, pixel = np.arange(n)[:, None], np.arange(n)[None, :]
-    return ((pixel - first) % n < b).astype(np.float32)
 
 
 @overload
@@ -313,50 +235,3 @@ def _find_mnist(directory: str | os.PathLike[str] | None, name: str) -> Path:
         f"mnist: no {name}[.gz] in {folders[0]} or {folders[1]}; pass directory=..., or set "
         f"{DATA_DIR_VARIABLE}, to the folder that holds it."
     )
-
-
-def binarize(
-    x: ArrayLike,
-    method: str = "threshold",
-    threshold: float = 0.5,
-    rng_key: jax.Array | None = None,
-) -> Array:
-    """
-    Turn intensities into {0, 1}.
-
-    :param x: finite numbers of any shape; for "bernoulli" probabilities in [0, 1].
-    :param method: "threshold", 1 where `x` exceeds `threshold`; or "bernoulli", 1 with
-        probability `x`, each entry on its own.
-    :param threshold: used by "threshold" only, on the scale of `x`.
-    :param rng_key: a jax random key, needed and used by "bernoulli" only.
-    :return: float32 array of the shape of `x`.
-    :raises ArgumentError: if the method is unknown, its key is missing, or a number is not finite or
-        not a probability; the text names the first such entry.
-
-    **Example**
-
-    >>> import jax
-    >>> from ebmpp.data import binarize
-    >>> binarize([0.2, 0.5, 0.9])
-    array([0., 0., 1.], dtype=float32)
-    >>> binarize([0.0, 1.0], method="bernoulli", rng_key=jax.random.key(0))
-    array([0., 1.], dtype=float32)
-    """
-    x = np.asarray(checks.numbers("binarize: x", x))
-    if checks.choice("binarize: method", method, ("threshold", "bernoulli")) == "threshold":
-        threshold = checks.number("binarize: threshold", threshold)
-        _refuse(x, ~np.isfinite(x), "a finite number", "Remove or fill such entries first.")
-        return (x > threshold).astype(np.float32)
-    rng_key = checks.key("binarize: rng_key, which method 'bernoulli' draws with,", rng_key)
-    # ~(inside) rather than (outside): NaN is neither below 0 nor above 1.
-    _refuse(x, ~((x >= 0) & (x <= 1)), "a probability in [0, 1]", "Scale the data first.")
-    return np.asarray(jax.random.bernoulli(rng_key, x.astype(np.float32)), np.float32)
-
-
-def _refuse(x: Array, bad: Array, expected: str, mend: str) -> None:
-    if bad.any():
-        where = tuple(int(i) for i in np.unravel_index(np.argmax(bad), x.shape))
-        raise ArgumentError(
-            f"binarize: x at index {where} is {x[where]}, where {expected} is expected "
-            f"({bad.sum()} such of {x.size}). {mend}"
-        )
