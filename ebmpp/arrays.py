@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.errors import StateError
-from ebmpp.family import Family
+from ebmpp.families.family import Family
 
 Numbers = np.ndarray | Array
 

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError
-from ebmpp.family import LogRatio
+from ebmpp.families.family import LogRatio
 from ebmpp.sweeps import draw_rows, num_words, split_words
 
 if TYPE_CHECKING:

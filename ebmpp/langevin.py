@@ -17,8 +17,8 @@ from ebmpp import derived
 from ebmpp.core import checks, random
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
-from ebmpp.family import Family
-from ebmpp.gaussian import reflected
+from ebmpp.families.family import Family
+from ebmpp.families.gaussian import reflected
 from ebmpp.metropolis import refuse_held
 from ebmpp.moves import Drawn, Whole, agree
 from ebmpp.sweeps import Keep, Rows, hold, natural_rows

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp import coloring
 from ebmpp.errors import DeclarationError
-from ebmpp.family import Family
+from ebmpp.families.family import Family
 
 if TYPE_CHECKING:
     from ebmpp.factors import Factor

@@ -16,7 +16,7 @@ from ebmpp import derived
 from ebmpp.core import random
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
-from ebmpp.family import Family
+from ebmpp.families.family import Family
 from ebmpp.moves import Drawn, Whole, agree
 from ebmpp.sweeps import Keep, Rows, hold, num_words, split_words
 

@@ -15,7 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import derived
-from ebmpp.family import Family
+from ebmpp.families.family import Family
 
 if TYPE_CHECKING:
     from ebmpp.graph import FactorGraph

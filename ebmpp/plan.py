@@ -11,7 +11,7 @@ from ebmpp.clusters import Clusters
 from ebmpp.core import checks
 from ebmpp.couplings import resolve, stalls
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
-from ebmpp.family import Family
+from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.langevin import Langevin, is_real
 from ebmpp.layer_move import Layer

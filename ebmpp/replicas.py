@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from ebmpp.errors import DeclarationError
 from ebmpp.factors import Factor
-from ebmpp.family import Family
+from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.lateral import Local, Split, StatisticsAt
 

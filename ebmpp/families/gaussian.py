@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.random import open_uniform
-from ebmpp.family import Family, as_float
+from ebmpp.families.family import Family, as_float
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -1,6 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The NumPyro distribution of units in {-1, +1}, which NumPyro does not have."""
+"""Units in {-1, +1}, and their NumPyro distribution, which NumPyro does not have."""
+
+import dataclasses
 
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -8,6 +10,9 @@ from numpyro.distributions import constraints
 import jax
 from jax import Array
 import jax.numpy as jnp
+
+from ebmpp.families.bernoulli import Bernoulli
+from ebmpp.families.family import Family
 
 
 class SpinDistribution(dist.Distribution):
@@ -56,3 +61,33 @@ class _SpinConstraint(constraints.ParameterFreeConstraint):
 
 
 spin_constraint = _SpinConstraint()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Spin(Family):
+    """Units in {-1, +1} with statistic x; P(x = 1) = sigmoid(2 eta).
+
+    :param shape: the block's shape.
+    """
+
+    support = spin_constraint
+    bounds = (-1.0, 1.0)
+    num_words = num_couple_words = 1
+
+    def log_normalizer(self, eta: Array) -> Array:
+        return jnp.logaddexp(eta, -eta)
+
+    def unit_distribution(self, eta: Array) -> dist.Distribution:
+        return SpinDistribution(eta)
+
+    def from_mean(self, mean: Array) -> Array:
+        return jnp.arctanh(mean)
+
+    def mode(self, eta: Array) -> Array:
+        return jnp.where(eta >= 0, 1.0, -1.0).astype(self.dtype)
+
+    def sample(self, bits: Array, eta: Array) -> Array:
+        return 2 * Bernoulli.sample(self, bits, 2 * eta) - 1
+
+    def states(self) -> Array:
+        return jnp.array([-1.0, 1.0])

@@ -21,9 +21,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import finite
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
+from ebmpp.families import finite
 
 
 def _as_shape(family: str, shape: int | tuple[int, ...]) -> tuple[int, ...]:

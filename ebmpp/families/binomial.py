@@ -1,0 +1,60 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Counts up to a total."""
+
+import dataclasses
+
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+
+from ebmpp.core import checks
+from ebmpp.families.family import Family, as_float
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Binomial(Family):
+    """Counts in {0, ..., total_count} with statistic x and base measure C(n, x).
+
+    :param shape: the block's shape.
+    :param total_count: n, at least 1.
+    :raises ArgumentError: when n is below 1.
+    """
+
+    total_count: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "total_count", checks.count("Binomial: total_count", self.total_count))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return (0.0, float(self.total_count))
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.integer_interval(0, self.total_count)
+
+    def log_base_measure(self, x: Array) -> Array:
+        n, x = self.total_count, as_float(x)
+        return gammaln(n + 1.0) - gammaln(x + 1) - gammaln(n - x + 1)
+
+    def log_normalizer(self, eta: Array) -> Array:
+        return self.total_count * jax.nn.softplus(eta)
+
+    def unit_distribution(self, eta: Array) -> dist.Distribution:
+        return dist.Binomial(self.total_count, logits=eta)
+
+    def from_mean(self, mean: Array) -> Array:
+        return jax.scipy.special.logit(mean / self.total_count)
+
+    def mode(self, eta: Array) -> Array:
+        top = jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta))
+        return jnp.minimum(top, self.total_count)
+
+    def states(self) -> Array:
+        return jnp.arange(self.total_count + 1, dtype=self.dtype)

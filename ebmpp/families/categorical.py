@@ -1,0 +1,88 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Units of a few unordered values."""
+
+import dataclasses
+
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import checks
+from ebmpp.core.random import inverse_cdf, uniform
+from ebmpp.families.family import Family
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Categorical(Family):
+    """Units in {0, ..., num_categories - 1} with one-hot statistics.
+
+    :param shape: the block's shape (of the values; statistics have one more axis).
+    :param num_categories: K, at least 2.
+    :raises ArgumentError: when K is below 2.
+    """
+
+    num_categories: int
+
+    num_words = 1
+    num_couple_words = 3
+    bounds = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        made = checks.count("Categorical: num_categories", self.num_categories, 2)
+        object.__setattr__(self, "num_categories", made)
+
+    @property
+    def stat_shape(self) -> tuple[int, ...]:
+        return (self.num_categories,)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.integer_interval(0, self.num_categories - 1)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jnp.dtype(jnp.int32)
+
+    def statistics(self, x: Array) -> Array:
+        return jax.nn.one_hot(x, self.num_categories, dtype=jnp.result_type(float))
+
+    def log_base_measure(self, x: Array) -> Array:
+        return jnp.zeros(jnp.shape(x))
+
+    def default_eta(self) -> Array:
+        return jnp.zeros(self.statistic_shape)
+
+    def log_normalizer(self, eta: Array) -> Array:
+        return jax.nn.logsumexp(eta, axis=-1)
+
+    def unit_distribution(self, eta: Array) -> dist.Distribution:
+        return dist.Categorical(logits=eta)
+
+    def from_mean(self, mean: Array) -> Array:
+        return jnp.log(mean)
+
+    def mode(self, eta: Array) -> Array:
+        return eta.argmax(-1).astype(self.dtype)
+
+    def sample(self, bits: Array, eta: Array) -> Array:
+        return inverse_cdf(uniform(bits[..., 0]), jax.nn.softmax(eta, axis=-1))
+
+    def initial(self, bits: Array) -> Array:
+        # one unit's eta for all: a constant of every row's would keep XLA folding its sums for seconds
+        return self.sample(bits, jnp.zeros((1,) * (bits.ndim - 1) + self.stat_shape))
+
+    def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
+        # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
+        p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)
+        x = inverse_cdf(uniform(bits[..., 0]), p)
+        at_x = lambda prob: jnp.take_along_axis(prob, x[..., None], -1)[..., 0]
+        kept = uniform(bits[..., 1]) * at_x(p) < at_x(q)
+        return x, jnp.where(kept, x, inverse_cdf(uniform(bits[..., 2]), jnp.maximum(q - p, 0)))
+
+    def states(self) -> Array:
+        return jnp.arange(self.num_categories, dtype=self.dtype)

@@ -1,0 +1,41 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Counts without an end."""
+
+import dataclasses
+import math
+
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from jax import Array
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+
+from ebmpp.families.family import Family, as_float
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Poisson(Family):
+    """Counts 0, 1, 2, ... with statistic x and base measure 1 / x!; the rate is exp(eta).
+
+    :param shape: the block's shape.
+    """
+
+    support = constraints.nonnegative_integer
+    bounds = (0.0, math.inf)
+
+    def log_base_measure(self, x: Array) -> Array:
+        return -gammaln(as_float(x) + 1)
+
+    def log_normalizer(self, eta: Array) -> Array:
+        return jnp.exp(eta)
+
+    def unit_distribution(self, eta: Array) -> dist.Distribution:
+        return dist.Poisson(jnp.exp(eta))
+
+    def from_mean(self, mean: Array) -> Array:
+        return jnp.log(mean)
+
+    def mode(self, eta: Array) -> Array:
+        return jnp.floor(jnp.exp(eta))
