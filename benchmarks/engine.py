@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp.accumulators import EnergyGradient, weighted_gradient
+from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
 from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
+from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.plan import resolve_moves
 

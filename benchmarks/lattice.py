@@ -28,6 +28,7 @@ import ebmpp
 from ebmpp import FactorGraph, Spin, cluster_sweep, moves, sweeps
 from ebmpp.core import random
 from ebmpp.errors import UnmetError
+from ebmpp.graph.declaration import schedule
 from ebmpp.plan import resolve_moves
 
 try:
@@ -50,7 +51,7 @@ def torus(side: int) -> nx.Graph:
 def ours(graph: FactorGraph, params: dict, x: Array, pair: Array, num: int) -> Array:
     """Sweeps that follow from the declaration."""
     rows = random.fold_in(pair, jnp.arange(len(x)))
-    layers = sweeps.schedule(graph)
+    layers = schedule(graph)
     one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(rows, i))
     return jax.lax.fori_loop(0, num, one, {"x": x})["x"]
 

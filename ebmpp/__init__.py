@@ -6,12 +6,10 @@ from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.clusters import Clusters
 from ebmpp.completion import Completion, complete
-from ebmpp.convolution import Convolution
 from ebmpp.core.version import VERSION as __version__  # noqa: F401, N811
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.elimination import marginalize
 from ebmpp.estimators import (
     CD,
     CSDCP,
@@ -29,10 +27,17 @@ from ebmpp.estimators import (
 )
 from ebmpp.evaluate import exact
 from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
-from ebmpp.factors import Bias, Bilinear, Factor
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import FactorGraph, layered
-from ebmpp.joining import merge, stack
+from ebmpp.graph.factors import Bias, Bilinear, Factor
+from ebmpp.graph.factors.convolution import Convolution
+from ebmpp.graph.factors.linear import Linear
+from ebmpp.graph.factors.pairwise import Pairwise
+from ebmpp.graph.saving import load, save
+from ebmpp.graph.states import Observed
+from ebmpp.graph.transforms.condition import clamp, condition, rename, split
+from ebmpp.graph.transforms.marginalize import marginalize
+from ebmpp.graph.transforms.merge import merge, stack
 from ebmpp.kernels import (
     BlockedGibbs,
     Conjugate,
@@ -55,19 +60,14 @@ from ebmpp.kernels import (
     tempered_expectation,
 )
 from ebmpp.layout import Layout
-from ebmpp.linear import Linear
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
-from ebmpp.pairwise import Pairwise
 from ebmpp.perfect import perfect_sample
 from ebmpp.plan import cluster_sweep, langevin_sweep, metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
 from ebmpp.reporting import Report, report
-from ebmpp.saving import load, save
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
-from ebmpp.states import Observed
-from ebmpp.surgery import clamp, condition, rename, split
 from ebmpp.training import Fit, fit
 from ebmpp.unbiased import unbiased_expectation
 

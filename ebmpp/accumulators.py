@@ -4,32 +4,29 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy
 
 
 @dataclasses.dataclass(frozen=True)
 class EnergyGradient:
     """The sum over all jobs of w dE/dparams: one weighted product a flush, nothing a pair."""
 
-    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
+    def init(self, graph: FactorGraph, params: Any, num_jobs: int) -> Any:
         """Zeros like ``params``."""
         del graph, num_jobs
         return jax.tree.map(jnp.zeros_like, params)
 
     def add(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         params: Any,
         total: Any,
         x: dict[str, Array],
@@ -38,7 +35,7 @@ class EnergyGradient:
     ) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
         del jobs
-        return jax.tree.map(jnp.add, total, weighted_gradient(graph, params, x, weights))
+        return jax.tree.map(jnp.add, total, energy.weighted_gradient(graph, params, x, weights))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +56,7 @@ class MarginalGradient(EnergyGradient):
 
     def add(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         params: Any,
         total: Any,
         x: dict[str, Array],
@@ -70,18 +67,10 @@ class MarginalGradient(EnergyGradient):
         del jobs
 
         def marginal(p: Any) -> Array:
-            each = [_summed_out(graph, p, x, group) for group in self.groups]
+            each = [energy.summed_out(graph, p, x, group) for group in self.groups]
             return -(weights @ sum(each)) / len(self.groups)
 
         return jax.tree.map(jnp.add, total, jax.grad(marginal)(params))
-
-
-def _summed_out(graph: "FactorGraph", params: Any, x: dict[str, Array], group: tuple[str, ...]) -> Array:
-    kept = {b: v for b, v in x.items() if b not in group}
-    if not kept:  # nothing is left to map over
-        value = derived.log_unnormalized(graph, params, {}, group)
-        return jnp.broadcast_to(value, len(next(iter(x.values()))))
-    return jax.vmap(lambda row: derived.log_unnormalized(graph, params, row, group))(kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +84,7 @@ class Function:
         """What ``fn`` is called with, in shapes."""
         return {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
 
-    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
+    def init(self, graph: FactorGraph, params: Any, num_jobs: int) -> Any:
         """Zeros with a leading axis of pairs."""
         del graph, params
         shapes = jax.eval_shape(self.fn, self.state())
@@ -103,7 +92,7 @@ class Function:
 
     def add(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         params: Any,
         total: Any,
         x: dict[str, Array],
@@ -139,17 +128,3 @@ def check_function(name: str, fn: Callable[[dict[str, Array]], Any], state: dict
         ) from error
     if not leaves:
         raise ArgumentError(f"{name} returned no number at a state; it returns a pytree of numbers")
-
-
-def weighted_gradient(graph: "FactorGraph", params: Any, x: dict[str, Array], weights: Array) -> Any:
-    """Gradient in params of ``sum_i w_i E(params, x_i)`` over rows."""
-    return gradient_at(graph, params, graph.statistics(x), weights)
-
-
-def gradient_at(graph: "FactorGraph", params: Any, statistics: dict[str, Array], weights: Array) -> Any:
-    """The same at given statistics, those that are means included: E is affine in each unit's."""
-
-    def weighted(p: Any) -> Array:
-        return weights @ jax.vmap(lambda t: derived.energy(graph, p, t))(statistics)
-
-    return jax.grad(weighted)(params)

@@ -18,15 +18,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import moves, parts, states, sweeps
+from ebmpp import moves, sweeps
 from ebmpp.core import random
+from ebmpp.core.types import Rows
 from ebmpp.couplings import Trial, where_rows
 from ebmpp.errors import ParameterError
-from ebmpp.graph import FactorGraph
-from ebmpp.lateral import each_part
+from ebmpp.graph import FactorGraph, energy, parts, states
+from ebmpp.graph.factors.lateral import each_part
 from ebmpp.layer_move import Layer
 
-Rows = Mapping[str, Array]
 #: log of a weight beside the energy, row by row: a function of all blocks as rows.
 LogWeight = Callable[[Rows], Array]
 
@@ -68,7 +68,7 @@ class Bound:
 
         def at(params: Any, x: Rows) -> dict[str, Array]:
             if blocks[0] not in self.graph.splits:
-                return sweeps.natural_rows(self.graph, params, x, blocks)
+                return energy.natural_rows(self.graph, params, x, blocks)
             around = parts.surround(self.graph, params, x, blocks[0])
             units = parts.to_units(x[blocks[0]], self.graph.families[blocks[0]])
             return {blocks[0]: parts.natural_part(self.graph, params, x, units, blocks[0], around, part)}

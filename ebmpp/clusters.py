@@ -12,7 +12,7 @@ they see along a bond, and then the label of their label, until nothing changes.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,19 +20,16 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import pairwise, parts, states
 from ebmpp.core import random
+from ebmpp.core.types import Keep, Rows
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Spin
-from ebmpp.lateral import Split
+from ebmpp.graph import FactorGraph, parts, states
+from ebmpp.graph.factors import pairwise
+from ebmpp.graph.factors.lateral import Split
+from ebmpp.graph.factors.pairwise import Pairwise, Table
 from ebmpp.moves import Drawn, Whole
-from ebmpp.pairwise import Pairwise, Table
-from ebmpp.sweeps import Keep, Rows
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
-
 
 _UNROLLED = 8  # neighbours of a unit that are looked at one by one in Python
 
@@ -79,7 +76,7 @@ class Clusters(Whole):
     def blocks(self) -> tuple[str, ...]:
         return (self.block,)
 
-    def check(self, graph: "FactorGraph") -> None:
+    def check(self, graph: FactorGraph) -> None:
         """Check the block's family and factors.
 
         :raises StateError: for an unknown block.
@@ -98,7 +95,7 @@ class Clusters(Whole):
             if not isinstance(factor, Pairwise):
                 raise IntractableError(f"{told}: clusters are made of Pairwise factors, not of {factor!r}")
 
-    def check_params(self, graph: "FactorGraph", params: Any) -> None:
+    def check_params(self, graph: FactorGraph, params: Any) -> None:
         """Check the signs of weights.
 
         :raises ParameterError: for negative weights of Categorical units.
@@ -111,18 +108,18 @@ class Clusters(Whole):
                     "weights of at least 0, that make neighbours alike; BlockedGibbs draws others"
                 )
 
-    def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return (*graph.neighbours([self.block]), self.block)
 
-    def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         new, broken = self._redraw(graph, self._prepare(graph, params, x), x[self.block], pairs, keep)
         wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1  # better than a wrong draw
         return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(len(pairs), jnp.int32)
 
-    def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
+    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
         return self._prepare(graph, params, {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()})
 
-    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
+    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         rows = z[self.block].reshape(-1, *z[self.block].shape[2:])
         held = {b: jnp.concatenate([k, k]) if len(k) > 1 else k for b, k in keep.items()}
         new, broken = self._redraw(graph, focused, rows, trial.pairs, held)
@@ -133,13 +130,13 @@ class Clusters(Whole):
         told = every, every, every & broken, {self.block: trial.same}
         return Attempt({self.block: x}, {self.block: y}, *told)
 
-    def _prepare(self, graph: "FactorGraph", params: Any, x: Rows) -> tuple[Array, Array]:
+    def _prepare(self, graph: FactorGraph, params: Any, x: Rows) -> tuple[Array, Array]:
         """What the other factors contribute, ``(size, rows or 1, *stat_shape)``; and a weight a pair."""
         weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own]
         return parts.surround(graph, params, x, self.block).eta, jnp.concatenate(weights)
 
     def _redraw(
-        self, graph: "FactorGraph", prepared: tuple[Array, Array], x: Array, pairs: Array, keep: Keep
+        self, graph: FactorGraph, prepared: tuple[Array, Array], x: Array, pairs: Array, keep: Keep
     ) -> tuple[Array, Array]:
         """New values of the block, and whether the weights make no clusters.
 

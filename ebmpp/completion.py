@@ -16,10 +16,12 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import search, states, sweeps
+from ebmpp import search, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Params, Schedule
 from ebmpp.errors import StateError
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.declaration import schedule
 
 METHODS = ("posterior", "local_mode")
 
@@ -120,7 +122,7 @@ def complete(
     checks.choice("complete: method", method, METHODS)
     graph.check(params)
     known = states.as_given(graph.families, given)
-    if not sweeps.schedule(graph, known.whole):
+    if not schedule(graph, known.whole):
         raise StateError("complete: every block is given whole, so nothing is missing; leave one out")
     run = Runs(graph, params, known, num_chains, random.key_pair(rng_key))
     made = run.local_mode() if method == "local_mode" else run.posterior(num_warmup, num_samples)
@@ -154,8 +156,8 @@ class Runs:
         return tuple(b for b in self.graph.families if b not in self.given.whole)
 
     @property
-    def layers(self) -> sweeps.Schedule:
-        return sweeps.schedule(self.graph, self.given.whole)
+    def layers(self) -> Schedule:
+        return schedule(self.graph, self.given.whole)
 
     def posterior(self, num_warmup: int, num_samples: int, climb: bool = True) -> Completion:
         """Chains.
@@ -278,10 +280,10 @@ def _start(graph: FactorGraph, whole: Any, partial_: Any, keep: Any, pairs: Arra
     return x | {b: jnp.where(k, partial_[b], x[b]) for b, k in keep.items()}
 
 
-def _conditional_means(graph: FactorGraph, layers: sweeps.Schedule, params: Params, x: Any) -> dict:
+def _conditional_means(graph: FactorGraph, layers: Schedule, params: Params, x: Any) -> dict:
     made = {}
     for blocks in layers:
-        eta = sweeps.natural_rows(graph, params, x, blocks)
+        eta = energy.natural_rows(graph, params, x, blocks)
         made |= {b: graph.families[b].mean(e) for b, e in eta.items()}
     return made
 
@@ -292,7 +294,7 @@ _means = jax.jit(_conditional_means, static_argnums=(0, 1))
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _sample(
     graph: FactorGraph,
-    layers: sweeps.Schedule,
+    layers: Schedule,
     num_samples: int,
     params: Params,
     x: dict[str, Array],
@@ -310,7 +312,7 @@ def _sample(
         x = sweep(num_warmup + index, x)
         now = _conditional_means(graph, layers, params, x)
         mean = jax.tree.map(lambda m, n: m + (n - m) / (index + 1).astype(m.dtype), mean, now)
-        return (x, mean), search.log_density(graph, params, x)
+        return (x, mean), energy.log_density(graph, params, x)
 
     x = lax.fori_loop(0, num_warmup, sweep, x)
     none = jax.tree.map(
@@ -324,7 +326,7 @@ def _sample(
 @partial(jax.jit, static_argnums=(0, 1))
 def _search(
     graph: FactorGraph,
-    layers: sweeps.Schedule,
+    layers: Schedule,
     params: Params,
     x: dict[str, Array],
     keep: dict[str, Array],

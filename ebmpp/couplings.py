@@ -27,18 +27,17 @@ once in each fusion that uses it, and need not round it alike.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.types import Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.families.family import LogRatio
+from ebmpp.graph import FactorGraph
 from ebmpp.sweeps import draw_rows, num_words, split_words
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
 
 #: The couplings of a layer.
 KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent")
@@ -48,8 +47,6 @@ KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent"
 #: probability ``d (1 - d)**2**24``: at most 2.2e-8 a draw, where d is the step 2**-24 of the uniforms, and
 #: below 1e-13 from d = 1e-6 on. What gets here is a residual that float32 has left without mass.
 MOST_TRIALS = 2**24
-
-Eta = Mapping[str, Array]
 
 
 class Attempt(NamedTuple):
@@ -132,10 +129,10 @@ def stalls(kind: str) -> bool:
 
 
 def attempt(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     blocks: Sequence[str],
     kind: str,
-    etas: tuple[Eta, Eta],
+    etas: tuple[Rows, Rows],
     trial: Trial,
 ) -> Attempt:
     """One trial of the coupled draw of a layer.
@@ -158,7 +155,7 @@ def attempt(
 
 
 def _unconditional(
-    graph: "FactorGraph", blocks: Sequence[str], kind: str, etas: tuple[Eta, Eta], pairs: Array
+    graph: FactorGraph, blocks: Sequence[str], kind: str, etas: tuple[Rows, Rows], pairs: Array
 ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
     apart = dict.fromkeys(blocks, jnp.zeros(len(pairs), bool))
     if kind == "independent":
@@ -183,7 +180,7 @@ def _unconditional(
 
 
 def _couple(
-    graph: "FactorGraph", blocks: Sequence[str], etas: tuple[Eta, Eta], words: Array
+    graph: FactorGraph, blocks: Sequence[str], etas: tuple[Rows, Rows], words: Array
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     parts = split_words(graph, blocks, words, coupled=True)
     drawn = {b: graph.families[b].couple(parts[b], etas[0][b], etas[1][b]) for b in blocks}
@@ -191,10 +188,10 @@ def _couple(
 
 
 def _maximal(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     blocks: Sequence[str],
     kind: str,
-    etas: tuple[Eta, Eta],
+    etas: tuple[Rows, Rows],
     trial: Trial,
 ) -> Attempt:
     """Algorithm 4 (residual "independent") or 3 (shared words) of Qiu et al.

@@ -18,11 +18,13 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived, states, sweeps
-from ebmpp.arrays import describe
+from ebmpp import sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateError, clash
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.arrays import describe
+from ebmpp.graph.declaration import schedule
 from ebmpp.layout import Layout
 
 LogPartition = Callable[[Params], Array]
@@ -100,7 +102,7 @@ def _refuse_gradient(primals: tuple, tangents: tuple) -> NoReturn:
 @partial(jax.jit, static_argnames=("graph",))
 def _draw(graph: FactorGraph, params: Params, pairs: Array, num_sweeps: Array) -> dict[str, Array]:
     """Every block after ``num_sweeps`` sweeps from initial draws."""
-    layers = sweeps.schedule(graph)
+    layers = schedule(graph)
     start = sweeps.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
     one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
     return jax.lax.fori_loop(1, num_sweeps + 1, one, start)
@@ -256,7 +258,7 @@ class EnergyDistribution(dist.Distribution):
         families = self.graph.families
         rows = {b: x.reshape(-1, *families[b].shape).astype(families[b].dtype) for b, x in parts.items()}
         params = self.params if self.has_log_partition else _without_gradient(self.params)
-        one = lambda x: derived.log_unnormalized(self.graph, params, x, self.summed)
+        one = lambda x: energy.log_unnormalized(self.graph, params, x, self.summed)
         return jax.vmap(one)(rows).reshape(batch) - self._log_partition()
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:

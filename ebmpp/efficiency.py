@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long to run a pair: cost times variance of H_{k:m}."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from ebmpp.errors import ArgumentError
 from ebmpp.meeting import meeting_data, path_data
-
-if TYPE_CHECKING:
-    from ebmpp.unbiased import Estimate
+from ebmpp.unbiased import Estimate
 
 
 class Suggestion(NamedTuple):

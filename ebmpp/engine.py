@@ -15,21 +15,19 @@ What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: B
 
 from functools import partial
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.types import Keep
 from ebmpp.couplings import MOST_TRIALS, Trial
-from ebmpp.lateral import each_part
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import Flags, Move, agree, compare, copied, draw_sweep, note, offsets
 from ebmpp.slots import Jobs, Slots, first_size, stage_sizes
-from ebmpp.sweeps import Keep
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
 
 #: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
 DEFAULT_SLOTS = 64
@@ -41,12 +39,12 @@ _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is b
 class Accumulator(Protocol):
     """Sums weighted values of states; a hashable value."""
 
-    def init(self, graph: "FactorGraph", params: Any, num_jobs: int) -> Any:
+    def init(self, graph: FactorGraph, params: Any, num_jobs: int) -> Any:
         """The empty sum."""
 
     def add(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         params: Any,
         total: Any,
         x: dict[str, Array],
@@ -112,7 +110,7 @@ class _Count(NamedTuple):
 
 @partial(jax.jit, static_argnames=("graph", "moves", "accumulator", "num_slots"))
 def run_pairs(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     moves: tuple[Move, ...],
     accumulator: Accumulator,
     num_slots: int,
@@ -154,7 +152,7 @@ class _Engine:
 
     def __init__(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         moves: tuple[Move, ...],
         accumulator: Accumulator,
         params: Any,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 import math
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -21,12 +21,10 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from ebmpp import derived
+from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError
 from ebmpp.families import Gaussian
-from ebmpp.graph import FactorGraph
-
-Params = dict[str, Any]
+from ebmpp.graph import FactorGraph, energy
 
 _MOST_STATES = 2**25  # about a minute for a few hundred summed units on two cores
 #: joint states that are kept together, as a table or to draw from
@@ -193,7 +191,7 @@ def log_term(
     if plan.integrated:
         value = _gaussian_integral(graph, params, x, plan.integrated, summed, known, partly)
     else:
-        value = derived.log_unnormalized(graph, params, x, summed, partly)
+        value = energy.log_unnormalized(graph, params, x, summed, partly)
     return jnp.where(counts, value, -jnp.inf) if known else value
 
 
@@ -213,7 +211,7 @@ def _gaussian_integral(
     free = {b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z for b, z in zero.items()}
     flat, unravel = jax.flatten_util.ravel_pytree(origin)
     free, _ = jax.flatten_util.ravel_pytree(free)
-    energy = lambda z: -derived.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)
+    energy = lambda z: -energy.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)
     at_origin, slope = jax.value_and_grad(energy)(flat)
     precision = jax.hessian(energy)(flat)
     if known:  # units that are held have no say: a precision of 1, and no slope

@@ -15,15 +15,15 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import derived, families, initialization, sweeps, tables
-from ebmpp.arrays import describe
+from ebmpp import families, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, layered
+from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
+from ebmpp.graph.arrays import describe
 
-Params = dict[str, Any]
 Units = str | Family | Callable[[int], Family]
 
 NAMES: dict[str, type[Family]] = {
@@ -152,14 +152,14 @@ def train(
 @partial(jax.jit, static_argnums=0)
 def latent_means(graph: FactorGraph, params: Params, v: Array) -> Array:
     """Mean statistics of the latents given rows of the visibles, shape ``(rows, statistics)``."""
-    eta = sweeps.natural_rows(graph, params, {"v": v}, ("h",))["h"]
+    eta = energy.natural_rows(graph, params, {"v": v}, ("h",))["h"]
     return graph.families["h"].mean(eta).reshape(len(v), -1)
 
 
 @partial(jax.jit, static_argnums=0)
 def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
     """log p(v) + log Z, row by row."""
-    return jax.vmap(lambda row: derived.log_unnormalized(graph, params, {"v": row}, ("h",)))(v)
+    return jax.vmap(lambda row: energy.log_unnormalized(graph, params, {"v": row}, ("h",)))(v)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -5,7 +5,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from numpyro.distributions import constraints
 
@@ -13,18 +13,17 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived
 from ebmpp.core import checks, random
+from ebmpp.core.types import Keep, Rows
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
 from ebmpp.families.gaussian import reflected
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.energy import natural_rows
 from ebmpp.metropolis import refuse_held
 from ebmpp.moves import Drawn, Whole, agree
-from ebmpp.sweeps import Keep, Rows, hold, natural_rows
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.sweeps import hold
 
 
 def is_real(family: Family) -> bool:
@@ -91,7 +90,7 @@ class Langevin(Whole):
         """Whether the model's law is left as it is."""
         return self.adjust
 
-    def check(self, graph: "FactorGraph") -> None:
+    def check(self, graph: FactorGraph) -> None:
         """Check the blocks.
 
         :raises DeclarationError: for a block that is not real-valued.
@@ -110,17 +109,17 @@ class Langevin(Whole):
                 f"{clash(a, b)}: a Langevin move takes blocks that are independent given the rest"
             )
 
-    def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return *self.blocks, *self._around(graph)
 
-    def _around(self, graph: "FactorGraph") -> tuple[str, ...]:
+    def _around(self, graph: FactorGraph) -> tuple[str, ...]:
         """What the density depends on, beside the blocks themselves."""
         own = (*self.blocks, *self.marginalize)
         return tuple(b for b in graph.neighbours(own) if b not in own)
 
     # -- one chain a row -------------------------------------------------------------------------
 
-    def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         refuse_held(self.marginalize, keep)
         density = self._density(graph, params, x, keep)
 
@@ -137,16 +136,14 @@ class Langevin(Whole):
 
     # -- a coupled pair a row --------------------------------------------------------------------
 
-    def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> "_Density":
+    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> "_Density":
         refuse_held(self.marginalize, keep)
         rows = next(iter(z.values())).shape[1]
         keep = {b: jnp.broadcast_to(k, (rows, *k.shape[1:])) for b, k in keep.items()}
         both = {b: jnp.concatenate([k, k]) for b, k in keep.items()}
         return self._density(graph, params, {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}, both)
 
-    def attempt(
-        self, graph: "FactorGraph", focused: "_Density", z: Rows, keep: Keep, trial: Trial
-    ) -> Attempt:
+    def attempt(self, graph: FactorGraph, focused: "_Density", z: Rows, keep: Keep, trial: Trial) -> Attempt:
         rows, density = len(trial.pairs), focused
         # one density for both chains of a row
         alike = trial.same | agree(trial.flags, self._around(graph), rows)
@@ -184,7 +181,7 @@ class Langevin(Whole):
 
     # -- the density -----------------------------------------------------------------------------
 
-    def _density(self, graph: "FactorGraph", params: Any, x: Rows, keep: Keep) -> "_Density":
+    def _density(self, graph: FactorGraph, params: Any, x: Rows, keep: Keep) -> "_Density":
         families = {b: graph.families[b] for b in self.blocks}
         rows = len(next(iter(x.values())))
         if self.marginalize:
@@ -193,15 +190,15 @@ class Langevin(Whole):
 
             def log_density(v: Rows, rest: Rows) -> Array:
                 t = {**rest, **graph.statistics(v)}
-                marginal = derived.log_marginal(graph, params, t, self.marginalize)
-                return marginal + derived.log_base_measure(graph, v)
+                marginal = energy.log_marginal(graph, params, t, self.marginalize)
+                return marginal + energy.log_base_measure(graph, v)
 
             # A metric that moved with the state would need its own term: the summed-out blocks are put at
             # their default means, and the blocks themselves at 0.
             summed = {b: graph.families[b] for b in self.marginalize}
             usual = {b: f.mean(f.default_eta()) for b, f in summed.items()}
             usual |= {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
-            one = lambda t: derived.natural(graph, params, {**usual, **t}, self.blocks)
+            one = lambda t: energy.natural(graph, params, {**usual, **t}, self.blocks)
             eta = jax.vmap(one, axis_size=rows)(rest)
         else:
             # Blocks that do not interact: their natural parameters are the same at every step.

@@ -3,20 +3,19 @@
 """The Gibbs move: a layer redrawn from its conditionals."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import parts
+from ebmpp.core.types import Keep, Rows
 from ebmpp.couplings import KINDS, Attempt, Trial, attempt, stalls
 from ebmpp.errors import ArgumentError, IntractableError, clash
-from ebmpp.lateral import Split
+from ebmpp.graph import FactorGraph, parts
+from ebmpp.graph.energy import natural_rows
+from ebmpp.graph.factors.lateral import Split
 from ebmpp.moves import Drawn
-from ebmpp.sweeps import Keep, Rows, draw_layer, hold, natural_rows
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.sweeps import draw_layer, hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Layer:
     def stalls(self) -> bool:
         return stalls(self.kind)
 
-    def check(self, graph: "FactorGraph") -> None:
+    def check(self, graph: FactorGraph) -> None:
         """Check blocks and kind.
 
         :raises ArgumentError: for an unknown kind.
@@ -47,25 +46,25 @@ class Layer:
             if len(self.blocks) > 1:
                 raise IntractableError(f"{clash(a, b)}, so they cannot be drawn as one layer")
 
-    def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         inside = tuple(b for b in self.blocks if b in graph.splits)
         return graph.neighbours(self.blocks) + inside
 
-    def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         return draw_layer(graph, params, x, self.blocks, pairs, keep), jnp.zeros(len(pairs), jnp.int32)
 
-    def num_parts(self, graph: "FactorGraph") -> int:
+    def num_parts(self, graph: FactorGraph) -> int:
         split = graph.splits.get(self.blocks[0])
         return 1 if split is None else split.num_parts
 
-    def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
+    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
         """Natural parameters, ``(2 rows, *shape, *stat_shape)`` a block; or what surrounds its parts."""
         flat = _flat(z)
         if self.blocks[0] in graph.splits:
             return params, parts.surround(graph, params, flat, self.blocks[0])
         return natural_rows(graph, params, flat, self.blocks)
 
-    def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
+    def focus(self, graph: FactorGraph, prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
         """Natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         rows = next(iter(z.values())).shape[1]
         apart = lambda e: e.reshape(2, rows, *e.shape[1:])
@@ -79,7 +78,7 @@ class Layer:
         real = split.take(parts.to_units(held[block], split.family), part).T if held else None
         return {block: parts.silence(split.part_family(part), real, eta)}
 
-    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
+    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
 
         Units that are held have one law in both chains, and so no say in whether the chains meet.

@@ -6,18 +6,15 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 from functools import cached_property
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import states
 from ebmpp.errors import StateError
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Layout:
     """Where in the flattened array the blocks' units are, one block after the other."""
 
     @classmethod
-    def of(cls, graph: "FactorGraph", blocks: Iterable[str]) -> "Layout":
+    def of(cls, graph: FactorGraph, blocks: Iterable[str]) -> "Layout":
         """One block as it is, or several flattened, one after the other.
 
         :raises StateError: for an unknown block, or none.
@@ -62,7 +59,7 @@ class Layout:
         return cls(shape, named, tuple(range(size)))
 
     @classmethod
-    def at(cls, graph: "FactorGraph", shape: tuple[int, ...], places: Mapping[str, Any]) -> "Layout":
+    def at(cls, graph: FactorGraph, shape: tuple[int, ...], places: Mapping[str, Any]) -> "Layout":
         """Blocks at the places that are given.
 
         :param shape: of the array.

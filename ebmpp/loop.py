@@ -20,12 +20,13 @@ from ebmpp.callbacks import Best, Callback, Progress
 from ebmpp.checkpoint import Checkpoints
 from ebmpp.core import random
 from ebmpp.core.programs import compiled
+from ebmpp.core.types import Rows
 from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.guard import Guard
 from ebmpp.history import Log
-from ebmpp.sources import Rows, Selection, Source
+from ebmpp.sources import Selection, Source
 from ebmpp.stages import Stages
 
 Params = Any

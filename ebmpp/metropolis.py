@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +12,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived
 from ebmpp.core import random
+from ebmpp.core.types import Keep, Rows
 from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import Drawn, Whole, agree
-from ebmpp.sweeps import Keep, Rows, hold, num_words, split_words
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.sweeps import hold, num_words, split_words
 
 #: Laws to propose from: uniform, or each family's law of initial values, which every family has.
 PROPOSALS = ("uniform", "initial")
@@ -51,7 +49,7 @@ class Metropolis(Whole):
     proposes = True
     stalls = False
 
-    def check(self, graph: "FactorGraph") -> None:
+    def check(self, graph: FactorGraph) -> None:
         """Check proposal and blocks.
 
         :raises ArgumentError: for an unknown proposal.
@@ -69,11 +67,11 @@ class Metropolis(Whole):
                     'proposal="initial" takes the law of its initial values instead'
                 )
 
-    def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         around = (*self.blocks, *graph.neighbours((*self.blocks, *self.marginalize)))
         return tuple(b for b in dict.fromkeys(around) if b not in self.marginalize)
 
-    def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         proposal, log_u = self._propose(graph, pairs)
         refuse_held(self.marginalize, keep)
         proposed = hold(keep, x, proposal)
@@ -81,10 +79,10 @@ class Metropolis(Whole):
         took = log_u < ratio
         return {b: where_rows(took, v, x[b]) for b, v in proposed.items()}, took.astype(jnp.int32)
 
-    def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
+    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
         return params  # nothing is worth keeping: there is one trial
 
-    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
+    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         rows = len(trial.pairs)
         proposal, log_u = self._propose(graph, trial.pairs)
         # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
@@ -105,19 +103,19 @@ class Metropolis(Whole):
         together = {b: took.all(0) | stay[b] | trial.same for b in self.blocks}
         return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), together, took.sum(0, dtype=jnp.int32))
 
-    def _propose(self, graph: "FactorGraph", pairs: Array) -> tuple[dict[str, Array], Array]:
+    def _propose(self, graph: FactorGraph, pairs: Array) -> tuple[dict[str, Array], Array]:
         count = num_words(graph, self.blocks)
         words = random.words(pairs, count + 1)
         parts = split_words(graph, self.blocks, words[:, :count])
         proposal = {b: graph.families[b].initial(parts[b]) for b in self.blocks}
         return proposal, jnp.log(random.uniform(words[:, count]))
 
-    def _score(self, graph: "FactorGraph", params: Any, x: Rows) -> Array:
+    def _score(self, graph: FactorGraph, params: Any, x: Rows) -> Array:
         """Log of target over proposal, row by row, up to a constant; the base measures cancel."""
 
         def one(t: Mapping[str, Array]) -> Array:
             reference = sum((graph.families[b].default_eta() * t[b]).sum() for b in self.blocks)
-            return derived.log_marginal(graph, params, t, self.marginalize) - reference
+            return energy.log_marginal(graph, params, t, self.marginalize) - reference
 
         kept = {b: v for b, v in x.items() if b not in self.marginalize}
         return jax.vmap(one)(graph.statistics(kept))

@@ -16,13 +16,13 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import derived, tables
 from ebmpp.core import checks, random
+from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch, Estimator, Rows
+from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import annealed, exact, pseudo
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy, tables
 
 Params = Any
 
@@ -280,7 +280,7 @@ def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, pair: Array)
     statistics = graph.statistics(sample_latents(graph, params, rows, pair))
     total, count = jnp.zeros(()), 0
     for b in graph.visible:
-        mean = lambda t, b=b: graph.families[b].mean(derived.natural(graph, params, t, [b])[b])
+        mean = lambda t, b=b: graph.families[b].mean(energy.natural(graph, params, t, [b])[b])
         error = statistics[b] - jax.vmap(mean)(statistics)
         total, count = total + (error**2).sum(), count + error.size
     return total / count

@@ -11,18 +11,16 @@ Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *sha
 
 from collections.abc import Mapping, Sequence
 import itertools
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.types import Keep, Rows
 from ebmpp.couplings import Attempt, Trial, where_rows
-from ebmpp.lateral import each_part
-from ebmpp.sweeps import Keep, Rows
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.factors.lateral import each_part
 
 Drawn = tuple[dict[str, Array], Array]
 #: Which parts of a block the chains of a row have as one value, ``(rows, parts)`` a block.
@@ -40,25 +38,25 @@ class Move(Protocol):
     stalls: bool
     """Whether a coupled trial can fail, so that more of them may be needed."""
 
-    def check(self, graph: "FactorGraph") -> None:
+    def check(self, graph: FactorGraph) -> None:
         """Whether it is a move of this graph: raises what tells why not."""
 
-    def reads(self, graph: "FactorGraph") -> tuple[str, ...]:
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         """What its draw depends on: chains that agree there are moved alike."""
 
-    def draw(self, graph: "FactorGraph", params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
         """New values of ``blocks``, for one chain a row, and how many proposals each row took."""
 
-    def num_parts(self, graph: "FactorGraph") -> int:
+    def num_parts(self, graph: FactorGraph) -> int:
         """In how many parts a coupled draw is made, each with its own trials."""
 
-    def prepare(self, graph: "FactorGraph", params: Any, z: Rows, keep: Keep) -> Any:
+    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
         """What all parts have in common; where there are several it does not depend on ``blocks``."""
 
-    def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
+    def focus(self, graph: FactorGraph, prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
         """What all trials of a part have in common."""
 
-    def attempt(self, graph: "FactorGraph", focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
+    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
         """One trial of the coupled draw of a part; both chains' values of all ``blocks``.
 
         :param focused: of :meth:`focus`, for the same ``z`` and part.
@@ -69,22 +67,22 @@ class Move(Protocol):
 class Whole:
     """A move that is made in one part: to inherit from."""
 
-    def num_parts(self, graph: "FactorGraph") -> int:
+    def num_parts(self, graph: FactorGraph) -> int:
         """One."""
         return 1
 
-    def focus(self, graph: "FactorGraph", prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
+    def focus(self, graph: FactorGraph, prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
         """What was prepared."""
         return prepared
 
 
-def offsets(graph: "FactorGraph", moves: Sequence[Move]) -> list[int]:
+def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
     """The number of the first part of each move, and the number of all parts."""
     return list(itertools.accumulate((move.num_parts(graph) for move in moves), initial=0))
 
 
 def draw_sweep(
-    graph: "FactorGraph", params: Any, x: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
+    graph: FactorGraph, params: Any, x: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
 ) -> Drawn:
     """One sweep of one chain a row; for layers, that of :func:`ebmpp.sweeps.sweep_rows`."""
     x, taken = dict(x), jnp.zeros(len(pairs), jnp.int32)
@@ -97,7 +95,7 @@ def draw_sweep(
 # -- on what the chains agree ----------------------------------------------------------------------
 
 
-def compare(graph: "FactorGraph", z: Rows) -> dict[str, Array]:
+def compare(graph: FactorGraph, z: Rows) -> dict[str, Array]:
     """Flags of chains as they are stored, from their values; those that a coupling made come from it."""
     parts = {b: graph.splits[b].num_parts if b in graph.splits else 1 for b in z}
     return {b: jnp.tile(equal(v)[:, None], parts[b]) for b, v in z.items()}
@@ -115,7 +113,7 @@ def equal(z: Array) -> Array:
 
 
 def note(
-    graph: "FactorGraph", move: Move, flags: Flags, z: Rows, part: Any, made: Attempt, done: Array
+    graph: FactorGraph, move: Move, flags: Flags, z: Rows, part: Any, made: Attempt, done: Array
 ) -> dict[str, Array]:
     """The flags after a draw of a part.
 
@@ -151,7 +149,7 @@ def _settled(z: Rows, flags: Flags) -> Rows:
 
 
 def coupled_sweep(
-    graph: "FactorGraph", params: Any, z: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
+    graph: FactorGraph, params: Any, z: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
 ) -> tuple[dict[str, Array], Array, Array, Array]:
     """One sweep of both chains of every row, residual trials run to their end; the engine's own words.
 
@@ -182,7 +180,7 @@ def coupled_sweep(
 
 
 def couple_focused(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     focused: Any,
     z: Rows,
     move: Move,

@@ -17,12 +17,13 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived, enumeration, random_cluster, states, sweeps
+from ebmpp import enumeration, random_cluster, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
-from ebmpp.graph import FactorGraph, Params
-from ebmpp.pairwise import Pairwise
+from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.past import from_the_past
 
 METHODS = ("auto", "enumerate", "coupling_from_the_past", "random_cluster")
@@ -31,8 +32,6 @@ METHODS = ("auto", "enumerate", "coupling_from_the_past", "random_cluster")
 MAX_SWEEPS = 2**16
 
 _MOST_UNITS = 2048  # of a block whose units interact: how they pull one another is a matrix of that size
-
-State = dict[str, Array]
 
 
 # -- enumeration -----------------------------------------------------------------------------------
@@ -55,7 +54,7 @@ def _pick(u: Array, log_weight: Array) -> Array:
     return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
 
-def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[State, Array]:
+def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Blocks, Array]:
     plan = _plan(graph)
     listed, drawn = plan.enumerated, plan.summed
     count = enumeration.num_states(graph, listed)
@@ -114,7 +113,7 @@ def _slopes(graph: FactorGraph, params: Params) -> dict[tuple[str, str], Array]:
     made = {}
     for a, b in sorted(graph.edges) + [(b, b) for b in graph.splits]:
         # constant in the state: the energy is affine in each unit and factors join two blocks at most
-        of = lambda t, a=a, b=b: derived.natural(graph, params, zero | {b: t}, [a])[a]
+        of = lambda t, a=a, b=b: energy.natural(graph, params, zero | {b: t}, [a])[a]
         made[a, b] = jax.jacobian(of)(zero[b])
     return made
 
@@ -168,11 +167,11 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     return values[_pick(random.uniform(words[..., 0]), log_weight)]
 
 
-def _both_sweep(graph: FactorGraph, params: Params, x: State, pairs: Array) -> State:
+def _both_sweep(graph: FactorGraph, params: Params, x: Blocks, pairs: Array) -> Blocks:
     """One sweep of the rows from below and, after them, of those from above, by the same words."""
     for index, blocks in enumerate(graph.block_layers):
 
-        def new(eta: dict[str, Array], view: Any, part: Any, index: int = index) -> State:
+        def new(eta: dict[str, Array], view: Any, part: Any, index: int = index) -> Blocks:
             made = {}
             for place, (b, e) in enumerate(eta.items()):
                 family, keys = view.families[b], random.fold_in(pairs, index, place)
@@ -185,7 +184,7 @@ def _both_sweep(graph: FactorGraph, params: Params, x: State, pairs: Array) -> S
     return x
 
 
-def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: int) -> tuple[State, Array]:
+def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: int) -> tuple[Blocks, Array]:
     sign, fine = _orientation(graph, params)
     attractive = jnp.all(jnp.stack([jnp.bool_(True), *fine.values()]))
     rows = len(pairs)
@@ -199,7 +198,7 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
         ends = jnp.repeat(jnp.stack([low, high]), rows).reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
-    def met(x: State) -> Array:
+    def met(x: Blocks) -> Array:
         same = [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
         return jnp.stack(same).all(0)
 
@@ -253,7 +252,7 @@ def check(graph: FactorGraph, params: Params, method: str) -> None:
 
 def draw_rows(
     graph: FactorGraph, params: Params, pairs: Array, method: str, max_sweeps: int = MAX_SWEEPS
-) -> tuple[State, Array]:
+) -> tuple[Blocks, Array]:
     """Perfect draws as a pure function, for use under ``jit`` and ``vmap``.
 
     :param pairs: key pairs, shape ``(rows, 2)``.
@@ -279,7 +278,7 @@ def perfect_sample(
     num_samples: int = 1,
     method: str = "auto",
     max_sweeps: int = MAX_SWEEPS,
-) -> State:
+) -> Blocks:
     """Independent draws from the model's law, exactly.
 
     "enumerate" lists the states of all blocks but an independent set of them, which is drawn given the

@@ -13,12 +13,12 @@ from ebmpp.couplings import resolve, stalls
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.states import is_concrete
 from ebmpp.langevin import Langevin, is_real
 from ebmpp.layer_move import Layer
 from ebmpp.metropolis import Metropolis
 from ebmpp.moves import Move
-from ebmpp.states import is_concrete
-from ebmpp.sweeps import schedule
 
 
 def resolve_moves(

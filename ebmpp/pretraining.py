@@ -14,17 +14,16 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import sweeps, tables
+from ebmpp import sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Params
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
-from ebmpp.factors import Factor
 from ebmpp.families import Family
-from ebmpp.graph import FactorGraph
-from ebmpp.rewiring import Initial, mean_params
+from ebmpp.graph import FactorGraph, tables
+from ebmpp.graph.factors import Factor
+from ebmpp.graph.transforms.rewire import Initial, mean_params
 from ebmpp.training import fit
-
-Params = dict[str, Any]
 
 
 def pretrain(

@@ -16,7 +16,7 @@ sweeps, while single units, which would have to cross from one phase to the othe
    mechanics*, section 4.2.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,18 +24,15 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived, pairwise
 from ebmpp.clusters import components
 from ebmpp.core import random
+from ebmpp.core.types import Blocks
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
-from ebmpp.pairwise import Pairwise
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.factors import pairwise
+from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.past import from_the_past
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
-
-State = dict[str, Array]
 
 
 class _Bonds(NamedTuple):
@@ -48,7 +45,7 @@ class _Bonds(NamedTuple):
     """What must hold of the params, by what is said where it does not."""
 
 
-def check_graph(graph: "FactorGraph") -> None:
+def check_graph(graph: FactorGraph) -> None:
     """:raises IntractableError: for other units than of two values, or factors that do not join pairs."""
     for b, family in graph.families.items():
         if type(family) not in (Bernoulli, Spin):
@@ -69,7 +66,7 @@ def check_graph(graph: "FactorGraph") -> None:
             )
 
 
-def check_params(graph: "FactorGraph", params: Any) -> None:
+def check_params(graph: FactorGraph, params: Any) -> None:
     """:raises IntractableError: for pairs that pull apart, or fields of both signs."""
     for told, holds in _told(graph, params).items():
         if not bool(holds):
@@ -79,7 +76,7 @@ def check_params(graph: "FactorGraph", params: Any) -> None:
             )
 
 
-def draw_rows(graph: "FactorGraph", params: Any, pairs: Array, max_sweeps: int) -> tuple[State, Array]:
+def draw_rows(graph: FactorGraph, params: Any, pairs: Array, max_sweeps: int) -> tuple[Blocks, Array]:
     """Perfect draws, and which rows are such; see :func:`ebmpp.perfect.draw_rows`."""
     bonds, edges = _bonds(graph, params), _edges(graph)
     size, rows = sum(f.size for f in graph.families.values()), len(pairs)
@@ -126,23 +123,23 @@ def _scale(family: Family) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 2
 
 
-def _starts(graph: "FactorGraph") -> dict[str, int]:
+def _starts(graph: FactorGraph) -> dict[str, int]:
     """The number of each block's first unit."""
     sizes = [f.size for f in graph.families.values()]
     return dict(zip(graph.families, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
-def _joined(graph: "FactorGraph") -> list[tuple[str, str]]:
+def _joined(graph: FactorGraph) -> list[tuple[str, str]]:
     return sorted(graph.edges)
 
 
-def _has_fields(graph: "FactorGraph") -> bool:
+def _has_fields(graph: FactorGraph) -> bool:
     """Whether a field can be there at all: not where spins are in pairs and nothing else."""
     alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
     return alone or any(_scale(f)[0] != 0 for f in graph.families.values())
 
 
-def _edges(graph: "FactorGraph") -> np.ndarray:
+def _edges(graph: FactorGraph) -> np.ndarray:
     """Pairs of units by their numbers, those inside blocks first; then one a field, to the unit past all."""
     start, made = _starts(graph), []
     for block, split in graph.splits.items():
@@ -156,7 +153,7 @@ def _edges(graph: "FactorGraph") -> np.ndarray:
     return np.concatenate([np.zeros((0, 2), np.int64), *made])
 
 
-def _bonds(graph: "FactorGraph", params: Any) -> _Bonds:
+def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
     gains, told = [], {}
     for block, split in graph.splits.items():
         for factor in split.own:
@@ -165,7 +162,7 @@ def _bonds(graph: "FactorGraph", params: Any) -> _Bonds:
             gains.append(2 * _scale(split.family)[1] ** 2 * weights)
     middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
     for a, b in _joined(graph):
-        of = lambda t, a=a, b=b: derived.natural(graph, params, middle | {b: t}, [a])[a]
+        of = lambda t, a=a, b=b: energy.natural(graph, params, middle | {b: t}, [a])[a]
         slope = jax.jacobian(of)(middle[b])  # constant: the energy is affine in each unit
         told[f"blocks {a!r} and {b!r} have interactions below 0"] = (slope >= 0).all()
         gains.append(2 * _scale(graph.families[a])[1] * _scale(graph.families[b])[1] * slope.reshape(-1))
@@ -173,7 +170,7 @@ def _bonds(graph: "FactorGraph", params: Any) -> _Bonds:
     if _has_fields(graph):
         field = jnp.concatenate(
             [
-                _scale(f)[1] * derived.natural(graph, params, middle, [b])[b].reshape(-1)
+                _scale(f)[1] * energy.natural(graph, params, middle, [b])[b].reshape(-1)
                 for b, f in graph.families.items()
             ]
         )
@@ -186,7 +183,7 @@ def _bonds(graph: "FactorGraph", params: Any) -> _Bonds:
 _told = jax.jit(lambda graph, params: _bonds(graph, params).told, static_argnums=0)
 
 
-def _to_blocks(graph: "FactorGraph", spin: Array) -> State:
+def _to_blocks(graph: FactorGraph, spin: Array) -> Blocks:
     """Units in -1 and 1, ``(rows, units)``, as values of the blocks."""
     made, start = {}, _starts(graph)
     for b, family in graph.families.items():

@@ -9,19 +9,16 @@ states could come round again; a pass is a function of the state, so they are se
 of the past, taken anew after 1, 2, 4, ... passes (Brent's algorithm), and the search ends as well.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived
 from ebmpp.core import random
+from ebmpp.core.types import Keep, Rows, Schedule
 from ebmpp.couplings import where_rows
-from ebmpp.sweeps import Keep, Rows, Schedule, sweep_rows, visit
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.sweeps import sweep_rows, visit
 
 
 class Search(NamedTuple):
@@ -37,7 +34,7 @@ class Search(NamedTuple):
     """Whether the last pass did: otherwise the search is over."""
 
 
-def begin(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep) -> Search:
+def begin(graph: FactorGraph, params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep) -> Search:
     """Each row starts at a layer of its own, at random: the layers from there on, in a first part of a pass.
 
     With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1 and 5.
@@ -46,7 +43,9 @@ def begin(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: A
     :param keep: units that are held.
     """
     rows = len(pairs)
-    search = Search(dict(x), log_density(graph, params, x), jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
+    search = Search(
+        dict(x), energy.log_density(graph, params, x), jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
+    )
     first = random.words(pairs, 1)[:, 0] % jnp.uint32(len(layers))
     moved = dict(x)
     for index, blocks in enumerate(layers):
@@ -57,7 +56,7 @@ def begin(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: A
     return _improve(graph, params, search, moved)._replace(going=search.going)
 
 
-def one_pass(graph: "FactorGraph", params: Any, search: Search, layers: Schedule, keep: Keep) -> Search:
+def one_pass(graph: FactorGraph, params: Any, search: Search, layers: Schedule, keep: Keep) -> Search:
     """One pass over the layers; rows whose search is over stay."""
     moved = dict(search.x)
     for blocks in layers:
@@ -66,22 +65,22 @@ def one_pass(graph: "FactorGraph", params: Any, search: Search, layers: Schedule
 
 
 def local_modes(
-    graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
+    graph: FactorGraph, params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
 ) -> Search:
     """Passes until no row changes."""
     return _to_the_end(graph, params, begin(graph, params, x, layers, pairs, keep), layers, keep)
 
 
-def climb(graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, keep: Keep) -> Search:
+def climb(graph: FactorGraph, params: Any, x: Rows, layers: Schedule, keep: Keep) -> Search:
     """The same from the first layer on in every row: a function of ``x``, without a random word."""
     rows = len(next(iter(x.values())))
     zero, going = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
     return _to_the_end(
-        graph, params, Search(dict(x), log_density(graph, params, x), zero, going), layers, keep
+        graph, params, Search(dict(x), energy.log_density(graph, params, x), zero, going), layers, keep
     )
 
 
-def _to_the_end(graph: "FactorGraph", params: Any, start: Search, layers: Schedule, keep: Keep) -> Search:
+def _to_the_end(graph: FactorGraph, params: Any, start: Search, layers: Schedule, keep: Keep) -> Search:
     def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
         number, past, search = carry
         search = one_pass(graph, params, search, layers, keep)
@@ -94,7 +93,7 @@ def _to_the_end(graph: "FactorGraph", params: Any, start: Search, layers: Schedu
 
 
 def near_modes(
-    graph: "FactorGraph", params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
+    graph: FactorGraph, params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
 ) -> dict[str, Array]:
     """One Gibbs sweep from a local mode: a start that can be anywhere, likely where the density is high.
 
@@ -104,20 +103,18 @@ def near_modes(
     return sweep_rows(graph, params, found, layers, random.fold_in(pairs, 2), keep)
 
 
-def _modes(
-    graph: "FactorGraph", params: Any, x: Rows, blocks: tuple[str, ...], keep: Keep
-) -> dict[str, Array]:
+def _modes(graph: FactorGraph, params: Any, x: Rows, blocks: tuple[str, ...], keep: Keep) -> dict[str, Array]:
     new = lambda eta, view, _: {b: view.families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
     return visit(graph, params, x, blocks, new, keep)
 
 
-def _improve(graph: "FactorGraph", params: Any, search: Search, moved: Rows) -> Search:
+def _improve(graph: FactorGraph, params: Any, search: Search, moved: Rows) -> Search:
     """Take ``moved`` where it is another state. Not where the density rises: in float32 the energy of many
     units does not see one of them change."""
     changed = search.going & ~_equal(moved, search.x)
     x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
     return Search(
-        x, log_density(graph, params, x), search.steps + changed.astype(search.steps.dtype), changed
+        x, energy.log_density(graph, params, x), search.steps + changed.astype(search.steps.dtype), changed
     )
 
 
@@ -125,13 +122,3 @@ def _equal(x: Rows, y: Rows) -> Array:
     """Which rows are one state; nan is equal to itself, for nothing moves it."""
     alike = [((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1) for b, v in y.items()]
     return jnp.stack(alike).all(0)
-
-
-def log_density(graph: "FactorGraph", params: Any, x: Rows) -> Array:
-    """Unnormalised log-density of each row."""
-
-    def one(row: dict[str, Array]) -> Array:
-        energy = derived.energy(graph, params, graph.statistics(row))
-        return derived.log_base_measure(graph, row) - energy
-
-    return jax.vmap(one)(dict(x))

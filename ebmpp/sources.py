@@ -15,15 +15,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import tables
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
+from ebmpp.core.types import Blocks
 from ebmpp.errors import StateError
-from ebmpp.graph import FactorGraph
-from ebmpp.states import Observed
-from ebmpp.tables import Data as CheckedData, Table
+from ebmpp.graph import FactorGraph, tables
+from ebmpp.graph.states import Observed
+from ebmpp.graph.tables import Data as CheckedData, Table
 
-Rows = dict[str, Array]
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
 
 DEFAULT_BATCH = 100
@@ -34,13 +33,13 @@ _SAMPLE_BYTES = 2**26
 class Selection(NamedTuple):
     """Rows, and which of them are meant."""
 
-    rows: Rows
+    rows: Blocks
     """The visible blocks, ``(rows, *shape)`` each."""
     index: Array | None = None
     """Which rows; None for all, as they are."""
     weights: Array | None = None
     """One a row of ``rows``, of mean 1 over the data; None for equal ones."""
-    known: Rows = {}
+    known: Blocks = {}
     """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
 
     def observed(self) -> dict[str, Any]:
@@ -268,7 +267,7 @@ class Stream:
         )
 
 
-def _data_digest(rows: Rows, known: Rows) -> str:
+def _data_digest(rows: Blocks, known: Blocks) -> str:
     return digest(jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}}))
 
 

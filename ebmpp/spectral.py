@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import Array
@@ -13,16 +13,14 @@ import optax
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph
 
 _VECTORS = ("euclidean", "max")
 
 
 def spectral_descent(
     learning_rate: optax.ScalarOrSchedule,
-    graph: "FactorGraph | None" = None,
+    graph: FactorGraph | None = None,
     vectors: str = "euclidean",
 ) -> optax.GradientTransformation:
     """Stochastic spectral descent, an optimiser for :func:`ebmpp.fit`.
@@ -74,7 +72,7 @@ def spectral_descent(
     return optax.chain(sharp(graph, vectors), optax.scale_by_learning_rate(learning_rate))
 
 
-def sharp(graph: "FactorGraph | None" = None, vectors: str = "euclidean") -> optax.GradientTransformation:
+def sharp(graph: FactorGraph | None = None, vectors: str = "euclidean") -> optax.GradientTransformation:
     """The direction of :func:`spectral_descent`: the sharp operator of each leaf's norm.
 
     ``<g, sharp(g)> = |sharp(g)|^2 = |g|_dual^2``. For chains of one's own with other optax transformations.
@@ -107,7 +105,7 @@ def _named(gradient: Any) -> Mapping[str, Any]:
     return gradient
 
 
-def _cut(graph: "FactorGraph", factor: Any, shape: tuple[int, ...]) -> int:
+def _cut(graph: FactorGraph, factor: Any, shape: tuple[int, ...]) -> int:
     """How many axes are the matrix's rows; 0 for a vector."""
     axes = None if factor is None else factor.row_axes(graph.families)
     return _squarest(shape) if axes is None else axes

@@ -8,32 +8,14 @@ A *row* is one state: a dict of blocks of shape ``(rows, *shape)``, and a key pa
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived, parts
 from ebmpp.core import random
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
-
-Rows = Mapping[str, Array]
-#: Units of a block that stay as they are: a mask a block, of shape ``(rows or 1, *shape)``.
-Keep = Mapping[str, Array]
-Schedule = tuple[tuple[str, ...], ...]
-
-
-def schedule(graph: "FactorGraph", clamped: Iterable[str] = ()) -> Schedule:
-    """The blocks of one sweep without the clamped ones, a tuple of blocks that do not interact at a time.
-
-    A block whose units interact stands alone, and is visited part by part.
-    """
-    held = set(clamped)
-    free = (tuple(b for b in layer if b not in held) for layer in graph.block_layers)
-    return tuple(layer for layer in free if layer)
+from ebmpp.core.types import Keep, Rows, Schedule
+from ebmpp.graph import FactorGraph, energy, parts
 
 
 def hold(keep: Keep, x: Rows, new: Rows) -> dict[str, Array]:
@@ -41,30 +23,13 @@ def hold(keep: Keep, x: Rows, new: Rows) -> dict[str, Array]:
     return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
 
 
-def natural_rows(
-    graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str]
-) -> dict[str, Array]:
-    """Natural parameters of ``blocks``, each of shape ``(rows, *shape, *stat_shape)``.
-
-    Where the units of a block interact, of each given all others: :func:`visit` draws such a block.
-    """
-    inside = [b for b in blocks if b in graph.splits]
-    around = {b: x[b] for b in (*graph.neighbours(blocks), *inside)}
-    if not around:  # no neighbours: the same for every row
-        eta = derived.natural(graph, params, {}, blocks)
-        rows = len(next(iter(x.values())))
-        return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
-    one = lambda t: derived.natural(graph, params, t, blocks)
-    return jax.vmap(one)(graph.statistics(around))
-
-
 #: From natural parameters, the families and the part of a visit to new values; the part is None where a
 #: layer is drawn at once.
-New = Callable[[dict[str, Array], "FactorGraph | parts.View", Any], Mapping[str, Array]]
+New = Callable[[dict[str, Array], FactorGraph | parts.View, Any], Mapping[str, Array]]
 
 
 def visit(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: dict[str, Any],
     x: Rows,
     blocks: Iterable[str],
@@ -78,7 +43,7 @@ def visit(
     """
     blocks = tuple(blocks)
     if graph.splits.keys().isdisjoint(blocks):
-        eta = natural_rows(graph, params, x, blocks)
+        eta = energy.natural_rows(graph, params, x, blocks)
         # in the layer's order, which random words go by; a gradient comes sorted by name
         return hold(keep, x, dict(new({b: eta[b] for b in blocks}, graph, None)))
     (block,) = blocks
@@ -95,14 +60,14 @@ def visit(
     return {block: parts.to_rows(split.each(step, parts.to_units(x[block], split.family)), split.family)}
 
 
-def num_words(graph: "FactorGraph | parts.View", blocks: Iterable[str], *, coupled: bool = False) -> int:
+def num_words(graph: FactorGraph | parts.View, blocks: Iterable[str], *, coupled: bool = False) -> int:
     """How many random words a row's draw of ``blocks`` takes."""
     families = [graph.families[b] for b in blocks]
     return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families)
 
 
 def split_words(
-    graph: "FactorGraph | parts.View", blocks: Iterable[str], words: Array, *, coupled: bool = False
+    graph: FactorGraph | parts.View, blocks: Iterable[str], words: Array, *, coupled: bool = False
 ) -> dict[str, Array]:
     """The words of each block, of shape ``(rows, *shape, words a unit)``."""
     parts, start = {}, 0
@@ -116,7 +81,7 @@ def split_words(
 
 
 def draw_rows(
-    graph: "FactorGraph | parts.View", blocks: Iterable[str], eta: Mapping[str, Array], words: Array
+    graph: FactorGraph | parts.View, blocks: Iterable[str], eta: Mapping[str, Array], words: Array
 ) -> dict[str, Array]:
     """Draw ``blocks`` from their families at ``eta``."""
     parts = split_words(graph, blocks, words)
@@ -124,7 +89,7 @@ def draw_rows(
 
 
 def sweep_rows(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: dict[str, Any],
     x: Rows,
     layers: Schedule,
@@ -143,24 +108,24 @@ def sweep_rows(
 
 
 def draw_layer(
-    graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str], pairs: Array, keep: Keep
+    graph: FactorGraph, params: dict[str, Any], x: Rows, blocks: Iterable[str], pairs: Array, keep: Keep
 ) -> dict[str, Array]:
     """New values of the ``blocks`` of a layer given the rest."""
 
-    def new(eta: dict[str, Array], view: "FactorGraph | parts.View", part: Any) -> dict[str, Array]:
+    def new(eta: dict[str, Array], view: FactorGraph | parts.View, part: Any) -> dict[str, Array]:
         keys = pairs if part is None else random.fold_in(pairs, 0, part)
         return draw_rows(view, eta, eta, random.words(keys, num_words(view, eta)))
 
     return visit(graph, params, x, blocks, new, keep)
 
 
-def num_parts(graph: "FactorGraph", blocks: Iterable[str]) -> int:
+def num_parts(graph: FactorGraph, blocks: Iterable[str]) -> int:
     """In how many parts the ``blocks`` of a layer are drawn."""
     return max(graph.splits[b].num_parts if b in graph.splits else 1 for b in blocks)
 
 
 def draw_part(
-    graph: "FactorGraph", params: dict[str, Any], x: Rows, blocks: Iterable[str], part: Any, pairs: Array
+    graph: FactorGraph, params: dict[str, Any], x: Rows, blocks: Iterable[str], part: Any, pairs: Array
 ) -> dict[str, Array]:
     """The ``blocks`` of a layer with new values of one part; all of them new where there is but one."""
     (block, *_) = blocks = tuple(blocks)
@@ -173,7 +138,7 @@ def draw_part(
     return {block: parts.to_rows(split.put(units, part, made.T), split.family)}
 
 
-def initial_rows(graph: "FactorGraph", blocks: Iterable[str], pairs: Array) -> dict[str, Array]:
+def initial_rows(graph: FactorGraph, blocks: Iterable[str], pairs: Array) -> dict[str, Array]:
     """Initial values of ``blocks``: uniform where the family has a uniform law."""
     blocks = tuple(blocks)
     parts = split_words(graph, blocks, random.words(pairs, num_words(graph, blocks)))

@@ -19,18 +19,26 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import parts
-from ebmpp.arrays import as_array, settle
 from ebmpp.core import random
+from ebmpp.core.types import Keep, Rows
 from ebmpp.couplings import Attempt, Trial, resolve
 from ebmpp.errors import ArgumentError, DomainError
-from ebmpp.graph import FactorGraph
-from ebmpp.lateral import each_part
+from ebmpp.graph import FactorGraph, parts
+from ebmpp.graph.arrays import as_array, settle
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.factors.lateral import each_part
+from ebmpp.graph.states import Observed, as_observed, as_rows
+from ebmpp.graph.transforms.replicate import (
+    Replicated,
+    joined_places,
+    of_one_replica,
+    replicate,
+    select,
+    tempered_params,
+)
 from ebmpp.layer_move import Layer
 from ebmpp.moves import Drawn, Flags, Whole, agree, compare, copied, couple_focused, equal, note
-from ebmpp.replicas import Replicated, joined_places, of_one_replica, replicate, select, tempered_params
-from ebmpp.states import Observed, as_observed, as_rows
-from ebmpp.sweeps import Keep, Rows, draw_layer, schedule
+from ebmpp.sweeps import draw_layer
 
 
 def check_betas(betas: Any) -> tuple[float, ...]:

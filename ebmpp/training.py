@@ -15,14 +15,13 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import describing
 from ebmpp.callbacks import Best, Callback
 from ebmpp.checkpoint import Checkpoints
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, describe
 from ebmpp.guard import Guard
 from ebmpp.history import Log
 from ebmpp.identity import monitor_identity
@@ -193,7 +192,7 @@ def fit(
     if checkpoint_dir is not None:
         run = {
             "graph": repr(graph),
-            "energies": describing.energies(graph),
+            "energies": describe.energies(graph),
             **stages.identity(params),
             "batch_size": source.batch_size,
             "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),

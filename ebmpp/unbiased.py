@@ -21,11 +21,12 @@ from ebmpp.couplings import MOST_TRIALS
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.states import Given, Observed, as_given, as_rows
 from ebmpp.moves import Move
 from ebmpp.plan import check_params, resolve_moves
 from ebmpp.search import near_modes
-from ebmpp.states import Given, Observed, as_given, as_rows
-from ebmpp.sweeps import initial_rows, schedule
+from ebmpp.sweeps import initial_rows
 
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | None

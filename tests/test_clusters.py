@@ -34,8 +34,8 @@ from ebmpp import (
 from ebmpp.clusters import components
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp.graph.factors.pairwise import table
 from ebmpp.moves import coupled_sweep, equal
-from ebmpp.pairwise import table
 from ebmpp.sweeps import initial_rows
 from helpers import assert_law, assert_rows_law, random_params
 

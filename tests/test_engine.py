@@ -19,8 +19,9 @@ from ebmpp.accumulators import EnergyGradient, Function
 from ebmpp.core import random
 from ebmpp.couplings import resolve
 from ebmpp.engine import Outcome, Window, run_pairs
+from ebmpp.graph.declaration import schedule
 from ebmpp.plan import resolve_moves
-from ebmpp.sweeps import initial_rows, schedule, sweep_rows
+from ebmpp.sweeps import initial_rows, sweep_rows
 from helpers import assert_law, enumerate_numpy, gated, numpy_statistics, pair as pair_of, random_params
 
 JOBS, BATCHES = 500, 40

@@ -23,10 +23,10 @@ from ebmpp import (
     Spin,
     TemperingCoupling,
     exact,
-    parts,
     tempered_expectation,
 )
-from ebmpp.replicas import replicate, tempered_params
+from ebmpp.graph import parts
+from ebmpp.graph.transforms.replicate import replicate, tempered_params
 from helpers import assert_law, assert_rows_law, random_params, random_state
 
 BETAS = (0.0, 0.5, 1.0)

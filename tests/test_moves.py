@@ -26,11 +26,12 @@ from ebmpp import (
 from ebmpp.core import random
 from ebmpp.couplings import KINDS
 from ebmpp.errors import IntractableError
+from ebmpp.graph.declaration import schedule
 from ebmpp.layer_move import Layer
 from ebmpp.metropolis import Metropolis
 from ebmpp.moves import coupled_sweep, draw_sweep, equal
 from ebmpp.plan import metropolis_sweep, resolve_moves
-from ebmpp.sweeps import initial_rows, schedule, sweep_rows
+from ebmpp.sweeps import initial_rows, sweep_rows
 from helpers import random_params
 
 ROWS, SWEEPS = 6, 2

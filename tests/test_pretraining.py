@@ -20,13 +20,13 @@ from ebmpp import (
     Gaussian,
     Poisson,
     data,
-    derived,
     exact,
     fit,
     layered,
     pretrain,
 )
 from ebmpp.errors import DeclarationError, StateError
+from ebmpp.graph import energy
 from ebmpp.pretraining import _levels, _Pair
 from helpers import random_params, three_way_energy
 
@@ -44,7 +44,7 @@ def quick(graph: FactorGraph, rows: Any = ROWS, **given: Any) -> dict[str, Any]:
 
 
 def natural(model: _Pair, params: dict, blocks: tuple[str, ...], **statistics: np.ndarray) -> dict:
-    return derived.natural(model.graph, params, {b: jnp.asarray(t) for b, t in statistics.items()}, blocks)
+    return energy.natural(model.graph, params, {b: jnp.asarray(t) for b, t in statistics.items()}, blocks)
 
 
 def test_input_from_a_side_that_is_missing_is_doubled() -> None:

@@ -6,7 +6,7 @@ Every function returns NumPy arrays on the host, one row an observation; trainin
 the device.
 """
 
-from ebmpp.data.binarize import binarize
+from ebmpp.data.binarization import binarize
 from ebmpp.data.encoding import decode_bits, encode_bits
 from ebmpp.data.images import digits, idx, mnist
 from ebmpp.data.patterns import bars_and_stripes, shifting_bar

@@ -4,34 +4,31 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax import Array
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
-
-Params = Any
-Rows = dict[str, Array]
+from ebmpp.core.types import Blocks, Params
+from ebmpp.graph import FactorGraph
 
 
 class Batch(NamedTuple):
     """The rows of one step."""
 
-    rows: Rows
+    rows: Blocks
     """The visible blocks, ``(rows, *shape)`` each."""
     weights: Array
     """``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. 1/rows each where rows are not weighted;
     where they are, the sum is 1 on average over batches."""
 
-    known: Rows = {}
+    known: Blocks = {}
     """Of the visible blocks that lack units, which are known, ``(rows, *shape)`` each; at the others stands
     something in the support, which means nothing. Always empty for estimators that do not say that they
     take missing entries."""
 
     @classmethod
-    def of(cls, rows: Rows, known: Mapping[str, Array] = MappingProxyType({})) -> "Batch":
+    def of(cls, rows: Blocks, known: Mapping[str, Array] = MappingProxyType({})) -> "Batch":
         """Rows of equal weight."""
         size = len(next(iter(rows.values())))
         return cls(rows, jnp.full(size, 1 / size), dict(known))
@@ -56,12 +53,12 @@ class Estimator(Protocol):
     that reads ``Batch.known``, so that rows may lack entries, in ``takes_missing = True``.
     """
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Blocks, batch: int, pair: Array) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
 
     def estimate(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         params: Params,
         state: Any,
         batch: Batch,

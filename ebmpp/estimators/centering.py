@@ -3,24 +3,22 @@
 """Centered gradients: the steps of the model whose statistics are taken relative to offsets."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived
 from ebmpp.core import checks
+from ebmpp.core.types import Params, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.dc import SDCP
 from ebmpp.estimators.mean_field import mean_layer
 from ebmpp.estimators.phases import Posterior, carried_chains
-from ebmpp.factors import Bias
-from ebmpp.sweeps import schedule
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.factors import Bias
 
 _OFFSETS = ("data", "model", "average", "zero")
 
@@ -113,9 +111,7 @@ class Centered:
 
     # -- the state -------------------------------------------------------------------------------
 
-    def init(
-        self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array
-    ) -> CenteredState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> CenteredState:
         """Offsets at the data's mean and at the mean of each latent family's default law.
 
         :raises DeclarationError: for a graph that has no centered form, naming the factor.
@@ -140,7 +136,7 @@ class Centered:
     # -- a step ----------------------------------------------------------------------------------
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: CenteredState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch, pair: Array
     ) -> Estimate:
         """The gradient of the estimator inside, then the offsets, then the direction."""
         made = self.estimator.estimate(graph, params, state.inner, batch, pair)
@@ -150,7 +146,7 @@ class Centered:
         direction = centered_direction(graph, params, offsets, made.gradient)
         return Estimate(direction, CenteredState(made.state, offsets, means, step), made.metrics)
 
-    def _means(self, graph: "FactorGraph", params: Params, state: CenteredState, batch: Batch) -> Rows:
+    def _means(self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch) -> Rows:
         """Mean statistics given the batch's rows, at the params that the batch meets first."""
         if self.offsets == "zero" or self.sliding == 0:
             return state.means
@@ -159,9 +155,7 @@ class Centered:
             return fresh()
         return lax.cond(state.step == 0, fresh, lambda: state.means)
 
-    def _slide(
-        self, graph: "FactorGraph", offsets: Rows, means: Rows, gradient: Params, weight: Array
-    ) -> Rows:
+    def _slide(self, graph: FactorGraph, offsets: Rows, means: Rows, gradient: Params, weight: Array) -> Rows:
         if self.offsets == "zero" or self.sliding == 0:
             return offsets
         share = {"data": 0.0, "average": 0.5, "model": 1.0}[self.offsets]
@@ -200,7 +194,7 @@ def CSDCP(
     return Centered(SDCP(d, k, posterior), sliding, offsets)
 
 
-def centered_direction(graph: "FactorGraph", params: Params, offsets: Rows, gradient: Params) -> Params:
+def centered_direction(graph: FactorGraph, params: Params, offsets: Rows, gradient: Params) -> Params:
     """J J^T ``gradient``, J the derivative of the map from centered params to the graph's own."""
     to_own = lambda centered: _own_params(graph, centered, offsets)
     _, transposed = jax.vjp(to_own, params)
@@ -209,14 +203,14 @@ def centered_direction(graph: "FactorGraph", params: Params, offsets: Rows, grad
     return direction
 
 
-def _own_params(graph: "FactorGraph", centered: Params, offsets: Rows) -> Params:
+def _own_params(graph: FactorGraph, centered: Params, offsets: Rows) -> Params:
     """S: the graph's params under which its energy is the centered one, up to a constant."""
     pairs = [f for f in graph.factors if len(f.blocks) == 2]
     if not pairs:
         return centered
     # What a factor contributes at zero is there with and without offsets: only the difference is shifted.
     moved, still = (
-        derived.contributed(graph, pairs, centered, at)
+        energy.contributed(graph, pairs, centered, at)
         for at in (offsets, jax.tree.map(jnp.zeros_like, offsets))
     )
     shifted = {
@@ -225,7 +219,7 @@ def _own_params(graph: "FactorGraph", centered: Params, offsets: Rows) -> Params
     return {**centered, **shifted}
 
 
-def _data_means(graph: "FactorGraph", params: Params, offsets: Rows, batch: Batch) -> Rows:
+def _data_means(graph: FactorGraph, params: Params, offsets: Rows, batch: Batch) -> Rows:
     """Mean statistics of every block given the rows: a pass over the latent layers, which are at offsets."""
     size = len(batch.weights)
     t = {b: jnp.broadcast_to(offsets[b], (size, *offsets[b].shape)) for b in graph.latent}
@@ -240,13 +234,13 @@ def _nonzero(total: Array) -> Array:
     return jnp.where(total == 0, 1.0, total)
 
 
-def _bias_names(graph: "FactorGraph") -> dict[str, str]:
+def _bias_names(graph: FactorGraph) -> dict[str, str]:
     """The name of a Bias factor for each block that has one, a number a unit's statistic."""
     biases = [f for f in reversed(graph.factors) if isinstance(f, Bias) and not f.shared]
     return {f.blocks[0]: f.name for f in biases}
 
 
-def _check_closed(graph: "FactorGraph") -> None:
+def _check_closed(graph: FactorGraph) -> None:
     """:raises DeclarationError: where offsets lead out of the declared model."""
     names = _bias_names(graph)
     for factor in graph.factors:

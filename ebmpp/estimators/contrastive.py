@@ -4,14 +4,15 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.estimators.base import Batch, Estimate, Params, Rows
+from ebmpp.core.types import Params, Rows
+from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
@@ -22,18 +23,15 @@ from ebmpp.estimators.phases import (
     sweep_chains,
     two_phases,
 )
+from ebmpp.graph import FactorGraph
 from ebmpp.moves import Move, draw_sweep
 from ebmpp.plan import resolve_moves
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
-
 
 Moves = Move | Sequence[Move] | None
 
 
 def _sweeps(
-    graph: "FactorGraph", params: Params, x: Rows, count: int, pair: Array, given: Moves
+    graph: FactorGraph, params: Params, x: Rows, count: int, pair: Array, given: Moves
 ) -> tuple[Rows, dict[str, Array]]:
     """``count`` sweeps of every chain, and how many proposals were taken where moves make any."""
     if given is None:
@@ -86,14 +84,14 @@ class CD:
         checks.set_counts(self, "k")
         _as_tuple(self)
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> tuple:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> tuple:
         """Nothing is carried."""
         check_posterior(graph, "CD", self.posterior)
         resolve_moves(graph, self.moves, exact=False)
         return ()
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: tuple, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus their k-sweep reconstructions."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
@@ -132,7 +130,7 @@ class PCD:
         checks.set_counts(self, "k", "num_chains")
         _as_tuple(self)
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Rows:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Rows:
         """Chains at initial draws of every block."""
         check_posterior(graph, "PCD", self.posterior)
         resolve_moves(graph, self.moves, exact=False)
@@ -140,7 +138,7 @@ class PCD:
 
     def estimate(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         params: Params,
         state: Any,
         batch: Batch,
@@ -202,14 +200,14 @@ class FPCD:
         checks.number("FPCD: rate", self.rate, least=0)
         checks.number("FPCD: decay", self.decay, least=0, below=1)
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> FPCDState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> FPCDState:
         """Chains at initial draws of every block, and fast weights of 0."""
         check_posterior(graph, "FPCD", self.posterior)
         chains = fresh_chains(graph, self.num_chains, pair)
         return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: FPCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: FPCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the chains, k sweeps on under the sum of params and fast weights."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)

@@ -3,15 +3,15 @@
 """Stochastic difference-of-convex programming: contrastive divergence with a linearised positive phase."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.accumulators import gradient_at
 from ebmpp.core import checks, random
-from ebmpp.estimators.base import Batch, Estimate, Params, Rows
+from ebmpp.core.types import Params, Rows
+from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
     Posterior,
@@ -23,10 +23,10 @@ from ebmpp.estimators.phases import (
     sweep_chains,
     tractable_posterior,
 )
-from ebmpp.sweeps import initial_rows, schedule, sweep_rows
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.energy import gradient_at
+from ebmpp.sweeps import initial_rows, sweep_rows
 
 
 class SDCPState(NamedTuple):
@@ -87,7 +87,7 @@ class SDCP:
         """Steps in a row that need the same rows: d."""
         return self.d
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Any:
         """At inner step 0, which reads neither chains nor the positive phase; nothing is carried if d = 1."""
         check_posterior(graph, "SDCP", self.posterior)
         if self.d == 1:
@@ -95,9 +95,7 @@ class SDCP:
         chains = fresh_chains(graph, batch, pair)
         return SDCPState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), chains)
 
-    def estimate(
-        self, graph: "FactorGraph", params: Params, state: Any, batch: Batch, pair: Array
-    ) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, pair: Array) -> Estimate:
         """The tangent's gradient minus that of chains k sweeps on."""
         if self.d == 1:
             return CD(self.k, self.posterior).estimate(graph, params, state, batch, pair)
@@ -120,7 +118,7 @@ class SDCP:
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})
 
-    def _positive_phase(self, graph: "FactorGraph", params: Params, batch: Batch) -> Params:
+    def _positive_phase(self, graph: FactorGraph, params: Params, batch: Batch) -> Params:
         if self.posterior is None or tractable_posterior(graph):
             return signed_gradient(graph, params, batch.rows, batch.weights)
         data = self.posterior.statistics(graph, params, batch.rows)

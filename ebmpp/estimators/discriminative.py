@@ -5,7 +5,7 @@
 import dataclasses
 from functools import partial
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,12 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived
 from ebmpp.core import checks
+from ebmpp.core.types import Params, Rows
 from ebmpp.errors import DeclarationError, IntractableError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Params, Rows
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import check_posterior
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy
 
 _MOST_VALUES = 4096  # of the target block, each of them a free energy a row
 
@@ -75,7 +73,7 @@ class Discriminative:
         """Those of the estimator beside."""
         return getattr(self.generative, "steps_per_batch", 1)
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Any:
         """The state of the estimator beside.
 
         :raises DeclarationError: for a target that is no visible block, or the only one.
@@ -90,9 +88,7 @@ class Discriminative:
         adopt = getattr(self.generative, "adopt", None)
         return fresh if adopt is None else adopt(before, fresh)
 
-    def estimate(
-        self, graph: "FactorGraph", params: Params, state: Any, batch: Batch, pair: Array
-    ) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, pair: Array) -> Estimate:
         """The exact conditional gradient, and the weighted one of the estimator beside."""
 
         def loss(p: Params) -> Array:
@@ -111,7 +107,7 @@ class Discriminative:
 
 
 @partial(jax.jit, static_argnums=(0, 3))
-def label_log_probabilities(graph: "FactorGraph", params: Params, rest: Rows, target: str) -> Array:
+def label_log_probabilities(graph: FactorGraph, params: Params, rest: Rows, target: str) -> Array:
     """log p(target | rest) of every value of the target, the latents summed out.
 
     :param graph: latents of one layer.
@@ -123,13 +119,13 @@ def label_log_probabilities(graph: "FactorGraph", params: Params, rest: Rows, ta
     values, latents = jnp.asarray(_values(graph, target)), tuple(graph.latent)
 
     def one(row: Rows) -> Array:
-        given = lambda y: derived.log_unnormalized(graph, params, {**row, target: y}, latents)
+        given = lambda y: energy.log_unnormalized(graph, params, {**row, target: y}, latents)
         return jax.nn.log_softmax(jax.vmap(given)(values))
 
     return jax.vmap(one)(dict(rest))
 
 
-def _values(graph: "FactorGraph", target: str) -> np.ndarray:
+def _values(graph: FactorGraph, target: str) -> np.ndarray:
     family = graph.families[target]
     with jax.ensure_compile_time_eval():
         listed = np.asarray(family.states())
@@ -137,14 +133,14 @@ def _values(graph: "FactorGraph", target: str) -> np.ndarray:
     return made.reshape(-1, *family.shape)
 
 
-def _index(graph: "FactorGraph", target: str, rows: Array) -> Array:
+def _index(graph: FactorGraph, target: str, rows: Array) -> Array:
     """Which of :func:`_values` each row has, ``(rows, 1)``."""
     values = jnp.asarray(_values(graph, target)).reshape(-1, graph.families[target].size)
     same = (rows.reshape(len(rows), 1, -1) == values).all(-1)
     return same.argmax(1)[:, None]
 
 
-def _check_target(graph: "FactorGraph", target: str) -> None:
+def _check_target(graph: FactorGraph, target: str) -> None:
     if target not in graph.visible or len(graph.visible) < 2:
         raise DeclarationError(
             f"Discriminative: the target {target!r} is a visible block beside others; the visible blocks are "

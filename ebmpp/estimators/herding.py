@@ -3,20 +3,20 @@
 """Herding: learning at zero temperature."""
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.accumulators import weighted_gradient
 from ebmpp.core import checks, random
-from ebmpp.estimators.base import Batch, Estimate, Params, Rows
+from ebmpp.core.types import Params, Rows
+from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.phases import fresh_chains, row_pairs, whole_visible
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.energy import weighted_gradient
 from ebmpp.search import local_modes
-from ebmpp.sweeps import hold, initial_rows, schedule
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.sweeps import hold, initial_rows
 
 
 class HerdingState(NamedTuple):
@@ -85,14 +85,14 @@ class Herding:
         checks.count("Herding: num_chains", self.num_chains)
         checks.count("Herding: num_kept", self.num_kept, least=self.num_chains)
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> HerdingState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> HerdingState:
         """States at initial draws of every block, none of them visited."""
         x = fresh_chains(graph, self.num_chains, pair)
         kept = {b: jnp.zeros((self.num_kept, *v.shape[1:]), v.dtype) for b, v in x.items()}
         return HerdingState(x, kept, jnp.array(0, jnp.int32), jnp.array(0, jnp.int32))
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: HerdingState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: HerdingState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data with their latents at a mode, minus the states, which are at modes of all blocks."""
         size = len(batch.weights)

@@ -3,19 +3,15 @@
 """The mean-field posterior, for positive phases that are not one layer."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived
 from ebmpp.core import checks
-from ebmpp.estimators.base import Params, Rows
-from ebmpp.sweeps import schedule
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.core.types import Params, Rows
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.declaration import schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +45,7 @@ class MeanField:
     def __post_init__(self) -> None:
         checks.set_counts(self, "passes")
 
-    def statistics(self, graph: "FactorGraph", params: Params, rows: Rows) -> Rows:
+    def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Rows:
         """Mean statistics of every block given the rows; the visible blocks' are their own.
 
         :param rows: the visible blocks, ``(rows, *shape)`` each.
@@ -66,20 +62,20 @@ class MeanField:
         return jax.vmap(one)(dict(rows))
 
 
-def _pass(graph: "FactorGraph", params: Params, layers: tuple[tuple[str, ...], ...], t: Rows) -> Rows:
+def _pass(graph: FactorGraph, params: Params, layers: tuple[tuple[str, ...], ...], t: Rows) -> Rows:
     for blocks in layers:
         t = t | mean_layer(graph, params, t, blocks)
     return t
 
 
-def mean_layer(graph: "FactorGraph", params: Params, t: Rows, blocks: tuple[str, ...]) -> Rows:
+def mean_layer(graph: FactorGraph, params: Params, t: Rows, blocks: tuple[str, ...]) -> Rows:
     """Mean statistics of the ``blocks`` of a layer given ``t``; of units that interact, part after part.
 
     :param t: statistics of one row.
     """
 
     def means(t: Rows) -> Rows:
-        eta = derived.natural(graph, params, t, blocks)
+        eta = energy.natural(graph, params, t, blocks)
         return {b: graph.families[b].mean(eta[b]).astype(t[b].dtype) for b in blocks}
 
     if graph.splits.keys().isdisjoint(blocks):
@@ -94,9 +90,9 @@ def mean_layer(graph: "FactorGraph", params: Params, t: Rows, blocks: tuple[str,
     return {block: split.each(step, t[block])}
 
 
-def _alone(graph: "FactorGraph", params: Params, block: str) -> Array:
+def _alone(graph: FactorGraph, params: Params, block: str) -> Array:
     nothing = {
         b: jnp.zeros(graph.families[b].statistic_shape, jnp.result_type(float))
         for b in (block, *graph.neighbours([block]))
     }
-    return derived.natural(graph, params, nothing, [block])[block]
+    return energy.natural(graph, params, nothing, [block])[block]

@@ -3,7 +3,7 @@
 """Mean statistics of the factors over data: the positive phase once, over all rows."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,19 +11,17 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.accumulators import gradient_at
-from ebmpp.estimators.base import Params, Rows
+from ebmpp.core.types import Params, Rows
 from ebmpp.estimators.phases import Posterior, check_posterior, signed_gradient, tractable_posterior
-from ebmpp.tables import check_rows, check_weights
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.energy import gradient_at
+from ebmpp.graph.tables import check_rows, check_weights
 
 _CHUNK = 4096  # rows at once: the latents of 60,000 rows need not stand in memory together
 
 
 def rates(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: Params,
     data: Any,
     *,
@@ -76,7 +74,7 @@ def rates(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _subtract_gradient(
-    graph: "FactorGraph", posterior: Posterior | None, params: Params, total: Params, rows: Rows, w: Array
+    graph: FactorGraph, posterior: Posterior | None, params: Params, total: Params, rows: Rows, w: Array
 ) -> Params:
     if tractable_posterior(graph):
         gradient = signed_gradient(graph, params, rows, w)

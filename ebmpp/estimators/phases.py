@@ -5,37 +5,36 @@
 from collections.abc import Iterable
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived
-from ebmpp.accumulators import gradient_at, weighted_gradient
 from ebmpp.core import checks, random
+from ebmpp.core.types import Keep, Params, Rows
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch, Params, Rows
-from ebmpp.sweeps import Keep, hold, initial_rows, schedule, sweep_rows
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
+from ebmpp.estimators.base import Batch
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.energy import gradient_at, weighted_gradient
+from ebmpp.sweeps import hold, initial_rows, sweep_rows
 
 
 @runtime_checkable
 class Posterior(Protocol):
     """An approximation of the posterior, for graphs whose latents are not one layer; a hashable value."""
 
-    def statistics(self, graph: "FactorGraph", params: Params, rows: Rows) -> Rows:
+    def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Rows:
         """Mean statistics of every block given the rows, ``(rows, *statistic_shape)`` each."""
 
 
-def tractable_posterior(graph: "FactorGraph") -> bool:
+def tractable_posterior(graph: FactorGraph) -> bool:
     """Whether the latents given the visibles are one layer, so that they can be summed out."""
     return not graph.interacting(graph.latent)
 
 
-def check_posterior(graph: "FactorGraph", name: str, posterior: Posterior | None) -> None:
+def check_posterior(graph: FactorGraph, name: str, posterior: Posterior | None) -> None:
     """:raises IntractableError: where the exact positive phase is asked for and there is none."""
     if posterior is not None:
         checks.instance(f"{name}: posterior", posterior, Posterior, "one such as MeanField()")
@@ -54,7 +53,7 @@ def row_pairs(pair: Array, rows: int) -> Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1))  # in one program: op by op it compiles for seconds
-def fresh_chains(graph: "FactorGraph", count: int, pair: Array) -> Rows:
+def fresh_chains(graph: FactorGraph, count: int, pair: Array) -> Rows:
     """Chains at initial draws of every block."""
     return initial_rows(graph, graph.families, row_pairs(pair, count))
 
@@ -65,7 +64,7 @@ def carried_chains(state: Any) -> Any:
 
 
 def sweep_chains(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: Params,
     x: Rows,
     count: int,
@@ -88,7 +87,7 @@ def sweep_chains(
 
 
 def sample_latents(
-    graph: "FactorGraph", params: Params, v: Rows, pair: Array, known: Keep = MappingProxyType({})
+    graph: FactorGraph, params: Params, v: Rows, pair: Array, known: Keep = MappingProxyType({})
 ) -> Rows:
     """States at the rows of ``v``: the latents drawn given them, and given initial draws of what is missing.
 
@@ -104,13 +103,13 @@ def sample_latents(
     return sweep_rows(graph, params, state, schedule(graph, clamped=graph.visible), second)
 
 
-def whole_visible(graph: "FactorGraph", batch: Batch) -> tuple[str, ...]:
+def whole_visible(graph: FactorGraph, batch: Batch) -> tuple[str, ...]:
     """The visible blocks that lack no unit, so that they are held on the posterior."""
     return tuple(b for b in graph.visible if b not in batch.known)
 
 
 def complete_batch(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: Params,
     batch: Batch,
     count: int,
@@ -136,7 +135,7 @@ def complete_batch(
     return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
 
 
-def signed_gradient(graph: "FactorGraph", params: Params, x: Rows, weights: Array) -> Params:
+def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: Array) -> Params:
     """Gradient of ``sum_i w_i E`` over rows, the latents summed out where that is exact.
 
     With weights 1/n on data rows and -1/N on model rows this is the gradient of the mean negative
@@ -147,13 +146,13 @@ def signed_gradient(graph: "FactorGraph", params: Params, x: Rows, weights: Arra
     return jax.grad(lambda p: _weighted_free_energy(graph, p, x, weights))(params)
 
 
-def _weighted_free_energy(graph: "FactorGraph", params: Params, x: Rows, weights: Array) -> Array:
+def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: Array) -> Array:
     v, latents = {b: x[b] for b in graph.visible}, tuple(graph.latent)
-    return -(weights @ jax.vmap(lambda row: derived.log_unnormalized(graph, params, row, latents))(v))
+    return -(weights @ jax.vmap(lambda row: energy.log_unnormalized(graph, params, row, latents))(v))
 
 
 def two_phases(
-    graph: "FactorGraph",
+    graph: FactorGraph,
     params: Params,
     batch: Batch,
     model: Rows,

@@ -3,13 +3,14 @@
 """Persistent contrastive divergence with tempered chains."""
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.estimators.base import Batch, Estimate, Params, Rows
+from ebmpp.core.types import Params, Rows
+from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
@@ -18,10 +19,8 @@ from ebmpp.estimators.phases import (
     row_pairs,
     two_phases,
 )
+from ebmpp.graph import FactorGraph
 from ebmpp.tempering import equalized, replicate, tempered_params, tempered_sweep
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
 
 
 class TemperedState(NamedTuple):
@@ -80,9 +79,7 @@ class TemperedPCD:
         checks.set_counts(self, "k", "num_chains")
         checks.set_counts(self, "num_temperatures", least=2)
 
-    def init(
-        self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array
-    ) -> TemperedState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> TemperedState:
         """Replicas at initial draws of every block, temperatures in equal steps of beta."""
         check_posterior(graph, "TemperedPCD", self.posterior)
         replicas = replicate(graph, self.num_temperatures)
@@ -90,7 +87,7 @@ class TemperedPCD:
         return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: TemperedState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: TemperedState, batch: Batch, pair: Array
     ) -> Estimate:
         """Data minus the coldest replicas, k tempered sweeps on."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
@@ -102,7 +99,7 @@ class TemperedPCD:
         return Estimate(gradient, TemperedState(chains, betas), metrics)
 
     def _sweeps(
-        self, graph: "FactorGraph", params: Params, state: TemperedState, pair: Array
+        self, graph: FactorGraph, params: Params, state: TemperedState, pair: Array
     ) -> tuple[Rows, Array]:
         """Chains after k sweeps, and how often the swaps of each pair of neighbours are refused."""
         replicas = replicate(graph, self.num_temperatures)

@@ -5,7 +5,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -13,10 +13,11 @@ import jax.numpy as jnp
 
 from ebmpp.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.core import checks, random
+from ebmpp.core.types import Keep, Params, Rows
 from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.estimators import horizon
-from ebmpp.estimators.base import Batch, Estimate, Params, Rows
+from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.phases import (
     carried_chains,
     fresh_chains,
@@ -26,15 +27,14 @@ from ebmpp.estimators.phases import (
     tractable_posterior,
     whole_visible,
 )
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.states import as_rows
 from ebmpp.moves import Move
 from ebmpp.plan import resolve_moves
 from ebmpp.search import near_modes
-from ebmpp.states import as_rows
-from ebmpp.sweeps import Keep, hold, initial_rows, schedule, sweep_rows
+from ebmpp.sweeps import hold, initial_rows, sweep_rows
 from ebmpp.unbiased import check_max_sweeps
-
-if TYPE_CHECKING:
-    from ebmpp.graph import FactorGraph
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 _STARTS = ("data", "persistent", "uniform", "local_mode")
@@ -171,7 +171,7 @@ class UCD:
 
     # -- the state -------------------------------------------------------------------------------
 
-    def init(self, graph: "FactorGraph", params: Params, data: Rows, batch: int, pair: Array) -> UCDState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> UCDState:
         """Pairs run one sweep at first; persistent chains start at initial draws of every block."""
         resolve_moves(graph, self.coupling)
         self._check_marginals(graph)
@@ -190,7 +190,7 @@ class UCD:
         turn = jnp.arange(len(next(iter(fresh.chains.values())))) % len(next(iter(chains.values())))
         return fresh._replace(chains={b: jnp.take(v, turn, axis=0) for b, v in chains.items()})
 
-    def _check_marginals(self, graph: "FactorGraph") -> None:
+    def _check_marginals(self, graph: FactorGraph) -> None:
         """:raises IntractableError: for blocks that cannot be summed out together."""
         given = () if isinstance(self.marginalize, str) else self.marginalize
         unknown = [b for b in given if b not in graph.families]
@@ -221,7 +221,7 @@ class UCD:
     # -- a step ----------------------------------------------------------------------------------
 
     def estimate(
-        self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
         state = state._replace(seen=state.seen + 1)
@@ -241,7 +241,7 @@ class UCD:
         return Estimate(gradient, state, metrics)
 
     def _negative(
-        self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> "_Phase":
         pairs = self.num_pairs or len(batch.weights)
         if self.start == "persistent":
@@ -259,7 +259,7 @@ class UCD:
         return self._phase(graph, params, start, moves, weights, past, random.fold_in(pair, 1))
 
     def _positive(
-        self, graph: "FactorGraph", params: Params, state: UCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> "_Phase":
         """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
         if callable(self.start) or self.start in ("data", "persistent"):
@@ -273,7 +273,7 @@ class UCD:
         return self._phase(graph, params, start, moves, batch.weights, past, own, batch.known)
 
     def _anywhere(
-        self, graph: "FactorGraph", params: Params, rows: int, held: Batch | None, pair: Array
+        self, graph: FactorGraph, params: Params, rows: int, held: Batch | None, pair: Array
     ) -> Rows:
         """Starts that owe nothing to the data, but for the units that are held."""
         pairs = row_pairs(pair, rows)
@@ -290,7 +290,7 @@ class UCD:
             return near_modes(graph, params, x, layers, pairs, known)
         return x
 
-    def _go_on(self, graph: "FactorGraph", params: Params, state: UCDState, pair: Array) -> Any:
+    def _go_on(self, graph: FactorGraph, params: Params, state: UCDState, pair: Array) -> Any:
         """The persistent chains, a sweep on."""
         if self.start != "persistent":
             return state.chains
@@ -301,7 +301,7 @@ class UCD:
 
     def _phase(
         self,
-        graph: "FactorGraph",
+        graph: FactorGraph,
         params: Params,
         start: Rows,
         moves: tuple[Move, ...],
@@ -320,7 +320,7 @@ class UCD:
         proposes = any(move.proposes for move in moves)
         return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window, proposes))
 
-    def _accumulator(self, graph: "FactorGraph", free: set[str], missing: bool) -> Accumulator:
+    def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
         groups = (self.marginalize,)
         if missing and not self.marginalize and tractable_posterior(graph):
             groups = (tuple(graph.latent),)  # so that a row that lacks nothing counts without noise

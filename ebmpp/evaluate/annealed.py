@@ -18,15 +18,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration, states, sweeps
+from ebmpp import enumeration, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, states
 from ebmpp.perfect import perfect_sample
-
-State = dict[str, Array]
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
 _FEWEST = 2  # particles: one has no standard error
@@ -112,7 +111,7 @@ class _Annealing:
         run = (self.graph, self.params, self.eta0, pilot, random.fold_in(pair, 1, 1), self.num_particles)
         return path.equal_speed(pilot, path.anneal(*run)[1], count)
 
-    def _anneal(self, betas: np.ndarray, pair: Array, x: State | None = None) -> np.ndarray:
+    def _anneal(self, betas: np.ndarray, pair: Array, x: Blocks | None = None) -> np.ndarray:
         run = (self.graph, self.params, self.eta0, betas, pair, self.num_particles, x, self.progress_bar)
         return path.anneal(*run)[0]
 
@@ -299,7 +298,7 @@ def _num_samples(
     return batch[0]
 
 
-def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> State:
+def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> Blocks:
     try:
         return perfect_sample(graph, params, rng_key, num)
     except (IntractableError, UnmetError) as error:
@@ -310,7 +309,7 @@ def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> St
         ) from None
 
 
-def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array], pair: Array) -> State:
+def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array], pair: Array) -> Blocks:
     """Samples with the blocks that they leave out drawn given the others."""
     x, _ = states.as_rows(
         graph.families, samples if isinstance(samples, Mapping) else graph.as_visible(samples)

@@ -11,9 +11,9 @@ import numpy as np
 
 from jax import Array
 
-from ebmpp import tables
+from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, StateError, clash
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, tables
 
 Data = Mapping[str, Array] | Array
 

@@ -8,7 +8,6 @@ enumerated: see :mod:`ebmpp.enumeration`.
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -16,17 +15,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration, tables
-from ebmpp.arrays import is_concrete
+from ebmpp import enumeration
 from ebmpp.core import checks
+from ebmpp.core.types import Params, Rows
 from ebmpp.enumeration import Plan
 from ebmpp.errors import DomainError, IntractableError
-from ebmpp.factors import Bias
-from ebmpp.graph import FactorGraph
-from ebmpp.tables import Data
-
-Params = dict[str, Any]
-Rows = Mapping[str, Array]
+from ebmpp.graph import FactorGraph, tables
+from ebmpp.graph.arrays import is_concrete
+from ebmpp.graph.factors import Bias
+from ebmpp.graph.tables import Data
 
 _log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
 

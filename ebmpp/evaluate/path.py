@@ -22,11 +22,13 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived, enumeration, initialization, sweeps, tables
+from ebmpp import enumeration, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, energy, initialization, tables
+from ebmpp.graph.declaration import schedule
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
 FEWEST = 2
@@ -36,9 +38,6 @@ LADDERS = ("linear", "sigmoid", "adaptive")
 _STEPS = 100  # in one call of the device: what a progress bar waits for
 _SLOPE = 4.0  # of the sigmoid ladder, at either end
 _PILOT_CHAINS, _PILOT_SWEEPS = 200, 100  # what a hundred particles sweep in 200 temperatures
-
-State = dict[str, Array]
-Eta = dict[str, Array]
 
 
 # -- ladders ---------------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ def reference(
     pair: Array,
     data: Mapping[str, Array] | Array | None = None,
     given: Mapping[str, Array] | None = None,
-) -> Eta:
+) -> Blocks:
     """Natural parameters of independent blocks, near to the model.
 
     By default every unit's mean statistics there are those of a pilot: of short chains of the model, whose
@@ -153,7 +152,7 @@ def reference(
     return fixed if fixed.keys() == graph.families.keys() else _pilot(graph, params, pair) | fixed
 
 
-def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array) -> Eta:
+def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array) -> Blocks:
     """Natural parameters of the visible blocks' base rates, and of the latents' default laws.
 
     :raises StateError: for data of a wrong name, shape or value.
@@ -165,20 +164,20 @@ def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array) -> Eta:
 
 
 @partial(jax.jit, static_argnames="graph")
-def _short_chains(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Eta, Eta]:
+def _short_chains(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Blocks, Blocks]:
     """Where chains from initial draws have come to: blocks' mean statistics given the rest, averaged over the
     chains, and their natural parameters given the rest, averaged likewise.
     """
-    layers = sweeps.schedule(graph)
+    layers = schedule(graph)
     one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
     x = sweeps.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
     x = jax.lax.fori_loop(1, _PILOT_SWEEPS + 1, one, x)
-    eta = {b: sweeps.natural_rows(graph, params, x, [b])[b] for b in graph.families}
+    eta = {b: energy.natural_rows(graph, params, x, [b])[b] for b in graph.families}
     mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
     return mean, {b: e.mean(0) for b, e in eta.items()}
 
 
-def _pilot(graph: FactorGraph, params: Params, pair: Array) -> Eta:
+def _pilot(graph: FactorGraph, params: Params, pair: Array) -> Blocks:
     mean, eta = _short_chains(
         graph, params, random.fold_in(pair, jnp.arange(_PILOT_CHAINS, dtype=jnp.uint32))
     )
@@ -200,7 +199,7 @@ def _of_mean(family: Family, mean: Array, otherwise: Array) -> Array:
     return jnp.where(inside.reshape(family.shape + (1,) * len(family.stat_shape)), made, otherwise)
 
 
-def _given_reference(graph: FactorGraph, given: Mapping[str, Array]) -> Eta:
+def _given_reference(graph: FactorGraph, given: Mapping[str, Array]) -> Blocks:
     made = {}
     if not isinstance(given, Mapping):
         raise ParameterError(f"reference is a dict of natural parameters by block, not {checks.tell(given)}")
@@ -269,9 +268,9 @@ def _carry(
     eta0: Eta,
     betas: Array,
     count: Array,
-    x: State,
+    x: Blocks,
     pairs: Array,
-) -> tuple[State, Array, Array]:
+) -> tuple[Blocks, Array, Array]:
     """``count`` steps of all particles, from each beta to the next.
 
     :param betas: shape ``(_STEPS + 1,)``; the first ``count + 1`` are used.
@@ -279,17 +278,17 @@ def _carry(
     :param pairs: key pairs of these steps, ``(rows, 2)``.
     :return: the kept blocks; the log-weights' increment; the spread of each step's, ``(_STEPS,)``.
     """
-    layers = sweeps.schedule(graph, clamped=summed)
+    layers = schedule(graph, clamped=summed)
 
-    def at(x: State) -> tuple[Array, Eta]:
+    def at(x: Blocks) -> tuple[Array, Blocks]:
         """How fast the kept blocks' log density grows with beta, the summed blocks at 0; and their eta."""
         t = graph.statistics(x)
-        value, eta = jax.vmap(lambda t: derived.affine(graph, params, t, summed))(t)
+        value, eta = jax.vmap(lambda t: energy.affine(graph, params, t, summed))(t)
         units = lambda a: a.reshape(len(a), -1)
         alone = sum(units(t[b]) @ eta0[b].ravel() for b in t)
         return value - alone, eta
 
-    def draw(blocks: Iterable[str], eta: Eta, beta: Array, pairs: Array) -> State:
+    def draw(blocks: Iterable[str], eta: Eta, beta: Array, pairs: Array) -> Blocks:
         eta = {b: _between(eta0[b], eta[b], beta) for b in blocks}
         words = random.words(pairs, sweeps.num_words(graph, blocks))
         return sweeps.draw_rows(graph, blocks, eta, words)
@@ -307,7 +306,7 @@ def _carry(
         for index, blocks in enumerate(layers, 1):
             keys = random.fold_in(own, index)
 
-            def new(eta: Eta, view: Any, part: Any, keys: Array = keys) -> State:
+            def new(eta: Eta, view: Any, part: Any, keys: Array = keys) -> Blocks:
                 words = random.words(
                     keys if part is None else random.fold_in(keys, 0, part), sweeps.num_words(view, eta)
                 )
@@ -324,7 +323,7 @@ def _carry(
 
 
 @partial(jax.jit, static_argnames=("graph", "blocks"))
-def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, pairs: Array) -> State:
+def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, pairs: Array) -> Blocks:
     eta = {b: jnp.broadcast_to(eta0[b], (len(pairs), *eta0[b].shape)) for b in blocks}
     return sweeps.draw_rows(graph, blocks, eta, random.words(pairs, sweeps.num_words(graph, blocks)))
 
@@ -336,7 +335,7 @@ def anneal(
     betas: np.ndarray,
     pair: Array,
     num: int,
-    x: State | None = None,
+    x: Blocks | None = None,
     progress_bar: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Carry particles along the path, and weigh them.

@@ -9,12 +9,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived, states, tables
 from ebmpp.core import checks, random
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, IntractableError
-from ebmpp.graph import FactorGraph, Params
-
-State = dict[str, Array]
+from ebmpp.graph import FactorGraph, energy, states, tables
 
 
 def pseudo_log_likelihood(
@@ -68,7 +66,7 @@ def pseudo_log_likelihood(
     return by_row(graph, num_units, params, rows, pairs).reshape(batch)
 
 
-def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: State) -> Array:
+def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Blocks) -> Array:
     """Checks of what is asked for; key pairs, one a row.
 
     :raises IntractableError: where a unit's conditional is not available.
@@ -102,7 +100,7 @@ def _check_tractable(graph: FactorGraph) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def by_row(graph: FactorGraph, num_units: int | None, params: Params, rows: State, pairs: Array) -> Array:
+def by_row(graph: FactorGraph, num_units: int | None, params: Params, rows: Blocks, pairs: Array) -> Array:
     """The value of every row; nothing is checked.
 
     :param num_units: None for all.
@@ -129,10 +127,10 @@ def _choose(pairs: Array, count: int, total: int) -> Array:
     return (random.uniform(random.words(pairs, count)) * total).astype(jnp.int32)
 
 
-def _closed_form(graph: FactorGraph, params: Params, row: State) -> Array:
+def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Array:
     """log p(unit | rest) of every unit, without latents."""
     t = graph.statistics(row)
-    eta = jax.grad(lambda t: -derived.energy(graph, params, t))(t)
+    eta = jax.grad(lambda t: -energy.energy(graph, params, t))(t)
     made = []
     for b, family in graph.families.items():
         inner = (eta[b] * t[b]).reshape(*family.shape, -1).sum(-1)
@@ -140,17 +138,17 @@ def _closed_form(graph: FactorGraph, params: Params, row: State) -> Array:
     return jnp.concatenate(made)
 
 
-def _one_unit(graph: FactorGraph, params: Params, row: State, unit: Array) -> Array:
+def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Array) -> Array:
     """log p(unit | the other visible ones), units of all visible blocks counted in their order."""
     value, start = jnp.zeros(()), 0
-    here = derived.log_unnormalized(graph, params, row, tuple(graph.latent))
+    here = energy.log_unnormalized(graph, params, row, tuple(graph.latent))
     for b, family in graph.visible.items():
         index = jnp.clip(unit - start, 0, family.size - 1)
 
         def at(state: Array, b: str = b, index: Array = index) -> Array:
             flat = row[b].reshape(-1)
             flat = flat.at[index].set(state.astype(flat.dtype)).reshape(graph.families[b].shape)
-            return derived.log_unnormalized(graph, params, row | {b: flat}, tuple(graph.latent))
+            return energy.log_unnormalized(graph, params, row | {b: flat}, tuple(graph.latent))
 
         mine = (unit >= start) & (unit < start + family.size)
         every = jax.vmap(at)(jnp.asarray(family.states()))

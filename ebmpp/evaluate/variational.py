@@ -9,11 +9,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived, states, sweeps, tables
 from ebmpp.core import checks
-from ebmpp.graph import FactorGraph, Params
-
-State = dict[str, Array]
+from ebmpp.core.types import Blocks, Params
+from ebmpp.graph import FactorGraph, energy, states, tables
+from ebmpp.graph.declaration import schedule
 
 
 def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: int = 30) -> Array:
@@ -52,21 +51,21 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _bounds(graph: FactorGraph, passes: int, params: Params, rows: State) -> Array:
+def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Array:
     return lax.map(partial(_bound, graph, passes, params), rows, batch_size=256)
 
 
-def _bound(graph: FactorGraph, passes: int, params: Params, row: State) -> Array:
-    known, base = graph.statistics(row), derived.log_base_measure(graph, row)
+def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Array:
+    known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
-        return base - derived.energy(graph, params, known)
-    layers = sweeps.schedule(graph, clamped=graph.visible)
+        return base - energy.energy(graph, params, known)
+    layers = schedule(graph, clamped=graph.visible)
 
-    def one_pass(_: Array, carry: tuple[State, State]) -> tuple[State, State]:
+    def one_pass(_: Array, carry: tuple[Blocks, Blocks]) -> tuple[Blocks, Blocks]:
         t, eta = carry
         for blocks in layers:
             for colors in _colors(graph, blocks):
-                made = derived.natural(graph, params, known | t, blocks)
+                made = energy.natural(graph, params, known | t, blocks)
                 eta = eta | {
                     b: e if colors is None else jnp.where(colors, e, eta[b]) for b, e in made.items()
                 }
@@ -79,7 +78,7 @@ def _bound(graph: FactorGraph, passes: int, params: Params, row: State) -> Array
     entropy = sum(
         graph.families[b].log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b in graph.latent
     )
-    return base - derived.energy(graph, params, known | t) + entropy
+    return base - energy.energy(graph, params, known | t) + entropy
 
 
 def _colors(graph: FactorGraph, blocks: tuple[str, ...]) -> list[Array | None]:

@@ -19,10 +19,12 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import search, states, sweeps
+from ebmpp import search, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Params, Schedule
 from ebmpp.errors import ParameterError, StateError
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, states
+from ebmpp.graph.declaration import schedule
 
 #: Where a kernel's chains start.
 STARTS = ("uniform", "local_mode")
@@ -67,9 +69,9 @@ class Conditions:
         return tuple(b for b in self.graph.families if b not in self.clamped)
 
     @property
-    def layers(self) -> sweeps.Schedule:
+    def layers(self) -> Schedule:
         """The layers of a sweep over the free blocks."""
-        return sweeps.schedule(self.graph, self.clamped)
+        return schedule(self.graph, self.clamped)
 
     def pairs(self, rng_key: Array, index: Array | int) -> Array:
         """Key pairs of step ``index``, one a row; step 0 draws the initial state.

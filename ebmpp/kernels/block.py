@@ -13,13 +13,14 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp import bound, search, sweeps
-from ebmpp.arrays import check_values
 from ebmpp.bound import Bound
 from ebmpp.core import checks, random
+from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
+from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import STARTS, is_batched
-from ebmpp.kernels.surroundings import Sites, Surroundings, Values, split_siblings
+from ebmpp.kernels.surroundings import Sites, Surroundings, split_siblings
 
 
 class BlockState(NamedTuple):
@@ -117,7 +118,7 @@ class GibbsBlock(MCMCKernel):
 
     # -- states ----------------------------------------------------------------------------------
 
-    def begin(self, values: Values, made: Bound, pairs: Array) -> dict[str, Array]:
+    def begin(self, values: Rows, made: Bound, pairs: Array) -> dict[str, Array]:
         """Rows of the first state: sites where ``values`` are, latents drawn."""
         drawn = sweeps.initial_rows(self.graph, tuple(self.graph.families), pairs)
         x = drawn | self.within.to_rows(values, {}, made)
@@ -125,10 +126,10 @@ class GibbsBlock(MCMCKernel):
             x = made.map(lambda params, x, k: self._near_mode(params, x, k), x, pairs)
         return x
 
-    def _near_mode(self, params: Any, x: Values, pairs: Array) -> dict[str, Array]:
+    def _near_mode(self, params: Any, x: Rows, pairs: Array) -> dict[str, Array]:
         return search.near_modes(self.graph, params, x, self.within.layers, pairs, {})
 
-    def advance(self, made: Bound, x: Values, pairs: Array) -> tuple[dict[str, Array], Array]:
+    def advance(self, made: Bound, x: Rows, pairs: Array) -> tuple[dict[str, Array], Array]:
         """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
@@ -150,7 +151,7 @@ class GibbsBlock(MCMCKernel):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Values | None,
+        init_params: Rows | None,
         model_args: tuple,
         model_kwargs: Mapping[str, Any] | None,
     ) -> BlockState:
@@ -189,7 +190,7 @@ class GibbsBlock(MCMCKernel):
         x, took = self.advance(made, x, pairs)
         return self._state(x, state.z, state.i + 1, state.accepted + took, state.rng_key)
 
-    def _state(self, x: Values, like: Values, i: Array, accepted: Array, rng_key: Array) -> BlockState:
+    def _state(self, x: Rows, like: Rows, i: Array, accepted: Array, rng_key: Array) -> BlockState:
         z = self.within.to_sites(x, like, self.within.batch_of(like))
         return BlockState(z, {b: x[b] for b in self.within.latents}, i, accepted, rng_key)
 
@@ -275,7 +276,7 @@ class GibbsFunction:
     def __init__(self, block: GibbsBlock) -> None:
         self.block = block
 
-    def __call__(self, rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> dict[str, Array]:
+    def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
         within = self.block.within
         made = within.bind(gibbs_sites, hmc_sites, (), {})
         batch = within.batch_of(gibbs_sites)

@@ -20,7 +20,7 @@ from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
 from ebmpp.kernels.block import GibbsBlock
-from ebmpp.kernels.surroundings import Values
+from ebmpp.kernels.surroundings import Rows
 from ebmpp.sweeps import initial_rows
 
 
@@ -133,9 +133,7 @@ class CoupledComposite(MCMCKernel):
 
     # -- one sweep -------------------------------------------------------------------------------
 
-    def start(
-        self, rng_key: Array, args: tuple, kwargs: Mapping[str, Any], given: Values
-    ) -> dict[str, Array]:
+    def start(self, rng_key: Array, args: tuple, kwargs: Mapping[str, Any], given: Rows) -> dict[str, Array]:
         """Sites drawn from their starting laws, or as ``given``; then the blocks' latents."""
         z: dict[str, Array] = {}
         for index, step in enumerate(self.steps):
@@ -152,7 +150,7 @@ class CoupledComposite(MCMCKernel):
                 z |= _taken(step, step.begin(own, made, pairs), own)
         return z
 
-    def single(self, z: Values, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]) -> dict:
+    def single(self, z: Rows, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]) -> dict:
         """One sweep of one chain, over all steps."""
         z = dict(z)
         for index, step in enumerate(self.steps):
@@ -168,7 +166,7 @@ class CoupledComposite(MCMCKernel):
         return z
 
     def pair(
-        self, z: Values, y: Values, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]
+        self, z: Rows, y: Rows, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
         """One coupled sweep; also whether a conditional had no law."""
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
@@ -186,8 +184,8 @@ class CoupledComposite(MCMCKernel):
     def _conjugate(
         self,
         step: Conjugate,
-        z: Values,
-        y: Values,
+        z: Rows,
+        y: Rows,
         key: Array,
         t: Array,
         args: tuple,
@@ -200,8 +198,8 @@ class CoupledComposite(MCMCKernel):
     def _block(
         self,
         step: GibbsBlock,
-        z: Values,
-        y: Values,
+        z: Rows,
+        y: Rows,
         key: Array,
         t: Array,
         args: tuple,
@@ -227,7 +225,7 @@ class CoupledComposite(MCMCKernel):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Values | None,
+        init_params: Rows | None,
         model_args: tuple,
         model_kwargs: Mapping[str, Any] | None,
     ) -> CompositeState:
@@ -244,7 +242,7 @@ class CoupledComposite(MCMCKernel):
         one = lambda key, given: self._init_one(key, given, model_args, kwargs)
         return jax.vmap(one)(rng_key, given) if is_batched(rng_key) else one(rng_key, given)
 
-    def _init_one(self, key: Array, given: Values, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
+    def _init_one(self, key: Array, given: Rows, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
         start = self.start(key, args, kwargs, given)
         ahead = lambda t, z: self.single(z, key, t + 1, args, kwargs)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
@@ -323,7 +321,7 @@ def _names(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
 
 
 def _bind(
-    step: GibbsBlock, z: Values, args: tuple, kwargs: Mapping[str, Any], check: bool = False
+    step: GibbsBlock, z: Rows, args: tuple, kwargs: Mapping[str, Any], check: bool = False
 ) -> tuple[bound.Bound, dict[str, Array]]:
     """The step's graph given the other sites in ``z``, and the step's own sites."""
     own = {site: z[site] for site in step.within.layouts}
@@ -331,15 +329,15 @@ def _bind(
     return step.within.bind(own, siblings, args, kwargs, check), own
 
 
-def _rows(step: GibbsBlock, own: Values) -> int:
+def _rows(step: GibbsBlock, own: Rows) -> int:
     return math.prod(step.within.batch_of(own))
 
 
-def _latents(step: GibbsBlock, z: Values) -> dict[str, Array]:
+def _latents(step: GibbsBlock, z: Rows) -> dict[str, Array]:
     return {b: z[b] for b in step.within.latents}
 
 
-def _taken(step: GibbsBlock, x: Values, own: Values) -> dict[str, Array]:
+def _taken(step: GibbsBlock, x: Rows, own: Rows) -> dict[str, Array]:
     """Sites and latents from rows."""
     sites = step.within.to_sites(x, own, step.within.batch_of(own))
     return sites | {b: x[b] for b in step.within.latents}
@@ -352,5 +350,5 @@ def _uniform(step: GibbsBlock, site: str, key: Array) -> Array:
     return layout.join({b: drawn[b].reshape(families[b].shape) for b in layout.names})
 
 
-def _equal(z: Values, y: Values) -> Array:
+def _equal(z: Rows, y: Rows) -> Array:
     return jnp.stack([(z[name] == y[name]).all() for name in z]).all()

@@ -10,9 +10,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import derived, moves
+from ebmpp import moves
 from ebmpp.core import checks
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Conditions, RowKernel
 
 
@@ -147,7 +147,7 @@ def _distance(conditions: Conditions, z: dict[str, Array]) -> Array:
 def _energies(conditions: Conditions, z: dict[str, Array]) -> Array:
     """Energies of both chains, ``(2, rows)``."""
     graph, params = conditions.graph, conditions.params
-    return jax.vmap(jax.vmap(lambda t: derived.energy(graph, params, t)))(graph.statistics(z))
+    return jax.vmap(jax.vmap(lambda t: energy.energy(graph, params, t)))(graph.statistics(z))
 
 
 def _poison(v: Array, broken: Array) -> Array:

@@ -19,10 +19,12 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp import derived, perfect, states, sweeps
+from ebmpp import perfect, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import is_batched
 
 Sites = dict[str, Array]
@@ -292,7 +294,7 @@ class Exchange(MCMCKernel):
         drawn, perfect_rows = self._auxiliary(params, rows, summed, pairs)
 
         def gain(x: Sites) -> Array:
-            one = lambda p, row: derived.log_unnormalized(self.graph, p, row, summed)
+            one = lambda p, row: energy.log_unnormalized(self.graph, p, row, summed)
             return jax.vmap(lambda row: one(params, row) - one(old_params, row))(x).sum()
 
         prior = self._log_prior(proposed, call) - self._log_prior(u, call)
@@ -311,7 +313,7 @@ class Exchange(MCMCKernel):
         if summed:
             x |= sweeps.initial_rows(graph, summed, first)
             x |= sweeps.draw_layer(graph, params, x, summed, random.fold_in(first, 1), {})
-        layers = sweeps.schedule(graph)
+        layers = schedule(graph)
         one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
         x = jax.lax.fori_loop(1, self.auxiliary + 1, one, x)
         return x, jnp.ones(len(pairs), bool)

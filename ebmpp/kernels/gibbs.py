@@ -10,6 +10,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import sweeps
+from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import Conditions, RowKernel
 
 
@@ -82,5 +83,5 @@ class BlockedGibbs(RowKernel):
         """Sweeps done, layers and free units, for the progress bar."""
         units = sum(self.graph.families[b].size for b in state.z)
         clamped = [b for b in self.graph.families if b not in state.z]
-        layers = len(sweeps.schedule(self.graph, clamped))
+        layers = len(schedule(self.graph, clamped))
         return f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"

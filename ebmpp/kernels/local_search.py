@@ -13,10 +13,12 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import search, states, sweeps
+from ebmpp import search, sweeps
 from ebmpp.core import checks, random
+from ebmpp.core.types import Params
 from ebmpp.errors import StateError
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, states
+from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import Conditions, RowKernel
 
 
@@ -150,7 +152,7 @@ def local_search(
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
     graph.check(params)
     given = states.as_given(graph.families, clamped)
-    layers = sweeps.schedule(graph, given.whole)
+    layers = schedule(graph, given.whole)
     if not layers:
         raise StateError("every block is clamped: there is nothing to search for")
     start, start_batch = states.as_rows(graph.families, _free_values(init, given))

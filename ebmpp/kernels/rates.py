@@ -14,12 +14,12 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import accumulators, search, states, sweeps
+from ebmpp import accumulators, search, sweeps
 from ebmpp.core import checks
+from ebmpp.core.types import Keep, Params
 from ebmpp.errors import ArgumentError, ParameterError
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import Conditions, RowKernel
-from ebmpp.sweeps import Keep
 
 
 class RatesState(NamedTuple):

@@ -11,15 +11,15 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bound, states
+from ebmpp import bound
 from ebmpp.bound import Bound
 from ebmpp.core import checks
+from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, ParameterError, StateError
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, states
 from ebmpp.layout import Layout
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
-Values = Mapping[str, Array]
 
 
 class _Seen(dict):
@@ -84,7 +84,7 @@ class Surroundings:
 
     # -- binding ---------------------------------------------------------------------------------
 
-    def batch_of(self, values: Values) -> tuple[int, ...]:
+    def batch_of(self, values: Rows) -> tuple[int, ...]:
         """The leading axes that the sites share.
 
         :raises StateError: for missing sites, or axes that differ.
@@ -108,7 +108,7 @@ class Surroundings:
         return next(iter(axes.values()))
 
     def bind(
-        self, values: Values, siblings: Values, args: tuple, kwargs: Mapping[str, Any], check: bool = False
+        self, values: Rows, siblings: Rows, args: tuple, kwargs: Mapping[str, Any], check: bool = False
     ) -> Bound:
         """The graph at this moment's values of everything else.
 
@@ -130,7 +130,7 @@ class Surroundings:
         return Bound(self.graph, params, axes, clamped, self.layers, weight, self.site_blocks)
 
     def _evaluate(
-        self, siblings: Values, args: tuple, kwargs: Mapping[str, Any]
+        self, siblings: Rows, args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], set[str]]:
         """Params, and the factors whose params depend on siblings."""
         seen = _Seen(siblings)
@@ -177,7 +177,7 @@ class Surroundings:
             raise StateError(f"given blocks have leading axes {held.batch}, and the sites have {batch}")
         return {b: jnp.broadcast_to(v, (rows, *v.shape[1:])) for b, v in held.whole.items()}
 
-    def to_rows(self, values: Values, latents: Values, made: Bound) -> dict[str, Array]:
+    def to_rows(self, values: Rows, latents: Rows, made: Bound) -> dict[str, Array]:
         """Every block as rows."""
         x = {}
         for site, layout in self.layouts.items():
@@ -186,7 +186,7 @@ class Surroundings:
                 x[b] = v.reshape(-1, *family.shape).astype(family.dtype)
         return x | dict(latents) | made.clamped
 
-    def to_sites(self, x: Values, like: Values, batch: tuple[int, ...]) -> dict[str, Array]:
+    def to_sites(self, x: Rows, like: Rows, batch: tuple[int, ...]) -> dict[str, Array]:
         """The sites' values, of the dtypes of ``like``."""
         made = {}
         for site, layout in self.layouts.items():

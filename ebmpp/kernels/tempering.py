@@ -15,10 +15,10 @@ from ebmpp import tempering
 from ebmpp.core import checks
 from ebmpp.engine import DEFAULT_SLOTS
 from ebmpp.graph import FactorGraph
+from ebmpp.graph.states import Given, Observed, as_given, clamps
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.kernels.coupling import MaximalCoupling
 from ebmpp.moves import Move
-from ebmpp.states import Given, Observed, as_given, clamps
 from ebmpp.unbiased import Estimate, Init, unbiased_expectation
 
 

@@ -14,8 +14,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived, sweeps
+from ebmpp import sweeps
 from ebmpp.errors import IntractableError, StateError
+from ebmpp.graph import energy
 from ebmpp.kernels.block import GibbsBlock
 
 _TRIES = 3  # values of the siblings
@@ -72,7 +73,7 @@ def verify(
 
 def _log_density(block: GibbsBlock, made: Any, x: dict[str, Array]) -> Array:
     graph, latents = block.graph, block.within.latents
-    one = lambda p, row: derived.log_unnormalized(graph, p, row, latents)
+    one = lambda p, row: energy.log_unnormalized(graph, p, row, latents)
     value = made.map(lambda p, rows: jax.vmap(lambda row: one(p, row))(rows), x).sum()
     return value if made.log_weight is None else value + jnp.sum(made.log_weight(x))
 

@@ -16,7 +16,8 @@ import pandas as pd
 from jax import Array
 
 from ebmpp.core import checks
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.core.types import Params
+from ebmpp.graph import FactorGraph
 from ebmpp.reporting import likelihood, mixing, model, pictures
 from ebmpp.reporting.page import Section, page
 from ebmpp.reporting.subject import WORK, Subject, Work, some_rows

@@ -3,7 +3,6 @@
 """How probable the data are: log Z from both sides, and what stands in for it where it is not known."""
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,12 +14,10 @@ from ebmpp import enumeration, monitors
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.annealed import bracket
+from ebmpp.evaluate.estimates import Bracket
 from ebmpp.evaluate.pseudo import pseudo_log_likelihood
 from ebmpp.reporting.page import Section, axes, tidy
 from ebmpp.reporting.subject import Subject
-
-if TYPE_CHECKING:
-    from ebmpp.evaluate.estimates import Bracket
 
 _MOST_STATES = 2**24  # of all rows' latents together
 _PSEUDO_UNITS = 20

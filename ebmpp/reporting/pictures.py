@@ -12,10 +12,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import derived
+from ebmpp.core.types import Params
 from ebmpp.errors import StateError
 from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.plots import panels, plot_history, plot_units
 from ebmpp.reporting.page import Section, axes
 from ebmpp.reporting.subject import Subject
@@ -149,7 +149,7 @@ def filters(graph: FactorGraph, params: Params, block: str, latent: str) -> np.n
 
     def response(index: Array) -> Array:
         unit = jnp.zeros(size).at[index].set(1.0).reshape(zero[latent].shape)
-        at = lambda t: derived.natural(graph, params, zero | {latent: t}, [block])[block]
+        at = lambda t: energy.natural(graph, params, zero | {latent: t}, [block])[block]
         made = jax.jvp(at, (zero[latent],), (unit,))[1]
         family = graph.families[block]
         return made.reshape(family.size, -1)[:, 0]  # a Gaussian's x comes before its square

@@ -14,10 +14,10 @@ from numpyro.infer import MCMC
 import jax
 from jax import Array
 
-from ebmpp import tables
+from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
-from ebmpp.graph import FactorGraph, Params
+from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels.gibbs import BlockedGibbs
 from ebmpp.kernels.tempering import ParallelTempering
 from ebmpp.perfect import perfect_sample

@@ -24,7 +24,6 @@ from ebmpp import (
     Factor,
     FactorGraph,
     Gaussian,
-    derived,
     exact,
     layered,
 )
@@ -32,6 +31,7 @@ from ebmpp.core import random
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.centering import CenteredState, _own_params, centered_direction
+from ebmpp.graph import energy
 from helpers import FAMILIES, assert_rows_law, enumerate_numpy, gated, pair, random_params
 
 RBM = pair(Bernoulli(3), Bernoulli(2))
@@ -115,7 +115,7 @@ def test_own_params_have_the_energy_of_the_centered_ones_up_to_a_constant(name):
     def gap(t: Any) -> Any:
         moved = jax.tree.map(jnp.subtract, t, offsets)
         own = _own_params(graph, centered, offsets)
-        return derived.energy(graph, own, t) - derived.energy(graph, centered, moved)
+        return energy.energy(graph, own, t) - energy.energy(graph, centered, moved)
 
     assert np.ptp([gap(each) for each in t]) < 1e-4
 

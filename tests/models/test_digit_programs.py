@@ -16,6 +16,7 @@ import jax
 
 import ebmpp
 from ebmpp import FactorGraph
+from ebmpp.graph.declaration import schedule
 from helpers import assert_law, assert_rows_law, numpy_states, numpy_statistics, random_params
 from models import convolutional, custom_energy, digit_images, third_order
 
@@ -74,7 +75,7 @@ def test_sweeps_have_the_declared_law(kind: str) -> None:
 def _draws(graph: FactorGraph, params: Any, key: jax.Array) -> dict:
     rows = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(key), jax.numpy.arange(4000))
     start = ebmpp.sweeps.initial_rows(graph, graph.families, rows)
-    layers = ebmpp.sweeps.schedule(graph)
+    layers = schedule(graph)
     one = lambda i, x: ebmpp.sweeps.sweep_rows(graph, params, x, layers, ebmpp.core.random.fold_in(rows, i))
     return graph.statistics(jax.lax.fori_loop(1, 40, one, start))
 

@@ -1,0 +1,256 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A declaration as JSON values and arrays, and back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+from functools import lru_cache
+import os
+from typing import Any
+
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from ebmpp import families as builtin_families
+from ebmpp.core.archive import digest
+from ebmpp.core.types import Params
+from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
+from ebmpp.families import Family
+from ebmpp.graph.factors import Factor
+from ebmpp.graph.graph import FactorGraph
+
+_PLAIN = (bool, int, float, str, type(None))
+_OWN = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
+_TOLERANCE = 1e-2  # of a factor's energy at one state, relative: params of 16 bits, other devices
+
+
+class Arrays:
+    """Trees of arrays as JSON values that refer to a list.
+
+    :param listed: the arrays.
+    """
+
+    def __init__(self, listed: Sequence[Any] = ()) -> None:
+        self.listed = list(listed)
+
+    def put(self, tree: Any) -> Any:
+        """A description of a tree of dicts, lists, tuples, None and arrays.
+
+        :raises SavedFileError: for a node or a leaf of another kind.
+        """
+        if isinstance(tree, dict):
+            wrong = [key for key in tree if not isinstance(key, str)]
+            if wrong:
+                raise SavedFileError(f"params with a key {wrong[0]!r} cannot be saved: names are strings")
+            return {"dict": {key: self.put(value) for key, value in tree.items()}}
+        if type(tree) in (list, tuple):
+            return {type(tree).__name__: [self.put(value) for value in tree]}
+        if tree is None:
+            return {"none": None}
+        refused = (
+            f"params that hold a {type(tree).__name__} cannot be saved; accepted are arrays of numbers in "
+            "dicts, lists and tuples"
+        )
+        try:
+            array = np.asarray(tree)
+        except Exception as error:  # jax's own arrays of keys refuse, each in its way
+            raise SavedFileError(refused) from error
+        numeric = jax.dtypes.issubdtype(array.dtype, np.number) or array.dtype == bool
+        if not numeric or not jax.tree_util.all_leaves([tree]):
+            raise SavedFileError(refused)
+        self.listed.append(np.asarray(array, order="C"))
+        return {"array": len(self.listed) - 1}
+
+    def get(self, described: Mapping[str, Any]) -> Any:
+        """The tree."""
+        ((kind, value),) = described.items()
+        if kind == "dict":
+            return {key: self.get(inner) for key, inner in value.items()}
+        if kind in ("list", "tuple"):
+            return {"list": list, "tuple": tuple}[kind](map(self.get, value))
+        return None if kind == "none" else self.listed[value]
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def describe(graph: FactorGraph, params: Params, arrays: Arrays) -> dict[str, Any]:
+    """The graph; ``arrays`` takes what belongs to a factor's declaration."""
+    blocks = {b: {**_fields(f, set()), **_kind(f, _families())} for b, f in graph.families.items()}
+    return {
+        "blocks": blocks,
+        "visible": list(graph.visible),
+        "factors": [_factor(graph, f, params, arrays) for f in graph.factors],
+    }
+
+
+def _families() -> dict[str, type]:
+    return {n: getattr(builtin_families, n) for n in builtin_families.__all__}
+
+
+def _factors() -> dict[str, type]:
+    """The package's own classes of factors, whose energies it knows."""
+    return {c.__name__: c for c in Factor.__subclasses__() if c.__module__.split(".")[0] == "ebmpp"}
+
+
+def _kind(value: Any, known: Mapping[str, type]) -> dict[str, Any]:
+    name = type(value).__name__
+    return {"class": name, "own": known.get(name) is not type(value)}
+
+
+def _fields(value: Any, left_out: set[str]) -> dict[str, Any]:
+    made = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in left_out}
+    for name, field in made.items():
+        parts = field if isinstance(field, tuple) else (field,)
+        if not all(isinstance(part, _PLAIN) for part in parts):
+            raise SavedFileError(
+                f"{value!r} cannot be saved: its field {name!r} is {field!r}, and a file takes numbers, "
+                "strings and tuples of them"
+            )
+    return {"fields": {n: list(v) if isinstance(v, tuple) else v for n, v in made.items()}}
+
+
+def _factor(graph: FactorGraph, factor: Factor, params: Params, arrays: Arrays) -> dict[str, Any]:
+    made = {"name": factor.name, "blocks": list(factor.blocks), **_kind(factor, _factors())}
+    if made["own"]:
+        energy = getattr(factor.energy, "__qualname__", type(factor.energy).__qualname__)
+        return {**made, "energy": energy, "value": _value(factor, graph.families, params[factor.name])}
+    made["lateral"] = {b: arrays.put(pairs.array) for b, pairs in factor.lateral}
+    if factor.init is not None:
+        if callable(factor.init):
+            raise SavedFileError(f"{factor!r} cannot be saved: its init is a function; give it as arrays")
+        made["init"] = arrays.put(factor.init.as_given())
+    return {**made, **_fields(factor, _OWN)}
+
+
+def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[float | None]:
+    """The energy at one state that tells energies apart, and the size of what is summed in it."""
+    scope = tuple(families[b] for b in factor.blocks)
+    generator = np.random.default_rng(0)
+    as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
+    stats = [as_float(generator.uniform(0.1, 0.9, f.statistic_shape)) for f in scope]
+    with jax.default_matmul_precision("highest"):
+        call = lambda *t: as_float(factor.evaluate(params, *t, families=scope))
+        value, slopes = jax.value_and_grad(call, argnums=tuple(range(len(stats))))(*stats)
+    size = sum(float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True))
+    numbers = (float(value), abs(float(value)) + size)
+    return [x if np.isfinite(x) else None for x in numbers]
+
+
+@lru_cache(maxsize=32)  # tenths of a second
+def energies(graph: FactorGraph) -> dict[str, list]:
+    """What a graph's repr does not tell: which units are joined, and what the energies are, by factor.
+
+    :return: JSON values. An energy is told by its value at one state and at params that are nowhere zero,
+        rounded, so that another device finds the same.
+    """
+    made = {}
+    for number, factor in enumerate(graph.factors):
+        params = factor.init_params(jax.random.key(0), graph.families)
+        generator = np.random.default_rng(number)
+        noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
+        value, size = _value(factor, graph.families, noisy)
+        if None in (value, size):  # an energy that restricts its params is told at its init
+            value, size = _value(factor, graph.families, params)
+        known = None not in (value, size)
+        share = round(value / size, 3) + 0.0 if known and size else 0.0  # no -0
+        told = f"{share:.3f} of {size:.3g}" if known else "not finite"
+        made[factor.name] = [told, digest(factor.edges(graph.families))]
+    return made
+
+
+# -- what is read ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refusing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """:raises SavedFileError: where what was read makes no graph."""
+    try:
+        yield
+    except (DeclarationError, ParameterError) as error:
+        raise SavedFileError(f"{path}: {error}") from error
+
+
+def build(
+    described: Mapping[str, Any],
+    params: Params,
+    arrays: Arrays,
+    factors: Sequence[Factor],
+    own: Mapping[str, type[Family]],
+    path: str | os.PathLike[str],
+) -> FactorGraph:
+    """The graph.
+
+    :param arrays: what :func:`describe` filled.
+
+    :param factors: those that the caller declares.
+    :param own: the caller's families.
+    :raises SavedFileError: for a factor or family that is missing, or not what was saved.
+    """
+    blocks = {b: _family(b, told, own, path) for b, told in described["blocks"].items()}
+    given = {f.name: f for f in factors}
+    there = [told["name"] for told in described["factors"]]
+    unknown = [name for name in given if name not in there]
+    if unknown:
+        raise SavedFileError(f"{path}: no factor is named {unknown[0]!r}; the file has {there}")
+    made = [_declared(told, given.get(told["name"]), arrays, path) for told in described["factors"]]
+    visible = {b: blocks[b] for b in described["visible"]}
+    graph = FactorGraph(visible, {b: f for b, f in blocks.items() if b not in visible}, made)
+    graph.check(dict(params), values=False)
+    for told, factor in zip(described["factors"], graph.factors, strict=True):
+        if told["own"]:
+            _check_value(told, factor, graph, params, path)
+    return graph
+
+
+def _family(block: str, told: Mapping[str, Any], own: Mapping[str, type[Family]], path: Any) -> Family:
+    known = own if told["own"] else _families()
+    if told["class"] not in known:
+        raise SavedFileError(
+            f"{path}: block {block!r} is of family {told['class']!r}, which this ebmpp does not have; give "
+            f"load(..., families={{{told['class']!r}: ...}}) its class"
+        )
+    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in told["fields"].items()}
+    return known[told["class"]](**fields)
+
+
+def _declared(told: Mapping[str, Any], given: Factor | None, arrays: Arrays, path: Any) -> Factor:
+    name, blocks = told["name"], tuple(told["blocks"])
+    if given is not None and (given.blocks, type(given).__name__) != (blocks, told["class"]):
+        raise SavedFileError(
+            f"{path}: factor {name!r} is a {told['class']} over {blocks}, and the one given is {given!r}"
+        )
+    if given is not None:
+        return given
+    if told["own"]:
+        raise SavedFileError(
+            f"{path}: the energy of factor {name!r} ({told['energy']}) is a function of your own, which no "
+            f"file holds; give load(..., factors=[...]) the factor over {blocks} as you declared it"
+        )
+    known = _factors()
+    if told["class"] not in known:
+        raise SavedFileError(
+            f"{path}: factor {name!r} is a {told['class']!r}, which this ebmpp does not have"
+        )
+    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in told["fields"].items()}
+    # a factor whose pairs of units are a part of its declaration takes them after its block
+    pairs = [arrays.get(e) for e in told["lateral"].values()]
+    start = {"init": arrays.get(told["init"])} if "init" in told else {}
+    return known[told["class"]](*blocks, *pairs, name=name, **fields, **start)
+
+
+def _check_value(
+    told: Mapping[str, Any], factor: Factor, graph: FactorGraph, params: Params, path: Any
+) -> None:
+    """:raises SavedFileError: for an energy with another value at the state that was tried."""
+    (was, size), (now, _) = told["value"], _value(factor, graph.families, params[factor.name])
+    if None in (was, size, now):
+        return
+    if not abs(was - now) <= _TOLERANCE * size:
+        raise SavedFileError(
+            f"{path}: the energy given for factor {factor.name!r} is not the one that was saved: at one "
+            f"state it is {now:.6g}, and it was {was:.6g}"
+        )

@@ -1,0 +1,118 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A picture of a declaration. Matplotlib is an extra, so it is imported when something is drawn."""
+
+from typing import TYPE_CHECKING
+
+import networkx as nx
+
+from ebmpp.graph.declaration import Declaration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_VISIBLE, _LATENT, _INK, _EDGE = "#c6d8ea", "#ffffff", "#1f2933", "#7b8794"
+_COLUMN, _ROW = 3.0, 1.8  # distances between nodes, in inches of a figure of our own
+_HALF_WIDTH, _HALF_HEIGHT = 0.78, 0.42
+
+
+def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
+    """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.
+
+    A factor over one block is listed under that block's family; one over three blocks or more has its
+    name on each edge it makes.
+
+    :param graph: the declaration.
+    :param ax: where to; a new figure if None.
+    :return: the axes.
+
+    **Example**
+
+    >>> from ebmpp import Bernoulli, layered
+    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
+    >>> [text.get_text() for text in draw_graph(rbm).texts if "layer" in text.get_text()]
+    ['layer 0', 'layer 1']
+    """
+    from matplotlib import pyplot as plt
+
+    blocks = graph.to_networkx()
+    at = _positions(graph)
+    if ax is None:
+        tallest = max(map(len, graph.block_layers))
+        size = (_COLUMN * len(graph.block_layers), _ROW * tallest + 0.6)
+        ax = plt.figure(figsize=size, layout="constrained").add_subplot()
+    _draw_edges(ax, blocks, at)
+    for name in blocks:
+        _draw_block(ax, graph, name, at[name])
+    index = 0
+    for layer in graph.block_layers:
+        top = max(at[b][1] for b in layer) + _HALF_HEIGHT + 0.22
+        parts = graph.splits[layer[0]].num_parts if layer[0] in graph.splits else 1
+        named = f"layer {index}" if parts == 1 else f"layers {index} to {index + parts - 1}"
+        index += parts
+        ax.text(at[layer[0]][0], top, named, ha="center", va="bottom", color=_EDGE, fontsize=9)
+    _frame(ax, at)
+    return ax
+
+
+def _positions(graph: Declaration) -> dict[str, tuple[float, float]]:
+    at = {}
+    for column, layer in enumerate(graph.block_layers):
+        for row, block in enumerate(layer):
+            # Columns are shifted a little against one another, so that an edge between the first and
+            # the third does not run through a block of the second.
+            shift = 0.0 if len(graph.block_layers) < 3 else 0.9 * (column % 2)
+            at[block] = (_COLUMN * column, _ROW * ((len(layer) - 1) / 2 - row) - shift)
+    return at
+
+
+def _draw_edges(ax: "Axes", blocks: nx.Graph, at: dict[str, tuple[float, float]]) -> None:
+    for a, b, factors in blocks.edges(data="factors"):
+        (x0, y0), (x1, y1) = at[a], at[b]
+        ax.plot([x0, x1], [y0, y1], color=_EDGE, linewidth=1.4, zorder=1)
+        # In a gap between columns, so that a long edge's label is not on top of a block.
+        share = 0.5 if abs(x1 - x0) <= _COLUMN else 0.5 * _COLUMN / abs(x1 - x0)
+        place = (x0 + share * (x1 - x0), y0 + share * (y1 - y0))
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        ax.text(*place, "\n".join(factors), ha="center", va="center", fontsize=8, color=_INK, bbox=box)
+
+
+def _draw_block(ax: "Axes", graph: Declaration, name: str, at: tuple[float, float]) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    visible = name in graph.visible
+    corner = (at[0] - _HALF_WIDTH, at[1] - _HALF_HEIGHT)
+    style = "round,pad=0,rounding_size=0.12"
+    face = _VISIBLE if visible else _LATENT
+    patch = FancyBboxPatch(
+        corner,
+        2 * _HALF_WIDTH,
+        2 * _HALF_HEIGHT,
+        boxstyle=style,
+        facecolor=face,
+        edgecolor=_INK,
+        linewidth=1.2,
+        zorder=2,
+    )
+    ax.add_patch(patch)
+    ax.text(at[0], at[1] + 0.2, name, ha="center", va="center", fontsize=12, weight="bold", zorder=3)
+    family = repr(graph.families[name])
+    if len(family) > 22:  # a shape and options: one argument more on the second line
+        family = ",\n".join(family.rsplit(", ", 1))
+    longest = max(map(len, family.split("\n")))
+    size = min(8.5, 8.5 * 22 / longest)
+    ax.text(at[0], at[1] - 0.17, family, ha="center", va="center", fontsize=size, color=_INK, zorder=3)
+    own = [f.name for f in graph.factors if f.blocks == (name,)]
+    if own:
+        below = f"factor{'s' if len(own) > 1 else ''}: {', '.join(own)}"
+        lower = at[1] - _HALF_HEIGHT - 0.08
+        ax.text(at[0], lower, below, ha="center", va="top", fontsize=7.5, color=_EDGE, zorder=3)
+
+
+def _frame(ax: "Axes", at: dict[str, tuple[float, float]]) -> None:
+    xs, ys = zip(*at.values(), strict=True)
+    ax.set_xlim(min(xs) - _HALF_WIDTH - 0.2, max(xs) + _HALF_WIDTH + 0.2)
+    ax.set_ylim(min(ys) - _HALF_HEIGHT - 0.4, max(ys) + _HALF_HEIGHT + 0.55)
+    ax.set_aspect("equal")
+    ax.axis("off")

@@ -1,0 +1,12 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Factors: the terms of the energy."""
+
+from ebmpp.graph.factors.bias import Bias
+from ebmpp.graph.factors.bilinear import Bilinear
+from ebmpp.graph.factors.convolution import Convolution
+from ebmpp.graph.factors.factor import Factor
+from ebmpp.graph.factors.linear import Linear
+from ebmpp.graph.factors.pairwise import Pairwise
+
+__all__ = ["Bias", "Bilinear", "Convolution", "Factor", "Linear", "Pairwise"]

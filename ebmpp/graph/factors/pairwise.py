@@ -1,0 +1,256 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The factor that joins units of one block: lattices, lateral weights, spin glasses."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import checks
+from ebmpp.errors import DeclarationError
+from ebmpp.families import Family
+from ebmpp.graph.factors.bias import Bias
+from ebmpp.graph.factors.factor import Factor
+from ebmpp.graph.factors.lateral import Split, StatisticsAt, check_network
+
+_DENSE = 0.1  # share of all pairs from which a matrix product is faster than looking neighbours up
+_WASTE = 2.0  # slots of the neighbour table over the neighbours that there are
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Pairwise(Factor):
+    """``-sum_e w_e <t_i, t_j>`` over pairs e = (i, j) of units of one block; ``w`` has one entry a pair.
+
+    The units are coloured, and the block is drawn part by part: a lattice in two. For Spin units it is the
+    Ising model, for Categorical ones the Potts model, for Gaussian ones a Markov random field. A Gaussian of
+    learned variance takes part with x alone.
+
+    :param block: the block's name.
+    :param edges: pairs of units, by their numbers in the flattened block or by their indices; or a networkx
+        graph over the units, undirected and of one edge a pair.
+    :param shared: one weight for all pairs; ``w`` is then a scalar.
+    :param init: where the weights start, an array or a function of a jax key; zeros, or what the scheme of
+        :meth:`ebmpp.FactorGraph.init` says, unless given.
+    :param name: the key of its params; ``"block:block"`` unless given.
+    :raises DeclarationError: for what are not pairs of units.
+
+    **Example**
+
+    >>> import networkx as nx
+    >>> from ebmpp import Bias, FactorGraph, Pairwise, Spin
+    >>> lattice = nx.grid_2d_graph(4, 4)
+    >>> ising = FactorGraph({"x": Spin((4, 4))}, factors=[Bias("x"), Pairwise("x", lattice, shared=True)])
+    >>> ising.layers
+    (('x[0]',), ('x[1]',))
+    """
+
+    role = "lateral"
+    shared: bool = False
+
+    def __init__(
+        self, block: str, edges: Any, *, shared: bool = False, init: Any = None, name: str | None = None
+    ) -> None:
+        name = f"{block}:{block}" if name is None else name
+        super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral={block: edges})
+        object.__setattr__(self, "shared", bool(shared))
+
+    def __repr__(self) -> str:
+        block, pairs = self.lateral[0]
+        shared = ", shared=True" if self.shared else ""
+        named = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
+        return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{named})"
+
+    def name_over(self, blocks: tuple[str, ...]) -> str:
+        return f"{blocks[0]}:{blocks[0]}"
+
+    def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        family = families[0]
+        edges = self.edges({self.blocks[0]: family})[self.blocks[0]]
+        each = family.interaction(statistics[0]).reshape(family.size, -1)
+        return self.energy(self.weights(params), each, edges)
+
+    def weights(self, params: Array) -> Array:
+        """One weight a pair."""
+        return jnp.broadcast_to(params, self.lateral[0][1].shape[0])
+
+    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+        shape = () if self.shared else (self.lateral[0][1].shape[0],)
+        if self.init is None:
+            return jnp.zeros(shape)
+        made = super().init_params(rng_key, families)
+        if jnp.shape(made) != shape:
+            raise DeclarationError(f"{self!r}: init has shape {jnp.shape(made)}, expected {shape}")
+        return made
+
+    def local(self, families: Mapping[str, Family], split: Split) -> "Neighbours":
+        return Neighbours(self, split, self.edges(families)[self.blocks[0]])
+
+
+def declare(
+    graph: nx.Graph, family: Callable[[int], Family] | Family, block: str, shared: bool, bias: bool
+) -> tuple[Family, list[Factor]]:
+    """A block of a unit a node, and its factors: see :meth:`ebmpp.FactorGraph.from_networkx`.
+
+    :raises DeclarationError: for a graph that is directed, has parallel edges, loops or no node, or a family
+        of another number of units.
+    """
+    checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
+    check_network("from_networkx", graph)
+    if not len(graph):
+        raise DeclarationError("from_networkx: the graph has no node; give one a unit")
+    if not isinstance(family, Family):
+        checks.function("from_networkx: family", family, "the number of nodes (such as Spin), or a family")
+    made = family if isinstance(family, Family) else family(len(graph))
+    checks.instance("from_networkx: family", made, Family, "a class of families such as Spin, or a family")
+    if made.size != len(graph):
+        raise DeclarationError(
+            f"from_networkx: the graph has {len(graph)} nodes, and {made!r} {made.size} units"
+        )
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    edges = np.array([(number[a], number[b]) for a, b in graph.edges], np.int64).reshape(-1, 2)
+    weights = [w for _, _, w in graph.edges(data="weight") if w is not None]
+    if weights and (shared or len(weights) < len(edges)):
+        raise DeclarationError(
+            f"from_networkx: {len(weights)} of {len(edges)} edges have a weight; give each one its own and "
+            "shared=False, or none"
+        )
+    init = np.array(weights, float) if weights else None
+    joined = [Pairwise(block, edges, shared=shared, init=init)] if len(edges) else []
+    return made, [Bias(block)] * bias + joined
+
+
+def _is_dense(size: int, edges: np.ndarray) -> bool:
+    return len(edges) > _DENSE * size * (size - 1) / 2
+
+
+def _matrix(weights: Array, edges: np.ndarray, size: int) -> Array:
+    return jnp.zeros((size, size), weights.dtype).at[edges[:, 0], edges[:, 1]].set(weights)
+
+
+def _pairwise_energy(weights: Array, each: Array, edges: np.ndarray) -> Array:
+    if _is_dense(len(each), edges):
+        return -jnp.vdot(each, _matrix(weights, edges, len(each)) @ each)
+    return -jnp.vdot(weights, (each[edges[:, 0]] * each[edges[:, 1]]).sum(-1))
+
+
+class Table(NamedTuple):
+    """Neighbours of units, as many a unit as most have, and one by one what is left."""
+
+    other: Any  # (units, slots): a neighbour's number
+    pair: Any  # (units, slots): the number of the pair; that past the last one in empty slots
+    to: Any  # (more,): the place in its part of a unit that has more neighbours than slots
+    more_other: Any
+    more_pair: Any
+
+
+def table(size: int, edges: np.ndarray) -> Table:
+    """The neighbours of all units of a block; the place of a unit is its number."""
+    empty = len(edges)
+    unit = np.concatenate([edges[:, 0], edges[:, 1]])
+    other = np.concatenate([edges[:, 1], edges[:, 0]])
+    pair = np.tile(np.arange(empty), 2)
+    order = np.lexsort((other, unit))
+    unit, other, pair = unit[order], other[order], pair[order]
+    degree = np.bincount(unit, minlength=size)
+    rank = np.arange(len(unit)) - (np.cumsum(degree) - degree)[unit]
+    slots = _slots(degree)
+    made = np.zeros((size, slots), np.int64), np.full((size, slots), empty)
+    inside = rank < slots
+    made[0][unit[inside], rank[inside]] = other[inside]
+    made[1][unit[inside], rank[inside]] = pair[inside]
+    return Table(*made, unit[~inside], other[~inside], pair[~inside])
+
+
+def _slots(degree: np.ndarray) -> int:
+    """As many as the most neighbours, unless most of the table would then be empty."""
+    most, mean = int(degree.max()), float(degree.mean())
+    return most if most <= _WASTE * mean + 4 else max(1, round(_WASTE * mean))
+
+
+class Neighbours:
+    """What a :class:`Pairwise` factor adds to natural parameters: a
+    :class:`~ebmpp.graph.factors.lateral.Local`.
+
+    Autodiff gives the same over the whole block, and scatters what this looks up: a sweep of a 64x64 torus
+    then takes 50 times as long, and one of 128 units that are all joined 22 times (100 chains).
+    """
+
+    def __init__(self, factor: Pairwise, split: Split, edges: np.ndarray) -> None:
+        self.factor, self.split, self.edges = factor, split, edges
+        self.dense = _is_dense(split.family.size, edges)
+
+    def prepare(self, params: Array) -> Array:
+        """The weights: a symmetric matrix, or one a pair and a last one of 0."""
+        weights = self.factor.weights(params)
+        if self.dense:
+            upper = _matrix(weights, self.edges, self.split.family.size)
+            return upper + upper.T
+        return jnp.append(weights, jnp.zeros((), weights.dtype))
+
+    def field(self, prepared: Array, at: StatisticsAt, part: Any) -> Array:
+        """Natural parameters of the units of ``part``, ``(units, rows, *stat_shape)``."""
+        family = self.split.family
+        read = lambda numbers: family.interaction(at(numbers))
+        if self.dense:
+            around = read(np.arange(family.size))
+            made = jnp.tensordot(self.split.take(prepared, part), around, 1)
+        else:
+            table = self._at(part)
+            made = jnp.einsum("ud,ud...->u...", prepared[table.pair], read(table.other))
+            if table.to.shape[-1]:
+                more = prepared[table.more_pair]
+                each = read(table.more_other)
+                made = made.at[table.to].add(more.reshape(-1, *(1,) * (each.ndim - 1)) * each, mode="drop")
+        return _to_statistics(family, made)
+
+    def _at(self, part: Any) -> Table:
+        if self.split.unrolled:
+            return self._tables[part]
+        return Table(*(jnp.asarray(a)[part] for a in self._stacked))
+
+    @functools.cached_property
+    def _stacked(self) -> Table:
+        """All parts in one array each."""
+        slots = max(t.other.shape[1] for t in self._tables)
+        empty = len(self.edges)
+        widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
+        stack = self.split.padded
+        most = self.split.table.shape[1]
+        return Table(
+            stack([widen(t.other, 0) for t in self._tables], 0),
+            stack([widen(t.pair, empty) for t in self._tables], empty),
+            stack([t.to for t in self._tables], most),
+            stack([t.more_other for t in self._tables], 0),
+            stack([t.more_pair for t in self._tables], empty),
+        )
+
+    @functools.cached_property
+    def _tables(self) -> list[Table]:
+        whole = table(self.split.family.size, self.edges)
+        place = np.zeros(self.split.family.size, np.int64)
+        for units in self.split.units:
+            place[units] = np.arange(len(units))
+        made = []
+        for number, units in enumerate(self.split.units):
+            more = self.split.colors[whole.to] == number
+            rest = place[whole.to[more]], whole.more_other[more], whole.more_pair[more]
+            made.append(Table(whole.other[units], whole.pair[units], *rest))
+        return made
+
+
+def _to_statistics(family: Family, field: Array) -> Array:
+    """Natural parameters of what interacts as natural parameters of all statistics."""
+    zero = jnp.zeros(field.shape[: field.ndim - _interaction_ndim(family)] + family.stat_shape, field.dtype)
+    return jax.vjp(family.interaction, zero)[1](field)[0]
+
+
+def _interaction_ndim(family: Family) -> int:
+    return len(family.interaction_shape) - len(family.shape)

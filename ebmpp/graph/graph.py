@@ -1,0 +1,285 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The declaration: a factor graph of visible and latent blocks, and what follows from it."""
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpyro.distributions as dist
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import checks
+from ebmpp.core.types import Params, State
+from ebmpp.errors import DeclarationError, IntractableError, clash
+from ebmpp.families import Family
+from ebmpp.graph import energy, initialization, normalization, states, tables
+from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.factors import Bias, Bilinear, lateral, pairwise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class FactorGraph(Declaration):
+    """An energy-based model: ``log p(x) = -E(t(x)) + sum_b log r_b(x_b) - log Z``.
+
+    Immutable, hashable and compared by value, so it can be a static argument of ``jax.jit``. All
+    methods take leading batch axes and work under ``jit``, ``vmap`` and ``grad``.
+
+    :param visible: blocks that data are given for, a dict of families.
+    :param latent: the other blocks.
+    :param factors: the terms of the energy.
+    :raises DeclarationError: unknown block, two factors of one name, a block no factor mentions, or
+        an energy that fails.
+    :raises NotMultiAffineError: a factor that is not affine in each unit's statistics.
+
+    **Example**
+
+    >>> import jax
+    >>> from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph
+    >>> rbm = FactorGraph(visible={"v": Bernoulli(4)}, latent={"h": Bernoulli(3)},
+    ...                   factors=[Bias("v"), Bias("h"), Bilinear("v", "h")])
+    >>> rbm.layers
+    (('v',), ('h',))
+    >>> params = rbm.init(jax.random.key(0))
+    >>> rbm.free_energy(params, {"v": jax.numpy.zeros((10, 4))}).shape
+    (10,)
+    """
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: nx.Graph,
+        family: Callable[[int], Family] | Family,
+        *,
+        block: str = "x",
+        shared: bool = False,
+        bias: bool = True,
+    ) -> "FactorGraph":
+        """One visible block of a unit a node, in the nodes' order, whose units interact along the edges.
+
+        :param graph: undirected. Where its edges have a ``weight``, that is where the weights start.
+        :param family: a class such as ``Spin``, called with the number of nodes; or a family of as
+            many units.
+        :param block: the block's name.
+        :param shared: one weight for all edges.
+        :param bias: whether units have biases.
+        :raises DeclarationError: for a directed graph, parallel edges, loops or a wrong number of units.
+
+        **Example**
+
+        >>> import networkx as nx
+        >>> from ebmpp import FactorGraph, Spin
+        >>> torus = nx.grid_2d_graph(64, 64, periodic=True)
+        >>> ising = FactorGraph.from_networkx(torus, family=Spin, shared=True)
+        >>> ising.layers
+        (('x[0]',), ('x[1]',))
+        """
+        made, factors = pairwise.declare(graph, family, block, shared, bias)
+        return cls({block: made}, factors=factors)
+
+    def draw(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the block graph, a column a layer, visible blocks shaded (needs matplotlib).
+
+        :param ax: where to; a new figure if None.
+        :return: the axes.
+        """
+        from ebmpp.graph.drawing import draw_graph  # matplotlib is an extra
+
+        return draw_graph(self, ax)
+
+    # -- params ----------------------------------------------------------------------------------
+
+    def init(
+        self,
+        rng_key: Array,
+        data: Mapping[str, Array] | Array | None = None,
+        scheme: str | Mapping[str, str] = "gaussian",
+        weights: Array | None = None,
+    ) -> Params:
+        """Initial params, a dict keyed by factor name.
+
+        :param rng_key: a jax key.
+        :param data: rows of the visible blocks; their base rates become the visible biases, those of known
+            entries alone where a block is an :class:`~ebmpp.Observed`.
+        :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
+            (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with
+            "weight" ("gaussian", "orthogonal", "zero") and "bias" ("base_rate", "logistic", "zero").
+        :param weights: of the rows in the base rates, not all 0; equal ones by default.
+        :raises ParameterError: for an unknown scheme.
+        :raises StateError: for data of a wrong name, shape or value.
+        """
+        made = initialization.resolve(scheme)
+        means = {} if data is None else tables.mean_statistics(self, data, weights)
+        keys = jax.random.split(checks.key("init: rng_key", rng_key), max(1, len(self.factors)))
+        return {
+            factor.name: initialization.init_factor(factor, key, self.families, made, means)
+            for factor, key in zip(self.factors, keys, strict=False)
+        }
+
+    def check(self, params: Params, values: bool = True) -> None:
+        """Check params: names, shapes, finite values, and that the model normalises.
+
+        :param values: False for names and shapes alone.
+        :raises ParameterError: naming the factor.
+        :raises DomainError: with an account of what does not normalise.
+        """
+        states.check_params(self.param_shapes, params)
+        if not values:
+            return
+        states.check_finite(params)
+        if all(states.is_concrete(leaf) for leaf in jax.tree.leaves(params)):
+            with jax.ensure_compile_time_eval():  # under jit, known params would be staged
+                normalization.check(self, params)
+
+    def as_visible(self, data: State | Array) -> dict[str, Any]:
+        """Data as a dict of visible blocks; a bare array (or the like) stands for the only one.
+
+        :raises StateError: for a bare array when there are several visible blocks.
+        """
+        return states.as_visible(self, data)
+
+    def _as_state(self, x: State | Array) -> dict[str, Any]:
+        """A state as a dict of blocks; a bare array stands for the only visible one."""
+        x = dict(x) if isinstance(x, Mapping) else states.as_visible(self, x)
+        states.check_names(x, self.families)
+        return x
+
+    # -- what follows from the energy ------------------------------------------------------------
+
+    def _rows(self, params: Params, x: State | Array, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
+        states.check_params(self.param_shapes, params)
+        return states.as_rows(self.families, self._as_state(x), tuple(needed))
+
+    def energy(self, params: Params, x: State | Array) -> Array:
+        """E(t(x)).
+
+        :param x: every block, shapes ``(*batch, *shape)``; here and in what follows a bare array stands for
+            the only visible block.
+        :return: shape ``(*batch,)``.
+        :raises StateError: missing or unknown block, wrong shape, NaN, or outside the support.
+        """
+        rows, batch = self._rows(params, x, self.families)
+        value = jax.vmap(lambda t: energy.energy(self, params, t))(self.statistics(rows))
+        return value.reshape(batch)
+
+    def log_density(self, params: Params, x: State | Array) -> Array:
+        """log p(x) + log Z: minus the energy, plus the base measures."""
+        rows, batch = self._rows(params, x, self.families)
+        base = jax.vmap(lambda r: energy.log_base_measure(self, r))(rows)
+        return base.reshape(batch) - self.energy(params, x)
+
+    def _law(self, params: Params, x: State | Array, block: str) -> tuple[Array, Family]:
+        """Natural parameters of a block, or of a part of one such as "x[0]", and their family."""
+        parts_of = {
+            lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)
+        }
+        name, part = parts_of.get(block, (block, None))
+        states.check_names([name], self.families)
+        needed, x = self.neighbours([name]) + ((name,) if name in self.splits else ()), self._as_state(x)
+        rows, batch = self._rows(params, {b: x[b] for b in x if b in self.splits or b != name}, needed)
+        family = self.families[name]
+        if not rows:
+            eta = energy.natural(self, params, {}, [name])[name]
+        else:
+            t = self.statistics(rows)
+            eta = jax.vmap(lambda t: energy.natural(self, params, t, [name])[name])(t)
+            eta = eta.reshape(batch + family.statistic_shape)
+        if part is None:
+            return eta, family
+        units = self.splits[name].units[part]
+        flat = eta.reshape(*batch, family.size, *family.stat_shape)
+        return jnp.take(flat, units, axis=len(batch)), dataclasses.replace(family, shape=(len(units),))
+
+    def natural_parameters(self, params: Params, x: State | Array, block: str) -> Array:
+        """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``.
+
+        :param block: a block, or a part such as "x[0]" of one whose units interact. Of such a whole
+            block, the natural parameter of each unit given all the others.
+        """
+        return self._law(params, x, block)[0]
+
+    def conditional(self, params: Params, x: State | Array, block: str) -> dist.Distribution:
+        """The law of ``block`` given the rest: a NumPyro distribution over the whole block.
+
+        :param block: a block, or a part such as "x[0]" of one whose units interact, whose units are those of
+            ``splits["x"].units[0]``.
+        :raises IntractableError: for a block whose units interact.
+        """
+        if block in self.splits:
+            raise IntractableError(
+                f"{clash(block, block)}, so given the rest it has no law of independent units; ask for one "
+                f"of its parts, such as {lateral.part_name(block, 0)!r}, or draw the block with BlockedGibbs"
+            )
+        eta, family = self._law(params, x, block)
+        return family.distribution(eta)
+
+    def mean(self, params: Params, x: State | Array, block: str) -> Array:
+        """Mean statistics of ``block`` given the rest, dA/deta; of each unit, where the units interact."""
+        eta, family = self._law(params, x, block)
+        return family.mean(eta)
+
+    def mode(self, params: Params, x: State | Array, block: str) -> Array:
+        """The most probable value of ``block`` given the rest; of each unit, where the units interact."""
+        eta, family = self._law(params, x, block)
+        return family.mode(eta)
+
+    def marginal(self, params: Params, x: State | Array, blocks: Iterable[str] | str) -> Array:
+        """log of the unnormalised density of the other blocks, ``blocks`` summed out exactly.
+
+        :param x: the blocks that stay, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored. Of an
+            :class:`~ebmpp.Observed` one, the unknown units are summed out too.
+        :param blocks: blocks that do not interact with one another, nor with one that lacks units.
+        :return: shape ``(*batch,)``.
+        :raises IntractableError: when two of ``blocks``, or units of one, interact.
+        """
+        blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
+        states.check_names(blocks, self.families)
+        states.check_params(self.param_shapes, params)
+        kept = {b: v for b, v in self._as_state(x).items() if b not in blocks}
+        needed = [b for b in self.families if b not in blocks]
+        states.refuse_together(self, blocks)
+        rows, known, batch = states.as_partial_rows(self.families, kept, needed)
+        states.refuse_together(self, blocks, known)
+        if not rows:  # nothing is kept, so there is no axis to map over
+            return energy.log_unnormalized(self, params, {}, blocks)
+        value = jax.vmap(lambda r, k: energy.log_unnormalized(self, params, r, blocks, k))(rows, known)
+        return value.reshape(batch)
+
+    def free_energy(self, params: Params, x: State | Array) -> Array:
+        """F with p(x) proportional to exp(-F(x)): the blocks that ``x`` leaves out are summed out.
+
+        :param x: usually the visible blocks, shapes ``(*batch, *shape)``, or :class:`~ebmpp.Observed` ones,
+            whose unknown units are summed out too.
+        :return: shape ``(*batch,)``.
+        :raises IntractableError: when two blocks left out, or units of one, interact.
+        """
+        x = self._as_state(x)
+        return -self.marginal(params, x, [b for b in self.families if b not in x])
+
+
+def layered(**blocks: Family) -> FactorGraph:
+    """A chain of blocks, each with a bias and bilinear to the next; the first is visible.
+
+    Two blocks make a (restricted) Boltzmann machine, more a deep one.
+
+    :param blocks: families in order.
+    :raises DeclarationError: without blocks.
+
+    **Example**
+
+    >>> from ebmpp import Bernoulli, layered
+    >>> layered(v=Bernoulli(6), h1=Bernoulli(4), h2=Bernoulli(3)).layers
+    (('v', 'h2'), ('h1',))
+    """
+    if not blocks:
+        raise DeclarationError("layered needs at least one block, such as v=Bernoulli(784)")
+    first, *rest = blocks
+    factors = [*map(Bias, blocks), *(Bilinear(a, b) for a, b in itertools.pairwise(blocks))]
+    return FactorGraph({first: blocks[first]}, {b: blocks[b] for b in rest}, factors)

@@ -1,0 +1,225 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Does the model normalise? An account, block by block, for given params.
+
+Finite blocks always do. An Exponential or a learned-variance Gaussian needs its natural parameter
+inside the domain whatever its neighbours do; two blocks of unbounded statistics need the right sign
+(or a positive definite precision, if both are Gaussian). Families are asked for their bounds and domains,
+those of one's own as well. Interactions of two blocks are decided exactly; those of three or more are tried
+at random states, which can refute but not prove.
+"""
+
+import dataclasses
+from functools import lru_cache, partial
+import math
+from typing import Any
+import warnings
+
+import numpy as np
+from numpyro.distributions import constraints
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import random
+from ebmpp.errors import DomainError
+from ebmpp.families import Family
+from ebmpp.graph import definite, energy
+from ebmpp.graph.declaration import Declaration
+
+_RANDOM_STATES = 64
+_DENSE = 512  # units; their precision is a matrix, and of more units only products are taken
+_ROUNDING = 32  # of a product with the precision, in units of the floats' own
+_FAR = 1e6  # a natural parameter that a domain short of all reals does not hold, on one side or the other
+
+
+def check(graph: Declaration, params: dict[str, Any]) -> None:
+    """:raises DomainError: when the model with these params does not normalise, saying why."""
+    quadratic = [b for b, f in graph.families.items() if _is_quadratic(f)]
+    unbounded = [b for b, f in graph.families.items() if _is_unbounded(f)]
+    for block, family in graph.families.items():
+        if _is_restricted(family):
+            _check_reach(graph, params, block)
+    for a, b in graph.interacting(unbounded):
+        if not (a in quadratic and b in quadratic):
+            _check_sign(graph, params, a, b)
+    if graph.interacting(quadratic):
+        _check_precision(graph, params, tuple(quadratic))
+
+
+@lru_cache(maxsize=256)
+def _is_restricted(family: Family) -> bool:
+    """Whether some natural parameters are outside the domain."""
+    one = dataclasses.replace(family, shape=(1,))  # the same program for each width
+    with jax.ensure_compile_time_eval():
+        ends = jnp.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(one.statistic_shape))
+        return not bool(one.in_domain(jnp.broadcast_to(ends, (4, *one.statistic_shape))).all())
+
+
+@lru_cache(maxsize=256)
+def _is_unbounded(family: Family) -> bool:
+    return bool(np.isinf(family.statistic_bounds).any())
+
+
+@lru_cache(maxsize=256)
+def _is_quadratic(family: Family) -> bool:
+    """Whether the log density of a real unit is quadratic in its value, as a Gaussian's is."""
+    if family.support is not constraints.real:
+        return False
+    points = jnp.array([-2.3, -0.7, 0.4, 1.9])
+    curvature = jax.vmap(jax.jacfwd(jax.jacfwd(lambda x: (family.statistics(x), family.log_base_measure(x)))))
+    with jax.ensure_compile_time_eval():
+        return all(bool(jnp.allclose(c, c[:1], 1e-4, 1e-4)) for c in jax.tree.leaves(curvature(points)))
+
+
+def _around(graph: Declaration, block: str) -> list[str]:
+    found = [b for b in graph.families if (b, block) in graph.edges or (block, b) in graph.edges]
+    return found + [b for b in graph.splits if b == block]
+
+
+def _eta(graph: Declaration, params: dict[str, Any], block: str, stats: dict[str, Array]) -> Array:
+    return energy.natural(graph, params, stats, [block])[block]
+
+
+def _check_reach(graph: Declaration, params: dict[str, Any], block: str) -> None:
+    """Natural parameters of ``block`` over everything its bounded neighbours can do."""
+    family = graph.families[block]
+    for worst in _reach(graph, block, params):
+        inside = np.asarray(family.in_domain(worst))
+        if inside.all():
+            continue
+        unit = tuple(int(i) for i in np.argwhere(~inside)[0])
+        raise DomainError(
+            f"the model does not normalise: the natural parameter of block {block!r} ({family!r}) must "
+            f"be {family.domain}, and at unit {unit} it reaches {np.asarray(worst)[unit]!s}. "
+            f"Lower its bias, or weaken its factors {_names(graph, block)}; with no Bias({block!r}) "
+            "there is nothing to hold it in its domain."
+        )
+
+
+@partial(jax.jit, static_argnums=(0, 1))  # op by op a check of 784x500 units takes 20 times as long
+def _reach(graph: Declaration, block: str, params: dict[str, Any]) -> tuple[Array, Array]:
+    """The largest and the smallest natural parameters; a domain is convex, so it has what is between."""
+    around = _around(graph, block)
+    if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
+        return _tried(graph, params, block, around)
+    zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in around}
+    high = low = _eta(graph, params, block, zero)
+    for b in around:
+        if not _is_unbounded(graph.families[b]):
+            slope = _slope(graph, block, b, params)
+            high = high + _largest(slope, graph.families[b])
+            low = low - _largest(-slope, graph.families[b])
+    return high, low
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _slope(graph: Declaration, a: str, b: str, params: dict[str, Any]) -> Array:
+    """How the natural parameters of ``a`` depend on the statistics of ``b``, the other neighbours at 0."""
+    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _around(graph, a)}
+    few = math.prod(graph.families[b].statistic_shape) < math.prod(graph.families[a].statistic_shape)
+    return (jax.jacfwd if few else jax.jacrev)(lambda t: _eta(graph, params, a, {**zero, b: t}))(zero[b])
+
+
+def _largest(slope: Array, other: Family) -> Array:
+    """The largest contribution of one bounded neighbour, exactly: unit by unit over its states."""
+    own = slope.ndim - len(other.statistic_shape)
+    states = other.states()
+    unit_axes = tuple(range(own, own + len(other.shape)))
+    if states is not None:
+        table = other.statistics(states).reshape(len(states), *other.stat_shape)
+        stat_axes = list(range(slope.ndim - len(other.stat_shape), slope.ndim))
+        per_state = jnp.tensordot(slope, table, (stat_axes, list(range(1, table.ndim))))
+        return per_state.max(-1).sum(unit_axes)
+    low, high = (jnp.broadcast_to(bound, slope.shape) for bound in other.statistic_bounds)
+    return jnp.maximum(slope * low, slope * high).sum(tuple(range(own, slope.ndim)))
+
+
+def _tried(graph: Declaration, params: dict[str, Any], block: str, around: list[str]) -> tuple[Array, Array]:
+    key = random.key_pair(jax.random.key(0))
+    stats = {}
+    for i, b in enumerate(around):
+        f = graph.families[b]
+        drawn = random.words(random.fold_in(key, i), _RANDOM_STATES * f.size * f.num_words)
+        stats[b] = f.statistics(f.initial(drawn.reshape(_RANDOM_STATES, *f.shape, f.num_words)))
+    eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
+    return eta.max(0), eta.min(0)
+
+
+def _check_sign(graph: Declaration, params: dict[str, Any], a: str, b: str) -> None:
+    fa, fb = graph.families[a], graph.families[b]
+    slope = np.asarray(_slope(graph, a, b, params)).reshape(fa.size, -1, fb.size, math.prod(fb.stat_shape))
+    # to which sides the product of two statistics has no end, shape (1, S of a, 1, S of b)
+    (low_a, high_a), (low_b, high_b) = (np.isinf(np.reshape(f.statistic_bounds, (2, -1))) for f in (fa, fb))
+    each = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, :, None]
+    up = each(high_a, high_b) | each(low_a, low_b)
+    down = each(high_a, low_b) | each(low_a, high_b)
+    wrong = (up & (slope > 0)) | (down & (slope < 0))
+    if wrong.any():
+        sides = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
+        where = np.argwhere(wrong)[0] * [0, 1, 0, 1]
+        raise DomainError(
+            f"the model does not normalise: {_both(a, fa, b, fb)} unbounded, so every coupling between them "
+            f"must be {sides[bool(up[tuple(where)]), bool(down[tuple(where)])]}; {int(wrong.sum())} are not. "
+            f"Change the params of {_names(graph, a, b)}, or bound one of the two blocks "
+            "(Bernoulli, Spin, Categorical, Binomial)."
+        )
+
+
+def _both(a: str, fa: Family, b: str, fb: Family) -> str:
+    return (
+        f"the units of block {a!r} ({fa!r}) are"
+        if a == b
+        else f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
+    )
+
+
+def _check_precision(graph: Declaration, params: dict[str, Any], blocks: tuple[str, ...]) -> None:
+    size = sum(graph.families[b].size for b in blocks)
+    if size <= _DENSE:
+        columns = _precision_times(graph, blocks, params, jnp.eye(size))
+        lower = upper = float(np.linalg.eigvalsh(np.asarray(columns, float))[0])
+    else:
+        # two rows, though one is asked for: one row alone takes XLA seven times as long (5000 units)
+        rows = lambda v: jnp.broadcast_to(jnp.asarray(v, float)[None], (2, size))
+        product = lambda v: _precision_times(graph, blocks, params, rows(v))[0]
+        lower, upper = definite.least_eigenvalue(
+            product, size, _ROUNDING * jnp.finfo(jnp.result_type(float)).eps
+        )
+    remedy = f"Weaken the factors {_names(graph, *blocks)} between them."
+    if upper <= 0:
+        raise DomainError(
+            f"the model does not normalise: the joint precision of the Gaussian blocks {list(blocks)} has "
+            f"smallest eigenvalue {upper:.4g}{'' if size <= _DENSE else ' or less'}, and must be positive "
+            f"definite. {remedy}"
+        )
+    if not lower > 0:
+        warnings.warn(
+            "the model may not normalise: the smallest eigenvalue of the joint precision of the Gaussian "
+            f"blocks {list(blocks)} is between {lower:.4g} and {upper:.4g}, and must be positive. {remedy}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _precision_times(
+    graph: Declaration, blocks: tuple[str, ...], params: dict[str, Any], vectors: Array
+) -> Array:
+    """The joint precision of ``blocks`` times each row of ``vectors``, the others at 0."""
+    others = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in blocks}
+
+    def negative_log_density(x: dict[str, Array]) -> Array:
+        stats = {b: graph.families[b].statistics(v) for b, v in x.items()}
+        return energy.energy(graph, params, {**others, **stats}) - energy.log_base_measure(graph, x)
+
+    zero, unravel = jax.flatten_util.ravel_pytree({b: jnp.zeros(graph.families[b].shape) for b in blocks})
+    slope = jax.grad(lambda z: negative_log_density(unravel(z)))
+    return jax.vmap(lambda v: jax.jvp(slope, (zero,), (v,))[1])(vectors)
+
+
+def _names(graph: Declaration, *blocks: str) -> list[str]:
+    if len(set(blocks)) == 1:
+        return [f.name for f in graph.factors if blocks[0] in f.blocks and f.interacts]
+    return [f.name for f in graph.factors if len(set(f.blocks) & set(blocks)) > 1]

@@ -1,0 +1,210 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Numerical proof, at declaration, that a factor is what the design needs: multi-affine."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import checks
+from ebmpp.errors import DeclarationError, NotMultiAffineError
+from ebmpp.families import Family
+from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.factor import Params
+from ebmpp.graph.factors.lateral import Split
+
+_TOLERANCE = 1e-3  # relative; float32 sums over a thousand units agree to about 1e-5
+
+
+def probe(
+    factor: Factor,
+    families: Mapping[str, Family],
+    params: Params,
+    splits: Mapping[str, Split] = MappingProxyType({}),
+) -> None:
+    """Check that the energy is affine in the statistics of each block of ``factor``, or of each of its parts.
+
+    The gradient in one block's statistics is compared between random points that differ in this block
+    alone, and the energy's change with the gradient's; a smooth function that passes is affine there
+    with probability one.
+
+    :param splits: how blocks whose units interact are split.
+
+    :raises DeclarationError: when the energy fails, is not a scalar or not finite.
+    :raises NotMultiAffineError: when it is not affine, or units of one block interact.
+    """
+    scope = tuple(families[b] for b in factor.blocks)
+    generator, floats = np.random.default_rng(0), np.dtype(jnp.result_type(float))
+    draw = lambda f: generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats)
+    shaken = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
+    noisy = jax.tree.map(shaken, params)
+    base, other = [draw(f) for f in scope], [draw(f) for f in scope]
+    # One program, which goes when this function returns: op by op, each width of a block would leave some
+    # twenty in jax's caches, of a megabyte each.
+    measure = jax.jit(lambda *given: _measure(factor, scope, splits, *given))
+    found = _run(factor, measure, noisy, base, other)
+    if not np.isfinite(found.value):
+        noisy = params  # an energy that restricts its params (a logarithm, say) is probed at its init
+        found = _run(factor, measure, noisy, base, other)
+    if not np.isfinite(found.value):
+        raise DeclarationError(f"{factor!r}: energy is {found.value} at its initial params")
+    for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
+        if not (found.curved[i] or found.jumps[i]):
+            continue
+        if _in_parts(factor, block, splits):
+            _refuse_parts(factor, splits[block])
+        at = _energy_in(factor, scope, noisy, base, i)
+        mutual = found.curved[i] and not jumps_alone(at, jnp.asarray(base[i]), jnp.asarray(other[i]), family)
+        _refuse(factor, block, family, bool(mutual))
+
+
+class _Found(NamedTuple):
+    """What the probe measures."""
+
+    value: Array
+    """The energy."""
+    curved: tuple[Array, ...]
+    """By block: whether its gradient changes where it alone is moved."""
+    jumps: tuple[Array, ...]
+    """Whether the energy changes by something else than the gradient says."""
+
+
+def _run(factor: Factor, measure: Callable[..., _Found], *given: Any) -> _Found:
+    try:
+        return jax.device_get(measure(*given))
+    except DeclarationError:
+        raise
+    except Exception as error:
+        params, stats, _ = given
+        shapes = {b: s.shape for b, s in zip(factor.blocks, stats, strict=True)}
+        raise DeclarationError(
+            f"{factor!r}: its energy failed when called with params of shape "
+            f"{jax.tree.map(jnp.shape, params)} and statistics of shape {shapes}: {_remedy(error)}{error}"
+        ) from error
+
+
+def _remedy(error: Exception) -> str:
+    """What to write in place of Python's own ``if``, ``float`` and numpy, which cannot be compiled."""
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "energies are compiled, so use jax.numpy in place of numpy. jax says: "
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        return (
+            "energies are compiled, so Python's if, bool, float and int cannot depend on params or "
+            "statistics; use jnp.where or jax.lax.cond. jax says: "
+        )
+    return ""
+
+
+def _energy_in(
+    factor: Factor, scope: tuple[Family, ...], params: Params, base: Sequence[Array], i: int
+) -> Callable[[Array], Array]:
+    """The energy as a function of one block's statistics."""
+    return lambda t: factor.evaluate(params, *base[:i], t, *base[i + 1 :], families=scope)
+
+
+def _measure(
+    factor: Factor,
+    scope: tuple[Family, ...],
+    splits: Mapping[str, Split],
+    params: Params,
+    base: Sequence[Array],
+    other: Sequence[Array],
+) -> _Found:
+    value = factor.evaluate(params, *base, families=scope)
+    if not isinstance(value, jax.Array | np.ndarray | np.number | float | int) or jnp.shape(value) != ():
+        told = checks.tell(value) if not hasattr(value, "shape") else f"shape {jnp.shape(value)}"
+        raise DeclarationError(
+            f"{factor!r}: energy returned {told}, expected a scalar; it is called "
+            "with one state, and the library adds the batch axes"
+        )
+    found = []
+    for i, block in enumerate(factor.blocks):
+        at, here, moved = _energy_in(factor, scope, params, base, i), base[i], other[i]
+        if not _in_parts(factor, block, splits):
+            found.append(_measure_block(at, here, moved))
+        elif factor.local(dict(zip(factor.blocks, scope, strict=True)), splits[block]) is not None:
+            found.append((jnp.array(False), jnp.array(False)))  # affine by its form
+        else:
+            found.append(_measure_parts(at, here, moved, splits[block]))
+    curved, jumps = zip(*found, strict=True)
+    return _Found(jnp.asarray(value), curved, jumps)
+
+
+def _in_parts(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:
+    return block in splits and any(b == block for b, _ in factor.lateral)
+
+
+def _measure_block(at: Callable[[Array], Array], here: Array, moved: Array) -> tuple[Array, Array]:
+    value_here, slope_here = jax.value_and_grad(at)(here)
+    value_there, slope_there = jax.value_and_grad(at)(moved)
+    scale = jnp.abs(slope_here).max() + jnp.abs(slope_there).max() + jnp.abs(value_here) / moved.size + 1e-6
+    curved = jnp.abs(slope_here - slope_there).max() > _TOLERANCE * scale
+    step = moved - here
+    predicted, size = jnp.vdot(slope_here, step), jnp.vdot(jnp.abs(slope_here), jnp.abs(step))
+    size = size + jnp.abs(value_here) + jnp.abs(value_there) + 1e-6
+    return curved, jnp.abs(value_there - value_here - predicted) > _TOLERANCE * size
+
+
+def _measure_parts(
+    at: Callable[[Array], Array], here: Array, moved: Array, split: Split
+) -> tuple[Array, Array]:
+    """The same for each part: its units' gradients must not change when all of its units are moved."""
+    family = split.family
+    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
+    value, slope = jax.value_and_grad(at)(here)
+
+    def change(part: Array) -> tuple[Array, Array]:
+        inside = colors == part
+        step = jnp.where(inside, moved - here, 0)
+        value_there, there = jax.value_and_grad(at)(here + step)
+        curved = jnp.where(inside, jnp.abs(there - slope), 0).max()
+        return curved, jnp.abs(value_there - value - jnp.vdot(slope, step))
+
+    curved, jumps = jax.lax.map(change, jnp.arange(split.num_parts))
+    scale = jnp.abs(slope).max() + jnp.abs(value) / moved.size + 1e-6
+    size = jnp.vdot(jnp.abs(slope), jnp.abs(moved - here)) + jnp.abs(value) + 1e-6
+    return (curved > _TOLERANCE * scale).any(), (jumps > _TOLERANCE * size).any()
+
+
+def _refuse(factor: Factor, block: str, family: Family, mutual: bool) -> NoReturn:
+    """:param mutual: whether units of the block interact with one another."""
+    if mutual:
+        raise NotMultiAffineError(
+            f"{factor!r}: units of block {block!r} interact with one another, so they cannot be drawn "
+            "together; say which do (Factor(..., lateral=...) or Pairwise), or split the block"
+            + factor.advice
+        )
+    raise NotMultiAffineError(
+        f"{factor!r}: its energy is not affine in the sufficient statistics of block {block!r} "
+        f"({family!r}); accepted is an energy in which each unit's statistics enter linearly, the "
+        "other units held fixed (products of different blocks' statistics are fine; for x**2 use "
+        "Gaussian(..., variance='learned'), whose statistics are x and x**2)" + factor.advice
+    )
+
+
+def _refuse_parts(factor: Factor, split: Split) -> NoReturn:
+    raise NotMultiAffineError(
+        f"{factor!r}: its energy is not affine in the statistics of units of block {split.block!r} "
+        f"({split.family!r}) that its lateral pairs say do not interact; name every pair of units of this "
+        "block whose product is in the energy, and let each unit's statistics enter linearly, the others "
+        "held fixed"
+    )
+
+
+def jumps_alone(at: Callable[[Array], Array], here: Array, there: Array, family: Family) -> bool:
+    """Whether moving one unit's statistics changes that same unit's own gradient."""
+    per_unit = max(1, int(np.prod(family.stat_shape)))
+    flat, moved = here.reshape(-1, per_unit), there.reshape(-1, per_unit)
+    gradient = lambda t: jax.grad(at)(t.reshape(here.shape)).reshape(-1, per_unit)
+    before = gradient(flat)
+    for unit in range(min(len(flat), 8)):
+        after = gradient(flat.at[unit].set(moved[unit]))
+        if jnp.abs(after - before)[unit].max() > _TOLERANCE * (jnp.abs(before).max() + 1e-6):
+            return True
+    return False
