@@ -26,8 +26,8 @@ from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
 from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
 from ebmpp.graph.energy import weighted_gradient
-from ebmpp.moves import Move, coupled_sweep, draw_sweep, equal
-from ebmpp.plan import resolve_moves
+from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, equal
+from ebmpp.moves.sweeps import resolve_moves
 
 PAIRS = 1000
 ONE = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))

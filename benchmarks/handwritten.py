@@ -17,9 +17,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import sweeps
 from ebmpp.core import random
 from ebmpp.graph.declaration import schedule
+from ebmpp.moves.gibbs import sweep_rows
 from ebmpp.training import estimate_step
 
 ROWS, SWEEPS = 1000, 10
@@ -37,7 +37,7 @@ def model() -> tuple[ebmpp.FactorGraph, dict[str, Array]]:
 def gibbs(rbm: ebmpp.FactorGraph, params: dict, v: Array, h: Array, pair: Array) -> dict:
     """Ours: sweeps derived from the energy."""
     rows = random.fold_in(pair, jnp.arange(len(v)))
-    one = lambda i, x: sweeps.sweep_rows(rbm, params, x, schedule(rbm), random.fold_in(rows, i))
+    one = lambda i, x: sweep_rows(rbm, params, x, schedule(rbm), random.fold_in(rows, i))
     return jax.lax.fori_loop(0, SWEEPS, one, {"v": v, "h": h})
 
 

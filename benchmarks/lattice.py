@@ -25,11 +25,13 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import FactorGraph, Spin, cluster_sweep, moves, sweeps
+from ebmpp import FactorGraph, Spin, cluster_sweep
 from ebmpp.core import random
 from ebmpp.errors import UnmetError
 from ebmpp.graph.declaration import schedule
-from ebmpp.plan import resolve_moves
+from ebmpp.moves import gibbs
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.sweeps import resolve_moves
 
 try:
     import thrml
@@ -52,7 +54,7 @@ def ours(graph: FactorGraph, params: dict, x: Array, pair: Array, num: int) -> A
     """Sweeps that follow from the declaration."""
     rows = random.fold_in(pair, jnp.arange(len(x)))
     layers = schedule(graph)
-    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(rows, i))
+    one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(rows, i))
     return jax.lax.fori_loop(0, num, one, {"x": x})["x"]
 
 
@@ -178,7 +180,7 @@ def follow(graph: FactorGraph, made: tuple, params: dict, x: Array, pair: Array)
     rows = random.fold_in(pair, jnp.arange(len(x)))
 
     def one(x: Array, i: Array) -> tuple[Array, tuple[Array, Array]]:
-        x = moves.draw_sweep(graph, params, {"x": x}, made, random.fold_in(rows, i), {})[0]["x"]
+        x = draw_sweep(graph, params, {"x": x}, made, random.fold_in(rows, i), {})[0]["x"]
         return x, (x.mean(-1) ** 2, graph.energy({"x:x": jnp.ones(())}, {"x": x}) / x.shape[-1])
 
     return jax.lax.scan(one, x, jnp.arange(BLOCK))

@@ -31,7 +31,7 @@ import ebmpp
 from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
 from ebmpp.engine import run_pairs
-from ebmpp.plan import resolve_moves
+from ebmpp.moves.sweeps import resolve_moves
 
 PAIRS, LIMIT = 1000, 1000
 REPORT = Path(__file__).parent / "report"

@@ -18,14 +18,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import moves, sweeps
 from ebmpp.core import random
 from ebmpp.core.types import Rows
-from ebmpp.couplings import Trial, where_rows
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, energy, parts, states
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.layer_move import Layer
+from ebmpp.moves import gibbs
+from ebmpp.moves.couplings import Trial, where_rows
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.move import agree, compare, couple_focused
 
 #: log of a weight beside the energy, row by row: a function of all blocks as rows.
 LogWeight = Callable[[Rows], Array]
@@ -77,7 +78,7 @@ class Bound:
 
     def steps(self) -> list[tuple[int, int, tuple[str, ...]]]:
         """The layers with the number of their first part and how many parts they have."""
-        counts = [sweeps.num_parts(self.graph, layer) for layer in self.layers]
+        counts = [gibbs.num_parts(self.graph, layer) for layer in self.layers]
         starts = itertools.accumulate(counts, initial=0)
         return list(zip(starts, counts, self.layers, strict=False))
 
@@ -133,7 +134,7 @@ def move(bound: Bound, x: Rows, pairs: Array, fraction: float = 1.0) -> tuple[di
         def step(part: Any, carry: tuple, start: int = start, layer: tuple[str, ...] = layer) -> tuple:
             x, taken = carry
             keys = random.fold_in(pairs, start + part)
-            draw = lambda params, x, k: sweeps.draw_part(bound.graph, params, x, layer, part, k)
+            draw = lambda params, x, k: gibbs.draw_part(bound.graph, params, x, layer, part, k)
             drawn = bound.map(draw, x, keys)
             if bound.log_weight is None or set(layer).isdisjoint(bound.weighted):
                 return x | drawn, taken
@@ -188,7 +189,7 @@ def couple(
     :param bounds: the surroundings of the leading and of the following chain.
     :param z: both chains, ``(2, rows, *shape)`` a block.
     :param kinds: a coupling for each of ``bounds[0].layers``.
-    :return: both chains, and which rows are broken (see :class:`~ebmpp.couplings.Attempt`).
+    :return: both chains, and which rows are broken (see :class:`~ebmpp.moves.couplings.Attempt`).
     """
     graph, alike = bounds[0].graph, jnp.broadcast_to(_same_params(bounds), len(pairs))
     carry = dict(z), jnp.zeros(len(pairs), bool)
@@ -201,9 +202,9 @@ def couple(
                 for i, bound in enumerate(bounds)
             ]
             focused = {b: jnp.stack([each[0][b], each[1][b]]) for b in move.blocks}
-            same = alike & moves.agree(moves.compare(graph, z), move.reads(graph), len(pairs))
+            same = alike & agree(compare(graph, z), move.reads(graph), len(pairs))
             draw = Trial(pairs, jnp.ones(len(pairs), bool), same, part)
-            made = moves.couple_focused(graph, focused, z, move, start + part, {}, draw)
+            made = couple_focused(graph, focused, z, move, start + part, {}, draw)
             new = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
             keys = random.fold_in(pairs, start + part)
             return _accepted(bounds, move.blocks, z, new, keys, fraction), broken | made.broken

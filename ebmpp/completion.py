@@ -16,12 +16,13 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import search, sweeps
+from ebmpp import search
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Schedule
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
+from ebmpp.moves import gibbs
 
 METHODS = ("posterior", "local_mode")
 
@@ -276,7 +277,7 @@ def _pairs(pair: Array, chain: Array, row: Array) -> Array:
 
 @partial(jax.jit, static_argnums=0)
 def _start(graph: FactorGraph, whole: Any, partial_: Any, keep: Any, pairs: Array) -> dict[str, Array]:
-    x = sweeps.initial_rows(graph, tuple(graph.families), random.fold_in(pairs, 0)) | whole
+    x = gibbs.initial_rows(graph, tuple(graph.families), random.fold_in(pairs, 0)) | whole
     return x | {b: jnp.where(k, partial_[b], x[b]) for b, k in keep.items()}
 
 
@@ -305,7 +306,7 @@ def _sample(
     """The last states, means of the conditional means, and the log densities ``(num_samples, chains)``."""
 
     def sweep(index: Array, x: dict[str, Array]) -> dict[str, Array]:
-        return sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, 1, index), keep)
+        return gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, 1, index), keep)
 
     def step(carry: tuple, index: Array) -> tuple:
         x, mean = carry

@@ -18,7 +18,6 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import sweeps
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateError, clash
@@ -26,6 +25,7 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.arrays import describe
 from ebmpp.graph.declaration import schedule
 from ebmpp.layout import Layout
+from ebmpp.moves import gibbs
 
 LogPartition = Callable[[Params], Array]
 
@@ -103,8 +103,8 @@ def _refuse_gradient(primals: tuple, tangents: tuple) -> NoReturn:
 def _draw(graph: FactorGraph, params: Params, pairs: Array, num_sweeps: Array) -> dict[str, Array]:
     """Every block after ``num_sweeps`` sweeps from initial draws."""
     layers = schedule(graph)
-    start = sweeps.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
-    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
+    start = gibbs.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
+    one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
     return jax.lax.fori_loop(1, num_sweeps + 1, one, start)
 
 

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Keep
-from ebmpp.couplings import MOST_TRIALS, Trial
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.moves import Flags, Move, agree, compare, copied, draw_sweep, note, offsets
+from ebmpp.moves.couplings import MOST_TRIALS, Trial
+from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, note, offsets
 from ebmpp.slots import Jobs, Slots, first_size, stage_sizes
 
 #: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
@@ -62,7 +62,7 @@ class Window(NamedTuple):
     lag: Array
     max_sweeps: Array
     """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. Trials of a draw have a
-    limit of :data:`~ebmpp.couplings.MOST_TRIALS`, and of 1024 for each of these sweeps."""
+    limit of :data:`~ebmpp.moves.couplings.MOST_TRIALS`, and of 1024 for each of these sweeps."""
 
     def inside(self, t: Array) -> Array:
         """Weight of f(X_t) in the ergodic average."""
@@ -87,7 +87,8 @@ class Outcome(NamedTuple):
     acceptance: Array | None
     """Proposals that a chain took over those it was made; None without Metropolis moves."""
     broken: Array | int = 0
-    """Pairs that were stopped because a draw could not be made: see :class:`~ebmpp.couplings.Attempt`."""
+    """Pairs that were stopped because a draw could not be made: see
+    :class:`~ebmpp.moves.couplings.Attempt`."""
 
 
 class _Run(NamedTuple):

@@ -15,7 +15,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import families, sweeps
+from ebmpp import families
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
@@ -23,6 +23,7 @@ from ebmpp.estimators import Batch, Estimator
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.graph.arrays import describe
+from ebmpp.moves.gibbs import draw_layer
 
 Units = str | Family | Callable[[int], Family]
 
@@ -171,7 +172,7 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Arra
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
             key = random.fold_in(rows, i, index)
-            x |= sweeps.draw_layer(graph, params, x, (block,), key, {})
+            x |= draw_layer(graph, params, x, (block,), key, {})
         return x["v"]
 
     return lax.fori_loop(0, count, one, v)

@@ -17,13 +17,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration, random_cluster, sweeps
+from ebmpp import enumeration, random_cluster
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.factors.pairwise import Pairwise
+from ebmpp.moves import gibbs
 from ebmpp.past import from_the_past
 
 METHODS = ("auto", "enumerate", "coupling_from_the_past", "random_cluster")
@@ -67,10 +68,10 @@ def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[
     u = random.uniform(random.words(random.fold_in(pairs, 0), 2))
     group = _pick(u[:, 0], jax.nn.logsumexp(table, axis=-1)[None])
     chosen = group * width + _pick(u[:, 1], table[group])
-    x = sweeps.initial_rows(graph, drawn, random.fold_in(pairs, 1)) if drawn else {}
+    x = gibbs.initial_rows(graph, drawn, random.fold_in(pairs, 1)) if drawn else {}
     x |= jax.vmap(lambda i: enumeration.decode(graph, listed, i))(chosen)
     if drawn:
-        x |= sweeps.draw_layer(graph, params, x, drawn, random.fold_in(pairs, 2), {})
+        x |= gibbs.draw_layer(graph, params, x, drawn, random.fold_in(pairs, 2), {})
     return {b: x[b] for b in graph.families}, jnp.isfinite(table).any() & jnp.ones(len(pairs), bool)
 
 
@@ -180,7 +181,7 @@ def _both_sweep(graph: FactorGraph, params: Params, x: Blocks, pairs: Array) -> 
                 made[b] = _monotone(family, words, e)
             return made
 
-        x = x | sweeps.visit(graph, params, x, blocks, new)
+        x = x | gibbs.visit(graph, params, x, blocks, new)
     return x
 
 

@@ -14,7 +14,6 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import sweeps
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import DeclarationError
@@ -23,6 +22,7 @@ from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.transforms.rewire import Initial, mean_params
+from ebmpp.moves import gibbs
 from ebmpp.training import fit
 
 
@@ -210,4 +210,4 @@ def _draw(
 def _drawn(
     graph: FactorGraph, level: tuple[str, ...], params: Params, rows: dict[str, Array], pairs: Array
 ) -> dict[str, Array]:
-    return sweeps.draw_layer(graph, params, rows, level, pairs, {})
+    return gibbs.draw_layer(graph, params, rows, level, pairs, {})

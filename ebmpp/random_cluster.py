@@ -24,7 +24,6 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.clusters import components
 from ebmpp.core import random
 from ebmpp.core.types import Blocks
 from ebmpp.errors import IntractableError
@@ -32,6 +31,7 @@ from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.pairwise import Pairwise
+from ebmpp.moves.clusters import components
 from ebmpp.past import from_the_past
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Keep, Rows, Schedule
-from ebmpp.couplings import where_rows
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.sweeps import sweep_rows, visit
+from ebmpp.moves.couplings import where_rows
+from ebmpp.moves.gibbs import sweep_rows, visit
 
 
 class Search(NamedTuple):

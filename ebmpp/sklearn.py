@@ -22,12 +22,13 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp import harmonium, sweeps
+from ebmpp import harmonium
 from ebmpp.core import random
 from ebmpp.errors import DivergenceError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
 from ebmpp.harmonium import Carried, Units
+from ebmpp.moves import gibbs
 
 __all__ = ["HarmoniumTransformer"]
 
@@ -292,7 +293,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         harmonium.check_count(self, "n_samples", n_samples)
         harmonium.check_count(self, "n_sweeps", n_sweeps)
         first, pair = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
-        start = sweeps.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
+        start = gibbs.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
         made = harmonium.gibbs(self.graph_, self.params_, start, pair, int(n_sweeps))
         return self._as_columns(np.asarray(made))
 

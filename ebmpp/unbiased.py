@@ -17,16 +17,16 @@ import jax.numpy as jnp
 
 from ebmpp.accumulators import Function, check_function
 from ebmpp.core import checks, random
-from ebmpp.couplings import MOST_TRIALS
 from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import Given, Observed, as_given, as_rows
-from ebmpp.moves import Move
-from ebmpp.plan import check_params, resolve_moves
+from ebmpp.moves.couplings import MOST_TRIALS
+from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.move import Move
+from ebmpp.moves.sweeps import check_params, resolve_moves
 from ebmpp.search import near_modes
-from ebmpp.sweeps import initial_rows
 
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | None
@@ -134,7 +134,8 @@ def unbiased_expectation(
     :param m: last sweep that counts, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: a kind for every layer, or one a layer, or "metropolis", or moves: see
-        :func:`ebmpp.plan.resolve_moves`. With Metropolis moves the estimate tells their acceptance, and
+        :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate tells their acceptance,
+            and
         warns when every pair met at once: then nothing was corrected, and it is unbiased in name only.
     :param init: starts: values of some or all blocks (shape ``(*shape,)``, or ``(num_pairs, *shape)``: rows
         of data, say), a function of a jax key to such a dict for one pair, "local_mode" for one Gibbs sweep

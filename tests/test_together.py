@@ -15,14 +15,14 @@ import ebmpp
 from ebmpp import Bernoulli, FactorGraph, Gaussian, engine, layered
 from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
-from ebmpp.couplings import Trial
 from ebmpp.engine import Window, run_pairs
 from ebmpp.errors import ArgumentError, DeclarationError, UnmetError
-from ebmpp.langevin import Langevin
-from ebmpp.layer_move import Layer
-from ebmpp.moves import couple_focused, coupled_sweep, draw_sweep, equal
-from ebmpp.plan import resolve_moves
-from ebmpp.sweeps import initial_rows
+from ebmpp.moves.couplings import Trial
+from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.langevin import Langevin
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
+from ebmpp.moves.sweeps import resolve_moves
 from helpers import pair
 
 PAIRS = 64

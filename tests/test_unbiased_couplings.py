@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, layered, metropolis_sweep
 from ebmpp.errors import DeclarationError
-from ebmpp.metropolis import Metropolis
+from ebmpp.moves.metropolis import Metropolis
 from helpers import (
     assert_law,
     assert_rows_law,

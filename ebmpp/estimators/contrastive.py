@@ -24,8 +24,8 @@ from ebmpp.estimators.phases import (
     two_phases,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.moves import Move, draw_sweep
-from ebmpp.plan import resolve_moves
+from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.sweeps import resolve_moves
 
 Moves = Move | Sequence[Move] | None
 

@@ -26,7 +26,7 @@ from ebmpp.estimators.phases import (
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import gradient_at
-from ebmpp.sweeps import initial_rows, sweep_rows
+from ebmpp.moves.gibbs import initial_rows, sweep_rows
 
 
 class SDCPState(NamedTuple):

@@ -15,8 +15,8 @@ from ebmpp.estimators.phases import fresh_chains, row_pairs, whole_visible
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import weighted_gradient
+from ebmpp.moves.gibbs import hold, initial_rows
 from ebmpp.search import local_modes
-from ebmpp.sweeps import hold, initial_rows
 
 
 class HerdingState(NamedTuple):

@@ -18,7 +18,7 @@ from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import gradient_at, weighted_gradient
-from ebmpp.sweeps import hold, initial_rows, sweep_rows
+from ebmpp.moves.gibbs import hold, initial_rows, sweep_rows
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from ebmpp.estimators.phases import (
     two_phases,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.tempering import equalized, replicate, tempered_params, tempered_sweep
+from ebmpp.moves.tempering import equalized, replicate, tempered_params, tempered_sweep
 
 
 class TemperedState(NamedTuple):

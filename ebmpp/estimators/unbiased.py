@@ -30,10 +30,10 @@ from ebmpp.estimators.phases import (
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import as_rows
-from ebmpp.moves import Move
-from ebmpp.plan import resolve_moves
+from ebmpp.moves.gibbs import hold, initial_rows, sweep_rows
+from ebmpp.moves.move import Move
+from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.search import near_modes
-from ebmpp.sweeps import hold, initial_rows, sweep_rows
 from ebmpp.unbiased import check_max_sweeps
 
 Start = str | Callable[[Array], Mapping[str, Array]]
@@ -70,8 +70,8 @@ class UCD:
     :param k: first sweep that counts. Default: adaptive.
     :param m: last sweep that counts, at least k; default k. With an adaptive k: how many more sweeps.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 where only k is given.
-    :param coupling: see :func:`ebmpp.plan.resolve_moves`. One that is a single name holds for the posterior
-        too.
+    :param coupling: see :func:`ebmpp.moves.sweeps.resolve_moves`. One that is a single name holds for the
+        posterior too.
     :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that go on from step to
         step by one sweep each, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local
         mode that is searched from uniform draws), or a function of a jax key to values of some or all blocks

@@ -18,13 +18,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration, sweeps
+from ebmpp import enumeration
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact, path
 from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
 from ebmpp.graph import FactorGraph, states
+from ebmpp.moves import gibbs
 from ebmpp.perfect import perfect_sample
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
@@ -324,7 +325,7 @@ def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array],
         )
     if missing:
         rows = random.fold_in(pair, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
-        x |= sweeps.draw_layer(graph, params, x, missing, rows, {})
+        x |= gibbs.draw_layer(graph, params, x, missing, rows, {})
     return x
 
 

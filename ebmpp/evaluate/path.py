@@ -22,13 +22,14 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import enumeration, sweeps
+from ebmpp import enumeration
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.graph.declaration import schedule
+from ebmpp.moves import gibbs
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
 FEWEST = 2
@@ -169,8 +170,8 @@ def _short_chains(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Blo
     chains, and their natural parameters given the rest, averaged likewise.
     """
     layers = schedule(graph)
-    one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
-    x = sweeps.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
+    one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
+    x = gibbs.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
     x = jax.lax.fori_loop(1, _PILOT_SWEEPS + 1, one, x)
     eta = {b: energy.natural_rows(graph, params, x, [b])[b] for b in graph.families}
     mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
@@ -290,8 +291,8 @@ def _carry(
 
     def draw(blocks: Iterable[str], eta: Eta, beta: Array, pairs: Array) -> Blocks:
         eta = {b: _between(eta0[b], eta[b], beta) for b in blocks}
-        words = random.words(pairs, sweeps.num_words(graph, blocks))
-        return sweeps.draw_rows(graph, blocks, eta, words)
+        words = random.words(pairs, gibbs.num_words(graph, blocks))
+        return gibbs.draw_rows(graph, blocks, eta, words)
 
     def step(i: Array, carry: tuple) -> tuple:
         x, log_weight, spread = carry
@@ -308,13 +309,13 @@ def _carry(
 
             def new(eta: Eta, view: Any, part: Any, keys: Array = keys) -> Blocks:
                 words = random.words(
-                    keys if part is None else random.fold_in(keys, 0, part), sweeps.num_words(view, eta)
+                    keys if part is None else random.fold_in(keys, 0, part), gibbs.num_words(view, eta)
                 )
                 start = {b: eta0[b] if part is None else _of_part(graph, eta0, b, part) for b in eta}
                 eta = {b: _between(start[b], e, high) for b, e in eta.items()}
-                return sweeps.draw_rows(view, eta, eta, words)
+                return gibbs.draw_rows(view, eta, eta, words)
 
-            x = x | sweeps.visit(graph, params, x, blocks, new)
+            x = x | gibbs.visit(graph, params, x, blocks, new)
         kept = {b: v for b, v in x.items() if b not in summed}
         return kept, log_weight + gain, spread.at[i].set(gain.std())
 
@@ -325,7 +326,7 @@ def _carry(
 @partial(jax.jit, static_argnames=("graph", "blocks"))
 def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, pairs: Array) -> Blocks:
     eta = {b: jnp.broadcast_to(eta0[b], (len(pairs), *eta0[b].shape)) for b in blocks}
-    return sweeps.draw_rows(graph, blocks, eta, random.words(pairs, sweeps.num_words(graph, blocks)))
+    return gibbs.draw_rows(graph, blocks, eta, random.words(pairs, gibbs.num_words(graph, blocks)))
 
 
 def anneal(

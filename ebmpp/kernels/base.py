@@ -19,12 +19,13 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import search, sweeps
+from ebmpp import search
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Schedule
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.declaration import schedule
+from ebmpp.moves import gibbs
 
 #: Where a kernel's chains start.
 STARTS = ("uniform", "local_mode")
@@ -97,7 +98,7 @@ class Conditions:
     ) -> dict[str, Array]:
         """Step 0: uniform draws, overridden by ``init_params``, and where it leads from there."""
         pairs = self.pairs(rng_key, 0)
-        z = self.from_rows(sweeps.initial_rows(self.graph, self.free, pairs))
+        z = self.from_rows(gibbs.initial_rows(self.graph, self.free, pairs))
         given = {b: jnp.asarray(v).astype(z[b].dtype) for b, v in (init_params or {}).items()}
         z |= {b: jnp.broadcast_to(v, z[b].shape) for b, v in given.items()}
         x = self.to_rows(z)

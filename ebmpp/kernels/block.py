@@ -12,7 +12,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bound, search, sweeps
+from ebmpp import bound, search
 from ebmpp.bound import Bound
 from ebmpp.core import checks, random
 from ebmpp.core.types import Rows
@@ -21,6 +21,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import STARTS, is_batched
 from ebmpp.kernels.surroundings import Sites, Surroundings, split_siblings
+from ebmpp.moves import gibbs
 
 
 class BlockState(NamedTuple):
@@ -120,7 +121,7 @@ class GibbsBlock(MCMCKernel):
 
     def begin(self, values: Rows, made: Bound, pairs: Array) -> dict[str, Array]:
         """Rows of the first state: sites where ``values`` are, latents drawn."""
-        drawn = sweeps.initial_rows(self.graph, tuple(self.graph.families), pairs)
+        drawn = gibbs.initial_rows(self.graph, tuple(self.graph.families), pairs)
         x = drawn | self.within.to_rows(values, {}, made)
         if self.start == "local_mode":
             x = made.map(lambda params, x, k: self._near_mode(params, x, k), x, pairs)
@@ -210,7 +211,7 @@ class GibbsBlock(MCMCKernel):
         """Steps done, and acceptance where there are Metropolis steps."""
         steps = int(np.max(state.i))
         sites = [layer for layer in self.within.layers if set(layer) & set(self.within.site_blocks)]
-        layers = sum(sweeps.num_parts(self.graph, layer) for layer in sites)
+        layers = sum(gibbs.num_parts(self.graph, layer) for layer in sites)
         told = f"{steps} steps of {list(self.within.layouts)}"
         if self.within.log_weight is None:
             return told
@@ -281,7 +282,7 @@ class GibbsFunction:
         made = within.bind(gibbs_sites, hmc_sites, (), {})
         batch = within.batch_of(gibbs_sites)
         rows = math.prod(batch)
-        drawn = sweeps.initial_rows(within.graph, within.latents, self.block.step_pairs(rng_key, 0, rows))
+        drawn = gibbs.initial_rows(within.graph, within.latents, self.block.step_pairs(rng_key, 0, rows))
         x = within.to_rows(gibbs_sites, drawn, made)
         x, _ = self.block.advance(made, x, self.block.step_pairs(rng_key, 1, rows))
         return within.to_sites(x, gibbs_sites, batch)

@@ -15,13 +15,14 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bound, couplings
+from ebmpp import bound
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
 from ebmpp.kernels.block import GibbsBlock
 from ebmpp.kernels.surroundings import Rows
-from ebmpp.sweeps import initial_rows
+from ebmpp.moves import couplings
+from ebmpp.moves.gibbs import initial_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class CoupledComposite(MCMCKernel):
     :param steps: :class:`~ebmpp.GibbsBlock` and :class:`Conjugate` objects, in the order of a sweep. They are
         the posterior: no model is looked at (``GibbsBlock.verify`` does).
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: of the layers of the graphs: one of :data:`ebmpp.couplings.KINDS`.
+    :param coupling: of the layers of the graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
     :raises ArgumentError: for a step that is neither.
     :raises ArgumentError: for a lag below 1, an unknown coupling, or a site in two steps.
 
@@ -278,8 +279,8 @@ class CoupledComposite(MCMCKernel):
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
     """A draw of ``p`` and one of ``q``, equal with the largest probability possible.
 
-    A log density that is not a number ends the rejection loop, and :data:`~ebmpp.couplings.MOST_TRIALS` do;
-    both are flagged.
+    A log density that is not a number ends the rejection loop, and :data:`~ebmpp.moves.couplings.MOST_TRIALS`
+    do; both are flagged.
 
     :param key: a jax key.
     :param p: a distribution.

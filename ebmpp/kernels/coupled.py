@@ -10,10 +10,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import moves
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
 
 
 class CouplingState(NamedTuple):
@@ -64,7 +64,7 @@ class CoupledKernel(RowKernel):
         """What is collected without being asked for: draws, and what bounds and suggestions are made of."""
         return ("z", "distance", "energies")
 
-    def _moves(self, conditions: Conditions) -> tuple[moves.Move, ...]:
+    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
         raise NotImplementedError
 
     def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> CouplingState:
@@ -73,9 +73,7 @@ class CoupledKernel(RowKernel):
 
         def ahead(t: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
             pairs = conditions.pairs(rng_key, t + 1)
-            x, taken = moves.draw_sweep(
-                conditions.graph, conditions.params, carry[0], made, pairs, conditions.keep
-            )
+            x, taken = draw_sweep(conditions.graph, conditions.params, carry[0], made, pairs, conditions.keep)
             return x, carry[1] + taken
 
         taken = jnp.zeros(conditions.num_rows, jnp.int32)
@@ -83,7 +81,7 @@ class CoupledKernel(RowKernel):
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
         unmet = jnp.zeros(conditions.num_rows, bool)
-        together = moves.agree(moves.compare(conditions.graph, z), conditions.free, conditions.num_rows)
+        together = agree(compare(conditions.graph, z), conditions.free, conditions.num_rows)
         return self._state(conditions, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, together, unmet)
 
     def _sample_one(self, state: CouplingState, conditions: Conditions) -> CouplingState:
@@ -92,7 +90,7 @@ class CoupledKernel(RowKernel):
         x, y = conditions.to_rows(state.z), conditions.to_rows(state.y)
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
         graph, params = conditions.graph, conditions.params
-        z, together, broken, taken = moves.coupled_sweep(graph, params, z, made, pairs, conditions.keep)
+        z, together, broken, taken = coupled_sweep(graph, params, z, made, pairs, conditions.keep)
         flat = lambda a: a.reshape(conditions.num_rows)
         met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
         t, taken = state.t + 1, before + taken

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ebmpp import couplings, moves, plan
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Conditions
 from ebmpp.kernels.coupled import CoupledKernel, CouplingState
-from ebmpp.layer_move import Layer
+from ebmpp.moves import couplings, sweeps
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.move import Move
 
 
 class MaximalCoupling(CoupledKernel):
@@ -24,7 +25,8 @@ class MaximalCoupling(CoupledKernel):
 
     :param graph: the declaration.
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer, or moves: see :func:`ebmpp.plan.resolve_moves`.
+    :param coupling: a kind for every layer, or one a layer, or moves: see
+        :func:`ebmpp.moves.sweeps.resolve_moves`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for a lag below 1, or an unknown coupling or start.
 
@@ -50,13 +52,13 @@ class MaximalCoupling(CoupledKernel):
         self,
         graph: FactorGraph,
         lag: int = 1,
-        coupling: str | Sequence[str] | moves.Move | Sequence[moves.Move] | None = None,
+        coupling: str | Sequence[str] | Move | Sequence[Move] | None = None,
         init: str = "uniform",
     ) -> None:
         super().__init__(graph, lag, init)
         if coupling is None or isinstance(coupling, str):
             couplings.resolve(coupling, graph.block_layers)
-        single = (coupling,) if isinstance(coupling, moves.Move) else coupling
+        single = (coupling,) if isinstance(coupling, Move) else coupling
         self.coupling = single if single is None or isinstance(single, str) else tuple(single)
 
     def _options(self) -> dict[str, Any]:
@@ -66,11 +68,11 @@ class MaximalCoupling(CoupledKernel):
     def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
         made = super().conditions(model_args, model_kwargs, check)
         if check and not isinstance(self.coupling, str):
-            plan.check_params(made.graph, made.params, self.coupling or ())
+            sweeps.check_params(made.graph, made.params, self.coupling or ())
         return made
 
-    def _moves(self, conditions: Conditions) -> tuple[moves.Move, ...]:
-        return plan.resolve_moves(conditions.graph, self.coupling, conditions.clamped)
+    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
+        return sweeps.resolve_moves(conditions.graph, self.coupling, conditions.clamped)
 
 
 class MetropolisCoupling(CoupledKernel):
@@ -123,18 +125,18 @@ class MetropolisCoupling(CoupledKernel):
         super().__init__(graph, lag, init)
         self.proposal = proposal
         self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
-        plan.metropolis_sweep(graph, (), proposal, self.marginalize)
+        sweeps.metropolis_sweep(graph, (), proposal, self.marginalize)
 
     def _options(self) -> dict[str, Any]:
         named = {} if self.proposal == "uniform" else {"proposal": self.proposal}
         return named | super()._options() | ({"marginalize": self.marginalize} if self.marginalize else {})
 
-    def _moves(self, conditions: Conditions) -> tuple[moves.Move, ...]:
+    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
         clamped = tuple(conditions.clamped)
         summed = tuple(b for b in self.marginalize if b not in clamped)
         if set(summed) == set(conditions.free):  # nothing is left to propose: an exact draw
             return (Layer(summed, "maximal"),)
-        return plan.metropolis_sweep(conditions.graph, clamped, self.proposal, summed)
+        return sweeps.metropolis_sweep(conditions.graph, clamped, self.proposal, summed)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
         """How many pairs have met, when, and how many proposals were accepted."""

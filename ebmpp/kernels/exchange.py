@@ -19,13 +19,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp import perfect, sweeps
+from ebmpp import perfect
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import is_batched
+from ebmpp.moves import gibbs
 
 Sites = dict[str, Array]
 
@@ -311,10 +312,10 @@ class Exchange(MCMCKernel):
             return perfect.draw_rows(graph, params, pairs, self.auxiliary, self.max_sweeps)
         x, first = dict(rows), random.fold_in(pairs, 0)
         if summed:
-            x |= sweeps.initial_rows(graph, summed, first)
-            x |= sweeps.draw_layer(graph, params, x, summed, random.fold_in(first, 1), {})
+            x |= gibbs.initial_rows(graph, summed, first)
+            x |= gibbs.draw_layer(graph, params, x, summed, random.fold_in(first, 1), {})
         layers = schedule(graph)
-        one = lambda i, x: sweeps.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
+        one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
         x = jax.lax.fori_loop(1, self.auxiliary + 1, one, x)
         return x, jnp.ones(len(pairs), bool)
 

@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import sweeps
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.moves import gibbs
 
 
 class GibbsState(NamedTuple):
@@ -76,7 +76,7 @@ class BlockedGibbs(RowKernel):
         # uint32 needs no care for x64, and wraps where int32 would go negative
         pairs = conditions.pairs(state.rng_key, (state.i + 1).astype(jnp.uint32))
         graph, params = conditions.graph, conditions.params
-        x = sweeps.sweep_rows(graph, params, x, conditions.layers, pairs, conditions.keep)
+        x = gibbs.sweep_rows(graph, params, x, conditions.layers, pairs, conditions.keep)
         return GibbsState(conditions.from_rows(x), state.i + 1, state.rng_key)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:

@@ -10,9 +10,10 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import moves, plan
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.moves import sweeps
+from ebmpp.moves.move import Move, draw_sweep
 
 
 class LangevinState(NamedTuple):
@@ -88,9 +89,9 @@ class GibbsLangevin(RowKernel):
         self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
         self._moves(())
 
-    def _moves(self, clamped: Sequence[str]) -> tuple[moves.Move, ...]:
+    def _moves(self, clamped: Sequence[str]) -> tuple[Move, ...]:
         options = self.step_size, self.num_steps, self.marginalize, self.adjust
-        return plan.langevin_sweep(self.graph, clamped, *options)
+        return sweeps.langevin_sweep(self.graph, clamped, *options)
 
     def _options(self) -> dict[str, Any]:
         named = {"step_size": self.step_size, "num_steps": self.num_steps}
@@ -106,7 +107,7 @@ class GibbsLangevin(RowKernel):
         made = self._moves(tuple(conditions.clamped))
         x, i = conditions.to_rows(state.z), state.i + 1
         pairs = conditions.pairs(state.rng_key, i.astype(jnp.uint32))
-        x, taken = moves.draw_sweep(conditions.graph, conditions.params, x, made, pairs, conditions.keep)
+        x, taken = draw_sweep(conditions.graph, conditions.params, x, made, pairs, conditions.keep)
         proposals = sum(move.proposes for move in made)
         share = taken.reshape(conditions.batch) / proposals if proposals else jnp.ones(conditions.batch)
         mean = state.acceptance + (share - state.acceptance) / i.astype(share.dtype)

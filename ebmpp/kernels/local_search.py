@@ -13,13 +13,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import search, sweeps
+from ebmpp import search
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.moves import gibbs
 
 
 class LocalMode(NamedTuple):
@@ -209,7 +210,7 @@ def _lay_out(
         return made
 
     count = jnp.arange(math.prod(batch))
-    x = sweeps.initial_rows(graph, graph.families, random.fold_in(pair, 0, count))
+    x = gibbs.initial_rows(graph, graph.families, random.fold_in(pair, 0, count))
     both = spread(*start) | spread(given.whole, given.batch)
     x |= {b: v.astype(x[b].dtype) for b, v in both.items()}
     partial_, keep = spread(given.partial, given.batch), spread(given.keep, given.batch)

@@ -14,12 +14,13 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import accumulators, search, sweeps
+from ebmpp import accumulators, search
 from ebmpp.core import checks
 from ebmpp.core.types import Keep, Params
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.moves import gibbs
 
 
 class RatesState(NamedTuple):
@@ -188,8 +189,8 @@ class RatesFPCD(_FastWeights):
     ) -> dict[str, Array]:
         graph, layers = conditions.graph, conditions.layers
         if self.k == 1:
-            return sweeps.sweep_rows(graph, params, x, layers, pairs, keep)
-        one = lambda x, pair: (sweeps.sweep_rows(graph, params, x, layers, pair[None], keep), None)
+            return gibbs.sweep_rows(graph, params, x, layers, pairs, keep)
+        one = lambda x, pair: (gibbs.sweep_rows(graph, params, x, layers, pair[None], keep), None)
         return lax.scan(one, x, pairs)[0]
 
 

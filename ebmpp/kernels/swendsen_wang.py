@@ -4,10 +4,11 @@
 
 from typing import Any
 
-from ebmpp import moves, plan
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Conditions
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
+from ebmpp.moves import sweeps
+from ebmpp.moves.move import draw_sweep
 
 
 class SwendsenWang(BlockedGibbs):
@@ -41,17 +42,17 @@ class SwendsenWang(BlockedGibbs):
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         super().__init__(graph, init)
-        plan.cluster_sweep(graph)
+        sweeps.cluster_sweep(graph)
 
     def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
         made = super().conditions(model_args, model_kwargs, check)
         if check:
-            plan.check_params(made.graph, made.params, plan.cluster_sweep(made.graph, made.clamped))
+            sweeps.check_params(made.graph, made.params, sweeps.cluster_sweep(made.graph, made.clamped))
         return made
 
     def _sample_one(self, state: GibbsState, conditions: Conditions) -> GibbsState:
         x, graph = conditions.to_rows(state.z), conditions.graph
         pairs = conditions.pairs(state.rng_key, (state.i + 1).astype("uint32"))
-        sweep = plan.cluster_sweep(graph, conditions.clamped)
-        x, _ = moves.draw_sweep(graph, conditions.params, x, sweep, pairs, conditions.keep)
+        sweep = sweeps.cluster_sweep(graph, conditions.clamped)
+        x, _ = draw_sweep(graph, conditions.params, x, sweep, pairs, conditions.keep)
         return GibbsState(conditions.from_rows(x), state.i + 1, state.rng_key)

@@ -11,14 +11,14 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import tempering
 from ebmpp.core import checks
 from ebmpp.engine import DEFAULT_SLOTS
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given, Observed, as_given, clamps
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.kernels.coupling import MaximalCoupling
-from ebmpp.moves import Move
+from ebmpp.moves import tempering
+from ebmpp.moves.move import Move
 from ebmpp.unbiased import Estimate, Init, unbiased_expectation
 
 
@@ -265,7 +265,7 @@ class TemperingCoupling(_Tempered, MaximalCoupling):
     :param betas: inverse temperatures increasing from 0 or more to 1; a run of :class:`ParallelTempering`
         finds good ones.
     :param lag: sweeps that the leading ensemble is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.couplings.resolve`.
+    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for wrong betas, a lag below 1, or an unknown coupling or start.
 
@@ -352,7 +352,7 @@ def tempered_expectation(
     :param params: its params.
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
     :param betas: inverse temperatures increasing from 0 or more to 1.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.couplings.resolve`.
+    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param init: as there; values are the start of every replica, a function's key is a replica's own.
     :return: an :class:`~ebmpp.unbiased.Estimate`. All other arguments are as there.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".

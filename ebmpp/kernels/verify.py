@@ -14,10 +14,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import sweeps
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import energy
 from ebmpp.kernels.block import GibbsBlock
+from ebmpp.moves import gibbs
 
 _TRIES = 3  # values of the siblings
 _STATES = 6  # states of the sites at each
@@ -64,7 +64,7 @@ def verify(
         rows = math.prod(batch)
         for index in range(_STATES):
             pairs = block.step_pairs(k, index, rows)
-            x = sweeps.initial_rows(within.graph, within.site_blocks, pairs) | made.clamped
+            x = gibbs.initial_rows(within.graph, within.site_blocks, pairs) | made.clamped
             sites = within.to_sites(x, own, batch)
             theirs.append(log_density(model, model_args, model_kwargs, siblings | sites)[0])
             ours.append(_log_density(block, made, x))

@@ -31,8 +31,8 @@ from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import horizon
 from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.moves.gibbs import initial_rows, sweep_rows
 from ebmpp.search import near_modes
-from ebmpp.sweeps import initial_rows, sweep_rows
 from helpers import assert_rows_law, pair, random_params
 
 BATCHES, ROWS = 40, 400

@@ -13,10 +13,11 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import FactorGraph, Observed, exact, sweeps
+from ebmpp import FactorGraph, Observed, exact
 from ebmpp.core import random
 from ebmpp.graph import states
 from ebmpp.graph.declaration import schedule
+from ebmpp.moves import gibbs
 from helpers import assert_law
 
 ROWS = 3000
@@ -38,7 +39,7 @@ def derive(graph: FactorGraph, observed: dict[str, np.ndarray], params: Any, x: 
         made["free_energy"] = graph.free_energy(params, {"a": x["a"]})
     keep = states.as_given(graph.families, {b: Observed(start[b], k) for b, k in observed.items()}).keep
     pairs = random.fold_in(random.key_pair(jax.random.key(0)), jnp.arange(ROWS))
-    made["swept"] = sweeps.sweep_rows(graph, params, start, schedule(graph), pairs, keep)
+    made["swept"] = gibbs.sweep_rows(graph, params, start, schedule(graph), pairs, keep)
     return made
 
 

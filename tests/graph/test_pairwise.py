@@ -29,7 +29,7 @@ from ebmpp import (
 )
 from ebmpp.errors import ArgumentError, DeclarationError, DomainError, IntractableError, NotMultiAffineError
 from ebmpp.graph.energy import natural_rows
-from ebmpp.sweeps import visit
+from ebmpp.moves.gibbs import visit
 from helpers import enumerate_numpy, numpy_energy, random_params, random_state
 
 

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import sweeps
 from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
 from ebmpp.engine import Window, run_pairs
-from ebmpp.plan import resolve_moves
+from ebmpp.moves import gibbs
+from ebmpp.moves.sweeps import resolve_moves
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(3))
 PARAMS = jax.tree.map(
@@ -81,7 +81,7 @@ def test_kernel_and_engine_meet_at_the_same_times() -> None:
     mcmc = run(ebmpp.MaximalCoupling(RBM), chains, 60)
     keys = jax.random.split(jax.random.key(3), chains)
     rows = random.fold_in(random.key_pair(keys), 0, 0)
-    start = sweeps.initial_rows(RBM, RBM.families, rows)
+    start = gibbs.initial_rows(RBM, RBM.families, rows)
     window = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))
     engine = run_pairs(
         RBM, resolve_moves(RBM, None), EnergyGradient(), 16, PARAMS, start, start,

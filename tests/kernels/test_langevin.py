@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Gaussian, GibbsLangevin, MaximalCoupling, Observed, layered
 from ebmpp.errors import DeclarationError, IntractableError
-from ebmpp.langevin import Langevin
-from ebmpp.layer_move import Layer
-from ebmpp.moves import coupled_sweep, draw_sweep, equal
+from ebmpp.moves.langevin import Langevin
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.move import coupled_sweep, draw_sweep, equal
 from helpers import assert_law, assert_rows_law
 
 GRAPH = layered(v=Gaussian(3, variance="learned"), h=Bernoulli(2))

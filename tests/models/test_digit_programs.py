@@ -74,9 +74,11 @@ def test_sweeps_have_the_declared_law(kind: str) -> None:
 
 def _draws(graph: FactorGraph, params: Any, key: jax.Array) -> dict:
     rows = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(key), jax.numpy.arange(4000))
-    start = ebmpp.sweeps.initial_rows(graph, graph.families, rows)
+    start = ebmpp.moves.gibbs.initial_rows(graph, graph.families, rows)
     layers = schedule(graph)
-    one = lambda i, x: ebmpp.sweeps.sweep_rows(graph, params, x, layers, ebmpp.core.random.fold_in(rows, i))
+    one = lambda i, x: ebmpp.moves.gibbs.sweep_rows(
+        graph, params, x, layers, ebmpp.core.random.fold_in(rows, i)
+    )
     return graph.statistics(jax.lax.fori_loop(1, 40, one, start))
 
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ import jax.numpy as jnp
 
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,14 +22,14 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Keep, Rows
-from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Spin
 from ebmpp.graph import FactorGraph, parts, states
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.lateral import Split
 from ebmpp.graph.factors.pairwise import Pairwise, Table
-from ebmpp.moves import Drawn, Whole
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.move import Drawn, Whole
 
 _UNROLLED = 8  # neighbours of a unit that are looked at one by one in Python
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Keep, Rows
-from ebmpp.couplings import Attempt, Trial, resolve
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph, parts
 from ebmpp.graph.arrays import as_array, settle
@@ -36,9 +35,10 @@ from ebmpp.graph.transforms.replicate import (
     select,
     tempered_params,
 )
-from ebmpp.layer_move import Layer
-from ebmpp.moves import Drawn, Flags, Whole, agree, compare, copied, couple_focused, equal, note
-from ebmpp.sweeps import draw_layer
+from ebmpp.moves.couplings import Attempt, Trial, resolve
+from ebmpp.moves.gibbs import draw_layer
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.move import Drawn, Flags, Whole, agree, compare, copied, couple_focused, equal, note
 
 
 def check_betas(betas: Any) -> tuple[float, ...]:
@@ -326,7 +326,7 @@ def tempered_sweep(
     """The move of :class:`TemperingCoupling` and :class:`ParallelTempering`.
 
     :param graph: the graph of one replica.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.couplings.resolve`.
+    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param clamped: blocks that are held.
     :raises ArgumentError: for an unknown coupling.
     """

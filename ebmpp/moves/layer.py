@@ -9,13 +9,13 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Keep, Rows
-from ebmpp.couplings import KINDS, Attempt, Trial, attempt, stalls
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.graph import FactorGraph, parts
 from ebmpp.graph.energy import natural_rows
 from ebmpp.graph.factors.lateral import Split
-from ebmpp.moves import Drawn
-from ebmpp.sweeps import draw_layer, hold
+from ebmpp.moves.couplings import KINDS, Attempt, Trial, attempt, stalls
+from ebmpp.moves.gibbs import draw_layer, hold
+from ebmpp.moves.move import Drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Layer:
     """Blocks of one layer, redrawn from their conditionals.
 
     :param blocks: blocks that do not interact.
-    :param kind: a coupling, one of :data:`ebmpp.couplings.KINDS`.
+    :param kind: a coupling, one of :data:`ebmpp.moves.couplings.KINDS`.
     """
 
     blocks: tuple[str, ...]

@@ -24,14 +24,14 @@ from ebmpp import (
     unbiased_expectation,
 )
 from ebmpp.core import random
-from ebmpp.couplings import KINDS
 from ebmpp.errors import IntractableError
 from ebmpp.graph.declaration import schedule
-from ebmpp.layer_move import Layer
-from ebmpp.metropolis import Metropolis
-from ebmpp.moves import coupled_sweep, draw_sweep, equal
-from ebmpp.plan import metropolis_sweep, resolve_moves
-from ebmpp.sweeps import initial_rows, sweep_rows
+from ebmpp.moves.couplings import KINDS
+from ebmpp.moves.gibbs import initial_rows, sweep_rows
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.metropolis import Metropolis
+from ebmpp.moves.move import coupled_sweep, draw_sweep, equal
+from ebmpp.moves.sweeps import metropolis_sweep, resolve_moves
 from helpers import random_params
 
 ROWS, SWEEPS = 6, 2

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Keep, Rows
-from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.moves import Drawn, Whole, agree
-from ebmpp.sweeps import hold, num_words, split_words
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.gibbs import hold, num_words, split_words
+from ebmpp.moves.move import Drawn, Whole, agree
 
 #: Laws to propose from: uniform, or each family's law of initial values, which every family has.
 PROPOSALS = ("uniform", "initial")

@@ -7,18 +7,18 @@ from typing import Any
 
 import jax
 
-from ebmpp.clusters import Clusters
 from ebmpp.core import checks
-from ebmpp.couplings import resolve, stalls
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
-from ebmpp.langevin import Langevin, is_real
-from ebmpp.layer_move import Layer
-from ebmpp.metropolis import Metropolis
-from ebmpp.moves import Move
+from ebmpp.moves.clusters import Clusters
+from ebmpp.moves.couplings import resolve, stalls
+from ebmpp.moves.langevin import Langevin, is_real
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.metropolis import Metropolis
+from ebmpp.moves.move import Move
 
 
 def resolve_moves(
@@ -26,8 +26,8 @@ def resolve_moves(
 ) -> tuple[Move, ...]:
     """The moves of a coupled sweep.
 
-    :param coupling: what :func:`ebmpp.couplings.resolve` takes (a kind of coupling for every layer, or one
-        a layer, or None); "metropolis" for :func:`metropolis_sweep` with uniform proposals; or moves, one
+    :param coupling: what :func:`ebmpp.moves.couplings.resolve` takes (a kind of coupling for every layer, or
+        one a layer, or None); "metropolis" for :func:`metropolis_sweep` with uniform proposals; or moves, one
         or several.
     :param clamped: blocks that are held.
     :param exact: refuse moves that do not leave the model's law as it is, and pairs that could never meet.
@@ -121,7 +121,7 @@ def metropolis_sweep(
 ) -> tuple[Move, ...]:
     """A Metropolis move of the free blocks, and then a draw of those that it sums out.
 
-    :param proposal: "uniform" or "initial", see :class:`~ebmpp.metropolis.Metropolis`.
+    :param proposal: "uniform" or "initial", see :class:`~ebmpp.moves.metropolis.Metropolis`.
     :param marginalize: blocks that are summed out of the acceptance ratio.
     :raises ArgumentError: for an unknown proposal, or blocks summed out so that none is left to propose.
     :raises DeclarationError: for a block without a uniform law.
@@ -155,7 +155,7 @@ def langevin_sweep(
     afterwards.
 
     :param clamped: blocks that are held.
-    :param step_size: see :class:`~ebmpp.langevin.Langevin`, as for the other arguments.
+    :param step_size: see :class:`~ebmpp.moves.langevin.Langevin`, as for the other arguments.
     :raises ArgumentError: for numbers out of range, or an unknown block.
     :raises DeclarationError: for a graph without real-valued blocks.
     :raises IntractableError: for two blocks that cannot be summed out together.
@@ -198,7 +198,7 @@ def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     :param clamped: blocks that are held.
     :return: moves of a coupled sweep, such as :func:`~ebmpp.unbiased_expectation` takes.
     :raises IntractableError: for a graph in which no units of one block interact, or not in a way that makes
-        clusters; see :class:`~ebmpp.clusters.Clusters`.
+        clusters; see :class:`~ebmpp.moves.clusters.Clusters`.
 
     **References**
 

@@ -37,7 +37,7 @@ from ebmpp.core.types import Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.families.family import LogRatio
 from ebmpp.graph import FactorGraph
-from ebmpp.sweeps import draw_rows, num_words, split_words
+from ebmpp.moves.gibbs import draw_rows, num_words, split_words
 
 #: The couplings of a layer.
 KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Categorical, FactorGraph, Family, Gaussian, Poisson, Spin
 from ebmpp.core import random
-from ebmpp.couplings import KINDS, Attempt, Trial, attempt, resolve
+from ebmpp.moves.couplings import KINDS, Attempt, Trial, attempt, resolve
 from helpers import alone, assert_law
 
 ROWS = 20_000

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves: the steps that a sweep is made of, for one chain and for a coupled pair.
 
-A coupled sweep is a tuple of moves. :class:`~ebmpp.layer_move.Layer` redraws a layer from its conditionals
-(blocked Gibbs), :class:`~ebmpp.metropolis.Metropolis` proposes values of several layers at once. The engine
-and the coupled kernels know nothing else, so a new kind of step is one class.
+A coupled sweep is a tuple of moves. :class:`~ebmpp.moves.layer.Layer` redraws a layer from its conditionals
+(blocked Gibbs), :class:`~ebmpp.moves.metropolis.Metropolis` proposes values of several layers at once. The
+engine and the coupled kernels know nothing else, so a new kind of step is one class.
 
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
 """
@@ -18,9 +18,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Keep, Rows
-from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.factors.lateral import each_part
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
 
 Drawn = tuple[dict[str, Array], Array]
 #: Which parts of a block the chains of a row have as one value, ``(rows, parts)`` a block.
@@ -84,7 +84,7 @@ def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
 def draw_sweep(
     graph: FactorGraph, params: Any, x: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
 ) -> Drawn:
-    """One sweep of one chain a row; for layers, that of :func:`ebmpp.sweeps.sweep_rows`."""
+    """One sweep of one chain a row; for layers, that of :func:`ebmpp.moves.gibbs.sweep_rows`."""
     x, taken = dict(x), jnp.zeros(len(pairs), jnp.int32)
     for index, move in enumerate(moves):
         drawn, took = move.draw(graph, params, x, random.fold_in(pairs, index), keep)
@@ -157,7 +157,7 @@ def coupled_sweep(
     :param pairs: key pairs of this sweep, ``(rows, 2)``; trial r of move i draws from
         ``fold_in(pairs, i, r)``.
     :return: both chains; which rows agree on all blocks, whose values are then equal bit by bit; which are
-        broken (see :class:`~ebmpp.couplings.Attempt`); and how many proposals each row accepted.
+        broken (see :class:`~ebmpp.moves.couplings.Attempt`); and how many proposals each row accepted.
     """
     z, flags, rows = dict(z), compare(graph, z), len(pairs)
     broken, taken = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Keep, Rows
-from ebmpp.couplings import Attempt, Trial, where_rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
 from ebmpp.families.gaussian import reflected
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.energy import natural_rows
-from ebmpp.metropolis import refuse_held
-from ebmpp.moves import Drawn, Whole, agree
-from ebmpp.sweeps import hold
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.gibbs import hold
+from ebmpp.moves.metropolis import refuse_held
+from ebmpp.moves.move import Drawn, Whole, agree
 
 
 def is_real(family: Family) -> bool:

@@ -31,12 +31,12 @@ from ebmpp import (
     cluster_sweep,
     exact,
 )
-from ebmpp.clusters import components
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph.factors.pairwise import table
-from ebmpp.moves import coupled_sweep, equal
-from ebmpp.sweeps import initial_rows
+from ebmpp.moves.clusters import components
+from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.move import coupled_sweep, equal
 from helpers import assert_law, assert_rows_law, random_params
 
 CHAINS = 3000

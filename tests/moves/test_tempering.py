@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian, tempering
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian
 from ebmpp.errors import DeclarationError, DomainError
+from ebmpp.moves import tempering
 from helpers import alone, numpy_energy, pair, random_params, random_state
 
 MIXED = pair(Gaussian(2, "learned"), Categorical(3, 4))

@@ -1,0 +1,21 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Moves: one step of a chain, and of a coupled pair of chains."""
+
+from ebmpp.moves.clusters import Clusters
+from ebmpp.moves.langevin import Langevin
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.metropolis import Metropolis
+from ebmpp.moves.move import Move
+from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
+
+__all__ = [
+    "Clusters",
+    "Langevin",
+    "Layer",
+    "Metropolis",
+    "Move",
+    "cluster_sweep",
+    "langevin_sweep",
+    "metropolis_sweep",
+]
