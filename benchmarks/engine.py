@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
-from ebmpp.engine import DEFAULT_SLOTS, Window, run_pairs
 from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.sampling.accumulators import EnergyGradient
+from ebmpp.sampling.engine import DEFAULT_SLOTS, Window, run_pairs
 
 PAIRS = 1000
 ONE = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))

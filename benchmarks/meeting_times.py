@@ -28,10 +28,10 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
-from ebmpp.engine import run_pairs
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.sampling.accumulators import EnergyGradient
+from ebmpp.sampling.engine import run_pairs
 
 PAIRS, LIMIT = 1000, 1000
 REPORT = Path(__file__).parent / "report"

@@ -4,7 +4,6 @@
 
 from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
-from ebmpp.completion import Completion, complete
 from ebmpp.core.version import VERSION as __version__  # noqa: F401, N811
 from ebmpp.diagnostics import summary, to_datatree
 from ebmpp.distribution import EnergyDistribution, check_model
@@ -62,14 +61,15 @@ from ebmpp.layout import Layout
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.moves.clusters import Clusters
 from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
-from ebmpp.perfect import perfect_sample
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.pretraining import pretrain
 from ebmpp.reporting import Report, report
+from ebmpp.sampling.completion import Completion, complete
+from ebmpp.sampling.expectation import unbiased_expectation
+from ebmpp.sampling.perfect import perfect_sample
 from ebmpp.spectral import spectral_descent
 from ebmpp.stages import Stage
 from ebmpp.training import Fit, fit
-from ebmpp.unbiased import unbiased_expectation
 
 __all__ = [
     "CD",

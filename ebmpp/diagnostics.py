@@ -17,7 +17,7 @@ from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.composite import CoupledComposite
 from ebmpp.kernels.coupled import CoupledKernel
 from ebmpp.kernels.exchange import Exchange
-from ebmpp.unbiased import Estimate
+from ebmpp.sampling.expectation import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")
 _BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them

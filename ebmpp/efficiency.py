@@ -9,7 +9,7 @@ import xarray as xr
 
 from ebmpp.errors import ArgumentError
 from ebmpp.meeting import meeting_data, path_data
-from ebmpp.unbiased import Estimate
+from ebmpp.sampling.expectation import Estimate
 
 
 class Suggestion(NamedTuple):

@@ -11,13 +11,13 @@ import xarray as xr
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-from ebmpp.unbiased import Estimate
+from ebmpp.sampling.expectation import Estimate
 
 
 def meeting_data(source: xr.DataTree | Estimate) -> tuple[np.ndarray, np.ndarray, int]:
     """Meeting times (the last time seen where unmet), whether met, and the lag.
 
-    :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.unbiased.Estimate`.
+    :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.sampling.expectation.Estimate`.
     :raises ArgumentError: for a tree without such a group.
     """
     if isinstance(source, xr.DataTree):

@@ -145,7 +145,7 @@ def _roughly(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[st
 class Evaluation(NamedTuple):
     """What was measured of a model."""
 
-    brackets: list[ebmpp.evaluate.estimates.Bracket]
+    brackets: list[ebmpp.sampling.log_partition.Bracket]
     pairs: Any
     """Coupled pairs from training rows."""
     numbers: dict[str, Any]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp.unbiased import Estimate
+from ebmpp.sampling.expectation import Estimate
 from helpers import assert_rows_law, enumerate_numpy, numpy_energy
 
 GRAPH = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))

@@ -23,7 +23,7 @@ from ebmpp import (
     plots,
     tv_upper_bound,
 )
-from ebmpp.unbiased import Estimate
+from ebmpp.sampling.expectation import Estimate
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from ebmpp.core import checks
 from ebmpp.core.types import Params, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.dc import SDCP
 from ebmpp.estimators.mean_field import mean_layer
 from ebmpp.estimators.phases import Posterior, carried_chains
+from ebmpp.estimators.sdcp import SDCP
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors import Bias

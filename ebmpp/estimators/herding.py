@@ -16,7 +16,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves.gibbs import hold, initial_rows
-from ebmpp.search import local_modes
+from ebmpp.sampling.search import local_modes
 
 
 class HerdingState(NamedTuple):

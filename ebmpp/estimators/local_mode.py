@@ -4,7 +4,7 @@
 
 import dataclasses
 
-from ebmpp.estimators.unbiased import UCD, Start
+from ebmpp.estimators.ucd import UCD, Start
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

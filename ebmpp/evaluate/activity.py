@@ -11,12 +11,12 @@ import pandas as pd
 
 from jax import Array
 
-from ebmpp.completion import Runs
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import StateError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, states, tables
+from ebmpp.sampling.completion import Runs
 
 _EDGE = 0.02  # of the range: a mean nearer than this to an end is at it
 _SHARE = 1e-3  # of a unit's variance

@@ -18,15 +18,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
-from ebmpp.evaluate import exact, path
-from ebmpp.evaluate.estimates import Bracket, Data, LogPartition
+from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import gibbs
-from ebmpp.perfect import perfect_sample
+from ebmpp.sampling import annealing_path, enumeration
+from ebmpp.sampling.log_partition import Bracket, Data, LogPartition
+from ebmpp.sampling.perfect import perfect_sample
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
 _FEWEST = 2  # particles: one has no standard error
@@ -54,7 +54,7 @@ class _Annealing:
 
     graph: FactorGraph
     params: Params
-    eta0: path.Eta
+    eta0: annealing_path.Eta
     num_particles: int
     num_temperatures: int
     ladder: Any
@@ -77,9 +77,9 @@ class _Annealing:
         checks.instance("graph", graph, FactorGraph, "a FactorGraph")
         _check(graph, params)
         num_particles = checks.count("num_particles", num_particles, _FEWEST)
-        path.ladder("linear" if _is_adaptive(ladder) else ladder, num_temperatures)
+        annealing_path.ladder("linear" if _is_adaptive(ladder) else ladder, num_temperatures)
         bar, pair = checks.flag("progress_bar", progress_bar), random.key_pair(checks.key("rng_key", rng_key))
-        eta0 = path.reference(graph, params, random.fold_in(pair, 4, 1), data, reference)
+        eta0 = annealing_path.reference(graph, params, random.fold_in(pair, 4, 1), data, reference)
         return cls(graph, params, eta0, num_particles, num_temperatures, ladder, bar)
 
     def forward(self, rng_key: Array) -> LogPartition:
@@ -87,7 +87,7 @@ class _Annealing:
         pair = random.key_pair(rng_key)
         betas = self._betas(pair)
         log_w = self._anneal(betas, random.fold_in(pair, 0, 1))
-        return self._estimate(log_w + path.log_partition_of(self.graph, self.eta0), betas, 1, True)
+        return self._estimate(log_w + annealing_path.log_partition_of(self.graph, self.eta0), betas, 1, True)
 
     def backward(
         self, rng_key: Array, samples: Mapping[str, Array] | None, samples_are_exact: bool
@@ -101,20 +101,22 @@ class _Annealing:
         else:
             x = _completed(self.graph, self.params, samples, random.fold_in(pair, 2, 1))
         log_w = self._anneal(betas, random.fold_in(pair, 3, 1), x)
-        return self._estimate(log_w - path.log_partition_of(self.graph, self.eta0), betas, -1, sound)
+        return self._estimate(
+            log_w - annealing_path.log_partition_of(self.graph, self.eta0), betas, -1, sound
+        )
 
     def _betas(self, pair: Array) -> np.ndarray:
         count = self.num_temperatures
         if not _is_adaptive(self.ladder):
-            return path.ladder(self.ladder, count)
-        pilot = path.ladder("linear", max(count // _PILOT, min(count, _PILOT)))
+            return annealing_path.ladder(self.ladder, count)
+        pilot = annealing_path.ladder("linear", max(count // _PILOT, min(count, _PILOT)))
         # draws of its own: a ladder made from the particles' own weights would bias them
         run = (self.graph, self.params, self.eta0, pilot, random.fold_in(pair, 1, 1), self.num_particles)
-        return path.equal_speed(pilot, path.anneal(*run)[1], count)
+        return annealing_path.equal_speed(pilot, annealing_path.anneal(*run)[1], count)
 
     def _anneal(self, betas: np.ndarray, pair: Array, x: Blocks | None = None) -> np.ndarray:
         run = (self.graph, self.params, self.eta0, betas, pair, self.num_particles, x, self.progress_bar)
-        return path.anneal(*run)[0]
+        return annealing_path.anneal(*run)[0]
 
     def _estimate(self, log_weights: np.ndarray, betas: np.ndarray, sign: int, sound: bool) -> LogPartition:
         num, wrong = len(log_weights), int(np.isnan(log_weights).sum())

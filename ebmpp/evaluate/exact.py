@@ -3,7 +3,7 @@
 """Exact sums for small models: log Z, log-likelihood, moments and their gradients.
 
 One independent set of blocks is summed out in closed form, and the joint states of the others are
-enumerated: see :mod:`ebmpp.enumeration`.
+enumerated: see :mod:`ebmpp.sampling.enumeration`.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration
 from ebmpp.core import checks
 from ebmpp.core.types import Params, Rows
-from ebmpp.enumeration import Plan
 from ebmpp.errors import DomainError, IntractableError
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.graph.arrays import is_concrete
 from ebmpp.graph.factors import Bias
 from ebmpp.graph.tables import Data
+from ebmpp.sampling import enumeration
+from ebmpp.sampling.enumeration import Plan
 
 _log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.rows import as_rows
+from ebmpp.evaluate.chunks import as_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.rows import as_rows, chunks, fitting
+from ebmpp.evaluate.chunks import as_rows, chunks, fitting
 
 _CHUNK = 1024
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.rows import as_rows, chunks, fitting
+from ebmpp.evaluate.chunks import as_rows, chunks, fitting
 
 #: Kernels, and what they are for.
 KERNELS = ("bernoulli", "gaussian")

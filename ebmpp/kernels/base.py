@@ -19,13 +19,13 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import search
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Schedule
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
+from ebmpp.sampling import search
 
 #: Where a kernel's chains start.
 STARTS = ("uniform", "local_mode")

@@ -12,7 +12,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bound, search
+from ebmpp import bound
 from ebmpp.bound import Bound
 from ebmpp.core import checks, random
 from ebmpp.core.types import Rows
@@ -22,6 +22,7 @@ from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import STARTS, is_batched
 from ebmpp.kernels.surroundings import Sites, Surroundings, split_siblings
 from ebmpp.moves import gibbs
+from ebmpp.sampling import search
 
 
 class BlockState(NamedTuple):

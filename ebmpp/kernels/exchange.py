@@ -19,7 +19,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp import perfect
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
@@ -27,6 +26,7 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import is_batched
 from ebmpp.moves import gibbs
+from ebmpp.sampling import perfect
 
 Sites = dict[str, Array]
 
@@ -88,7 +88,8 @@ class Exchange(MCMCKernel):
         of shape ``(*batch, *shape)``: independent rows. Latent blocks may be given too.
     :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past",
         "random_cluster" (which strong couplings do not stop), or "auto": see
-        :func:`~ebmpp.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010, double
+        :func:`~ebmpp.sampling.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010,
+            double
         Metropolis-Hastings), which is **approximate**, and warns.
     :param step_size: where adaptation starts.
     :param target_accept: the acceptance that adaptation aims at; 0.44 in one dimension, else 0.234.

@@ -12,9 +12,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.engine import Outcome, Window
 from ebmpp.kernels.composite import CompositeState, CoupledComposite
-from ebmpp.unbiased import Estimate, asked_for, estimate_from
+from ebmpp.sampling.engine import Outcome, Window
+from ebmpp.sampling.expectation import Estimate, asked_for, estimate_from
 
 
 def composite_expectation(
@@ -44,7 +44,7 @@ def composite_expectation(
         kernel's lag; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
     :param model_kwargs: of the model.
-    :return: an :class:`~ebmpp.unbiased.Estimate`; ``trials`` and ``acceptance`` are nan.
+    :return: an :class:`~ebmpp.sampling.expectation.Estimate`; ``trials`` and ``acceptance`` are nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for numbers out of range.
 

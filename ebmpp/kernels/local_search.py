@@ -13,7 +13,6 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import search
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import StateError
@@ -21,6 +20,7 @@ from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.moves import gibbs
+from ebmpp.sampling import search
 
 
 class LocalMode(NamedTuple):

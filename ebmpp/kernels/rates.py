@@ -14,13 +14,13 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import accumulators, search
 from ebmpp.core import checks
 from ebmpp.core.types import Keep, Params
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.moves import gibbs
+from ebmpp.sampling import accumulators, search
 
 
 class RatesState(NamedTuple):

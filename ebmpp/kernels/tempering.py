@@ -12,14 +12,14 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.engine import DEFAULT_SLOTS
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given, Observed, as_given, clamps
 from ebmpp.kernels.base import Conditions, RowKernel
 from ebmpp.kernels.coupling import MaximalCoupling
 from ebmpp.moves import tempering
 from ebmpp.moves.move import Move
-from ebmpp.unbiased import Estimate, Init, unbiased_expectation
+from ebmpp.sampling.engine import DEFAULT_SLOTS
+from ebmpp.sampling.expectation import Estimate, Init, unbiased_expectation
 
 
 class TemperingState(NamedTuple):
@@ -354,7 +354,7 @@ def tempered_expectation(
     :param betas: inverse temperatures increasing from 0 or more to 1.
     :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param init: as there; values are the start of every replica, a function's key is a replica's own.
-    :return: an :class:`~ebmpp.unbiased.Estimate`. All other arguments are as there.
+    :return: an :class:`~ebmpp.sampling.expectation.Estimate`. All other arguments are as there.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for wrong betas, or numbers out of range.
     :raises StateError: for states or clamped values that do not fit the graph.

@@ -10,14 +10,15 @@ import pandas as pd
 import jax
 import jax.numpy as jnp
 
-from ebmpp import enumeration, monitors
+from ebmpp import monitors
 from ebmpp.errors import IntractableError
-from ebmpp.evaluate import exact, path
+from ebmpp.evaluate import exact
 from ebmpp.evaluate.annealed import bracket
-from ebmpp.evaluate.estimates import Bracket
 from ebmpp.evaluate.pseudo import pseudo_log_likelihood
 from ebmpp.reporting.page import Section, axes, tidy
 from ebmpp.reporting.subject import Subject
+from ebmpp.sampling import annealing_path, enumeration
+from ebmpp.sampling.log_partition import Bracket
 
 _MOST_STATES = 2**24  # of all rows' latents together
 _PSEUDO_UNITS = 20
@@ -138,7 +139,7 @@ def _table(subject: Subject, made: "Bracket", exact_rows: dict[str, np.ndarray |
 def _independent(subject: Subject, rows: dict) -> float:
     """Mean log p of rows under units of the training rows' own rates: what a model must beat."""
     graph, total = subject.graph, 0.0
-    eta = path.base_rates(graph, subject.train)
+    eta = annealing_path.base_rates(graph, subject.train)
     for b, family in graph.visible.items():
         stats = np.asarray(family.statistics(rows[b]), float).reshape(len(rows[b]), -1)
         normalizer = float(family.log_normalizer(eta[b]).sum())

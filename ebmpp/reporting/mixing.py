@@ -19,7 +19,7 @@ from ebmpp.meeting import meeting_data, tv_upper_bound
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.reporting.page import Section, axes, tidy
 from ebmpp.reporting.subject import Chains, Subject
-from ebmpp.unbiased import Estimate, unbiased_expectation
+from ebmpp.sampling.expectation import Estimate, unbiased_expectation
 
 _QUANTILE = 0.95
 _GOOD = 1.01  # R-hat

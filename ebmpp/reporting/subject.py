@@ -20,7 +20,7 @@ from ebmpp.evaluate.variational import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels.gibbs import BlockedGibbs
 from ebmpp.kernels.tempering import ParallelTempering
-from ebmpp.perfect import perfect_sample
+from ebmpp.sampling.perfect import perfect_sample
 
 State = dict[str, np.ndarray]
 

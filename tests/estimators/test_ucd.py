@@ -26,13 +26,13 @@ from ebmpp import (
     layered,
     perfect_sample,
 )
-from ebmpp.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.estimators import horizon
+from ebmpp.estimators import lengths
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.moves.gibbs import initial_rows, sweep_rows
-from ebmpp.search import near_modes
+from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.sampling.search import near_modes
 from helpers import assert_rows_law, pair, random_params
 
 BATCHES, ROWS = 40, 400
@@ -274,16 +274,16 @@ def test_horizon_of_a_variance_is_the_shortest_that_keeps_it() -> None:
     times = jnp.asarray(np.random.default_rng(0).geometric(0.02, 1000) - 1)
     predicted = lambda length: 1 + 2 * np.maximum(np.ceil(np.asarray(times) / length) - 1, 0).mean()
     for target in (1.1, 1.5, 3.0):
-        made = int(horizon.for_variance(times, target))
+        made = int(lengths.for_variance(times, target))
         assert predicted(made) <= target
         assert predicted(0.93 * made) > target  # the candidates are 5 % apart
-    assert int(horizon.for_variance(jnp.zeros(10, int), 1.1)) == 1
+    assert int(lengths.for_variance(jnp.zeros(10, int), 1.1)) == 1
 
 
 def test_horizon_of_a_cost_is_what_meeting_leaves() -> None:
     times = jnp.array([0, 3, 9])
-    assert float(horizon.for_cost(times, 50.0)) == 50 - 2 * 4
-    assert float(horizon.for_cost(times, 6.0)) == 1
+    assert float(lengths.for_cost(times, 50.0)) == 50 - 2 * 4
+    assert float(lengths.for_cost(times, 6.0)) == 1
 
 
 def test_the_share_of_pairs_with_a_correction_is_told() -> None:

@@ -28,7 +28,7 @@ from ebmpp import (
     layered,
 )
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
-from ebmpp.evaluate import path
+from ebmpp.sampling import annealing_path
 from helpers import assert_law, assert_rows_law, pair, random_params
 
 RING = FactorGraph(
@@ -95,11 +95,11 @@ def test_a_step_leaves_the_law_at_its_end() -> None:
     graph = RING
     params = random_params(graph, 1, 2.0)
     x = ebmpp.perfect_sample(graph, params, jax.random.key(3), NUM)
-    summed, betas = path.summed_blocks(graph), np.float32([0] + [1] * 100)
+    summed, betas = annealing_path.summed_blocks(graph), np.float32([0] + [1] * 100)
     pairs = ebmpp.core.random.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
     x = {b: v for b, v in x.items() if b not in summed}
-    eta = path.reference(graph, params, PAIR)
-    made, _, _ = path._carry(graph, summed, params, eta, betas, 1, x, pairs)
+    eta = annealing_path.reference(graph, params, PAIR)
+    made, _, _ = annealing_path._carry(graph, summed, params, eta, betas, 1, x, pairs)
     moments = exact.moments(graph, params)
     assert set(made) == {"b", "c"}
     for b, v in made.items():
@@ -134,7 +134,7 @@ def test_any_reference_is_right() -> None:
 def test_base_rates_are_the_reference() -> None:
     graph = GRAPHS["rbm"]
     rows = np.float32([[1, 1, 1, 0, 0, 0, 1], [1, 0, 1, 0, 1, 0, 1], [1, 0, 0, 0, 1, 0, 1]])
-    eta = path.reference(graph, random_params(graph), PAIR, rows)
+    eta = annealing_path.reference(graph, random_params(graph), PAIR, rows)
     np.testing.assert_allclose(jax.nn.sigmoid(eta["v"]), (rows.sum(0) + 0.5) / 4, rtol=1e-5)
     assert not eta["h"].any()
 
@@ -142,12 +142,12 @@ def test_base_rates_are_the_reference() -> None:
 @pytest.mark.parametrize("name", ["categorical", "harmonium", "three layers"])
 def test_without_data_the_reference_has_the_models_means(name: str) -> None:
     graph, params, _ = model(name, 1)
-    eta, exactly = path.reference(graph, params, PAIR), exact.moments(graph, params)
+    eta, exactly = annealing_path.reference(graph, params, PAIR), exact.moments(graph, params)
     for b, family in graph.families.items():
         spread = family.mean(eta[b]) - exactly[b]
         assert np.abs(spread).max() < 5 * float(jnp.sqrt(_variance(family, eta[b])).max()) / math.sqrt(200)
     far = jax.tree.map(jnp.ones_like, eta)
-    given = path.reference(graph, params, PAIR, given={next(iter(eta)): far[next(iter(eta))]})
+    given = annealing_path.reference(graph, params, PAIR, given={next(iter(eta)): far[next(iter(eta))]})
     for number, b in enumerate(eta):  # what is given goes before, and the others are as they were
         np.testing.assert_array_equal(given[b], far[b] if number == 0 else eta[b])
 
@@ -171,7 +171,7 @@ def test_a_family_without_an_inverse_mean_map_is_annealed() -> None:
     made = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=4)
     log_z = float(exact.log_partition(graph, params))
     assert_rows_law(np.exp(made.log_weights - log_z), 1.0)
-    eta = path.reference(graph, params, PAIR)["v"]
+    eta = annealing_path.reference(graph, params, PAIR)["v"]
     means = exact.moments(graph, params)["v"]
     assert np.corrcoef(jax.nn.sigmoid(eta), means)[0, 1] > 0.9
 
@@ -180,7 +180,7 @@ def test_both_sides_of_a_bracket_share_a_reference_of_draws_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, params, _ = model("rbm", 1)
-    given, keys, anneal, pilot = [], [], path.anneal, path._pilot
+    given, keys, anneal, pilot = [], [], annealing_path.anneal, annealing_path._pilot
 
     def watched(graph: FactorGraph, params: dict, eta0: dict, betas: Any, pair: jax.Array, *rest: Any) -> Any:
         given.append(eta0)
@@ -191,8 +191,8 @@ def test_both_sides_of_a_bracket_share_a_reference_of_draws_of_its_own(
         keys.append(pair)
         return pilot(graph, params, pair)
 
-    monkeypatch.setattr(path, "anneal", watched)
-    monkeypatch.setattr(path, "_pilot", piloted)
+    monkeypatch.setattr(annealing_path, "anneal", watched)
+    monkeypatch.setattr(annealing_path, "_pilot", piloted)
     ebmpp.bracket(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=4)
     assert len(given) == 2 and given[0] is given[1]
     assert len({tuple(map(int, key)) for key in keys}) == 3
@@ -207,20 +207,20 @@ def test_independent_blocks_are_exact() -> None:
 
 
 def test_as_many_units_as_can_be_are_summed_out() -> None:
-    assert path.summed_blocks(GRAPHS["rbm"]) == ("v",)
-    assert path.summed_blocks(GRAPHS["dbm"]) == ("v", "h2")
-    assert path.summed_blocks(layered(v=Bernoulli(2), h1=Bernoulli(9), h2=Bernoulli(2))) == ("h1",)
-    assert path.summed_blocks(RING) == ("a",)
+    assert annealing_path.summed_blocks(GRAPHS["rbm"]) == ("v",)
+    assert annealing_path.summed_blocks(GRAPHS["dbm"]) == ("v", "h2")
+    assert annealing_path.summed_blocks(layered(v=Bernoulli(2), h1=Bernoulli(9), h2=Bernoulli(2))) == ("h1",)
+    assert annealing_path.summed_blocks(RING) == ("a",)
 
 
 # -- ladders ---------------------------------------------------------------------------------------
 
 
 def test_ladders() -> None:
-    np.testing.assert_allclose(path.ladder("linear", 5), [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(annealing_path.ladder("linear", 5), [0, 0.25, 0.5, 0.75, 1])
     logistic = 1 / (1 + np.exp(-4 * np.linspace(-1, 1, 9)))
     expected = (logistic - logistic[0]) / (logistic[-1] - logistic[0])
-    np.testing.assert_allclose(path.ladder("sigmoid", 9), expected, atol=1e-6)
+    np.testing.assert_allclose(annealing_path.ladder("sigmoid", 9), expected, atol=1e-6)
 
 
 def test_an_adaptive_ladder_has_even_steps() -> None:
@@ -232,8 +232,8 @@ def test_an_adaptive_ladder_has_even_steps() -> None:
     assert made.betas[0] == 0 and made.betas[-1] == 1 and (np.diff(made.betas) > 0).all()
     assert len(made.betas) == 60
     uneven = []
-    for betas in (path.ladder("linear", 60), made.betas):
-        _, spread = path.anneal(graph, params, eta, betas, jnp.zeros(2, jnp.uint32), NUM)
+    for betas in (annealing_path.ladder("linear", 60), made.betas):
+        _, spread = annealing_path.anneal(graph, params, eta, betas, jnp.zeros(2, jnp.uint32), NUM)
         uneven.append(spread.std() / spread.mean())
     assert uneven[1] < 0.5 * uneven[0]
     log_z = float(exact.log_partition(graph, params))

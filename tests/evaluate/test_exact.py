@@ -21,11 +21,11 @@ from ebmpp import (
     Gaussian,
     Poisson,
     Spin,
-    enumeration,
     exact,
     layered,
 )
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
+from ebmpp.sampling import enumeration
 from helpers import (
     FAMILIES,
     FINITE,

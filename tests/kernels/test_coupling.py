@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp.accumulators import EnergyGradient
 from ebmpp.core import random
-from ebmpp.engine import Window, run_pairs
 from ebmpp.moves import gibbs
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.sampling.accumulators import EnergyGradient
+from ebmpp.sampling.engine import Window, run_pairs
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(3))
 PARAMS = jax.tree.map(

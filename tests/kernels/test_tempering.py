@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, Gaussian, Observed, Spin, layered
-from ebmpp.engine import run_pairs
 from ebmpp.errors import StateError
 from ebmpp.kernels.tempering import ParallelTempering, TemperingCoupling, tempered_expectation
+from ebmpp.sampling.engine import run_pairs
 from helpers import assert_law, assert_rows_law, random_params
 
 BETAS = (0.0, 0.5, 1.0)

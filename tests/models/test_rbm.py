@@ -13,7 +13,7 @@ import xarray as xr
 import jax
 
 import ebmpp
-from ebmpp.evaluate.estimates import LogPartition
+from ebmpp.sampling.log_partition import LogPartition
 from models import rbm, rbm_likelihood
 
 PICTURES = {"learning_curve.png", "filters.png", "samples.png", "meeting_times.png"}

@@ -11,12 +11,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.core import checks, random
 from ebmpp.core.types import Keep, Params, Rows
-from ebmpp.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
 from ebmpp.errors import ArgumentError, IntractableError, clash
-from ebmpp.estimators import horizon
+from ebmpp.estimators import lengths
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.phases import (
     carried_chains,
@@ -33,8 +31,10 @@ from ebmpp.graph.states import as_rows
 from ebmpp.moves.gibbs import hold, initial_rows, sweep_rows
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import resolve_moves
-from ebmpp.search import near_modes
-from ebmpp.unbiased import check_max_sweeps
+from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.sampling.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
+from ebmpp.sampling.expectation import check_max_sweeps
+from ebmpp.sampling.search import near_modes
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 _STARTS = ("data", "persistent", "uniform", "local_mode")
@@ -335,11 +335,11 @@ class UCD:
         met = outcome.meeting_time >= 0
         times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
         if self.target_variance is not None:
-            now = horizon.for_variance(times, self.target_variance)
+            now = lengths.for_variance(times, self.target_variance)
         elif self.target_cost is not None:
-            now = horizon.for_cost(times, self.target_cost)
+            now = lengths.for_cost(times, self.target_cost)
         else:
-            now = horizon.quantile(times, self.quantile)
+            now = lengths.quantile(times, self.quantile)
         share = jnp.maximum(1 - self.smoothing, 1 / seen)
         return before + share * (now - before)
 

@@ -16,13 +16,13 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import search
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Schedule
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
+from ebmpp.sampling import search
 
 METHODS = ("posterior", "local_mode")
 

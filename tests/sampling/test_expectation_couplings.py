@@ -105,7 +105,7 @@ def everything(name: str) -> Callable[[dict], dict]:
 
 def estimate(
     name: str, coupling: Any, seed: int = 1, params: Any = None, **options: Any
-) -> ebmpp.unbiased.Estimate:
+) -> ebmpp.sampling.expectation.Estimate:
     graph, usual = model(name)
     coupling = metropolis_sweep(graph, **coupling.options) if isinstance(coupling, Proposals) else coupling
     given = {"rng_key": jax.random.key(seed), "num_pairs": PAIRS, "num_slots": 4, **options}
@@ -200,7 +200,7 @@ BIG_PARAMS = jax.tree.map(
 )
 
 
-def of_big_model(**options: Any) -> ebmpp.unbiased.Estimate:
+def of_big_model(**options: Any) -> ebmpp.sampling.expectation.Estimate:
     given = {"rng_key": jax.random.key(1), "num_pairs": 400, "num_slots": 4, "init": "local_mode"}
     return ebmpp.unbiased_expectation(BIG, BIG_PARAMS, energy, **{**given, **options})
 

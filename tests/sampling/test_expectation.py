@@ -25,7 +25,7 @@ def everything(x: dict) -> dict:
     return DBM.statistics(x)
 
 
-def estimate(**options: object) -> ebmpp.unbiased.Estimate:
+def estimate(**options: object) -> ebmpp.sampling.expectation.Estimate:
     """4000 pairs unless told otherwise."""
     given = {"rng_key": jax.random.key(1), "num_pairs": 4000, **options}
     return ebmpp.unbiased_expectation(DBM, PARAMS, everything, **given)

@@ -14,14 +14,15 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered, slots
-from ebmpp.accumulators import EnergyGradient, Function
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered
 from ebmpp.core import random
-from ebmpp.engine import Outcome, Window, run_pairs
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves.couplings import resolve
 from ebmpp.moves.gibbs import initial_rows, sweep_rows
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.sampling import slots
+from ebmpp.sampling.accumulators import EnergyGradient, Function
+from ebmpp.sampling.engine import Outcome, Window, run_pairs
 from helpers import assert_law, enumerate_numpy, gated, numpy_statistics, pair as pair_of, random_params
 
 JOBS, BATCHES = 500, 40

@@ -22,7 +22,6 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import enumeration
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, ParameterError
@@ -30,6 +29,7 @@ from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
+from ebmpp.sampling import enumeration
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
 FEWEST = 2

@@ -32,7 +32,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves.clusters import components
-from ebmpp.past import from_the_past
+from ebmpp.sampling.past import from_the_past
 
 
 class _Bonds(NamedTuple):
@@ -77,7 +77,7 @@ def check_params(graph: FactorGraph, params: Any) -> None:
 
 
 def draw_rows(graph: FactorGraph, params: Any, pairs: Array, max_sweeps: int) -> tuple[Blocks, Array]:
-    """Perfect draws, and which rows are such; see :func:`ebmpp.perfect.draw_rows`."""
+    """Perfect draws, and which rows are such; see :func:`ebmpp.sampling.perfect.draw_rows`."""
     bonds, edges = _bonds(graph, params), _edges(graph)
     size, rows = sum(f.size for f in graph.families.values()), len(pairs)
     neighbours, fine = pairwise.table(size + 1, edges), jnp.stack(list(bonds.told.values())).all()

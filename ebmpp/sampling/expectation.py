@@ -15,9 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.accumulators import Function, check_function
 from ebmpp.core import checks, random
-from ebmpp.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
@@ -26,7 +24,9 @@ from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import check_params, resolve_moves
-from ebmpp.search import near_modes
+from ebmpp.sampling.accumulators import Function, check_function
+from ebmpp.sampling.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
+from ebmpp.sampling.search import near_modes
 
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | None

@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, FactorGraph, Gaussian, engine, layered
-from ebmpp.accumulators import EnergyGradient
+from ebmpp import Bernoulli, FactorGraph, Gaussian, layered
 from ebmpp.core import random
-from ebmpp.engine import Window, run_pairs
 from ebmpp.errors import ArgumentError, DeclarationError, UnmetError
 from ebmpp.moves.couplings import Trial
 from ebmpp.moves.gibbs import initial_rows
@@ -23,6 +21,9 @@ from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.sampling import engine
+from ebmpp.sampling.accumulators import EnergyGradient
+from ebmpp.sampling.engine import Window, run_pairs
 from helpers import pair
 
 PAIRS = 64

@@ -27,7 +27,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, note, offsets
-from ebmpp.slots import Jobs, Slots, first_size, stage_sizes
+from ebmpp.sampling.slots import Jobs, Slots, first_size, stage_sizes
 
 #: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
 DEFAULT_SLOTS = 64

@@ -17,7 +17,6 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import enumeration, random_cluster
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, UnmetError
@@ -25,7 +24,8 @@ from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves import gibbs
-from ebmpp.past import from_the_past
+from ebmpp.sampling import enumeration, random_cluster
+from ebmpp.sampling.past import from_the_past
 
 METHODS = ("auto", "enumerate", "coupling_from_the_past", "random_cluster")
 
