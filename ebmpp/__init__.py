@@ -6,7 +6,6 @@ from ebmpp import data, evaluate, monitors, optimizers, plots
 from ebmpp.callbacks import EarlyStop, Progress
 from ebmpp.core.version import VERSION as __version__  # noqa: F401, N811
 from ebmpp.diagnostics import summary, to_datatree
-from ebmpp.distribution import EnergyDistribution, check_model
 from ebmpp.efficiency import cost_times_variance, suggest_k_m
 from ebmpp.estimators import (
     CD,
@@ -38,10 +37,6 @@ from ebmpp.graph.transforms.marginalize import marginalize
 from ebmpp.graph.transforms.merge import merge, stack
 from ebmpp.kernels import (
     BlockedGibbs,
-    Conjugate,
-    CoupledComposite,
-    Exchange,
-    GibbsBlock,
     GibbsLangevin,
     LocalSearch,
     MaximalCoupling,
@@ -52,16 +47,16 @@ from ebmpp.kernels import (
     SamplePenalization,
     SwendsenWang,
     TemperingCoupling,
-    composite_expectation,
-    gibbs_fn,
     local_search,
     tempered_expectation,
 )
-from ebmpp.layout import Layout
 from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.moves.clusters import Clusters
 from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
 from ebmpp.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.ppl import Conjugate, CoupledComposite, Exchange, GibbsBlock, composite_expectation, gibbs_fn
+from ebmpp.ppl.distribution import EnergyDistribution, check_model
+from ebmpp.ppl.layout import Layout
 from ebmpp.pretraining import pretrain
 from ebmpp.reporting import Report, report
 from ebmpp.sampling.completion import Completion, complete

@@ -14,9 +14,9 @@ import xarray as xr
 from ebmpp.core.version import VERSION
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.composite import CoupledComposite
 from ebmpp.kernels.coupled import CoupledKernel
-from ebmpp.kernels.exchange import Exchange
+from ebmpp.ppl.composite import CoupledComposite
+from ebmpp.ppl.exchange import Exchange
 from ebmpp.sampling.expectation import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")

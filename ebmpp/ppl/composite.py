@@ -15,14 +15,14 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bound
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
-from ebmpp.kernels.block import GibbsBlock
-from ebmpp.kernels.surroundings import Rows
 from ebmpp.moves import couplings
 from ebmpp.moves.gibbs import initial_rows
+from ebmpp.ppl import binding
+from ebmpp.ppl.gibbs_block import GibbsBlock
+from ebmpp.ppl.sites import Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +216,7 @@ class CoupledComposite(MCMCKernel):
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
-            x, wrong = bound.couple(bounds, x, random.fold_in(pairs, sweep), kinds, step.fraction)
+            x, wrong = binding.couple(bounds, x, random.fold_in(pairs, sweep), kinds, step.fraction)
             broken |= wrong.any()
         return [*(_taken(step, {b: v[i] for b, v in x.items()}, own[i]) for i in range(2)), broken]
 
@@ -323,7 +323,7 @@ def _names(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
 
 def _bind(
     step: GibbsBlock, z: Rows, args: tuple, kwargs: Mapping[str, Any], check: bool = False
-) -> tuple[bound.Bound, dict[str, Array]]:
+) -> tuple[binding.Bound, dict[str, Array]]:
     """The step's graph given the other sites in ``z``, and the step's own sites."""
     own = {site: z[site] for site in step.within.layouts}
     siblings = {name: v for name, v in z.items() if name not in _names(step)}

@@ -24,8 +24,8 @@ from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateE
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.arrays import describe
 from ebmpp.graph.declaration import schedule
-from ebmpp.layout import Layout
 from ebmpp.moves import gibbs
+from ebmpp.ppl.layout import Layout
 
 LogPartition = Callable[[Params], Array]
 
@@ -125,7 +125,7 @@ class EnergyDistribution(dist.Distribution):
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
     :param blocks: names of the value's blocks; the visible ones if None, "all" for every block.
-    :param layout: how the value is made of blocks: a :class:`~ebmpp.layout.Layout`; by default one block
+    :param layout: how the value is made of blocks: a :class:`~ebmpp.ppl.layout.Layout`; by default one block
         as it is, or several flattened, one after the other.
     :param log_partition: log Z, a number or a function of the params, which ``log_prob`` then subtracts.
     :param num_sweeps: sweeps of a draw.

@@ -12,7 +12,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.kernels.composite import CompositeState, CoupledComposite
+from ebmpp.ppl.composite import CompositeState, CoupledComposite
 from ebmpp.sampling.engine import Outcome, Window
 from ebmpp.sampling.expectation import Estimate, asked_for, estimate_from
 

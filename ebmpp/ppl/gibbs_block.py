@@ -12,16 +12,16 @@ from numpyro.infer.mcmc import MCMCKernel
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp import bound
-from ebmpp.bound import Bound
 from ebmpp.core import checks, random
 from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import STARTS, is_batched
-from ebmpp.kernels.surroundings import Sites, Surroundings, split_siblings
 from ebmpp.moves import gibbs
+from ebmpp.ppl import binding
+from ebmpp.ppl.binding import Bound
+from ebmpp.ppl.sites import Sites, Surroundings, split_siblings
 from ebmpp.sampling import search
 
 
@@ -52,7 +52,7 @@ class GibbsBlock(MCMCKernel):
 
     :param graph: the declaration.
     :param sites: names of blocks that are sites; or a dict from site to block, or to the
-        :class:`~ebmpp.layout.Layout` of several blocks in one array. The visible blocks unless given.
+        :class:`~ebmpp.ppl.layout.Layout` of several blocks in one array. The visible blocks unless given.
     :param params: by factor, arrays or functions ``fn(sites, *model_args, **model_kwargs)`` of the sibling
         sites' values and the model's own arguments; or one function that returns them all; or None: the
         model's first argument. A leaf may have leading axes like the sites' (rows of a plate).
@@ -135,7 +135,7 @@ class GibbsBlock(MCMCKernel):
         """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            moved, took = bound.move(made, carry[0], random.fold_in(pairs, s), self.fraction)
+            moved, took = binding.move(made, carry[0], random.fold_in(pairs, s), self.fraction)
             return moved, carry[1] + took
 
         carry = dict(x), jnp.zeros(len(pairs), jnp.int32)
@@ -222,9 +222,9 @@ class GibbsBlock(MCMCKernel):
     def verify(self, model: Callable[..., Any], *model_args: Any, **model_kwargs: Any) -> None:
         """Compare the graph with the model: raises where it is not the posterior of the sites.
 
-        See :func:`ebmpp.kernels.verify.verify`.
+        See :func:`ebmpp.ppl.verify.verify`.
         """
-        from ebmpp.kernels.verify import verify  # it reads this module
+        from ebmpp.ppl.verify import verify  # it reads this module
 
         verify(self, model, *model_args, **model_kwargs)
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import energy
-from ebmpp.kernels.block import GibbsBlock
 from ebmpp.moves import gibbs
+from ebmpp.ppl.gibbs_block import GibbsBlock
 
 _TRIES = 3  # values of the siblings
 _STATES = 6  # states of the sites at each

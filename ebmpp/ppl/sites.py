@@ -11,13 +11,13 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import bound
-from ebmpp.bound import Bound
 from ebmpp.core import checks
 from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.layout import Layout
+from ebmpp.ppl import binding
+from ebmpp.ppl.binding import Bound
+from ebmpp.ppl.layout import Layout
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
 
@@ -120,7 +120,7 @@ class Surroundings:
         batch = self.batch_of(values)
         seen, depends = self._evaluate(siblings, args, kwargs)
         self._refuse_stale_latents(depends)
-        params, axes = bound.bind_params(self.graph, seen, batch, check)
+        params, axes = binding.bind_params(self.graph, seen, batch, check)
         clamped = self._clamped(_Seen(siblings), args, kwargs, batch, check)
         weight = None
         if self.log_weight is not None:

@@ -23,7 +23,7 @@ from ebmpp import (
     to_datatree,
     tv_upper_bound,
 )
-from ebmpp.kernels.composite import maximal
+from ebmpp.ppl.composite import maximal
 from helpers import assert_law, assert_rows_law
 
 

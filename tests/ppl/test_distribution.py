@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, EnergyDistribution, Gaussian, Poisson, Spin, check_model, exact, layered
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
 from ebmpp.families.spin import SpinDistribution
-from ebmpp.layout import Layout
+from ebmpp.ppl.layout import Layout
 from helpers import (
     FAMILIES,
     FINITE,

@@ -1,0 +1,25 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A graph inside a NumPyro model: as a distribution, as a block of a Gibbs sampler, coupled, exchanged."""
+
+from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
+from ebmpp.ppl.distribution import EnergyDistribution, check_model
+from ebmpp.ppl.exchange import Exchange, ExchangeState
+from ebmpp.ppl.expectation import composite_expectation
+from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock, gibbs_fn
+from ebmpp.ppl.layout import Layout
+
+__all__ = [
+    "BlockState",
+    "CompositeState",
+    "Conjugate",
+    "CoupledComposite",
+    "EnergyDistribution",
+    "Exchange",
+    "ExchangeState",
+    "GibbsBlock",
+    "Layout",
+    "check_model",
+    "composite_expectation",
+    "gibbs_fn",
+]
