@@ -20,7 +20,7 @@ import ebmpp
 from ebmpp.core import random
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves.gibbs import sweep_rows
-from ebmpp.training import estimate_step
+from ebmpp.training.fitting import estimate_step
 
 ROWS, SWEEPS = 1000, 10
 FEWER_ROWS, FILTERS, WINDOW = 100, 32, 7

@@ -27,7 +27,7 @@ import optax
 import ebmpp
 from ebmpp.core import random
 from ebmpp.estimators import Estimator
-from ebmpp.training import estimate_step
+from ebmpp.training.fitting import estimate_step
 
 try:
     import torch

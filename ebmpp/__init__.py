@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
 
-from ebmpp import data, evaluate, monitors, optimizers, plots
-from ebmpp.callbacks import EarlyStop, Progress
+from ebmpp import data, evaluate
 from ebmpp.core.version import VERSION as __version__  # noqa: F401, N811
-from ebmpp.diagnostics import summary, to_datatree
-from ebmpp.efficiency import cost_times_variance, suggest_k_m
+from ebmpp.diagnostics import plots, summary, to_datatree
+from ebmpp.diagnostics.efficiency import cost_times_variance, suggest_k_m
+from ebmpp.diagnostics.meeting import tv_upper_bound, wasserstein_upper_bound
+from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.diagnostics.reporting import Report, report
 from ebmpp.estimators import (
     CD,
     CSDCP,
@@ -50,21 +52,19 @@ from ebmpp.kernels import (
     local_search,
     tempered_expectation,
 )
-from ebmpp.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.moves.clusters import Clusters
 from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
-from ebmpp.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.ppl import Conjugate, CoupledComposite, Exchange, GibbsBlock, composite_expectation, gibbs_fn
 from ebmpp.ppl.distribution import EnergyDistribution, check_model
 from ebmpp.ppl.layout import Layout
-from ebmpp.pretraining import pretrain
-from ebmpp.reporting import Report, report
 from ebmpp.sampling.completion import Completion, complete
 from ebmpp.sampling.expectation import unbiased_expectation
 from ebmpp.sampling.perfect import perfect_sample
-from ebmpp.spectral import spectral_descent
-from ebmpp.stages import Stage
-from ebmpp.training import Fit, fit
+from ebmpp.training import Fit, fit, monitors, optimizers
+from ebmpp.training.callbacks import EarlyStop, Progress
+from ebmpp.training.pretraining import pretrain
+from ebmpp.training.schedule import Stage
+from ebmpp.training.spectral import spectral_descent
 
 __all__ = [
     "CD",

@@ -4,7 +4,7 @@
 
 A zip archive that is not compressed: ``header.json``, and one ``.npy`` file an array. Nothing in it is
 executed when it is read, and nothing is pickled. Saved models (:mod:`ebmpp.graph.saving`) and checkpoints
-(:mod:`ebmpp.checkpoint`) are such files.
+(:mod:`ebmpp.training.checkpoint`) are such files.
 """
 
 from collections.abc import Callable, Mapping, Sequence

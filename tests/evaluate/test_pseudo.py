@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Spin, monitors
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Spin
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.evaluate import pseudo_log_likelihood
+from ebmpp.training import monitors
 from helpers import assert_rows_law, enumerate_numpy, random_params
 
 KEY = jax.random.key(0)

@@ -23,12 +23,11 @@ from ebmpp import (
     exact,
     layered,
     local_search,
-    monitors,
-    sources,
 )
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import tables
 from ebmpp.graph.factors import Bias, Bilinear
+from ebmpp.training import batches, monitors
 from helpers import alone, pair, random_params
 
 KEY = jax.random.key(0)
@@ -50,14 +49,14 @@ def in_file(path, values):
 
 def read(graph, data):
     """The rows of the first batch of a training step."""
-    made = sources.as_source(graph, data, None, 4, KEY).batch(0)
+    made = batches.as_source(graph, data, None, 4, KEY).batch(0)
     return {b: np.asarray(v if made.index is None else v[made.index]) for b, v in made.rows.items()}
 
 
 #: everything that takes data, or a state of the visible blocks alone
 DOORS = {
     "fit": lambda graph, params, data: read(graph, data),
-    "stream": lambda graph, params, data: sources.as_source(graph, iter([data]), None, None, KEY),
+    "stream": lambda graph, params, data: batches.as_source(graph, iter([data]), None, None, KEY),
     "init": lambda graph, params, data: graph.init(KEY, data),
     "free_energy": lambda graph, params, data: graph.free_energy(params, data),
     "conditional": lambda graph, params, data: graph.conditional(params, data, list(graph.latent)[0]).mean,

@@ -1,0 +1,241 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""How probable the data are: log Z from both sides, and what stands in for it where it is not known."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+import jax
+import jax.numpy as jnp
+
+from ebmpp.diagnostics.reporting.page import Section, axes, tidy
+from ebmpp.diagnostics.reporting.subject import Subject
+from ebmpp.errors import IntractableError
+from ebmpp.evaluate import exact
+from ebmpp.evaluate.annealed import bracket
+from ebmpp.evaluate.pseudo import pseudo_log_likelihood
+from ebmpp.sampling import annealing_path, enumeration
+from ebmpp.sampling.log_partition import Bracket
+from ebmpp.training import monitors
+
+_MOST_STATES = 2**24  # of all rows' latents together
+_PSEUDO_UNITS = 20
+_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#718096")
+
+
+def likelihood(subject: Subject) -> Section:
+    """log p of the rows: exact where that can be summed, else between two estimates."""
+    section, work = Section("Log-likelihood"), subject.work
+    starts, sound, told = subject.starts
+    made = bracket(
+        subject.graph,
+        subject.params,
+        rng_key=subject.key(5),
+        samples={b: jnp.asarray(v) for b, v in starts.items()},
+        samples_are_exact=sound,
+        num_temperatures=work.temperatures,
+        ladder="adaptive",
+        data=subject.train,
+    )
+    section.text(
+        f"log Z by annealed importance sampling, {work.particles} particles over {work.temperatures} "
+        "temperatures: forward from independent units, which is too small on average, and in reverse from "
+        f"{told}."
+    )
+    if not sound:
+        section.caveat(
+            "The reverse estimate bounds log Z from above only if its chains have the model's law. Where "
+            "they miss a mode both estimates are too small, with small errors, and the likelihood is "
+            "flattered: read the sections on mixing first."
+        )
+    _log_z(section, made)
+    if made.gap < -3 * made.standard_error:
+        section.caveat(
+            f"The reverse estimate is {-made.gap:.3g} below the forward one, beyond their errors: its chains "
+            "miss a part of the model that the forward run has found."
+        )
+    exact_rows = {name: _exact_rows(subject, rows, made) for name, rows in subject.data.items()}
+    if made.exact is None:
+        section.missing("the exact value", "there are too many states to sum, or states without number")
+    elif any(v is None for v in exact_rows.values()):
+        section.missing("exact likelihoods of rows", "the rows' latents have too many states to sum")
+    if not subject.closed:
+        section.caveat(
+            "Latent blocks interact given the visibles, so a row's free energy has no closed form: log p(v) "
+            "+ log Z is bounded from below by mean field, and so is the likelihood."
+        )
+    table = _table(subject, made, exact_rows)
+    caption = "Mean log p of a row. "
+    caption += "log Z error is shared by all rows; row error is that of a mean over so many rows."
+    section.table("log_likelihood", table, caption)
+    section.figure(
+        "log_likelihood", _draw(table), "With two standard errors of log Z and of the rows together."
+    )
+    for name, row in table.iterrows():
+        low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
+        text = f"{row['exact']:.2f} a row (exact)"
+        if not np.isfinite(row["exact"]):
+            text = f"{low:.2f} to {high:.2f} a row (two estimates of log Z)"
+            if not subject.closed:
+                text += ", by its mean-field lower bound"
+        section.fact(f"Log-likelihood, {name}: {text}; independent units {row['independent units']:.2f}.")
+    return section
+
+
+def _log_z(section: Section, made: "Bracket") -> None:
+    rows = []
+    for name, side in (("forward (lower)", made.lower), ("reverse (upper)", made.upper)):
+        rows.append(
+            {
+                "log Z": name,
+                "value": side.log_partition,
+                "standard error": side.standard_error,
+                "effective particles": side.effective_sample_size,
+                "particles": len(side.log_weights),
+                "a bound on average": "yes" if side.sound else "if the chains have mixed",
+            }
+        )
+    if made.exact is not None:
+        rows.append({"log Z": "exact", "value": made.exact, "a bound on average": ""})
+    section.table(
+        "log_partition", pd.DataFrame(rows), f"The two are {made.gap:.3g} +- {made.standard_error:.2g} apart."
+    )
+
+
+def _exact_rows(subject: Subject, rows: dict, made: "Bracket") -> np.ndarray | None:
+    if made.exact is None:
+        return None
+    if subject.closed:
+        return subject.log_weight(rows) - made.exact
+    try:
+        plan = enumeration.make_plan(subject.graph, subject.graph.visible)
+    except IntractableError:
+        return None
+    size = len(next(iter(rows.values())))
+    if enumeration.num_states(subject.graph, plan.enumerated) * size > _MOST_STATES:
+        return None
+    return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
+
+
+def _table(subject: Subject, made: "Bracket", exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:
+    columns: dict[str, dict[str, float]] = {}
+    for name, rows in subject.data.items():
+        weight, known = subject.log_weight(rows), exact_rows[name]
+        error = weight.std(ddof=1) / math.sqrt(len(weight)) if len(weight) > 1 else math.nan
+        columns[name] = {
+            "rows": len(weight),
+            "exact": math.nan if known is None else float(known.mean()),
+            "at upper log Z": weight.mean() - made.upper.log_partition,
+            "at lower log Z": weight.mean() - made.lower.log_partition,
+            "log Z error": max(made.upper.standard_error, made.lower.standard_error),
+            "row error": error,
+            "independent units": _independent(subject, rows),
+        }
+    return pd.DataFrame.from_dict(columns, orient="index")
+
+
+def _independent(subject: Subject, rows: dict) -> float:
+    """Mean log p of rows under units of the training rows' own rates: what a model must beat."""
+    graph, total = subject.graph, 0.0
+    eta = annealing_path.base_rates(graph, subject.train)
+    for b, family in graph.visible.items():
+        stats = np.asarray(family.statistics(rows[b]), float).reshape(len(rows[b]), -1)
+        normalizer = float(family.log_normalizer(eta[b]).sum())
+        base = np.asarray(family.log_base_measure(rows[b]), float).reshape(len(rows[b]), -1).sum(1)
+        total += float((stats @ np.asarray(eta[b], float).ravel() - normalizer + base).mean())
+    return total
+
+
+def _draw(table: pd.DataFrame) -> object:
+    figure, (ax,) = axes(1, (6.4, 0.9 + 0.7 * len(table)))
+    place = np.arange(len(table))[::-1]
+    margin = 2 * np.hypot(table["log Z error"], table["row error"].fillna(0))
+    low, high = (
+        table[["at upper log Z", "at lower log Z"]].min(axis=1),
+        table[["at upper log Z", "at lower log Z"]].max(axis=1),
+    )
+    ax.hlines(place, low - margin, high + margin, color=_COLORS[0], linewidth=1.2)
+    ax.hlines(place, low, high, color=_COLORS[0], linewidth=6, alpha=0.5, label="between the two estimates")
+    if table["exact"].notna().any():
+        ax.plot(table["exact"], place, "D", color="#1a202c", markersize=5, label="exact")
+    ax.plot(
+        table["independent units"], place, "|", color=_COLORS[1], markersize=14, label="independent units"
+    )
+    ax.set_yticks(place, table.index)
+    ax.set(xlabel="log p a row", ylim=(-0.6, len(table) - 0.4))
+    tidy(ax)
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def free_energies(subject: Subject) -> Section:
+    """Free energies of rows and of samples."""
+    section = Section("Free energies of rows and samples")
+    name = "free energy" if subject.closed else "mean-field bound of the free energy"
+    sets = {f"{name}": -subject.log_weight(rows) for name, rows in subject.data.items()}
+    for label, attribute in (("Gibbs samples", "gibbs"), ("tempered samples", "tempered")):
+        try:
+            last = {
+                b: v[:, ::10].reshape(-1, *v.shape[2:]) for b, v in getattr(subject, attribute).draws.items()
+            }
+            sets[label] = -subject.log_weight(last)
+        except ValueError as error:
+            section.missing(label, error)
+    figure, (ax,) = axes(1, (7.0, 3.2))
+    low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
+    bins = np.linspace(low, high + 1e-6 * max(1, abs(high)), 41)
+    for (label, values), color in zip(sets.items(), _COLORS, strict=False):
+        ax.hist(values, bins=bins, density=True, histtype="step", linewidth=1.5, color=color, label=label)
+    ax.set(xlabel=name, ylabel="density")
+    tidy(ax)
+    ax.legend(frameon=False, fontsize=8)
+    section.figure("free_energies", figure)
+    section.text(
+        "Held-out rows above training rows: the model has fitted these more than their like. Samples beside "
+        "the rows: the model puts its mass elsewhere, or the chains have not reached it."
+    )
+    stats = {n: {"count": len(v), "mean": v.mean(), "sd": v.std()} for n, v in sets.items()}
+    section.table("free_energies", pd.DataFrame.from_dict(stats, orient="index"), f"The {name}.")
+    means = [stats[n]["mean"] for n in subject.data]
+    if len(means) > 1:
+        section.fact(f"Free-energy gap, {list(subject.data)[1]} minus train: {means[1] - means[0]:.3g}.")
+    return section
+
+
+def proxies(subject: Subject) -> Section:
+    """Reconstruction error and pseudo-likelihood."""
+    section, columns = Section("Reconstruction and pseudo-likelihood"), {}
+    units = sum(f.size for f in subject.graph.visible.values())
+    some = _PSEUDO_UNITS if units > 3 * _PSEUDO_UNITS else None
+    why = None
+    for name, rows in subject.data.items():
+        error = monitors.reconstruction(subject.graph, rows, subject.key(6))(subject.params)
+        columns[name] = {"reconstruction error": float(error)}
+        try:
+            each = pseudo_log_likelihood(
+                subject.graph, subject.params, rows, num_units=some, rng_key=subject.key(7)
+            )
+            columns[name] |= {"pseudo-log-likelihood": float(each.mean()), "its row error": _error(each)}
+        except IntractableError as refused:
+            why = refused
+    section.table("proxies", pd.DataFrame.from_dict(columns, orient="index"), "Means over rows.")
+    section.caveat(
+        "Neither is the likelihood. The reconstruction error (squared, a unit's statistic) is of one step "
+        "from the data, and a chain that does not move makes it small too. The pseudo-likelihood asks for "
+        "each unit given all others, and can rise while the likelihood falls. Compare each with itself "
+        "along one run."
+    )
+    if why is not None:
+        section.missing("the pseudo-likelihood", why)
+    elif some is not None:
+        section.text(
+            f"Pseudo-likelihood from {some} units of each row, drawn at random, scaled to all {units}."
+        )
+    return section
+
+
+def _error(each: jax.Array) -> float:
+    values = np.asarray(each, float)
+    return float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else math.nan

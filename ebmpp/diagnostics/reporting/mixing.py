@@ -1,0 +1,223 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""How fast chains mix: coupled pairs, and Gibbs chains against parallel tempering."""
+
+import dataclasses
+from typing import Any
+import warnings
+
+import numpy as np
+import pandas as pd
+
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.diagnostics.datatree import summary
+from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
+from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.diagnostics.reporting.page import Section, axes, tidy
+from ebmpp.diagnostics.reporting.subject import Chains, Subject
+from ebmpp.errors import UnmetError
+from ebmpp.graph import FactorGraph
+from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+
+_QUANTILE = 0.95
+_GOOD = 1.01  # R-hat
+
+
+# -- meeting times -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _BlockMeans:
+    """Mean value of each block's units, of one state."""
+
+    graph: FactorGraph
+
+    def __call__(self, x: dict[str, Array]) -> dict[str, Array]:
+        return {b: x[b].astype(float).mean() for b in self.graph.families}
+
+
+def meeting(subject: Subject) -> Section:
+    """Meeting times of coupled pairs from noise, and what they bound."""
+    section, work = Section("Mixing: meeting times of coupled chains"), subject.work
+    section.text(
+        f"{work.pairs} pairs of coupled Gibbs chains, each chain from noise of its own. Once a pair has met, "
+        f"neither chain remembers its start. A pair is watched for {work.max_sweeps} sweeps."
+    )
+    pilot = _pairs(subject, 1, 1)
+    times, met = _times(pilot, work.pairs, work.max_sweeps + 1)
+    figure, panels = axes(1 if pilot is None else 2, (4.4, 3.2))
+    plot_meeting_times(times, 1, met, ax=panels[0])
+    unmet = int((~met).sum())
+    told = f"{work.pairs - unmet} of {work.pairs} pairs met within {work.max_sweeps} sweeps"
+    if met.any():
+        told += f", after {np.median(times):.0f} in the median, the last after {times[met].max():.0f}"
+    section.fact(f"Mixing from noise: {told}.")
+    section.text(told + ".")
+    if unmet:
+        section.caveat(
+            f"{unmet} of {work.pairs} pairs had not met. Chains shorter than that may not have forgotten "
+            "where they started, and what they tell below is to be doubted."
+        )
+    if pilot is None:
+        section.missing("the bound of the distance to stationarity", "no pair met, so the bound is 1")
+        section.figure("meeting_times", figure)
+        return section
+    lag = int(max(1, min(np.quantile(times, _QUANTILE), work.max_sweeps // 4)))
+    lagged = _pairs(subject, lag, lag)
+    if lagged is None:
+        section.missing("the bound of the distance to stationarity", f"no pair met at lag {lag}")
+    else:
+        plot_tv_bound(lagged, ax=panels[1])
+        if lagged.num_unmet:
+            section.caveat(
+                f"At lag {lag}, {lagged.num_unmet} pairs were unmet. How much longer they would take is not "
+                "known, so the bound is 1: nothing is said on the distance to stationarity."
+            )
+        _bounded(section, lagged)
+        _means(section, subject, lagged)
+    section.figure(
+        "meeting_times",
+        figure,
+        "P(meeting time > t) at lag 1, and the bound of the distance to stationarity.",
+    )
+    return section
+
+
+def _pairs(subject: Subject, lag: int, k: int) -> Estimate | None:
+    """An estimate from the pairs that met; None where none did."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # unmet pairs are told on the page
+        try:
+            return unbiased_expectation(
+                subject.graph,
+                subject.params,
+                _BlockMeans(subject.graph),
+                rng_key=subject.key(8),
+                num_pairs=subject.work.pairs,
+                k=k,
+                m=2 * k,
+                lag=lag,
+                independent_starts=True,  # in one state they would be in one mode, and meet there
+                max_sweeps=subject.work.max_sweeps + lag,
+                unmet="drop",
+            )
+        except UnmetError:
+            return None
+
+
+def _times(made: Estimate | None, pairs: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    if made is None:
+        return np.full(pairs, float(most)), np.zeros(pairs, bool)
+    times, met, _ = meeting_data(made)
+    return times, met
+
+
+def _bounded(section: Section, made: Estimate) -> None:
+    bound = tv_upper_bound(made)
+    rows = []
+    for level in (0.5, 0.1, 0.01):
+        below = np.flatnonzero(bound["bound"].values <= level)
+        sweeps = str(int(bound["t"][below[0]])) if len(below) else "more than were seen"
+        rows.append({"total variation at most": level, "after sweeps": sweeps})
+    caption = f"From {len(made.met)} pairs at lag {made.lag}, {made.num_unmet} of them unmet."
+    section.table("tv_bound", pd.DataFrame(rows), caption)
+
+
+def _means(section: Section, subject: Subject, made: Estimate) -> None:
+    """Means without the bias of any start, next to those of chains."""
+    if made.num_unmet:
+        section.missing(
+            "unbiased means", f"{made.num_unmet} pairs are unmet, and without them means are biased"
+        )
+        return
+    gibbs = subject.gibbs.draws
+    rows = [
+        {
+            "block": b,
+            "unbiased mean": float(made.value[b]),
+            "standard error": float(made.standard_error[b]),
+            "Gibbs chains": float(gibbs[b].mean()),
+            "training rows": float(np.mean(subject.train[b])) if b in subject.graph.visible else np.nan,
+        }
+        for b in subject.graph.families
+    ]
+    section.table(
+        "means", pd.DataFrame(rows), "Mean value of a block's units, from the pairs and from chains."
+    )
+
+
+# -- chains ------------------------------------------------------------------------------------------
+
+
+def chains(subject: Subject) -> Section:
+    """Effective sample sizes and R-hat of Gibbs chains and of parallel tempering."""
+    section, work = Section("Mixing: Gibbs chains against parallel tempering"), subject.work
+    section.text(
+        f"{work.chains} chains of each from noise, {work.sweeps} sweeps after as many that are left out. A "
+        f"sweep of tempering is {2 * work.replicas} passes ({work.replicas} temperatures, twice), so "
+        "effective draws are told by passes too."
+    )
+    tables, curves = [], {}
+    for name, attribute in (("Gibbs", "gibbs"), ("tempering", "tempered")):
+        try:
+            made: Chains = getattr(subject, attribute)
+        except ValueError as error:
+            section.missing(f"chains of {name}", error)
+            continue
+        values = _summaries(subject, made)
+        curves[name] = values["energy"]
+        tables.append(_table(name, made, values))
+        section.text(f"{name}: {made.told}; {made.seconds:.1f} s with compilation.")
+    table = pd.concat(tables, ignore_index=True)
+    section.table("chains", table, "Of the energy, and of the mean value of each block's units.")
+    frozen = table[table["frozen"]]
+    if len(frozen):
+        section.caveat(f"{len(frozen)} values never moved in any chain: they have no effective sample size.")
+    for name in curves:
+        worst = table.loc[table["chains"] == name, "r_hat"].max()
+        section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
+        if worst > _GOOD:
+            section.caveat(
+                f"R-hat of {name} is up to {worst:.3f}, above {_GOOD}: its chains disagree, and its samples "
+                "are not yet the model's."
+            )
+    section.figure("chains", _draw(curves), "Energy along the chains.")
+    section.caveat(
+        "R-hat near 1 says that these chains agree, and not that they have seen every mode: all may have "
+        "missed the same one. Tempered chains and meeting times are the better witnesses."
+    )
+    return section
+
+
+def _summaries(subject: Subject, made: Chains) -> dict[str, np.ndarray]:
+    draws = {b: jnp.asarray(v) for b, v in made.draws.items()}
+    values = {"energy": np.asarray(subject.graph.energy(subject.params, draws), float)}
+    for b, v in made.draws.items():
+        values[f"mean of {b}"] = v.reshape(*v.shape[:2], -1).mean(-1, dtype=float)
+    return values
+
+
+def _table(name: str, made: Chains, values: dict[str, Any]) -> pd.DataFrame:
+    import arviz_base  # brings matplotlib with it where that is installed
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # values that never move are told in a column
+        table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")
+    draws = next(iter(values.values())).size
+    table = table[["mean", "sd", "ess_bulk", "ess_tail", "r_hat", "frozen"]].copy()
+    table.insert(4, "ess per 1000 passes", 1000 * table["ess_bulk"] / (draws * made.passes))
+    return table.rename_axis("value").reset_index().assign(chains=name)[["chains", "value", *table.columns]]
+
+
+def _draw(curves: dict[str, np.ndarray]) -> object:
+    figure, panels = axes(len(curves), (4.4, 2.8))
+    low = min(v.min() for v in curves.values())
+    high = max(v.max() for v in curves.values())
+    for ax, (name, energy) in zip(panels, curves.items(), strict=True):
+        ax.plot(energy.T, linewidth=0.5, alpha=0.7)
+        margin = 0.03 * (high - low) + 1e-6
+        ax.set(xlabel="sweep", ylabel="energy", title=name, ylim=(low - margin, high + margin))
+        tidy(ax)
+    return figure

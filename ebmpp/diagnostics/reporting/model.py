@@ -1,0 +1,104 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What the model is: its declaration, its sizes, and what its latent units do."""
+
+import numpy as np
+import pandas as pd
+
+import jax
+
+from ebmpp.diagnostics.reporting.page import Section, axes, tidy
+from ebmpp.diagnostics.reporting.subject import Subject
+from ebmpp.evaluate.activity import unit_activity
+
+_COLORS = {"active": "#2b6cb0", "constant": "#718096", "off": "#c05621", "on": "#6b46c1"}
+
+
+def declaration(subject: Subject) -> Section:
+    """The declaration, its drawing, and how large everything is."""
+    graph, section = subject.graph, Section("The model")
+    section.code(repr(graph))
+    figure, (ax,) = axes(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * _tallest(subject)))
+    graph.draw(ax)
+    section.figure(
+        "declaration", figure, "Blocks by layer, visible ones shaded, with the factors between them."
+    )
+    blocks = graph.to_networkx().nodes(data=True)
+    section.table(
+        "blocks",
+        pd.DataFrame(
+            [
+                {
+                    "block": b,
+                    "family": repr(known["family"]),
+                    "units": known["family"].size,
+                    "": "visible" if known["visible"] else "latent",
+                    "layer": known["layer"],
+                    "parts": known["parts"],
+                }
+                for b, known in blocks
+            ]
+        ),
+        "Blocks; a layer is drawn at once, or in so many parts.",
+    )
+    rows = []
+    for name, tree in subject.params.items():
+        leaves = [np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)]
+        values = np.concatenate(leaves) if leaves else np.zeros(0)
+        numbers = (values.mean(), values.std(), np.abs(values).max()) if values.size else (np.nan,) * 3
+        named = dict(zip(("mean", "sd", "largest size"), numbers, strict=True))
+        rows.append({"factor": name, "params": values.size, **named})
+    section.table("factors", pd.DataFrame(rows), "Factors.")
+    units = sum(f.size for f in graph.families.values())
+    count = sum(row["params"] for row in rows)
+    section.fact(
+        f"{units} units in {len(graph.families)} blocks, {count} params, {len(graph.layers)} layers."
+    )
+    return section
+
+
+def _tallest(subject: Subject) -> float:
+    return max(map(len, subject.graph.block_layers)) + 0.4
+
+
+def units(subject: Subject) -> Section:
+    """Dead, saturated and constant latent units."""
+    section = Section("Latent units over the training rows")
+    if not subject.graph.latent:
+        section.missing("activity of latent units", "the model has no latent units")
+        return section
+    made = unit_activity(subject.graph, subject.params, subject.train, rng_key=subject.key(4))
+    section.text(
+        "A unit is off or on where its mean over the rows is within a fiftieth of an end of its range, and "
+        "constant where the rows explain less than a thousandth of its variance; such a unit tells nothing "
+        "of the data."
+        + ("" if subject.closed else " Latent blocks interact, so posterior means are those of Gibbs chains.")
+    )
+    counts = made.groupby(["block", "status"], sort=False).size().unstack(fill_value=0)
+    counts = counts.reindex(columns=list(_COLORS), fill_value=0).rename_axis(columns=None)
+    section.table("unit_counts", counts, "Statistics of units by status.")
+    blocks = list(dict.fromkeys(made["block"]))
+    figure, panels = axes(2 * len(blocks), (3.8, 2.8), ncols=2)
+    for block, pair in zip(blocks, panels.reshape(-1, 2), strict=True):
+        _histograms(made[made["block"] == block], block, pair)
+    section.figure(
+        "units", figure, "Left: means over the rows. Right: share of the variance that rows explain."
+    )
+    idle = made[made["status"] != "active"]
+    if len(idle):
+        section.table("idle_units", idle, "Units that are not active.", most=15)
+    section.tables["units"] = made
+    section.fact(f"{len(idle)} of {len(made)} statistics of latent units are off, on or constant.")
+    return section
+
+
+def _histograms(made: pd.DataFrame, block: str, panels: np.ndarray) -> None:
+    for ax, column in zip(panels, ("mean", "varies"), strict=True):
+        there = [s for s in _COLORS if (made["status"] == s).any()]
+        low, high = made[column].min(), made[column].max()
+        span = (0.0, 1.0) if column == "varies" or (low >= 0 and high <= 1) else (low - 1e-6, high + 1e-6)
+        values = [made[column][made["status"] == s] for s in there]
+        ax.hist(values, bins=25, range=span, stacked=True, color=[_COLORS[s] for s in there], label=there)
+        ax.set(xlabel={"mean": "mean", "varies": "explained share"}[column], ylabel=f"units of {block}")
+        tidy(ax)
+    panels[0].legend(frameon=False, fontsize=8)

@@ -1,0 +1,171 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Samples and filters of blocks that are images."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core.types import Params
+from ebmpp.diagnostics.plots import panels, plot_history, plot_units
+from ebmpp.diagnostics.reporting.page import Section, axes
+from ebmpp.diagnostics.reporting.subject import Subject
+from ebmpp.errors import StateError
+from ebmpp.families import Family
+from ebmpp.graph import FactorGraph, energy
+
+_LEAST_SIDE = 3
+_SHOWN = 30
+_COLUMNS = 10
+_FILTERS = 64
+_MOST_FILTERED = 4096  # latent statistics whose filters are computed, to choose among
+
+
+def image_shapes(graph: FactorGraph, given: Any) -> dict[str, tuple[int, int]]:
+    """The visible blocks that are images, and their shapes.
+
+    :param given: one shape for every visible block, a shape a block, or None for squares of 3x3 and more.
+    :raises StateError: for a shape that does not fit its block, or a block that is not visible.
+    """
+    chosen = dict(given) if isinstance(given, Mapping) else {}
+    if given is not None and not isinstance(given, Mapping):
+        chosen = dict.fromkeys(graph.visible, given)
+    for b, shape in chosen.items():
+        if b not in graph.visible:
+            raise StateError(f"image_shape names block {b!r}; the visible ones are {list(graph.visible)}")
+        if len(shape) != 2 or math.prod(shape) != graph.families[b].size:
+            raise StateError(
+                f"image_shape of block {b!r} is {shape}, and it has {graph.families[b].size} units"
+            )
+    for b, family in graph.visible.items():
+        side = math.isqrt(family.size)
+        if b not in chosen and len(family.shape) == 2:
+            chosen[b] = family.shape
+        elif b not in chosen and side**2 == family.size and side >= _LEAST_SIDE:
+            chosen[b] = (side, side)
+    return {b: tuple(chosen[b]) for b in graph.visible if b in chosen}
+
+
+def samples(subject: Subject) -> Section:
+    """Rows beside samples, and filters."""
+    section, graph = Section("Samples and filters"), subject.graph
+    shapes = image_shapes(graph, subject.image_shape)
+    others = [b for b in graph.visible if b not in shapes]
+    if others:
+        section.missing(
+            f"pictures of {others}", "no square number of units; give image_shape=(height, width)"
+        )
+    for b, shape in shapes.items():
+        _sample_pictures(section, subject, b, shape)
+        _filter_pictures(section, subject, b, shape)
+    return section
+
+
+def _sample_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:
+    rows = {
+        name: _images(subject.graph.families[block], v[block][:_SHOWN]) for name, v in subject.data.items()
+    }
+    for label, attribute in (("Gibbs chains", "gibbs"), ("parallel tempering", "tempered")):
+        try:
+            draws = getattr(subject, attribute).draws
+        except ValueError as error:
+            section.missing(f"samples of {block} by {label}", error)
+            continue
+        rows[label] = _images(subject.graph.families[block], _last(subject, draws, block))
+    figure, drawn = axes(len(rows), (4.6, 0.4 + 4.6 * _aspect(rows, shape)), ncols=2)
+    for ax, (label, images) in zip(drawn, rows.items(), strict=True):
+        plot_units(images, shape, ncols=_COLUMNS, ax=ax)
+        ax.set_title(label, fontsize=10)
+    told = "Means given the rest where units have one, else states. A row of ten samples is ten chains, "
+    told += "started from noise; the next row is the same chains earlier."
+    section.figure(f"samples_{block}", figure, told)
+
+
+def _aspect(rows: Mapping[str, np.ndarray], shape: tuple[int, int]) -> float:
+    lines = max(-(-len(v) // _COLUMNS) for v in rows.values())
+    return lines * shape[0] / (_COLUMNS * shape[1])
+
+
+def _last(subject: Subject, draws: Mapping[str, np.ndarray], block: str) -> Array:
+    """Ten chains' last draws, then those a third of the run earlier, and earlier still."""
+    sweeps, each = subject.work.sweeps, -(-_SHOWN // _COLUMNS)
+    place = [max(0, sweeps - 1 - i * sweeps // each) for i in range(each)]
+    pick = lambda v: np.moveaxis(v[:_COLUMNS, place], 1, 0).reshape(-1, *v.shape[2:])
+    state = {b: jnp.asarray(pick(v)) for b, v in draws.items()}
+    if subject.graph.families[block].stat_shape:
+        return state[block]
+    return subject.graph.mean(subject.params, state, block)
+
+
+def _images(family: Family, values: Any) -> np.ndarray:
+    """Values as grey levels between their family's bounds; as they are where it has none."""
+    values = np.asarray(values, float).reshape(len(values), -1)
+    states = family.states()
+    low, high = family.bounds if states is None else (float(min(states)), float(max(states)))
+    return (values - low) / (high - low) if np.isfinite(high - low) else values
+
+
+def _filter_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:
+    graph = subject.graph
+    latent = [b for b in graph.neighbours([block]) if b in graph.latent]
+    if not latent:
+        section.missing(f"filters of {block}", "no latent block shares a factor with it")
+        return
+    if graph.families[block].interaction_shape != graph.families[block].shape:
+        section.missing(
+            f"filters of {block}", "its units have several weights each, and so no single picture"
+        )
+        return
+    for b in latent:
+        made = filters(graph, subject.params, block, b)
+        strength = np.linalg.norm(made, axis=1)
+        order = np.sort(np.argsort(-strength, kind="stable")[:_FILTERS])
+        count = len(order)
+        ncols = math.ceil(math.sqrt(count * shape[0] / shape[1]))
+        width = min(8.0, 1.0 + 0.75 * ncols)
+        figure, (ax,) = axes(1, (width, width * math.ceil(count / ncols) * shape[0] / (ncols * shape[1])))
+        plot_units(made[order], shape, ncols=ncols, ax=ax)
+        total = math.prod(graph.families[b].statistic_shape)
+        told = f"What a unit of {b} adds to the natural parameters of {block}: "
+        told += "all units." if count == total else f"the {count} strongest of {len(made)}"
+        if count < total:
+            told += "." if len(made) == total else f" (the first of {total})."
+        section.figure(f"filters_{block}_{b}", figure, told)
+
+
+def filters(graph: FactorGraph, params: Params, block: str, latent: str) -> np.ndarray:
+    """d eta / d t(h), by autodiff, all other statistics 0: for a bilinear factor its weights.
+
+    :return: ``(statistics of the latent block, units of the visible one)``; at most 4096 of the former.
+    """
+    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
+    size = zero[latent].size
+
+    def response(index: Array) -> Array:
+        unit = jnp.zeros(size).at[index].set(1.0).reshape(zero[latent].shape)
+        at = lambda t: energy.natural(graph, params, zero | {latent: t}, [block])[block]
+        made = jax.jvp(at, (zero[latent],), (unit,))[1]
+        family = graph.families[block]
+        return made.reshape(family.size, -1)[:, 0]  # a Gaussian's x comes before its square
+
+    count = min(size, _MOST_FILTERED)
+    return np.asarray(jax.jit(lambda i: jax.lax.map(response, i, batch_size=64))(jnp.arange(count)))
+
+
+def training(history: Any) -> Section:
+    """The course of training."""
+    section = Section("Training")
+    if history is None:
+        section.missing("the course of training", "no history was given (history=fit)")
+        return section
+    data = getattr(history, "history", history)
+    figure, drawn = axes(max(1, len(panels(data))), (3.6, 2.6), ncols=3)
+    plot_history(data, axes=drawn)
+    section.figure("training", figure)
+    return section

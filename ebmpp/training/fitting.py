@@ -1,0 +1,260 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""``fit``: data, an estimator, an optimiser, and a history."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import optax
+
+from ebmpp.core import checks, random
+from ebmpp.core.archive import digest
+from ebmpp.errors import ArgumentError
+from ebmpp.estimators import Estimator
+from ebmpp.graph import FactorGraph, describe
+from ebmpp.training.batches import Data, as_source
+from ebmpp.training.callbacks import Best, Callback
+from ebmpp.training.checkpoint import Checkpoints
+from ebmpp.training.guard import Guard
+from ebmpp.training.history import Log
+from ebmpp.training.identity import monitor_identity
+from ebmpp.training.loop import Loop, State, estimate_step
+from ebmpp.training.schedule import DEFAULT_ESTIMATOR, DEFAULT_OPTIMIZER, Stage, Stages
+
+__all__ = ["Fit", "estimate_step", "fit"]
+
+Params = Any
+_DEFAULT_STEPS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A trained model.
+
+    :param graph: what was trained.
+    :param params: the last params.
+    :param history: an ``xarray.Dataset``: per ``step`` the gradient norm and, where the estimator couples
+        chains, ``meeting_time_mean``, ``meeting_time_max``, ``num_unmet``, ``lag``, ``k``, ``trials``;
+        per ``monitor_step`` the monitors. With a schedule also ``stage``, and nan where a stage does not
+        have a metric.
+    :param optimizer_state: optax state after the last step.
+    :param estimator_state: what the estimator carries (persistent chains, the adaptive lag).
+    :param best_params: with ``keep_best``, the params at the monitor's best value; None where it had none.
+    :param best_step: how many steps had been done then.
+    """
+
+    graph: FactorGraph
+    params: Params
+    history: xr.Dataset
+    optimizer_state: Any
+    estimator_state: Any
+    best_params: Params | None = None
+    best_step: int | None = None
+
+
+def fit(
+    graph: FactorGraph,
+    data: Data,
+    *,
+    rng_key: Array,
+    estimator: Estimator | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    num_steps: int | None = None,
+    schedule: Sequence[Stage] | None = None,
+    batch_size: int | None = None,
+    weights: Array | None = None,
+    params: Params | None = None,
+    scheme: str | Mapping[str, str] = "gaussian",
+    monitors: Mapping[str, Callable[..., Array]] | None = None,
+    monitor_every: int = 100,
+    callbacks: Sequence[Callback] = (),
+    keep_best: str | tuple[str, str] | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 500,
+    resume: bool = False,
+    progress_bar: bool = True,
+) -> Fit:
+    """Maximise the likelihood of ``data`` by stochastic gradients.
+
+    One step is compiled once. Batches are rows of a fresh permutation each epoch.
+
+    ``data`` are one of these:
+
+    * arrays, which are put on the device: rows of the visible blocks, ``(rows, *shape)`` each, in a dict, or
+      a bare array for a single block. Lists, data frames and whatever else has ``__array__`` will do;
+    * ``numpy.memmap`` arrays, likewise: each step's rows are read from the file and checked when their step
+      comes, and the base rates are those of some thousand rows;
+    * batches that somebody else makes: an iterable of arrays or dicts, or a function that returns one. All
+      have one size, each is used once, and the first makes the base rates. A resumed run passes over those
+      that were used before, so the iterable is given anew, from its beginning.
+
+    A block may be an :class:`Observed` in each of these: rows that lack entries train on the likelihood of
+    what is known. Missing entries are drawn on the posterior together with the latents, without bias under
+    :class:`UCD`; base rates are those of known entries.
+
+    :param graph: the model.
+    :param data: as above.
+    :param rng_key: a jax key: the same key gives the same run.
+    :param estimator: :class:`UCD` (default), :class:`CD`, :class:`PCD`, or your own.
+    :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
+    :param num_steps: gradient steps; default 1000.
+    :param schedule: in place of estimator, optimizer and num_steps: a :class:`Stage` after the other.
+    :param batch_size: rows a step, or all rows where there are fewer; default 100, or the stream's.
+    :param weights: one a row, not negative: row i counts w_i times, up to a constant factor. Not for streams.
+    :param params: start from these instead of ``graph.init(rng_key, data, scheme)``; taken as jax's default
+        floats.
+    :param scheme: see :meth:`FactorGraph.init`.
+    :param monitors: functions of the params to a scalar, kept in the history; see :mod:`ebmpp.monitors`.
+    :param monitor_every: steps between monitor values (the first step and the last are included).
+    :param callbacks: called at each of these steps with a :class:`Progress`; one that returns True stops the
+        run, such as :class:`EarlyStop`. An exception in one ends the run and keeps the checkpoints.
+    :param keep_best: the name of a monitor, or ``(name, "min")``: the params at its best value are kept.
+    :param checkpoint_dir: keep checkpoints of params, optimiser, estimator and history there: files of names
+        of their own, beside which others are let alone, of one run at a time. A resumed run ends with bitwise
+        the params of one that was never stopped, whatever stopped it: an interrupt from the keyboard or a
+        kill costs the steps since the last checkpoint.
+    :param checkpoint_every: steps between checkpoints; the last step makes one too.
+    :param resume: go on from the newest whole checkpoint in ``checkpoint_dir``, or start where there is none.
+        Call ``fit`` as the stopped run was called: other data, another model, estimator or key, an optimiser
+        that makes other updates, or monitors that compute or hold something else are refused. The number of
+        steps (of the last stage) may be larger, and callbacks are free.
+    :param progress_bar: show one.
+    :return: a :class:`Fit`.
+    :raises StateError: for data or weights of a wrong name, shape or value, NaN included.
+    :raises ParameterError: for params that do not fit, or under which the model does not normalise.
+    :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the
+        last good params and the history.
+    :raises NormalizationError: when training leaves the params under which the model normalises, which is
+        looked at every 50 steps, before monitors, callbacks and checkpoints, and at the end; it carries the
+        last that were seen to normalise.
+    :raises DataError: when a stream ends too early, or a row that comes later is wrong; it carries the same.
+    :raises CheckpointError: for checkpoints of another run, all of them damaged, or there without ``resume``;
+        for a directory that another run is using, or a disk that fails. :class:`CheckpointWriteError`, where
+        that is amid the run, carries the params and the history.
+    :raises ArgumentError: for numbers out of range, a schedule beside what it replaces, or what is no key, no
+        estimator, no optimizer that goes by gradients alone, or no function to a scalar.
+
+    **Example**
+
+    >>> import jax, optax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
+    ...                 estimator=ebmpp.CD(k=1), optimizer=optax.sgd(0.1), progress_bar=False)
+    >>> fit.history.sizes["step"]
+    5
+
+    Entries that are missing, say nan in a table:
+
+    >>> table = ebmpp.data.bars_and_stripes(3)
+    >>> table[::2, 4] = float("nan")
+    >>> fit = ebmpp.fit(rbm, ebmpp.Observed.where_finite(table), rng_key=jax.random.key(0), num_steps=5,
+    ...                 progress_bar=False)
+    >>> fit.history.posterior_num_unmet.values.tolist()
+    [0, 0, 0, 0, 0]
+    """
+    checks.instance("fit: graph", graph, FactorGraph, "a FactorGraph")
+    rng_key = checks.key("fit: rng_key", rng_key)
+    num_steps = checks.optional_count("fit: num_steps", num_steps)
+    batch_size = checks.optional_count("fit: batch_size", batch_size)
+    monitor_every = checks.count("fit: monitor_every", monitor_every)
+    checkpoint_every = checks.count("fit: checkpoint_every", checkpoint_every)
+    resume, progress_bar = checks.flag("fit: resume", resume), checks.flag("fit: progress_bar", progress_bar)
+    if resume and checkpoint_dir is None:
+        raise ArgumentError("fit: resume=True goes on from a checkpoint: give checkpoint_dir, where they are")
+    stages = _stages(schedule, estimator, optimizer, num_steps)
+    monitors, callbacks = _monitors(monitors), _callbacks(callbacks)
+    init_key, base_key, order_key = jax.random.split(rng_key, 3)
+    source = as_source(graph, data, weights, batch_size, order_key)
+    if params is None:
+        sample = source.sample()
+        params = graph.init(init_key, sample.observed(), scheme, sample.weights)
+    graph.check(params)
+    # Whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are.
+    # numpy arrays are copied, for jax may take them as they stand, and their owner may write into them.
+    floats = jnp.result_type(float)
+    own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
+    params = jax.tree.map(own, params)
+    best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
+    log = Log(monitors)
+    guard = Guard(graph, params, log)
+    pair = random.key_pair(base_key)
+    loop = Loop(graph, stages, source, pair, log, monitor_every, callbacks, best, guard)
+    start, state = 0, loop.begin(0, params)
+    save = None
+    if checkpoint_dir is not None:
+        run = {
+            "graph": repr(graph),
+            "energies": describe.energies(graph),
+            **stages.identity(params),
+            "batch_size": source.batch_size,
+            "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
+            "monitors": monitor_identity(monitors),
+            "monitor_every": monitor_every,
+            "keep_best": None if best is None else [best.name, best.mode],
+            **_state_identity(state),
+            **source.identity(),
+        }
+        save = Checkpoints(checkpoint_dir, run, resume)
+    try:
+        if save is not None:
+            start, state = loop.keep(save, checkpoint_every, state)
+        state = loop.run(start, state, progress_bar)
+    finally:
+        if save is not None:
+            save.close()
+    kept = {} if best is None else {"best_params": best.params, "best_step": best.step}
+    history = log.dataset().copy(deep=True)  # the caller's own, to write
+    return Fit(graph, state.params, history, state.optimizer, state.estimator, **kept)
+
+
+def _monitors(given: Mapping[str, Callable[..., Array]] | None) -> dict[str, Callable[..., Array]]:
+    checks.instance(
+        "fit: monitors", {} if given is None else given, Mapping, "a dict of functions of the params"
+    )
+    monitors = dict(given or {})
+    for name, fn in monitors.items():
+        checks.instance("fit: a monitor's name", name, str, "a string")
+        checks.function(f"fit: monitor {name!r}", fn, "the params")
+    return monitors
+
+
+def _callbacks(given: Sequence[Callback]) -> tuple[Callback, ...]:
+    callbacks = tuple(checks.sequence("fit: callbacks", given, "functions of a Progress"))
+    for i, fn in enumerate(callbacks):
+        checks.function(f"fit: callbacks[{i}]", fn, "a Progress")
+    return callbacks
+
+
+def _stages(
+    schedule: Sequence[Stage] | None,
+    estimator: Estimator | None,
+    optimizer: optax.GradientTransformation | None,
+    num_steps: int | None,
+) -> Stages:
+    single = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
+    if schedule is None:
+        made = Stage(
+            num_steps=_DEFAULT_STEPS if num_steps is None else num_steps,
+            estimator=DEFAULT_ESTIMATOR if estimator is None else estimator,
+            optimizer=DEFAULT_OPTIMIZER if optimizer is None else optimizer,
+        )
+        return Stages([made], scheduled=False)
+    both = [name for name, value in single.items() if value is not None]
+    if both:
+        raise ArgumentError(f"fit: schedule takes the place of {', '.join(both)}; give them to its stages")
+    return Stages(schedule, scheduled=True)
+
+
+def _state_identity(state: State) -> dict[str, Any]:
+    """Where a run starts: the shapes of its state, and its params."""
+    shapes = [[list(jnp.shape(leaf)), str(jnp.result_type(leaf))] for leaf in jax.tree.leaves(state)]
+    flat = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+    return {"state": shapes, "start": digest({"params": flat})}

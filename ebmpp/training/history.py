@@ -1,0 +1,187 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The history of a training run, as it comes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
+from ebmpp.training.monitors import Monitor
+
+#: What happens where a traced array is taken for a number or for numpy's.
+_LEAVES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+_MOST_WAITING = 4096  # rows on the device; each scalar is an array of its own there
+
+
+class Table:
+    """Rows of scalars by name, in columns; on the device until somebody looks.
+
+    What a row lacks is nan, and a column of whole numbers that lacks one is of floats.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray] | None = None) -> None:
+        self._columns = dict(columns or {})
+        self._length = len(next(iter(self._columns.values()), ()))
+        self._waiting: list[dict[str, Any]] = []
+        self.last = {name: v[-1] for name, v in self._columns.items()} if self._length else {}
+
+    def __len__(self) -> int:
+        return self._length + len(self._waiting)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """One more row."""
+        self._waiting.append(row)
+        self.last = row
+        if len(self._waiting) >= _MOST_WAITING:
+            self._fetch()
+
+    def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
+        """The columns by name, up to row ``stop``; they cannot be written."""
+        self._fetch()
+        made = {name: v[:stop] for name, v in self._columns.items()}
+        for v in made.values():
+            v.flags.writeable = False
+        return made
+
+    def _fetch(self) -> None:
+        rows, self._waiting = jax.device_get(self._waiting), []
+        if not rows:
+            return
+        for name in dict.fromkeys([*self._columns, *(n for row in rows for n in row)]):
+            new = _column([row.get(name) for row in rows])
+            self._columns[name] = _joined(self._columns.get(name), self._length, new, len(rows))
+        self._length += len(rows)
+
+
+def _column(values: Sequence[Any]) -> np.ndarray | None:
+    """None where a value is missing throughout."""
+    given = [np.asarray(v) for v in values if v is not None]
+    if not given:
+        return None
+    dtype = np.result_type(*(v.dtype for v in given))
+    if len(given) == len(values):
+        return np.array(given, dtype)
+    dtype = _with_nan(dtype)
+    return np.array([np.nan if v is None else v for v in values], dtype)
+
+
+def _joined(old: np.ndarray | None, rows: int, new: np.ndarray | None, more: int) -> np.ndarray:
+    old = _missing(new, rows) if old is None else old
+    new = _missing(old, more) if new is None else new
+    return np.concatenate([old, new]) if rows else new
+
+
+def _missing(like: np.ndarray, rows: int) -> np.ndarray:
+    return np.full(rows, np.nan, _with_nan(like.dtype))
+
+
+def _with_nan(dtype: np.dtype) -> np.dtype:
+    return dtype if np.issubdtype(dtype, np.floating) else np.dtype(float)
+
+
+class Log:
+    """Metrics step by step, and what monitors say now and then.
+
+    :param monitors: functions of the params, or :class:`~ebmpp.monitors.Monitor`.
+    """
+
+    def __init__(self, monitors: Mapping[str, Callable[..., Array]]) -> None:
+        self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
+        self.steps, self.monitored = Table(), Table()
+
+    def append(self, metrics: dict[str, Array]) -> None:
+        """The metrics of the next step.
+
+        :raises ArgumentError: for a monitor of the name of one, which would take its place in the history.
+        """
+        clash = self.monitors.keys() & {*metrics, "step", "monitor_step"}
+        if clash:
+            raise ArgumentError(
+                f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
+                "something else"
+            )
+        self.steps.append(metrics)
+
+    def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
+        """What the monitors say of the params before ``step``."""
+        if self.monitors:
+            values = {n: _value(n, fn, params, estimator_state) for n, fn in self.monitors.items()}
+            self.monitored.append({"monitor_step": step, **values})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The history as arrays: what :meth:`load` takes."""
+        made = {f"step:{n}": v for n, v in self.steps.columns().items()}
+        return made | {f"monitor:{n}": v for n, v in self.monitored.columns().items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        """Go on before ``step`` after what :meth:`arrays` made."""
+        of = lambda kind: {n.removeprefix(kind): v for n, v in arrays.items() if n.startswith(kind)}
+        self.steps = Table(of("step:"))
+        monitored = of("monitor:")
+        # A run that was stopped by a callback looked at this step already, and the one that goes on will.
+        before = monitored.get("monitor_step", np.empty(0)) < step
+        self.monitored = Table({name: v[before] for name, v in monitored.items()})
+
+    def latest(self) -> dict[str, str]:
+        """What the progress bar shows."""
+        shown = {"meeting_time_mean": "tau", "meeting_time_max": "max", "lag": "lag", "gradient_norm": "grad"}
+        last = self.steps.last
+        line = {short: f"{float(last[name]):.3g}" for name, short in shown.items() if name in last}
+        return line | {n: f"{float(v):.4g}" for n, v in self.monitored.last.items() if n != "monitor_step"}
+
+    def failed_at(self) -> int | None:
+        """The first step whose gradient or params were not finite."""
+        bad = np.flatnonzero(~self.steps.columns()["ok"])
+        return int(bad[0]) if len(bad) else None
+
+    def dataset(self, stop: int | None = None) -> xr.Dataset:
+        """The history so far, up to step ``stop``; its arrays cannot be written."""
+        columns = self.steps.columns(stop)
+        made = xr.Dataset(
+            {name: ("step", v) for name, v in columns.items() if name != "ok"},
+            coords={"step": np.arange(len(self.steps))[:stop]},
+        )
+        monitored = self.monitored.columns()
+        if not monitored:
+            return made
+        at = monitored.pop("monitor_step")
+        if stop is not None:
+            monitored, at = {n: v[at <= stop] for n, v in monitored.items()}, at[at <= stop]
+        values = {name: ("monitor_step", v) for name, v in monitored.items()}
+        return made.assign(values).assign_coords(monitor_step=at)
+
+
+def _value(name: str, monitor: Callable[..., Array], params: Any, estimator_state: Any) -> Array:
+    """:raises ArgumentError: for a monitor that leaves jax, or returns no number."""
+    given = jax.tree.map(lambda leaf: leaf, params)  # dicts of its own
+    try:
+        value = monitor(given, estimator_state) if isinstance(monitor, Monitor) else monitor(given)
+    except _LEAVES as error:
+        raise ArgumentError(
+            f"fit: monitor {name!r} leaves jax while it is compiled, by float, if or numpy; give "
+            f"Monitor(fn, compiled=False), which is called as it is. jax says: {error}"
+        ) from error
+    except TypeError as error:
+        if "valid JAX type" not in str(error):
+            raise
+        raise ArgumentError(
+            f"fit: monitor {name!r} returned no number, and a scalar is expected: {error}"
+        ) from error
+    if not _is_scalar(value):
+        told = f"shape {value.shape}" if hasattr(value, "shape") else checks.tell(value)
+        raise ArgumentError(f"fit: monitor {name!r} returned {told}, and a scalar is expected")
+    return value
+
+
+def _is_scalar(value: Any) -> bool:
+    if not hasattr(value, "dtype"):
+        return isinstance(value, int | float)
+    return np.shape(value) == () and (value.dtype == bool or jnp.issubdtype(value.dtype, jnp.number))

@@ -1,0 +1,213 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy layer-wise pretraining: where the training of a deep model starts."""
+
+from collections.abc import Mapping
+import dataclasses
+from functools import partial
+from typing import Any
+
+import networkx as nx
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import optax
+
+from ebmpp.core import checks, random
+from ebmpp.core.types import Params
+from ebmpp.errors import DeclarationError
+from ebmpp.estimators import CD, Estimator
+from ebmpp.families import Family
+from ebmpp.graph import FactorGraph, tables
+from ebmpp.graph.factors import Factor
+from ebmpp.graph.transforms.rewire import Initial, mean_params
+from ebmpp.moves import gibbs
+from ebmpp.training.fitting import fit
+
+
+def pretrain(
+    graph: FactorGraph,
+    data: Mapping[str, Array] | Array,
+    *,
+    rng_key: Array,
+    estimator: Estimator | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    num_steps: int = 1000,
+    batch_size: int = 100,
+    scheme: str | Mapping[str, str] = "gaussian",
+    progress_bar: bool = True,
+) -> Params:
+    """Params to start from, learned two levels at a time: give them to ``fit(params=...)``.
+
+    The levels are the blocks by their distance from the visible ones in the block graph. Each level and the
+    next are trained as a model of their own, on one draw a row of the level below given the row. Inner
+    levels are in two such models, and in the whole one they get input from both sides, so in each of the two
+    their input counts twice: the first model has two copies of its lower level, the last one two of its
+    upper level, all with the same params, and in those between the energy across is doubled. Factors of
+    inner levels alone (biases) are learned twice, and the result has their mean.
+
+    A start, and not the maximum of any likelihood. A model of two levels is trained as it is.
+
+    :param graph: levels such as those of :func:`~ebmpp.layered`; several blocks a level are fine.
+    :param data: rows of the visible blocks, as for :func:`~ebmpp.fit`.
+    :param rng_key: a jax key.
+    :param estimator: for each model; default ``CD(k=1)``.
+    :param optimizer: for each model; default ``optax.sgd(0.05)``.
+    :param num_steps: gradient steps of each model.
+    :param batch_size: rows a step.
+    :param scheme: of the initial params, see :meth:`FactorGraph.init`.
+    :param progress_bar: show one for each model.
+    :return: params of ``graph``.
+    :raises DeclarationError: for latent blocks of one level that interact, or that no path of factors
+        connects with a visible block.
+    :raises StateError: for data of a wrong name, shape or value.
+
+    **References**
+
+    1. Salakhutdinov, Hinton (2009), *Deep Boltzmann machines*, section 3.2.
+    2. Hinton, Osindero, Teh (2006), *A fast learning algorithm for deep belief nets*.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> deep = ebmpp.layered(v=ebmpp.Bernoulli(9), h1=ebmpp.Bernoulli(4), h2=ebmpp.Bernoulli(2))
+    >>> rows = ebmpp.data.bars_and_stripes(3)
+    >>> start = ebmpp.pretrain(deep, rows, rng_key=jax.random.key(0), num_steps=5, progress_bar=False)
+    >>> start["h1:h2"].shape  # next: ebmpp.fit(deep, rows, params=start, ...)
+    (4, 2)
+    """
+    checks.instance("pretrain: graph", graph, FactorGraph, "a FactorGraph")
+    rng_key = checks.key("pretrain: rng_key", rng_key)
+    num_steps = checks.count("pretrain: num_steps", num_steps)
+    levels = _levels(graph)
+    init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))
+    rows, _, _ = tables.as_data(graph, data, "pretrain")
+    params = graph.init(init_key, rows, scheme)
+    settings = {
+        "estimator": CD(k=1) if estimator is None else estimator,
+        "optimizer": optax.sgd(0.05) if optimizer is None else optimizer,
+        "num_steps": num_steps,
+        "batch_size": batch_size,
+        "progress_bar": progress_bar,
+    }
+    found: dict[str, list[Any]] = {name: [] for name in params}
+    for i in range(len(levels) - 1):
+        model = _Pair.of(graph, levels, i)
+        start = {f.name: params[f.name] for f in model.graph.factors}
+        made = fit(model.graph, model.rows(rows), params=start, rng_key=keys[2 * i], **settings)
+        for name, value in made.params.items():
+            found[name].append(value)
+        if i + 2 < len(levels):
+            rows = _draw(model.graph, levels[i + 1], made.params, model.rows(rows), keys[2 * i + 1])
+    return mean_params(found)
+
+
+def _levels(graph: FactorGraph) -> list[tuple[str, ...]]:
+    """Blocks by distance from the visible ones.
+
+    :raises DeclarationError: where two-level models do not make up the whole.
+    """
+    distance = nx.multi_source_dijkstra_path_length(graph.to_networkx(), set(graph.visible))
+    far = [b for b in graph.families if b not in distance]
+    if far:
+        raise DeclarationError(
+            f"pretrain: no path of factors leads from a visible block to {far[0]!r}, so no data teach it; "
+            f"declare a factor between it and one of {list(distance)}"
+        )
+    levels = [tuple(b for b in graph.families if distance[b] == i) for i in range(1 + max(distance.values()))]
+    if len(levels) < 2:
+        raise DeclarationError("pretrain: the graph has no latent block; train it by fit alone")
+    for i, level in enumerate(levels[1:], 1):
+        for a, b in graph.interacting(level):
+            names = [f.name for f in graph.factors if {a, b} <= set(f.blocks)]
+            raise DeclarationError(
+                f"pretrain: factor {names[0]!r} couples {a!r} and {b!r}, which are both at distance {i} from "
+                "the visible blocks, so the graph is no chain of levels; start from graph.init(...), or "
+                "pretrain the graph without that factor"
+            )
+    return levels
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """The model of a level and the next, the lower one visible."""
+
+    graph: FactorGraph
+    copied: frozenset[str]
+
+    @classmethod
+    def of(cls, whole: FactorGraph, levels: list[tuple[str, ...]], index: int) -> "_Pair":
+        """The model of levels ``index`` and ``index + 1``."""
+        lower, upper = levels[index : index + 2]
+        factors = [f for f in whole.factors if set(f.blocks) <= {*lower, *upper}]
+        if index + 2 == len(levels) or index == 0:
+            copied = frozenset()
+            if len(levels) > 2:
+                copied = frozenset(lower if index == 0 else upper)
+            scale = 1.0
+        else:
+            copied, scale = frozenset(), 2.0
+        made = [_tied(f, whole, copied, scale if _across(f, lower, upper) else 1.0) for f in factors]
+        used = {b for f in made for b in f.blocks}  # an inner block without a bias may have no part
+        family = lambda b: _twice(whole.families[b]) if b in copied else whole.families[b]
+        visible, latent = ({b: family(b) for b in level if b in used} for level in (lower, upper))
+        return cls(FactorGraph(visible, latent, made), copied)
+
+    def rows(self, x: Mapping[str, Array]) -> dict[str, Array]:
+        """Rows of the visible blocks, copied where the model has two."""
+        kept = {b: x[b] for b in self.graph.visible}
+        return {b: jnp.stack([v, v], axis=1) if b in self.copied else v for b, v in kept.items()}
+
+
+def _across(factor: Factor, lower: tuple[str, ...], upper: tuple[str, ...]) -> bool:
+    return not set(factor.blocks).isdisjoint(lower) and not set(factor.blocks).isdisjoint(upper)
+
+
+def _twice(family: Family) -> Family:
+    """Two copies of each unit."""
+    return dataclasses.replace(family, shape=(2, *family.shape))
+
+
+def _tied(factor: Factor, whole: FactorGraph, copied: frozenset[str], scale: float) -> Factor:
+    """The factor for blocks of which some are copied: its energy at each copy, summed, times ``scale``."""
+    flags = tuple(b in copied for b in factor.blocks)
+    if scale == 1 and not any(flags):
+        return factor
+    families = tuple((b, whole.families[b]) for b in factor.blocks)
+    tied = _Tied(factor, families, flags, scale)
+    return Factor(*factor.blocks, energy=tied, init=Initial(factor, families), name=factor.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tied:
+    """An energy; a value, so that equal models share their programs."""
+
+    factor: Factor
+    families: tuple[tuple[str, Family], ...]
+    copied: tuple[bool, ...]
+    scale: float
+
+    def __call__(self, params: Any, *statistics: Array) -> Array:
+        families = tuple(family for _, family in self.families)
+        total = 0.0
+        for copy in range(2 if any(self.copied) else 1):
+            own = [t[copy] if twice else t for t, twice in zip(statistics, self.copied, strict=True)]
+            total = total + self.factor.evaluate(params, *own, families=families)
+        return self.scale * total
+
+
+def _draw(
+    graph: FactorGraph, level: tuple[str, ...], params: Params, rows: dict[str, Array], rng_key: Array
+) -> dict[str, Array]:
+    """One draw of the upper level for each row of the lower."""
+    count = len(next(iter(rows.values())))
+    pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
+    return {b: v for b, v in _drawn(graph, level, params, rows, pairs).items() if b in level}
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _drawn(
+    graph: FactorGraph, level: tuple[str, ...], params: Params, rows: dict[str, Array], pairs: Array
+) -> dict[str, Array]:
+    return gibbs.draw_layer(graph, params, rows, level, pairs, {})
