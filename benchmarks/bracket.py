@@ -42,7 +42,8 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, Bernoulli, Categorical, FactorGraph, Gaussian, Progress
+from ebmpp import CD, PCD, Bernoulli, Categorical, FactorGraph, Gaussian
+from ebmpp.training import Progress
 
 #: a graph and the standard deviation of its params
 KINDS: dict[str, tuple[FactorGraph, float]] = {

@@ -33,9 +33,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, CSDCP, PCD, SDCP, Bernoulli, Centered, FactorGraph, exact
+from ebmpp import CD, PCD, Bernoulli, FactorGraph, exact
 from ebmpp.core import random
-from ebmpp.estimators import Batch, Estimator
+from ebmpp.estimators import CSDCP, SDCP, Batch, Centered, Estimator
 
 
 class Panel(NamedTuple):

@@ -14,8 +14,8 @@ import xarray as xr
 import jax
 
 import ebmpp
-from ebmpp import Progress
 from ebmpp.errors import DivergenceError
+from ebmpp.training import Progress
 
 #: of the history of a run with coupled chains
 TIMES = ("meeting_time_mean", "meeting_time_max", "lag")

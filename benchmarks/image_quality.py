@@ -43,19 +43,10 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import (
-    PCD,
-    Bernoulli,
-    BlockedGibbs,
-    Centered,
-    FactorGraph,
-    GibbsLangevin,
-    LocalModeUCD,
-    MeanField,
-    Spin,
-)
-from ebmpp.estimators import Estimator
+from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, Spin
+from ebmpp.estimators import Centered, Estimator, LocalModeUCD, MeanField
 from ebmpp.evaluate import ClassifierFeatures, frechet_distance
+from ebmpp.kernels import GibbsLangevin
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file, it sees its own folder only
 from models import common, gaussian_bernoulli
@@ -166,7 +157,7 @@ def estimator(name: str, graph: FactorGraph, chains: int) -> Estimator:
     if name == "lmi":
         return LocalModeUCD(num_pairs=chains)
     if METHODS[name].pixels == "grey":
-        moves = ebmpp.langevin_sweep(graph) if name == "langevin" else None
+        moves = ebmpp.moves.langevin_sweep(graph) if name == "langevin" else None
         return PCD(num_chains=chains, moves=moves)
     pcd = PCD(num_chains=chains, posterior=MeanField(10))
     return Centered(pcd) if name == "centered" else pcd

@@ -25,11 +25,11 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import FactorGraph, Spin, cluster_sweep
+from ebmpp import FactorGraph, Spin
 from ebmpp.core import random
 from ebmpp.errors import UnmetError
 from ebmpp.graph.declaration import schedule
-from ebmpp.moves import gibbs
+from ebmpp.moves import cluster_sweep, gibbs
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
 

@@ -30,8 +30,8 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, LocalModeUCD, MeanField, Spin
-from ebmpp.estimators import Estimator
+from ebmpp import PCD, UCD, Bernoulli, Spin
+from ebmpp.estimators import Estimator, LocalModeUCD, MeanField
 from ebmpp.training import monitors
 
 #: a Bernoulli unit is (1 + spin) / 2, so that its weights are four times as large and take 16 times the rate

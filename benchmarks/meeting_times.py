@@ -69,7 +69,7 @@ def untrained(out: Path) -> None:
             f"{name:36} {tau.mean():8.1f} {share:7.1%} {outcome.trials:7.2f} {1e3 * seconds:8.0f}", flush=True
         )
         if name != "default":
-            ebmpp.plot_meeting_times(
+            ebmpp.diagnostics.plot_meeting_times(
                 tau, ax=axes, label=f"{name}: mean {tau.mean():.1f}, {share:.0%} $\\leq$ 10"
             )
     axes.set_xlim(0, 60)

@@ -38,17 +38,10 @@ from jax import Array, lax
 import optax
 
 import ebmpp
-from ebmpp import (
-    PCD,
-    Bernoulli,
-    BlockedGibbs,
-    FactorGraph,
-    ParallelTempering,
-    RatesFPCD,
-    RatesHerding,
-    SamplePenalization,
-)
+from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, ParallelTempering
+from ebmpp.estimators import rates
 from ebmpp.evaluate import indirect_likelihood
+from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
 
 RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 DECAYS = (0.9, 0.99)
@@ -172,7 +165,7 @@ def counts_up_to(most: int) -> list[int]:
 def run(name: str, graph: FactorGraph, params: dict, rows: dict, args: argparse.Namespace) -> dict[str, Any]:
     """One sampler: its options chosen, then its curves."""
     sampler = SAMPLERS[name]
-    model_args = (params, ebmpp.rates(graph, params, rows["train"])) if sampler.rated else (params,)
+    model_args = (params, rates(graph, params, rows["train"])) if sampler.rated else (params,)
     best, scores = sampler.tried[0], []
     if len(sampler.tried) > 1:
         half = len(rows["validation"]) // 2  # one half for the bandwidth, one for the options

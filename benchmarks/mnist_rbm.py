@@ -33,8 +33,8 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, CSDCP, PCD, SDCP, UCD, Bernoulli, Centered, FactorGraph, Stage
-from ebmpp.estimators import Estimator
+from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, Stage
+from ebmpp.estimators import CSDCP, SDCP, Centered, Estimator
 
 _PUBLISHED = UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True)
 
@@ -51,7 +51,7 @@ def plain(estimator: Estimator, updates: int = 1) -> Stages:
 
 def spectral(graph: FactorGraph, batches: int, rate: float) -> list[Stage]:
     """Spectral descent; its step has the sum of all singular values for its length, hence the small rate."""
-    optimizer = ebmpp.spectral_descent(rate / 10, graph)
+    optimizer = ebmpp.training.spectral_descent(rate / 10, graph)
     return [Stage(num_steps=batches, estimator=CD(k=24), optimizer=optimizer)]
 
 

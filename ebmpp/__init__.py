@@ -1,77 +1,44 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX."""
+"""ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX.
+
+What most programs use stands here; the rest stands in its room: :mod:`ebmpp.families`, :mod:`ebmpp.graph`,
+:mod:`ebmpp.moves`, :mod:`ebmpp.sampling`, :mod:`ebmpp.kernels`, :mod:`ebmpp.estimators`,
+:mod:`ebmpp.evaluate`, :mod:`ebmpp.training`, :mod:`ebmpp.ppl`, :mod:`ebmpp.diagnostics`, :mod:`ebmpp.data`,
+:mod:`ebmpp.sklearn`.
+"""
+
+from typing import NoReturn
 
 from ebmpp import data, evaluate
-from ebmpp.core.version import VERSION as __version__  # noqa: F401, N811
-from ebmpp.diagnostics import plots, summary, to_datatree
-from ebmpp.diagnostics.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.diagnostics.meeting import tv_upper_bound, wasserstein_upper_bound
-from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
-from ebmpp.diagnostics.reporting import Report, report
-from ebmpp.estimators import (
-    CD,
-    CSDCP,
-    FPCD,
-    PCD,
-    SDCP,
-    UCD,
-    Centered,
-    Discriminative,
-    Herding,
-    LocalModeUCD,
-    MeanField,
-    TemperedPCD,
-    rates,
-)
-from ebmpp.evaluate import exact
-from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
+from ebmpp.core.version import VERSION as __version__  # noqa: N811
+from ebmpp.diagnostics import plots, report, to_datatree, tv_upper_bound
+from ebmpp.estimators import CD, FPCD, PCD, UCD, TemperedPCD
+from ebmpp.evaluate import ais, bracket, exact
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
-from ebmpp.graph import FactorGraph, layered
-from ebmpp.graph.factors import Bias, Bilinear, Factor
-from ebmpp.graph.factors.convolution import Convolution
-from ebmpp.graph.factors.linear import Linear
-from ebmpp.graph.factors.pairwise import Pairwise
-from ebmpp.graph.saving import load, save
-from ebmpp.graph.states import Observed
-from ebmpp.graph.transforms.condition import clamp, condition, rename, split
-from ebmpp.graph.transforms.marginalize import marginalize
-from ebmpp.graph.transforms.merge import merge, stack
-from ebmpp.kernels import (
-    BlockedGibbs,
-    GibbsLangevin,
-    LocalSearch,
-    MaximalCoupling,
-    MetropolisCoupling,
-    ParallelTempering,
-    RatesFPCD,
-    RatesHerding,
-    SamplePenalization,
-    SwendsenWang,
-    TemperingCoupling,
-    local_search,
-    tempered_expectation,
+from ebmpp.graph import (
+    Bias,
+    Bilinear,
+    Convolution,
+    Factor,
+    FactorGraph,
+    Observed,
+    Pairwise,
+    condition,
+    layered,
+    load,
+    marginalize,
+    save,
 )
-from ebmpp.moves.clusters import Clusters
-from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
-from ebmpp.ppl import Conjugate, CoupledComposite, Exchange, GibbsBlock, composite_expectation, gibbs_fn
-from ebmpp.ppl.distribution import EnergyDistribution, check_model
-from ebmpp.ppl.layout import Layout
-from ebmpp.sampling.completion import Completion, complete
-from ebmpp.sampling.expectation import unbiased_expectation
-from ebmpp.sampling.perfect import perfect_sample
-from ebmpp.training import Fit, fit, monitors, optimizers
-from ebmpp.training.callbacks import EarlyStop, Progress
-from ebmpp.training.pretraining import pretrain
-from ebmpp.training.schedule import Stage
-from ebmpp.training.spectral import spectral_descent
+from ebmpp.kernels import BlockedGibbs, MaximalCoupling, ParallelTempering, local_search
+from ebmpp.ppl import EnergyDistribution, GibbsBlock
+from ebmpp.sampling import complete, perfect_sample, unbiased_expectation
+from ebmpp.training import Fit, Stage, fit, monitors, optimizers
 
 __all__ = [
     "CD",
-    "CSDCP",
     "FPCD",
     "PCD",
-    "SDCP",
     "UCD",
     "Bernoulli",
     "Bias",
@@ -79,16 +46,8 @@ __all__ = [
     "Binomial",
     "BlockedGibbs",
     "Categorical",
-    "Completion",
-    "Centered",
-    "Clusters",
-    "Conjugate",
     "Convolution",
-    "CoupledComposite",
-    "Discriminative",
-    "EarlyStop",
     "EnergyDistribution",
-    "Exchange",
     "Exponential",
     "Factor",
     "FactorGraph",
@@ -96,70 +55,63 @@ __all__ = [
     "Fit",
     "Gaussian",
     "GibbsBlock",
-    "GibbsLangevin",
-    "Herding",
-    "Layout",
-    "Linear",
-    "LocalModeUCD",
-    "LocalSearch",
     "MaximalCoupling",
-    "MeanField",
-    "MetropolisCoupling",
     "Observed",
     "Pairwise",
     "ParallelTempering",
     "Poisson",
-    "Progress",
-    "RatesFPCD",
-    "RatesHerding",
-    "Report",
-    "SamplePenalization",
     "Spin",
     "Stage",
-    "SwendsenWang",
     "TemperedPCD",
-    "TemperingCoupling",
     "ais",
     "bracket",
-    "check_model",
-    "cluster_sweep",
-    "clamp",
     "complete",
-    "composite_expectation",
     "condition",
-    "cost_times_variance",
     "data",
     "evaluate",
     "exact",
     "fit",
-    "gibbs_fn",
-    "langevin_sweep",
     "layered",
     "load",
     "local_search",
     "marginalize",
-    "merge",
-    "metropolis_sweep",
     "monitors",
     "optimizers",
     "perfect_sample",
-    "plot_meeting_times",
-    "plot_tv_bound",
     "plots",
-    "pretrain",
-    "rates",
-    "rename",
     "report",
-    "reverse_ais",
     "save",
-    "spectral_descent",
-    "split",
-    "stack",
-    "suggest_k_m",
-    "summary",
-    "tempered_expectation",
     "to_datatree",
     "tv_upper_bound",
     "unbiased_expectation",
-    "wasserstein_upper_bound",
+    "__version__",
 ]
+
+#: Where names of earlier versions stand now.
+_MOVED = {
+    "diagnostics": (
+        "Report cost_times_variance plot_meeting_times plot_tv_bound suggest_k_m summary "
+        "wasserstein_upper_bound"
+    ),
+    "estimators": "CSDCP Centered Discriminative Herding LocalModeUCD MeanField SDCP rates",
+    "evaluate": "reverse_ais",
+    "graph": "Linear merge rename split stack",
+    "kernels": (
+        "GibbsLangevin LocalSearch MetropolisCoupling RatesFPCD RatesHerding "
+        "SamplePenalization SwendsenWang TemperingCoupling tempered_expectation"
+    ),
+    "moves": "Clusters cluster_sweep langevin_sweep metropolis_sweep",
+    "ppl": ("Conjugate CoupledComposite Exchange Layout check_model composite_expectation gibbs_fn"),
+    "sampling": "Completion",
+    "training": "EarlyStop Progress pretrain spectral_descent",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    """:raises AttributeError: telling where a name of an earlier version stands now."""
+    for room, names in _MOVED.items():
+        if name in names.split():
+            raise AttributeError(f"ebmpp.{name} is now ebmpp.{room}.{name}")
+    if name == "clamp":
+        raise AttributeError("ebmpp.clamp is now ebmpp.condition; clamped={...} holds blocks in a call")
+    raise AttributeError(f"module 'ebmpp' has no attribute {name!r}")

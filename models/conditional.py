@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import common
 import digit_images
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, Categorical, Discriminative, FactorGraph, Observed
+from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Observed
+from ebmpp.estimators import Discriminative
 
 _CLASSES, _SHOWN = 10, 10
 _SWEEPS = 1000  # before a drawn digit is kept

@@ -31,7 +31,8 @@ import optax
 import common
 import digit_images
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Convolution, FactorGraph, Linear, Stage
+from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Convolution, FactorGraph, Stage
+from ebmpp.graph import Linear
 
 _SHOWN, _SWEEPS = 64, 2000
 

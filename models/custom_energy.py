@@ -29,8 +29,9 @@ import jax.numpy as jnp
 import common
 import digit_images
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Factor, FactorGraph, MeanField
+from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Factor, FactorGraph
 from ebmpp.errors import NotMultiAffineError
+from ebmpp.estimators import MeanField
 
 _SWEEPS = 1000
 _MOST_LATENT = 14  # exact evaluation sums over labels and latent states

@@ -28,8 +28,8 @@ import optax
 import common
 import digit_images
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Centered, FactorGraph, Family, LocalModeUCD, MeanField, Observed, Spin
-from ebmpp.estimators import Estimator
+from ebmpp import PCD, UCD, Bernoulli, FactorGraph, Family, Observed, Spin
+from ebmpp.estimators import Centered, Estimator, LocalModeUCD, MeanField
 
 _DEEPEST = 4
 _SHOWN, _COLUMNS = 40, 10

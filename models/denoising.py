@@ -31,7 +31,8 @@ import optax
 import common
 import digit_images
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, EnergyDistribution, FactorGraph, GibbsBlock, Layout
+from ebmpp import Bernoulli, Bias, Bilinear, EnergyDistribution, FactorGraph, GibbsBlock
+from ebmpp.ppl import Layout
 
 _NOISE = 0.6  # standard deviation; pixels are 0 and 1
 _COUPLING = 0.6  # of neighbours in -1 and +1: strokes are two pixels wide and long
@@ -167,7 +168,7 @@ def report(tree: xr.DataTree) -> str:
     truth, y = tree.observed_data.truth.values, tree.observed_data.y.values
     mean = tree.posterior.x.astype(float).mean(("chain", "draw")).values
     wrong = lambda guess: f"{100 * np.mean((guess > 0.5) != truth):.1f} %"
-    table = ebmpp.summary(tree, var_names=["scale"]).to_string()
+    table = ebmpp.diagnostics.summary(tree, var_names=["scale"]).to_string()
     return f"pixels wrong: {wrong(y)} noisy, {wrong(mean)} by the posterior; true scale {_NOISE}\n{table}"
 
 

@@ -119,7 +119,9 @@ def estimator(args: argparse.Namespace) -> UCD | PCD:
     """The estimator that the options name."""
     if args.estimator == "ucd":
         return UCD(num_pairs=args.num_pairs, start="persistent", target_cost=args.cost)
-    moves = ebmpp.langevin_sweep(args.model, step_size=args.step_size)  # a wrong step ends the program here
+    moves = ebmpp.moves.langevin_sweep(
+        args.model, step_size=args.step_size
+    )  # a wrong step ends the program here
     return PCD(num_chains=args.num_pairs, moves=moves if args.estimator == "langevin" else None)
 
 
@@ -174,7 +176,7 @@ def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
     """Chains from noise, by both samplers."""
     kernels = {
         "Gibbs": ebmpp.BlockedGibbs(fit.graph),
-        "Gibbs-Langevin": ebmpp.GibbsLangevin(fit.graph, args.step_size),
+        "Gibbs-Langevin": ebmpp.kernels.GibbsLangevin(fit.graph, args.step_size),
     }
     settings = {"warmup": _SWEEPS, "count": _CHAINS}
     return {n: common.chains(k, fit.params, args.seed + 1, **settings) for n, k in kernels.items()}

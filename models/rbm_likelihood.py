@@ -112,7 +112,7 @@ def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[st
         rbm,
         data.train if data.grey is None else batches(data.grey, size, args.seed),
         args,
-        ebmpp.Centered(args.chosen),
+        ebmpp.estimators.Centered(args.chosen),
         optimizer=optimizer(args.rate, args.steps),
         batch_size=size,
         callbacks=[curve],
@@ -190,7 +190,7 @@ def annealed(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int)
     """
     rows = args.images.held_out
     chosen = np.random.default_rng(seed).choice(len(rows), min(args.particles, len(rows)), replace=False)
-    made = ebmpp.reverse_ais(
+    made = ebmpp.evaluate.reverse_ais(
         rbm,
         params,
         rng_key=jax.random.key(seed + 1000),
@@ -304,7 +304,7 @@ def save(curve: list, made: Evaluation, args: argparse.Namespace) -> None:
     options = ("data", "binarize", "latent", "num_pairs", "batch_size", "steps", "rate", "seed", "sweeps")
     options += ("particles", "temperatures", "repeats")
     told = {"options": {name: getattr(args, name) for name in options}}
-    told |= {"estimator": repr(ebmpp.Centered(args.chosen)), "curve": curve, **made.numbers}
+    told |= {"estimator": repr(ebmpp.estimators.Centered(args.chosen)), "curve": curve, **made.numbers}
     path = args.out / "rbm_likelihood.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
     print(f"wrote {path}")

@@ -10,17 +10,8 @@ import numpyro.distributions as dist
 
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Conjugate,
-    EnergyDistribution,
-    FactorGraph,
-    GibbsBlock,
-    Layout,
-    Spin,
-)
+from ebmpp import Bernoulli, Bias, Bilinear, EnergyDistribution, FactorGraph, GibbsBlock, Spin
+from ebmpp.ppl import Conjugate, Layout
 
 SHAPE, COUPLING = (2, 3), 0.35
 _SITES = np.arange(6).reshape(SHAPE)

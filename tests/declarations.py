@@ -33,11 +33,11 @@ from ebmpp import (
     FactorGraph,
     Family,
     Gaussian,
-    Linear,
     Pairwise,
     Poisson,
     Spin,
 )
+from ebmpp.graph import Linear
 from helpers import numpy_statistics
 
 COUNTS = 30

@@ -58,11 +58,11 @@ def test_draws_and_exact_sums(name: str) -> None:
 
 KERNELS = {
     "tempering": lambda: ebmpp.ParallelTempering(RBM),
-    "local search": lambda: ebmpp.LocalSearch(RBM),
-    "clusters": lambda: ebmpp.SwendsenWang(GRAPHS["lattice"]),
-    "langevin": lambda: ebmpp.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
+    "local search": lambda: ebmpp.kernels.LocalSearch(RBM),
+    "clusters": lambda: ebmpp.kernels.SwendsenWang(GRAPHS["lattice"]),
+    "langevin": lambda: ebmpp.kernels.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
     "coupled": lambda: ebmpp.MaximalCoupling(RBM, lag=2),
-    "metropolis": lambda: ebmpp.MetropolisCoupling(RBM, lag=1),
+    "metropolis": lambda: ebmpp.kernels.MetropolisCoupling(RBM, lag=1),
 }
 
 

@@ -41,7 +41,7 @@ def suggest_k_m(source: "xr.DataTree | Estimate") -> Suggestion:
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> est = ebmpp.unbiased_expectation(rbm, rbm.init(jax.random.key(0)), lambda x: x["v"],
     ...                                  rng_key=jax.random.key(1), num_pairs=50)
-    >>> k, m = ebmpp.suggest_k_m(est)
+    >>> k, m = ebmpp.diagnostics.suggest_k_m(est)
     >>> 0 <= k <= m
     True
     """

@@ -299,7 +299,8 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     """Upper bounds of the distance to stationarity against sweeps, with their band.
 
     :param source: a DataTree with the group ``meeting`` or an estimate (their total variation bound), or
-        a bound: what :func:`~ebmpp.tv_upper_bound` or :func:`~ebmpp.wasserstein_upper_bound` return.
+        a bound: what :func:`~ebmpp.tv_upper_bound` or :func:`~ebmpp.diagnostics.wasserstein_upper_bound`
+        return.
     :param ax: where to; a new figure if None.
     :param label: for the legend.
     :return: the axes.

@@ -88,7 +88,7 @@ class Centered:
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.Centered(ebmpp.CD(k=1)), progress_bar=False)
+    ...                 estimator=ebmpp.estimators.Centered(ebmpp.CD(k=1)), progress_bar=False)
     >>> fit.estimator_state.offsets["v"].shape
     (9,)
     """
@@ -188,7 +188,7 @@ def CSDCP(
     **Example**
 
     >>> import ebmpp
-    >>> ebmpp.CSDCP(d=6, k=4)
+    >>> ebmpp.estimators.CSDCP(d=6, k=4)
     Centered(estimator=SDCP(d=6, k=4, posterior=None), sliding=0.01, offsets='data')
     """
     return Centered(SDCP(d, k, posterior), sliding, offsets)

@@ -52,7 +52,7 @@ def _as_tuple(estimator: "CD | PCD") -> None:
     if estimator.moves is None or isinstance(estimator.moves, Move):
         return
     name = f"{type(estimator).__name__}: moves"
-    moves = tuple(checks.sequence(name, estimator.moves, "moves, such as ebmpp.langevin_sweep makes"))
+    moves = tuple(checks.sequence(name, estimator.moves, "moves, such as ebmpp.moves.langevin_sweep makes"))
     for move in moves:
         checks.instance(f"{name}: each", move, Move, "a move")
     object.__setattr__(estimator, "moves", moves)
@@ -67,7 +67,7 @@ class CD:
     :param k: sweeps, at least 1.
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :param moves: of a sweep, in place of Gibbs draws of all layers: those of
-        :func:`~ebmpp.langevin_sweep`, say. Moves that leave a bias are taken too.
+        :func:`~ebmpp.moves.langevin_sweep`, say. Moves that leave a bias are taken too.
     :raises ArgumentError: for another k.
 
     **References**
@@ -111,7 +111,7 @@ class PCD:
     :param num_chains: persistent chains.
     :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
     :param moves: of a sweep, in place of Gibbs draws of all layers: those of
-        :func:`~ebmpp.langevin_sweep`, say. Moves that leave a bias are taken too.
+        :func:`~ebmpp.moves.langevin_sweep`, say. Moves that leave a bias are taken too.
     :raises ArgumentError: for a k or num_chains that is not a positive int.
 
     **References**

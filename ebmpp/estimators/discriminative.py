@@ -49,7 +49,8 @@ class Discriminative:
     **Example**
 
     >>> import jax, numpy as np, ebmpp
-    >>> from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Discriminative, FactorGraph
+    >>> from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph
+    >>> from ebmpp.estimators import Discriminative
     >>> graph = FactorGraph({"v": Bernoulli(4), "y": Categorical(1, 3)}, {"h": Bernoulli(5)},
     ...                     [*map(Bias, "vyh"), Bilinear("v", "h"), Bilinear("y", "h")])
     >>> rows = {"v": np.eye(4)[:3], "y": np.arange(3)[:, None]}

@@ -71,8 +71,9 @@ class Herding:
     >>> import jax, optax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Spin(9), h=ebmpp.Spin(4))
     >>> data = 2 * ebmpp.data.bars_and_stripes(3) - 1
-    >>> fit = ebmpp.fit(rbm, data, rng_key=jax.random.key(0), estimator=ebmpp.Herding(num_chains=10),
-    ...                 optimizer=optax.sgd(1.0), num_steps=50, progress_bar=False)
+    >>> fit = ebmpp.fit(rbm, data, rng_key=jax.random.key(0),
+    ...                 estimator=ebmpp.estimators.Herding(num_chains=10), optimizer=optax.sgd(1.0),
+    ...                 num_steps=50, progress_bar=False)
     >>> fit.estimator_state.visited()["v"].shape  # 50 steps of 10 states
     (500, 9)
     """

@@ -29,7 +29,7 @@ class LocalModeUCD(UCD):
 
     **Example**
 
-    >>> from ebmpp import LocalModeUCD
+    >>> from ebmpp.estimators import LocalModeUCD
     >>> made = LocalModeUCD(num_pairs=100)
     >>> made.start, made.coupling, made.marginalize
     ('local_mode', 'metropolis', 'layers')

@@ -32,14 +32,14 @@ def rates(
 
     Minus the gradient of the energy in the params, averaged over rows and over the model's posterior of the
     latents given each row: for biases the mean of the units, for a bilinear factor the mean of the products.
-    What :class:`~ebmpp.RatesFPCD` and :class:`~ebmpp.RatesHerding` hold their draws to.
+    What :class:`~ebmpp.kernels.RatesFPCD` and :class:`~ebmpp.kernels.RatesHerding` hold their draws to.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks; the full training data, in the paper.
     :param weights: one a row; equal ones by default.
     :param posterior: a stand-in for the exact posterior where that is not one layer:
-        :class:`~ebmpp.MeanField`.
+        :class:`~ebmpp.estimators.MeanField`.
     :return: a pytree shaped like the params.
     :raises IntractableError: where the latents given the visibles are not one layer, without ``posterior``.
     :raises ParameterError: for params of a wrong name, shape or value.
@@ -54,7 +54,7 @@ def rates(
 
     >>> import jax, ebmpp
     >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
-    >>> made = ebmpp.rates(rbm, jax.tree.map(lambda p: 0 * p, rbm.init(jax.random.key(0))), data)
+    >>> made = ebmpp.estimators.rates(rbm, jax.tree.map(lambda p: 0 * p, rbm.init(jax.random.key(0))), data)
     >>> made["v"][:3].tolist(), made["h"].tolist(), made["v:h"].shape
     ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], (9, 4))
     """

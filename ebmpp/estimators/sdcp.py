@@ -69,7 +69,7 @@ class SDCP:
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=6,
-    ...                 estimator=ebmpp.SDCP(d=3, k=4), progress_bar=False)
+    ...                 estimator=ebmpp.estimators.SDCP(d=3, k=4), progress_bar=False)
     >>> fit.history.gradient_norm.shape
     (6,)
     """

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How good a model is: exact sums where they are feasible, estimates where they are not; and its samples."""
 
+from ebmpp.evaluate import exact
 from ebmpp.evaluate.activity import unit_activity
+from ebmpp.evaluate.annealed import ais, bracket, reverse_ais
 from ebmpp.evaluate.features import ClassifierFeatures, ImageFeatures
 from ebmpp.evaluate.frechet import FrechetDistance, frechet_distance, gaussian_frechet
 from ebmpp.evaluate.neighbours import AdversarialAccuracy, adversarial_accuracy
@@ -17,10 +19,14 @@ __all__ = [
     "ImageFeatures",
     "SampleLikelihood",
     "adversarial_accuracy",
+    "ais",
+    "bracket",
+    "exact",
     "frechet_distance",
     "gaussian_frechet",
     "indirect_likelihood",
     "mean_field_bound",
     "pseudo_log_likelihood",
+    "reverse_ais",
     "unit_activity",
 ]

@@ -179,7 +179,7 @@ def ais(
     blocked Gibbs sweep at each inverse temperature. The mean of their weights is an **unbiased** estimate of
     Z, whatever the reference and the number of temperatures; its log is too small on average, by about half
     its variance where that is small. It can be much too small, with a small standard error, where chains miss
-    a mode: compare :func:`ebmpp.reverse_ais`.
+    a mode: compare :func:`ebmpp.evaluate.reverse_ais`.
 
     The weights are those of the marginal law of as few units as can be, an independent set of blocks being
     summed out in closed form (the larger layer of a Boltzmann machine, every second layer of a deep one).
@@ -277,7 +277,7 @@ def reverse_ais(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
     >>> params = rbm.init(jax.random.key(0))
-    >>> ebmpp.reverse_ais(rbm, params, rng_key=jax.random.key(1), num_temperatures=200).bound
+    >>> ebmpp.evaluate.reverse_ais(rbm, params, rng_key=jax.random.key(1), num_temperatures=200).bound
     'upper'
     """
     num = _num_samples("reverse_ais", graph, samples, num_particles)
@@ -350,9 +350,9 @@ def bracket(
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param rng_key: a jax key.
-    :param samples: draws to start the reverse run from; see :func:`ebmpp.reverse_ais`.
+    :param samples: draws to start the reverse run from; see :func:`ebmpp.evaluate.reverse_ais`.
     :param samples_are_exact: whether they have exactly the model's law.
-    :param num_particles: of each run, as for :func:`ebmpp.reverse_ais`.
+    :param num_particles: of each run, as for :func:`ebmpp.evaluate.reverse_ais`.
     :param num_temperatures: of both runs, as for :func:`ebmpp.ais`, like all that follows.
     :param ladder: one a run, if it is "adaptive".
     :param data: rows of the visible blocks, for the base rates of the reference.

@@ -22,7 +22,7 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
     units at natural parameters eta with means mu the energy, affine in each unit's statistics, has the mean
     E(mu), and the base measures cancel, so the bound is ``log r(v) - E(mu) + sum A(eta) - <eta, mu>``,
     raised by coordinate ascent. It is the free energy's own value where the latents are one layer. Less log Z
-    it bounds log p(v) from below; log Z is estimated, so take :func:`ebmpp.reverse_ais`'s.
+    it bounds log p(v) from below; log Z is estimated, so take :func:`ebmpp.evaluate.reverse_ais`'s.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.

@@ -6,7 +6,7 @@ from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Linear, Pai
 from ebmpp.graph.graph import FactorGraph, layered
 from ebmpp.graph.saving import load, save
 from ebmpp.graph.states import Observed
-from ebmpp.graph.transforms.condition import clamp, condition, rename, split
+from ebmpp.graph.transforms.condition import condition, rename, split
 from ebmpp.graph.transforms.marginalize import marginalize
 from ebmpp.graph.transforms.merge import merge, stack
 
@@ -19,7 +19,6 @@ __all__ = [
     "Linear",
     "Observed",
     "Pairwise",
-    "clamp",
     "condition",
     "layered",
     "load",

@@ -105,7 +105,8 @@ class MetropolisCoupling(CoupledKernel):
 
     >>> import jax
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import MetropolisCoupling, Spin, layered
+    >>> from ebmpp import Spin, layered
+    >>> from ebmpp.kernels import MetropolisCoupling
     >>> rbm = layered(v=Spin(4), h=Spin(3))
     >>> pairs = MCMC(MetropolisCoupling(rbm, init="local_mode"), num_warmup=0, num_samples=30,
     ...              num_chains=5, chain_method="vectorized", progress_bar=False)

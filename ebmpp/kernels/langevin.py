@@ -41,7 +41,7 @@ class GibbsLangevin(RowKernel):
     outright; Langevin steps with the rest fixed are a slower road to the same draw. With ``marginalize`` they
     follow the gradient of the marginal density instead, and are another sampler.
 
-    The same sweep, coupled: ``MaximalCoupling(graph, coupling=ebmpp.langevin_sweep(graph))``; likewise
+    The same sweep, coupled: ``MaximalCoupling(graph, coupling=ebmpp.moves.langevin_sweep(graph))``; likewise
     :class:`~ebmpp.UCD`, and :class:`~ebmpp.PCD` with ``moves``.
 
     :param graph: the declaration.
@@ -66,7 +66,8 @@ class GibbsLangevin(RowKernel):
 
     >>> import jax
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, Gaussian, GibbsLangevin, layered
+    >>> from ebmpp import Bernoulli, Gaussian, layered
+    >>> from ebmpp.kernels import GibbsLangevin
     >>> rbm = layered(v=Gaussian(4), h=Bernoulli(3))
     >>> mcmc = MCMC(GibbsLangevin(rbm, num_steps=3), num_warmup=5, num_samples=20, num_chains=2,
     ...             chain_method="vectorized", progress_bar=False)

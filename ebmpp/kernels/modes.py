@@ -68,7 +68,8 @@ class LocalSearch(RowKernel):
 
     >>> import jax
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, LocalSearch, layered
+    >>> from ebmpp import Bernoulli, layered
+    >>> from ebmpp.kernels import LocalSearch
     >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
     >>> mcmc = MCMC(LocalSearch(rbm), num_warmup=0, num_samples=10, num_chains=4,
     ...             chain_method="vectorized", progress_bar=False)

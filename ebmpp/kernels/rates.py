@@ -68,7 +68,8 @@ class _FastWeights(RowKernel):
         if len(model_args) != 2:
             raise ParameterError(
                 f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected "
-                "2, the params and the rates: mcmc.run(key, params, ebmpp.rates(graph, params, data))"
+                "2, the params and the rates: "
+                "mcmc.run(key, params, ebmpp.estimators.rates(graph, params, data))"
             )
         made = super().conditions(model_args[:1], model_kwargs, check)
         return _Rated(made, _checked(self.graph, model_args[1], check))
@@ -131,8 +132,9 @@ class RatesFPCD(_FastWeights):
     ``rate * (rates - statistics of the state)`` a step and decay by ``decay``; the chain sees the sum of
     both. A state is made less likely by having been visited, so the chain leaves modes that
     :class:`~ebmpp.BlockedGibbs` stays in, while the rates, mean statistics of training data under the model
-    (:func:`ebmpp.rates`), hold the visited states to those of the data. Use it for samples that cover the
-    data's modes soon, not for expectations under the model: for those, :class:`~ebmpp.ParallelTempering`.
+    (:func:`ebmpp.estimators.rates`), hold the visited states to those of the data. Use it for samples that
+    cover the data's modes soon, not for expectations under the model: for those,
+    :class:`~ebmpp.ParallelTempering`.
     ``extra_fields=("drift",)`` tells how far the params are from the model's, draw by draw.
 
     The params and the rates are the first arguments of ``mcmc.run``, clamped blocks its keyword arguments.
@@ -164,8 +166,10 @@ class RatesFPCD(_FastWeights):
     >>> from numpyro.infer import MCMC
     >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
     >>> params = rbm.init(jax.random.key(0), data)
-    >>> mcmc = MCMC(ebmpp.RatesFPCD(rbm, rate=0.05), num_warmup=0, num_samples=100, progress_bar=False)
-    >>> mcmc.run(jax.random.key(1), params, ebmpp.rates(rbm, params, data), extra_fields=("drift",))
+    >>> rates = ebmpp.estimators.rates(rbm, params, data)
+    >>> mcmc = MCMC(ebmpp.kernels.RatesFPCD(rbm, rate=0.05), num_warmup=0, num_samples=100,
+    ...             progress_bar=False)
+    >>> mcmc.run(jax.random.key(1), params, rates, extra_fields=("drift",))
     >>> mcmc.get_samples()["v"].shape, bool(mcmc.get_extra_fields()["drift"][-1] > 0)
     ((100, 9), True)
     """
@@ -218,7 +222,7 @@ class SamplePenalization(RatesFPCD):
     >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
-    >>> mcmc = MCMC(ebmpp.SamplePenalization(rbm), num_warmup=0, num_samples=10, progress_bar=False)
+    >>> mcmc = MCMC(ebmpp.kernels.SamplePenalization(rbm), num_warmup=0, num_samples=10, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)))
     >>> mcmc.get_samples()["v"].shape
     (10, 4)
@@ -269,8 +273,8 @@ class RatesHerding(_FastWeights):
     >>> from numpyro.infer import MCMC
     >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
     >>> params = rbm.init(jax.random.key(0), data)
-    >>> mcmc = MCMC(ebmpp.RatesHerding(rbm), num_warmup=0, num_samples=1000, progress_bar=False)
-    >>> mcmc.run(jax.random.key(1), params, ebmpp.rates(rbm, params, data))
+    >>> mcmc = MCMC(ebmpp.kernels.RatesHerding(rbm), num_warmup=0, num_samples=1000, progress_bar=False)
+    >>> mcmc.run(jax.random.key(1), params, ebmpp.estimators.rates(rbm, params, data))
     >>> bool(abs(mcmc.get_samples()["v"].mean(0) - data.mean(0)).max() < 0.02)
     True
     """
@@ -294,7 +298,7 @@ def _checked(graph: FactorGraph, rates: Params, values: bool) -> Params:
             states.check_finite(rates)
     except ParameterError as error:
         raise ParameterError(
-            f"rates, which are shaped like params (ebmpp.rates makes them): {error}"
+            f"rates, which are shaped like params (ebmpp.estimators.rates makes them): {error}"
         ) from None
     return rates
 

@@ -19,7 +19,7 @@ class SwendsenWang(BlockedGibbs):
     :class:`~ebmpp.BlockedGibbs`; the state is the same. Pairs of such chains are
     ``MaximalCoupling(graph, coupling=cluster_sweep(graph))``.
 
-    :param graph: the declaration; see :class:`~ebmpp.Clusters` for what makes clusters.
+    :param graph: the declaration; see :class:`~ebmpp.moves.Clusters` for what makes clusters.
     :param init: see :class:`~ebmpp.kernels.RowKernel`.
     :raises IntractableError: for a graph in which no units of one block interact, or not in a way that makes
         clusters.
@@ -32,7 +32,8 @@ class SwendsenWang(BlockedGibbs):
 
     >>> import jax, networkx as nx
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import FactorGraph, Spin, SwendsenWang
+    >>> from ebmpp import FactorGraph, Spin
+    >>> from ebmpp.kernels import SwendsenWang
     >>> lattice = FactorGraph.from_networkx(nx.grid_2d_graph(6, 6), Spin, shared=True, bias=False)
     >>> mcmc = MCMC(SwendsenWang(lattice), num_warmup=5, num_samples=20, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), {"x:x": jax.numpy.asarray(0.44)})

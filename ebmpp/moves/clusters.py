@@ -59,7 +59,8 @@ class Clusters(Whole):
     **Example**
 
     >>> import jax, networkx as nx, ebmpp
-    >>> from ebmpp import Clusters, FactorGraph, Spin
+    >>> from ebmpp import FactorGraph, Spin
+    >>> from ebmpp.moves import Clusters
     >>> lattice = FactorGraph.from_networkx(nx.grid_2d_graph(6, 6), Spin, shared=True, bias=False)
     >>> params = {"x:x": jax.numpy.asarray(0.44)}
     >>> est = ebmpp.unbiased_expectation(lattice, params, lambda x: x["x"].mean() ** 2,

@@ -79,8 +79,8 @@ class CoupledComposite(MCMCKernel):
     A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two chains would be given
     the same values of the other sites. Here the whole composite is coupled: blocks of a graph by maximal
     couplings layer by layer, other sites by :class:`Conjugate`. Meeting times and unbiased estimates
-    (:func:`ebmpp.composite_expectation`) of the posterior of a NumPyro model follow. A pair meets when all
-    sites and latent blocks are equal, and stays together. Use ``num_warmup=0``.
+    (:func:`ebmpp.ppl.composite_expectation`) of the posterior of a NumPyro model follow. A pair meets when
+    all sites and latent blocks are equal, and stays together. Use ``num_warmup=0``.
 
     :param steps: :class:`~ebmpp.GibbsBlock` and :class:`Conjugate` objects, in the order of a sweep. They are
         the posterior: no model is looked at (``GibbsBlock.verify`` does).
@@ -98,7 +98,8 @@ class CoupledComposite(MCMCKernel):
 
     >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, Bias, Conjugate, CoupledComposite, FactorGraph, GibbsBlock
+    >>> from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock
+    >>> from ebmpp.ppl import Conjugate, CoupledComposite
     >>> pixels = FactorGraph({"x": Bernoulli(4)}, factors=[Bias("x")])
     >>> field = lambda sites, y: (y - 0.5) * sites["precision"]
     >>> precision = lambda sites, y: dist.Gamma(3.0, 1 + 0.5 * ((y - sites["x"]) ** 2).sum())

@@ -34,7 +34,7 @@ _TWO_WAYS_OUT = (
     "intractable, and without log Z it comes out silently wrong. Two ways out: give "
     "EnergyDistribution(..., log_partition=lambda params: ebmpp.exact.log_partition(graph, params)), exact "
     "for small models; or update the sites that the params depend on by the exchange algorithm, "
-    "ebmpp.Exchange, alone or as a block of numpyro.infer.Gibbs."
+    "ebmpp.ppl.Exchange, alone or as a block of numpyro.infer.Gibbs."
 )
 
 
@@ -361,7 +361,8 @@ def check_model(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
     **Example**
 
     >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-    >>> from ebmpp import EnergyDistribution, Spin, check_model, layered
+    >>> from ebmpp import EnergyDistribution, Spin, layered
+    >>> from ebmpp.ppl import check_model
     >>> pair = layered(a=Spin(1), b=Spin(1))
     >>> def model(x):
     ...     J = numpyro.sample("J", dist.Uniform(0, 2))

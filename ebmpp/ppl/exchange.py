@@ -111,7 +111,8 @@ class Exchange(MCMCKernel):
 
     >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Exchange, Spin, layered
+    >>> from ebmpp import Spin, layered
+    >>> from ebmpp.ppl import Exchange
     >>> pair = layered(a=Spin(2), b=Spin(2))
     >>> def params(sites, x):
     ...     return {"a": jnp.zeros(2), "b": jnp.zeros(2), "a:b": sites["J"] * jnp.eye(2)}

@@ -55,8 +55,9 @@ def composite_expectation(
     **Example**
 
     >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
-    >>> from ebmpp import Bernoulli, Bias, Conjugate, CoupledComposite, FactorGraph, GibbsBlock
-    >>> from ebmpp import composite_expectation
+    >>> from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock
+    >>> from ebmpp.ppl import Conjugate, CoupledComposite
+    >>> from ebmpp.ppl import composite_expectation
     >>> pixels = FactorGraph({"x": Bernoulli(4)}, factors=[Bias("x")])
     >>> field = lambda sites, y: (y - 0.5) * sites["precision"]
     >>> precision = lambda sites, y: dist.Gamma(3.0, 1 + 0.5 * ((y - sites["x"]) ** 2).sum())

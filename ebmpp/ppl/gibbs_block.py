@@ -256,7 +256,8 @@ def gibbs_fn(
     **Example**
 
     >>> import jax, jax.numpy as jnp
-    >>> from ebmpp import Bernoulli, gibbs_fn, layered
+    >>> from ebmpp import Bernoulli, layered
+    >>> from ebmpp.ppl import gibbs_fn
     >>> rbm = layered(x=Bernoulli(6), h=Bernoulli(3))
     >>> update = gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
     >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape

@@ -30,7 +30,7 @@ class AverageLogLikelihood(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogPartition:
-    """An estimate of log Z; see :func:`ebmpp.ais` and :func:`ebmpp.reverse_ais`."""
+    """An estimate of log Z; see :func:`ebmpp.ais` and :func:`ebmpp.evaluate.reverse_ais`."""
 
     log_partition: float
     """Log of the mean weight, or minus that of the mean inverse weight in reverse."""

@@ -62,7 +62,7 @@ class EarlyStop:
     >>> data = ebmpp.data.bars_and_stripes(3)
     >>> fit = ebmpp.fit(rbm, data, rng_key=jax.random.key(0), estimator=ebmpp.CD(), progress_bar=False,
     ...                 monitors={"loglik": ebmpp.monitors.log_likelihood(rbm, data)}, monitor_every=2,
-    ...                 callbacks=[ebmpp.EarlyStop("loglik", patience=2, min_delta=10.0)])
+    ...                 callbacks=[ebmpp.training.EarlyStop("loglik", patience=2, min_delta=10.0)])
     >>> fit.history.sizes["step"]
     4
     """

@@ -73,7 +73,8 @@ def pretrain(
     >>> import jax, ebmpp
     >>> deep = ebmpp.layered(v=ebmpp.Bernoulli(9), h1=ebmpp.Bernoulli(4), h2=ebmpp.Bernoulli(2))
     >>> rows = ebmpp.data.bars_and_stripes(3)
-    >>> start = ebmpp.pretrain(deep, rows, rng_key=jax.random.key(0), num_steps=5, progress_bar=False)
+    >>> start = ebmpp.training.pretrain(deep, rows, rng_key=jax.random.key(0), num_steps=5,
+    ...                                 progress_bar=False)
     >>> start["h1:h2"].shape  # next: ebmpp.fit(deep, rows, params=start, ...)
     (4, 2)
     """

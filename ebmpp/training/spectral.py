@@ -62,7 +62,7 @@ def spectral_descent(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.CD(k=1), optimizer=ebmpp.spectral_descent(0.05, rbm),
+    ...                 estimator=ebmpp.CD(k=1), optimizer=ebmpp.training.spectral_descent(0.05, rbm),
     ...                 progress_bar=False)
     >>> fit.params["v:h"].shape
     (9, 4)

@@ -54,13 +54,13 @@ def estimate(graph=RBM, params=PARAMS, fn=lambda x: x["v"], **options: Any) -> A
 
 def tempered(betas: Any = (0, 1), **options: Any) -> Any:
     options = {"rng_key": KEY, "num_pairs": 4, **options}
-    return ebmpp.tempered_expectation(RBM, PARAMS, lambda x: x["v"], betas=betas, **options)
+    return ebmpp.kernels.tempered_expectation(RBM, PARAMS, lambda x: x["v"], betas=betas, **options)
 
 
 def composite(fn=lambda s: s["v"], **options: Any) -> Any:
-    kernel = ebmpp.CoupledComposite([ebmpp.GibbsBlock(RBM, ["v"], PARAMS)])
+    kernel = ebmpp.ppl.CoupledComposite([ebmpp.GibbsBlock(RBM, ["v"], PARAMS)])
     options = {"kernel": kernel, "rng_key": KEY, "num_pairs": 4, **options}
-    return ebmpp.composite_expectation(options.pop("kernel"), fn, **options)
+    return ebmpp.ppl.composite_expectation(options.pop("kernel"), fn, **options)
 
 
 def run(kernel: Any, *args: Any, **options: Any) -> None:

@@ -18,18 +18,10 @@ import xarray as xr
 import jax
 
 import ebmpp
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    BlockedGibbs,
-    Exchange,
-    FactorGraph,
-    MaximalCoupling,
-    layered,
-    summary,
-    to_datatree,
-)
+from ebmpp import Bernoulli, Bias, BlockedGibbs, FactorGraph, MaximalCoupling, layered, to_datatree
+from ebmpp.diagnostics import summary
 from ebmpp.errors import ArgumentError
+from ebmpp.ppl import Exchange
 
 RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
 

@@ -103,7 +103,7 @@ def product(est: Estimate) -> float:
 
 
 def test_variance_and_cost_are_those_of_the_estimator(tree: xr.DataTree, paths: Paths) -> None:
-    table = ebmpp.cost_times_variance(tree)
+    table = ebmpp.diagnostics.cost_times_variance(tree)
     assert table.attrs == {"lag": LAG, "variance": "measured"}
     assert table.k.values.min() == LAG + 1  # the draws begin there
     assert len(table.k) > 3 and table.extra.values[0] == 0
@@ -131,8 +131,8 @@ def test_averages_of_the_paths_are_unbiased(paths: Paths, k: int, m: int) -> Non
 
 
 def test_the_suggestion_is_the_cheapest_of_the_good_ones(tree: xr.DataTree) -> None:
-    table = ebmpp.cost_times_variance(tree)
-    k, m = suggested = ebmpp.suggest_k_m(tree)
+    table = ebmpp.diagnostics.cost_times_variance(tree)
+    k, m = suggested = ebmpp.diagnostics.suggest_k_m(tree)
     assert suggested == (suggested.k, suggested.m)
     assert LAG < k <= m <= LAG + SWEEPS
     chosen = table.sel(k=k, extra=m - k)
@@ -145,10 +145,10 @@ def test_the_suggestion_is_the_cheapest_of_the_good_ones(tree: xr.DataTree) -> N
 def test_the_suggestion_pays(tree: xr.DataTree) -> None:
     """In the engine, with other pairs than those that suggested it."""
     plain = product(estimate())
-    k, m = ebmpp.suggest_k_m(tree)
+    k, m = ebmpp.diagnostics.suggest_k_m(tree)
     assert product(estimate(k, m, LAG)) < plain / 3
     modelled = estimate()
-    assert product(estimate(*ebmpp.suggest_k_m(modelled))) < plain / 3
+    assert product(estimate(*ebmpp.diagnostics.suggest_k_m(modelled))) < plain / 3
 
 
 def test_clamped_rows_are_pairs_too(tree: xr.DataTree) -> None:
@@ -165,8 +165,8 @@ def test_clamped_rows_are_pairs_too(tree: xr.DataTree) -> None:
         else:
             columns[name] = values
     rows = xr.Dataset(columns, {"sweep": flat.sweep.values})
-    made = ebmpp.cost_times_variance(xr.DataTree.from_dict({"meeting": rows}))
-    xr.testing.assert_allclose(made, ebmpp.cost_times_variance(tree))
+    made = ebmpp.diagnostics.cost_times_variance(xr.DataTree.from_dict({"meeting": rows}))
+    xr.testing.assert_allclose(made, ebmpp.diagnostics.cost_times_variance(tree))
 
 
 # -- modelled --------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_clamped_rows_are_pairs_too(tree: xr.DataTree) -> None:
 def test_an_estimate_has_a_modelled_variance(lag: int) -> None:
     est = estimate(lag=lag)
     for source in (est, ebmpp.to_datatree(est)):
-        table = ebmpp.cost_times_variance(source)
+        table = ebmpp.diagnostics.cost_times_variance(source)
         assert table.attrs == {"lag": lag, "variance": "modelled"}
         assert np.isfinite(table.variance).all() and (table.variance > 0).all()
         assert (table.variance.diff("extra") < 1e-12).all()
@@ -185,7 +185,7 @@ def test_an_estimate_has_a_modelled_variance(lag: int) -> None:
         # far out nothing is left but the two chains' sweeps
         far = table.isel(k=-1, extra=-1)
         assert far.cost.item() == pytest.approx(int(far.k + far.extra) + est.meeting_time.mean() - lag)
-        k, m = ebmpp.suggest_k_m(source)
+        k, m = ebmpp.diagnostics.suggest_k_m(source)
         assert 0 < k <= m
         chosen = table.inefficiency.sel(k=k, extra=m - k)
         assert chosen < table.inefficiency.sel(extra=0).min()
@@ -193,7 +193,7 @@ def test_an_estimate_has_a_modelled_variance(lag: int) -> None:
 
 def test_pairs_that_meet_at_once_need_no_burn_in() -> None:
     group = xr.Dataset({"meeting_time": ("chain", [1, 1, 1]), "met": ("chain", [True] * 3), "lag": 1})
-    assert ebmpp.suggest_k_m(xr.DataTree.from_dict({"meeting": group})) == (1, 1)
+    assert ebmpp.diagnostics.suggest_k_m(xr.DataTree.from_dict({"meeting": group})) == (1, 1)
 
 
 # -- refused ---------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_unmet_pairs_are_refused(tree: xr.DataTree) -> None:
         (ebmpp.to_datatree(cut), message),
         (xr.DataTree.from_dict({"meeting": group}), f"3 of {PAIRS} pairs are unmet"),
     ):
-        for refuses in (ebmpp.cost_times_variance, ebmpp.suggest_k_m):
+        for refuses in (ebmpp.diagnostics.cost_times_variance, ebmpp.diagnostics.suggest_k_m):
             with pytest.raises(ValueError, match=told):
                 refuses(source)
 
@@ -218,9 +218,9 @@ def test_unmet_pairs_are_refused(tree: xr.DataTree) -> None:
 def test_thinned_runs_and_trees_without_pairs_are_refused(tree: xr.DataTree) -> None:
     group = tree["meeting"].to_dataset().isel(sweep=slice(0, None, 2))
     with pytest.raises(ValueError, match="the run was thinned"):
-        ebmpp.suggest_k_m(xr.DataTree.from_dict({"meeting": group}))
+        ebmpp.diagnostics.suggest_k_m(xr.DataTree.from_dict({"meeting": group}))
     with pytest.raises(ValueError, match="no 'meeting': run a coupled kernel"):
-        ebmpp.suggest_k_m(xr.DataTree())
+        ebmpp.diagnostics.suggest_k_m(xr.DataTree())
     none = xr.Dataset({"meeting_time": ("chain", np.zeros(0)), "met": ("chain", np.zeros(0, bool)), "lag": 1})
     with pytest.raises(ValueError, match="0 of 0 pairs"):
-        ebmpp.suggest_k_m(xr.DataTree.from_dict({"meeting": none}))
+        ebmpp.diagnostics.suggest_k_m(xr.DataTree.from_dict({"meeting": none}))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp.diagnostics.meeting import survival
+from ebmpp.kernels import MetropolisCoupling
 from helpers import enumerate_numpy, random_params
 
 GRAPH = ebmpp.layered(v=ebmpp.Spin(3), h=ebmpp.Categorical(2, 3))
@@ -66,7 +67,7 @@ SWEEPS = {"gibbs": 50, "metropolis": 120}
 
 
 def run(chain: str, lag: int, **options: Any) -> MCMC:
-    kernel = {"gibbs": ebmpp.MaximalCoupling, "metropolis": ebmpp.MetropolisCoupling}[chain](GRAPH, lag=lag)
+    kernel = {"gibbs": ebmpp.MaximalCoupling, "metropolis": MetropolisCoupling}[chain](GRAPH, lag=lag)
     settings = {"num_warmup": 0, "num_samples": SWEEPS[chain], "num_chains": PAIRS} | options
     return MCMC(kernel, chain_method="vectorized", progress_bar=False, **settings)
 
@@ -219,7 +220,7 @@ def wasserstein(p: np.ndarray, q: np.ndarray, cost: np.ndarray) -> float:
 def test_wasserstein_is_below_its_bound(sampled: tuple[str, int, MCMC]) -> None:
     chain, lag, mcmc = sampled
     t = [1, 2, 3, 5, 8, 13]
-    bound = ebmpp.wasserstein_upper_bound(ebmpp.to_datatree(mcmc), t=t, num_bootstrap=100)
+    bound = ebmpp.diagnostics.wasserstein_upper_bound(ebmpp.to_datatree(mcmc), t=t, num_bootstrap=100)
     cost = ground()
     truth = np.array([wasserstein(law(chain, s), MODEL, cost) for s in t])
     assert truth[0] > 0.3
@@ -233,7 +234,7 @@ def test_the_bound_is_what_its_definition_says(sampled: tuple[str, int, MCMC]) -
     y = {b: np.asarray(v[:50]) for b, v in mcmc.get_extra_fields(group_by_chain=True)["y"].items()}
     tree = ebmpp.to_datatree(mcmc)
     tree["meeting"] = xr.DataTree(tree["meeting"].to_dataset().isel(chain=slice(50)))
-    bound = ebmpp.wasserstein_upper_bound(tree, num_bootstrap=2)
+    bound = ebmpp.diagnostics.wasserstein_upper_bound(tree, num_bootstrap=2)
     assert int(bound.t[0]) == 1
     wanted = []
     for t in bound.t.values:
@@ -254,16 +255,16 @@ def paths(distance: Any, times: Any, met: Any, lag: int = 1, step: int = 1) -> x
 
 def test_a_wasserstein_bound_by_hand() -> None:
     tree = paths([[3, 2, 1, 0, 0], [5, 0, 0, 0, 0]], [6, 4], [True, True], lag=2)
-    bound = ebmpp.wasserstein_upper_bound(tree, num_bootstrap=2)
+    bound = ebmpp.diagnostics.wasserstein_upper_bound(tree, num_bootstrap=2)
     np.testing.assert_array_equal(bound.t, [1, 2, 3, 4])
     np.testing.assert_allclose(bound.bound, [(3 + 1 + 5) / 2, 2 / 2, 1 / 2, 0])
-    beyond = ebmpp.wasserstein_upper_bound(tree, t=[100], num_bootstrap=2)
+    beyond = ebmpp.diagnostics.wasserstein_upper_bound(tree, t=[100], num_bootstrap=2)
     assert beyond.bound.item() == 0  # both pairs stay together
 
 
 def test_an_unmet_pair_makes_the_wasserstein_bound_infinite() -> None:
     tree = paths([[3, 2, 1], [5, 0, 0]], [4, 3], [False, True])
-    bound = ebmpp.wasserstein_upper_bound(tree, num_bootstrap=20)
+    bound = ebmpp.diagnostics.wasserstein_upper_bound(tree, num_bootstrap=20)
     assert np.isinf(bound.bound).all() and np.isinf(bound.upper).all()
     assert not np.isnan(bound.lower).any()
     assert bound.attrs["unmet"] == 1
@@ -273,9 +274,9 @@ def test_wasserstein_refuses_what_has_no_paths() -> None:
     est = estimate(1)
     for source in (est, ebmpp.to_datatree(est), group([2], [True])):
         with pytest.raises(ValueError, match="needs the pairs sweep by sweep"):
-            ebmpp.wasserstein_upper_bound(source)
+            ebmpp.diagnostics.wasserstein_upper_bound(source)
     tree = paths([[3, 2, 1, 0, 0]], [5], [True], lag=2)
     with pytest.raises(ValueError, match="seen from sweep 3 on, so t is at least 1"):
-        ebmpp.wasserstein_upper_bound(tree, t=[0, 1])
+        ebmpp.diagnostics.wasserstein_upper_bound(tree, t=[0, 1])
     with pytest.raises(ValueError, match="the run was thinned"):
-        ebmpp.wasserstein_upper_bound(paths([[3, 2, 0]], [5], [True], step=2))
+        ebmpp.diagnostics.wasserstein_upper_bound(paths([[3, 2, 0]], [5], [True], step=2))

@@ -12,23 +12,10 @@ import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp import (
-    CD,
-    CSDCP,
-    SDCP,
-    UCD,
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Centered,
-    Factor,
-    FactorGraph,
-    Gaussian,
-    exact,
-    layered,
-)
+from ebmpp import CD, UCD, Bernoulli, Bias, Bilinear, Factor, FactorGraph, Gaussian, exact, layered
 from ebmpp.core import random
 from ebmpp.errors import DeclarationError
+from ebmpp.estimators import CSDCP, SDCP, Centered
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.centering import CenteredState, _own_params, centered_direction
 from ebmpp.graph import energy

@@ -17,7 +17,6 @@ from ebmpp import (
     Bias,
     Bilinear,
     Categorical,
-    Discriminative,
     FactorGraph,
     Gaussian,
     Spin,
@@ -26,6 +25,7 @@ from ebmpp import (
 )
 from ebmpp.core import random
 from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.estimators import Discriminative
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.discriminative import label_log_probabilities
 from helpers import assert_rows_law, enumerate_numpy, random_params

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import Herding, Spin
+from ebmpp import Spin
 from ebmpp.core import random
-from ebmpp.estimators import Batch
+from ebmpp.estimators import Batch, Herding
 from helpers import random_params
 
 RBM = ebmpp.layered(v=Spin(3), h=Spin(2))

@@ -10,10 +10,10 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, PCD, Bernoulli, Gaussian, MeanField, Spin, exact, layered
+from ebmpp import CD, PCD, Bernoulli, Gaussian, Spin, exact, layered
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.estimators import Batch
+from ebmpp.estimators import Batch, MeanField
 from helpers import assert_rows_law, random_params
 
 DEEP = layered(v=Bernoulli(3), h1=Bernoulli(2), h2=Spin(2))

@@ -18,7 +18,6 @@ from ebmpp import (
     CD,
     FPCD,
     PCD,
-    SDCP,
     UCD,
     Bernoulli,
     Bias,
@@ -26,9 +25,6 @@ from ebmpp import (
     Categorical,
     FactorGraph,
     Gaussian,
-    Herding,
-    LocalModeUCD,
-    MeanField,
     Observed,
     Spin,
     TemperedPCD,
@@ -36,7 +32,7 @@ from ebmpp import (
     layered,
 )
 from ebmpp.errors import DataError, IntractableError, StateError
-from ebmpp.estimators import Batch
+from ebmpp.estimators import SDCP, Batch, Herding, LocalModeUCD, MeanField
 from ebmpp.estimators.phases import complete_batch
 from helpers import assert_rows_law, enumerate_numpy, random_params
 
@@ -309,7 +305,7 @@ class Plain:
 
 @pytest.mark.parametrize(
     "estimator",
-    [ebmpp.Centered(CD()), ebmpp.Discriminative("y"), Plain()],
+    [ebmpp.estimators.Centered(CD()), ebmpp.estimators.Discriminative("y"), Plain()],
     ids=["centered", "discriminative", "own"],
 )
 def test_estimators_that_need_whole_rows_say_so(estimator):
@@ -324,7 +320,7 @@ def test_estimators_that_need_whole_rows_say_so(estimator):
 def test_a_later_batch_that_lacks_entries_stops_what_needs_whole_rows():
     batches = [BARS[:5], Observed.where_finite(HOLES[:5])]
     with pytest.raises(DataError, match="stopped at step 1: block 'v' .* trains on whole rows"):
-        train(iter(batches), ebmpp.Centered(CD()))
+        train(iter(batches), ebmpp.estimators.Centered(CD()))
 
 
 def test_a_stand_in_for_the_posterior_knows_no_missing_entries():

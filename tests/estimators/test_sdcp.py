@@ -12,9 +12,10 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, SDCP, Bernoulli, layered
+from ebmpp import CD, Bernoulli, layered
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
+from ebmpp.estimators import SDCP
 from ebmpp.estimators.base import Batch, Estimate
 from helpers import assert_rows_law, pair, random_params
 

@@ -16,10 +16,8 @@ from ebmpp import (
     PCD,
     UCD,
     Bernoulli,
-    Centered,
     FactorGraph,
     Gaussian,
-    LocalModeUCD,
     Spin,
     TemperedPCD,
     exact,
@@ -28,7 +26,7 @@ from ebmpp import (
 )
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.estimators import lengths
+from ebmpp.estimators import Centered, LocalModeUCD, lengths
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.moves.gibbs import initial_rows, sweep_rows
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient

@@ -79,7 +79,7 @@ def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     # shows
     graph, params, log_z = model(name, 1)
     options = {"num_particles": NUM, "ladder": [0, 0.2, 1], "reference": uniform(graph)}
-    above = ebmpp.reverse_ais(graph, params, rng_key=KEY, **options)
+    above = ebmpp.evaluate.reverse_ais(graph, params, rng_key=KEY, **options)
     below = ebmpp.ais(graph, params, rng_key=KEY, **options)
     assert_rows_law(np.exp(below.log_weights - log_z), 1.0)
     assert_rows_law(np.exp(above.log_weights + log_z), 1.0)
@@ -312,12 +312,12 @@ def test_given_samples() -> None:
     graph, params, log_z = model("rbm", 1)
     x = ebmpp.perfect_sample(graph, params, jax.random.key(5), NUM)
     options = {"rng_key": KEY, "num_temperatures": 10}
-    chain = ebmpp.reverse_ais(graph, params, samples=x, **options)
+    chain = ebmpp.evaluate.reverse_ais(graph, params, samples=x, **options)
     assert not chain.sound and "from approximate samples: no bound" in repr(chain)
     assert len(chain.log_weights) == NUM
     for kept in ("v", "h"):  # the other one is drawn given it
         given = {kept: x[kept]}
-        made = ebmpp.reverse_ais(graph, params, samples=given, samples_are_exact=True, **options)
+        made = ebmpp.evaluate.reverse_ais(graph, params, samples=given, samples_are_exact=True, **options)
         assert made.sound and "upper bound on average" in repr(made)
         assert_rows_law(np.exp(made.log_weights + log_z), 1.0, comparisons=2)
     both = ebmpp.bracket(graph, params, samples={"v": x["v"]}, **options)
@@ -329,17 +329,17 @@ def test_samples_that_do_not_fit() -> None:
     graph, params, _ = model("dbm", 0)
     options = {"rng_key": KEY, "num_temperatures": 5}
     with pytest.raises(IntractableError, match="leave out blocks 'h1' and 'h2', which interact"):
-        ebmpp.reverse_ais(graph, params, samples={"v": np.zeros((4, 5))}, **options)
+        ebmpp.evaluate.reverse_ais(graph, params, samples={"v": np.zeros((4, 5))}, **options)
     with pytest.raises(StateError, match=r"samples have leading axes \(\), expected \(num_particles,\)"):
-        ebmpp.reverse_ais(graph, params, samples={"h1": np.ones(3)}, **options)
+        ebmpp.evaluate.reverse_ais(graph, params, samples={"h1": np.ones(3)}, **options)
     with pytest.raises(StateError, match=r"leading axes \(4,\), expected \(7,\), one a particle"):
-        ebmpp.reverse_ais(graph, params, samples={"h1": np.ones((4, 3))}, num_particles=7, **options)
+        ebmpp.evaluate.reverse_ais(graph, params, samples={"h1": np.ones((4, 3))}, num_particles=7, **options)
     with pytest.raises(StateError, match="block 'h1' .* got 0"):
-        ebmpp.reverse_ais(graph, params, samples={"h1": np.zeros((4, 3))}, **options)
+        ebmpp.evaluate.reverse_ais(graph, params, samples={"h1": np.zeros((4, 3))}, **options)
     large = layered(v=Bernoulli(40), h=Bernoulli(30))
     params = random_params(large)
     with pytest.raises(IntractableError, match="there are no perfect ones: .* Give samples=..., the last"):
-        ebmpp.reverse_ais(large, params, **options)
+        ebmpp.evaluate.reverse_ais(large, params, **options)
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -26,13 +26,13 @@ from ebmpp import (
     FactorGraph,
     Gaussian,
     MaximalCoupling,
-    MeanField,
     Observed,
     Pairwise,
     ParallelTempering,
     Spin,
     exact,
 )
+from ebmpp.estimators import MeanField
 from helpers import assert_law, assert_rows_law, random_params
 
 CHAINS = 3000

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Convolution, FactorGraph, Gaussian, Linear, Spin
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Convolution, FactorGraph, Gaussian, Spin
 from ebmpp.errors import DeclarationError, NotMultiAffineError
+from ebmpp.graph import Linear
 from helpers import assert_law, assert_rows_law, random_params, random_state
 
 KEY = jax.random.key(0)
@@ -263,7 +264,7 @@ def test_centering_wants_a_bias_a_unit() -> None:
             tiny(),
             np.zeros((4, 3, 3)),
             rng_key=KEY,
-            estimator=ebmpp.Centered(ebmpp.CD()),
+            estimator=ebmpp.estimators.Centered(ebmpp.CD()),
             num_steps=1,
             progress_bar=False,
         )

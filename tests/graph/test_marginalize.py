@@ -28,9 +28,9 @@ from ebmpp import (
     exact,
     layered,
     marginalize,
-    split,
 )
 from ebmpp.errors import DeclarationError, IntractableError, StateError
+from ebmpp.graph import split
 from ebmpp.graph.transforms import marginalize as elimination
 from helpers import assert_law, enumerate_numpy, random_params, random_state
 

@@ -25,9 +25,9 @@ from ebmpp import (
     Poisson,
     Spin,
     exact,
-    rename,
 )
 from ebmpp.errors import ArgumentError, DeclarationError, DomainError, IntractableError, NotMultiAffineError
+from ebmpp.graph import rename
 from ebmpp.graph.energy import natural_rows
 from ebmpp.moves.gibbs import visit
 from helpers import enumerate_numpy, numpy_energy, random_params, random_state
@@ -189,7 +189,7 @@ def test_surgery_keeps_the_pairs() -> None:
         [Bias("v"), Bilinear("v", "h"), Pairwise("v", nx.cycle_graph(4))],
     )
     params = random_params(graph, seed=6, scale=1.0)
-    renamed, same = ebmpp.rename(graph, {"v": "w"}, params=params)
+    renamed, same = ebmpp.graph.rename(graph, {"v": "w"}, params=params)
     assert [f.name for f in renamed.factors] == ["w", "w:h", "w:w"]
     assert float(exact.log_partition(renamed, same)) == pytest.approx(
         float(exact.log_partition(graph, params))

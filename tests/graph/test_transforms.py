@@ -28,12 +28,9 @@ from ebmpp import (
     condition,
     exact,
     layered,
-    merge,
-    rename,
-    split,
-    stack,
 )
 from ebmpp.errors import DeclarationError, ParameterError, StateError
+from ebmpp.graph import merge, rename, split, stack
 from helpers import enumerate_numpy, gated, random_params, random_state
 
 # -- conditioning ----------------------------------------------------------------------------------
@@ -249,6 +246,6 @@ def test_a_stack_of_trained_machines_can_be_trained_on() -> None:
     means = np.asarray(lower.mean(first.params, {"v": rows}, "h") > 0.5, np.float32)
     second = ebmpp.fit(upper, means, **settings)
     deep, params = stack(lower, upper, params=[first.params, second.params])
-    settings["estimator"] = ebmpp.PCD(num_chains=10, posterior=ebmpp.MeanField(5))
+    settings["estimator"] = ebmpp.PCD(num_chains=10, posterior=ebmpp.estimators.MeanField(5))
     made = ebmpp.fit(deep, rows, params=params, **settings)
     assert np.isfinite(made.params["h:g"]).all()

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Gaussian, GibbsLangevin, MaximalCoupling, Observed, layered
+from ebmpp import PCD, UCD, Bernoulli, Gaussian, MaximalCoupling, Observed, layered
 from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.kernels import GibbsLangevin
 from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import coupled_sweep, draw_sweep, equal
@@ -215,8 +216,8 @@ def both(moves: Any, z: dict, sweeps: int) -> dict:
 
 
 SWEEP = jax.jit(coupled_sweep, static_argnums=(0, 3))
-FIXED = ebmpp.langevin_sweep(GRAPH, step_size=1.0, num_steps=3)
-MARGINAL = ebmpp.langevin_sweep(GRAPH, step_size=1.0, num_steps=3, marginalize="h")
+FIXED = ebmpp.moves.langevin_sweep(GRAPH, step_size=1.0, num_steps=3)
+MARGINAL = ebmpp.moves.langevin_sweep(GRAPH, step_size=1.0, num_steps=3, marginalize="h")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_the_leading_chain_is_the_chain_alone(moves: Any) -> None:
 
 @pytest.mark.slow
 def test_a_coupled_kernel_meets_and_tells_acceptance() -> None:
-    kernel = MaximalCoupling(GRAPH, coupling=ebmpp.langevin_sweep(GRAPH, num_steps=4))
+    kernel = MaximalCoupling(GRAPH, coupling=ebmpp.moves.langevin_sweep(GRAPH, num_steps=4))
     state = run(kernel, 50, 60).last_state
     assert state.met.all()
     np.testing.assert_array_equal(state.z["v"], state.y["v"])
@@ -257,7 +258,7 @@ def test_a_coupled_kernel_meets_and_tells_acceptance() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("marginalize", [(), ("h",)], ids=["given", "marginal"])
 def test_coupled_expectations_are_unbiased(marginalize: tuple[str, ...]) -> None:
-    moves = ebmpp.langevin_sweep(GRAPH, step_size=1.3, num_steps=2, marginalize=marginalize)
+    moves = ebmpp.moves.langevin_sweep(GRAPH, step_size=1.3, num_steps=2, marginalize=marginalize)
     est = ebmpp.unbiased_expectation(
         GRAPH,
         PARAMS,
@@ -275,13 +276,13 @@ def test_coupled_expectations_are_unbiased(marginalize: tuple[str, ...]) -> None
 
 
 def test_what_is_unbiased_refuses_unadjusted_moves() -> None:
-    moves = ebmpp.langevin_sweep(GRAPH, adjust=False)
+    moves = ebmpp.moves.langevin_sweep(GRAPH, adjust=False)
     with pytest.raises(ValueError, match="adjust=False.*does not leave the model's law.*give adjust=True"):
         UCD(coupling=moves).init(GRAPH, PARAMS, {"v": jnp.zeros((2, 3))}, 2, jnp.zeros(2, jnp.uint32))
 
 
 def test_persistent_chains_move_by_langevin_steps() -> None:
-    estimator = PCD(num_chains=CHAINS, moves=ebmpp.langevin_sweep(GRAPH, step_size=1.5, num_steps=2))
+    estimator = PCD(num_chains=CHAINS, moves=ebmpp.moves.langevin_sweep(GRAPH, step_size=1.5, num_steps=2))
     batch = ebmpp.estimators.Batch.of({"v": jnp.zeros((2, 3))})
     pair = jnp.array([3, 4], jnp.uint32)
     made = jax.jit(lambda x: estimator.estimate(GRAPH, PARAMS, x, batch, pair))(stationary(CHAINS, 8))

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Binomial, Categorical, Gaussian, MetropolisCoupling, Poisson, Spin, layered
+from ebmpp import Bernoulli, Binomial, Categorical, Gaussian, Poisson, Spin, layered
 from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.kernels import MetropolisCoupling
 from helpers import assert_law, assert_rows_law, pair, random_params
 
 GRAPH = pair(Bernoulli(2), Categorical(1, 3))

@@ -179,7 +179,7 @@ def start() -> dict[str, np.ndarray]:
 @functools.cache
 def two_searches(method: Any) -> MCMC:
     mcmc = MCMC(
-        ebmpp.LocalSearch(GRAPH),
+        ebmpp.kernels.LocalSearch(GRAPH),
         num_warmup=0,
         num_samples=8,
         num_chains=2,

@@ -153,7 +153,12 @@ def test_reals_are_held_and_the_others_follow() -> None:
 
 # -- what is refused -----------------------------------------------------------------------------
 
-KERNELS = (ebmpp.BlockedGibbs, ebmpp.MaximalCoupling, ebmpp.MetropolisCoupling, ebmpp.LocalSearch)
+KERNELS = (
+    ebmpp.BlockedGibbs,
+    ebmpp.MaximalCoupling,
+    ebmpp.kernels.MetropolisCoupling,
+    ebmpp.kernels.LocalSearch,
+)
 SOME = np.array([True, False, True])
 WRONG = [
     ("v", Observed(np.ones(3), np.array([1, 0, 1])), "block 'v': known is an array of booleans, not of int"),

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, BlockedGibbs, Observed, RatesFPCD, RatesHerding, SamplePenalization, Spin
+from ebmpp import Bernoulli, BlockedGibbs, Observed, Spin
 from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
 from helpers import enumerate_numpy, random_params
 
 DATA = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 0, 0]], np.float32)
-RATES = jax.device_get(ebmpp.rates(RBM, PARAMS, DATA))
+RATES = jax.device_get(ebmpp.estimators.rates(RBM, PARAMS, DATA))
 KEY = jax.random.key(5)
 
 
@@ -83,7 +84,7 @@ def test_draws_leave_the_mode_that_gibbs_stays_in():
     """Two modes of opposite sign: what the sampler is for."""
     graph = ebmpp.layered(v=Spin(6), h=Spin(4))
     params = {"v": jnp.zeros(6), "h": jnp.zeros(4), "v:h": jnp.full((6, 4), 1.5)}
-    rates = ebmpp.rates(graph, params, np.array([[1.0] * 6, [-1.0] * 6]))
+    rates = ebmpp.estimators.rates(graph, params, np.array([[1.0] * 6, [-1.0] * 6]))
     changes = lambda made: (np.diff(np.sign(made[1]["v"].sum(-1))) != 0).sum()
     assert changes(run(RatesFPCD(graph, rate=0.0), params, rates, num_samples=400)) == 0
     assert changes(run(RatesFPCD(graph, rate=0.5), params, rates, num_samples=400)) > 3
@@ -132,7 +133,7 @@ def test_rates_are_posterior_means_over_rows():
     graph = ebmpp.layered(v=Spin(2), h=ebmpp.Categorical(2, num_categories=3))
     params, rows = random_params(graph, seed=2, scale=1.0), np.array([[1, -1], [1, 1], [-1, 1]])
     weights = np.array([1.0, 2.0, 3.0])
-    made = ebmpp.rates(graph, params, rows, weights=weights)
+    made = ebmpp.estimators.rates(graph, params, rows, weights=weights)
     states, p, _ = enumerate_numpy(graph, params)
     v, h = (np.array([s[b] for s in states]) for b in ("v", "h"))
     one_hot = (h[..., None] == np.arange(3)).astype(float)
@@ -146,10 +147,12 @@ def test_rates_are_posterior_means_over_rows():
 
 
 def test_rates_do_not_depend_on_how_rows_are_cut(monkeypatch):
-    whole = ebmpp.rates(RBM, PARAMS, DATA)
+    whole = ebmpp.estimators.rates(RBM, PARAMS, DATA)
     monkeypatch.setattr("ebmpp.estimators.mean_statistics._CHUNK", 2)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ebmpp.rates(RBM, PARAMS, DATA), whole
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        ebmpp.estimators.rates(RBM, PARAMS, DATA),
+        whole,
     )
 
 
@@ -157,9 +160,9 @@ def test_rates_of_a_deep_graph_ask_for_a_posterior():
     deep = ebmpp.layered(v=Bernoulli(3), a=Bernoulli(2), b=Bernoulli(2))
     params, rows = random_params(deep), np.ones((2, 3))
     with pytest.raises(IntractableError, match=r"rates needs an exact positive phase.*MeanField"):
-        ebmpp.rates(deep, params, rows)
-    field = ebmpp.MeanField(30)
-    made, means = ebmpp.rates(deep, params, rows, posterior=field), None
+        ebmpp.estimators.rates(deep, params, rows)
+    field = ebmpp.estimators.MeanField(30)
+    made, means = ebmpp.estimators.rates(deep, params, rows, posterior=field), None
     means = field.statistics(deep, params, {"v": jnp.ones((1, 3))})
     np.testing.assert_allclose(made["a:b"], np.outer(means["a"][0], means["b"][0]), rtol=1e-4)
 

@@ -79,7 +79,7 @@ def test_gibbs_chains_have_its_law() -> None:
 @pytest.mark.parametrize("moves", ["maximal", "langevin"])
 def test_coupled_gradients_are_those_of_the_log_partition_function(moves: str) -> None:
     wanted = jax.grad(lambda p: -jax.nn.logsumexp(mixture(p)[0]))(PARAMS)
-    coupling = ebmpp.langevin_sweep(TINY, step_size=1.2, num_steps=3) if moves == "langevin" else moves
+    coupling = ebmpp.moves.langevin_sweep(TINY, step_size=1.2, num_steps=3) if moves == "langevin" else moves
     est = ebmpp.unbiased_expectation(
         TINY,
         PARAMS,

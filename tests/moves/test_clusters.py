@@ -19,7 +19,6 @@ from ebmpp import (
     Bias,
     Bilinear,
     Categorical,
-    Clusters,
     Factor,
     FactorGraph,
     Gaussian,
@@ -27,13 +26,13 @@ from ebmpp import (
     Observed,
     Pairwise,
     Spin,
-    SwendsenWang,
-    cluster_sweep,
     exact,
 )
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph.factors.pairwise import table
+from ebmpp.kernels import SwendsenWang
+from ebmpp.moves import Clusters, cluster_sweep
 from ebmpp.moves.clusters import components
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.move import coupled_sweep, equal

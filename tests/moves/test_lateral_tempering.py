@@ -21,12 +21,11 @@ from ebmpp import (
     Pairwise,
     ParallelTempering,
     Spin,
-    TemperingCoupling,
     exact,
-    tempered_expectation,
 )
 from ebmpp.graph import parts
 from ebmpp.graph.transforms.replicate import replicate, tempered_params
+from ebmpp.kernels import TemperingCoupling, tempered_expectation
 from helpers import assert_law, assert_rows_law, random_params, random_state
 
 BETAS = (0.0, 0.5, 1.0)

@@ -13,16 +13,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    Conjugate,
-    CoupledComposite,
-    GibbsBlock,
-    composite_expectation,
-    layered,
-    to_datatree,
-    tv_upper_bound,
-)
+from ebmpp import Bernoulli, GibbsBlock, layered, to_datatree, tv_upper_bound
+from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from ebmpp.ppl.composite import maximal
 from helpers import assert_law, assert_rows_law
 

@@ -16,9 +16,10 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, EnergyDistribution, Gaussian, Poisson, Spin, check_model, exact, layered
+from ebmpp import Bernoulli, EnergyDistribution, Gaussian, Poisson, Spin, exact, layered
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
 from ebmpp.families.spin import SpinDistribution
+from ebmpp.ppl import check_model
 from ebmpp.ppl.layout import Layout
 from helpers import (
     FAMILIES,

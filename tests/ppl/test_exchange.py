@@ -15,8 +15,9 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Categorical, EnergyDistribution, Exchange, Spin, exact, layered, perfect_sample
+from ebmpp import Bernoulli, Categorical, EnergyDistribution, Spin, exact, layered, perfect_sample
 from ebmpp.errors import IntractableError, ParameterError, StateError, UnmetError
+from ebmpp.ppl import Exchange
 from helpers import assert_law, pair
 
 # the two colours of a 2x4 board, and which squares touch

@@ -23,8 +23,9 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Observed, gibbs_fn, layered
+from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Observed, layered
 from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp.ppl import gibbs_fn
 from helpers import assert_rows_law
 
 

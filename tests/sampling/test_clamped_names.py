@@ -32,7 +32,7 @@ def test_an_estimate_clamps_them():
 
 
 def test_a_tempered_estimate_clamps_them():
-    made = ebmpp.tempered_expectation(
+    made = ebmpp.kernels.tempered_expectation(
         GRAPH,
         PARAMS,
         lambda x: x["fn"],

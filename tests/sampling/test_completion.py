@@ -23,7 +23,7 @@ TABLE = np.array([[2, 0, np.nan, np.nan], [np.nan, 1, np.nan, 2], [0, 1, np.nan,
 
 
 @functools.cache
-def complete_table() -> ebmpp.Completion:
+def complete_table() -> ebmpp.sampling.Completion:
     return ebmpp.complete(
         DEEP,
         PARAMS,

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, layered, metropolis_sweep
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, layered
 from ebmpp.errors import DeclarationError
+from ebmpp.moves import metropolis_sweep
 from ebmpp.moves.metropolis import Metropolis
 from helpers import (
     assert_law,

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import EarlyStop, Progress
 from ebmpp.errors import ArgumentError
+from ebmpp.training import EarlyStop, Progress
 from ebmpp.training.monitors import Monitor
 
 ZERO = {"a": jnp.zeros(1), "b": jnp.zeros(1), "a:b": jnp.zeros((1, 1))}

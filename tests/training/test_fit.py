@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import CD, PCD, UCD, Bernoulli, Bias, Bilinear, Centered, FactorGraph, exact, fit
+from ebmpp import CD, PCD, UCD, Bernoulli, Bias, Bilinear, FactorGraph, exact, fit
 from ebmpp.errors import DivergenceError, StateError
+from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training.fitting import Fit, estimate_step
 from helpers import pair, random_params

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, SDCP, Bernoulli, Categorical, Spin, Stage, exact
+from ebmpp import CD, Bernoulli, Categorical, Spin, Stage, exact
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
+from ebmpp.estimators import SDCP
 from ebmpp.estimators.base import Estimate
 from ebmpp.training import monitors
 from ebmpp.training.monitors import Monitor

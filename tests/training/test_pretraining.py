@@ -23,10 +23,10 @@ from ebmpp import (
     exact,
     fit,
     layered,
-    pretrain,
 )
 from ebmpp.errors import DeclarationError, StateError
 from ebmpp.graph import energy
+from ebmpp.training import pretrain
 from ebmpp.training.pretraining import _levels, _Pair
 from helpers import random_params, three_way_energy
 

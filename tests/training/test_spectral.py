@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import Bernoulli, Categorical, layered, spectral_descent
+from ebmpp import Bernoulli, Categorical, layered
+from ebmpp.training import spectral_descent
 from ebmpp.training.spectral import sharp
 
 

@@ -68,7 +68,8 @@ class Linear(Factor):
     A latent unit sees three neighbouring visible ones, by the same three weights everywhere:
 
     >>> import jax, jax.numpy as jnp
-    >>> from ebmpp import Bernoulli, Bias, FactorGraph, Linear
+    >>> from ebmpp import Bernoulli, Bias, FactorGraph
+    >>> from ebmpp.graph import Linear
     >>> def windows(w, v):
     ...     return jnp.convolve(v, w, mode="valid")
     >>> chain = FactorGraph(visible={"v": Bernoulli(8)}, latent={"h": Bernoulli(6)},

@@ -88,7 +88,6 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
 
 
 #: The same, by the name that samplers have for a block that is held.
-clamp = condition
 
 
 def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Given:
@@ -170,7 +169,7 @@ def split(
 
     >>> import ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(3), h=ebmpp.Bernoulli(2))
-    >>> ebmpp.split(rbm, "v", {"left": [0], "right": [1, 2]}).factors
+    >>> ebmpp.graph.split(rbm, "v", {"left": [0], "right": [1, 2]}).factors
     (Bias('left'), Bias('right'), Bias('h'), Bilinear('left', 'h'), Bilinear('right', 'h'))
     """
     states.check_names([block], graph.families)
@@ -278,7 +277,7 @@ def rename(
 
     >>> import ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(3), h=ebmpp.Bernoulli(2))
-    >>> ebmpp.rename(rbm, {"h": "h1"}).factors
+    >>> ebmpp.graph.rename(rbm, {"h": "h1"}).factors
     (Bias('v'), Bias('h1'), Bilinear('v', 'h1'))
     """
     states.check_names(blocks, graph.families)

@@ -313,7 +313,7 @@ def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray | N
                 f"marginalize: unit {int(many[0])} of block {local.block!r} depends on "
                 f"{int(depends[many[0]].sum())} units of block {b!r}, which would interact in the new "
                 "factor. Use graph.free_energy or graph.marginal for the density of the rest; for a "
-                f"graph, split block {b!r} into its units first, where they are few (ebmpp.split)"
+                f"graph, split block {b!r} into its units first, where they are few (ebmpp.graph.split)"
             )
         found[b] = depends.argmax(1) if depends.any() else None
     return found

@@ -39,7 +39,7 @@ def merge(
     >>> from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph
     >>> rbm = ebmpp.layered(v=Bernoulli(3), h=Bernoulli(2))
     >>> labels = FactorGraph({"y": Categorical(1, 4)}, {"h": Bernoulli(2)}, [Bias("y"), Bilinear("y", "h")])
-    >>> ebmpp.merge(rbm, labels).layers
+    >>> ebmpp.graph.merge(rbm, labels).layers
     (('v', 'y'), ('h',))
     """
     _check_params("merge", graphs, params)
@@ -87,7 +87,8 @@ def stack(
 
     **Example**
 
-    >>> from ebmpp import Bernoulli, layered, rename, stack
+    >>> from ebmpp import Bernoulli, layered
+    >>> from ebmpp.graph import rename, stack
     >>> lower = layered(v=Bernoulli(6), h=Bernoulli(4))
     >>> upper = rename(layered(v=Bernoulli(4), h=Bernoulli(2)), {"v": "h", "h": "h2"})
     >>> stack(lower, upper).layers
