@@ -53,6 +53,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest $(SPREAD) --ignore=tests/test_strict.py
 	$(MAKE) test-strict
 

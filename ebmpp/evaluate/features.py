@@ -14,6 +14,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from ebmpp.data import binarize, digits
 from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.chunks import as_rows
 
@@ -59,10 +60,8 @@ class ClassifierFeatures:
         if (images is None) != (labels is None):
             raise ArgumentError("ClassifierFeatures.fit takes images and labels, or neither")
         if images is None:
-            from ebmpp import data
-
-            images, labels = data.digits(labels=True)
-            images = data.binarize(images)
+            images, labels = digits(labels=True)
+            images = binarize(images)
         (rows,), labels = as_rows(images=images), np.asarray(labels)
         if labels.shape != (len(rows),) or len(rows) < 20:
             raise ArgumentError(

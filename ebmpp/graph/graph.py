@@ -18,7 +18,7 @@ from ebmpp.core import checks
 from ebmpp.core.types import Params, State
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
-from ebmpp.graph import energy, initialization, normalization, states, tables
+from ebmpp.graph import drawing, energy, initialization, normalization, states, tables
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Bilinear, lateral, pairwise
 
@@ -90,9 +90,7 @@ class FactorGraph(Declaration):
         :param ax: where to; a new figure if None.
         :return: the axes.
         """
-        from ebmpp.graph.drawing import draw_graph  # matplotlib is an extra
-
-        return draw_graph(self, ax)
+        return drawing.draw_graph(self, ax)
 
     # -- params ----------------------------------------------------------------------------------
 

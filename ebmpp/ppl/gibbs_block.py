@@ -22,6 +22,7 @@ from ebmpp.moves import gibbs
 from ebmpp.ppl import binding
 from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.sites import Sites, Surroundings, split_siblings
+from ebmpp.ppl.verify import verify
 from ebmpp.sampling import search
 
 
@@ -224,9 +225,7 @@ class GibbsBlock(MCMCKernel):
 
         See :func:`ebmpp.ppl.verify.verify`.
         """
-        from ebmpp.ppl.verify import verify  # it reads this module
-
-        verify(self, model, *model_args, **model_kwargs)
+        verify(self.within, model, *model_args, **model_kwargs)
 
 
 def _no_bools(value: Array) -> Array:

@@ -14,17 +14,18 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import energy
 from ebmpp.moves import gibbs
-from ebmpp.ppl.gibbs_block import GibbsBlock
+from ebmpp.ppl.sites import Surroundings
 
 _TRIES = 3  # values of the siblings
 _STATES = 6  # states of the sites at each
 
 
 def verify(
-    block: GibbsBlock,
+    within: Surroundings,
     model: Callable[..., Any],
     *model_args: Any,
     rng_key: Array | None = None,
@@ -36,7 +37,7 @@ def verify(
     The two must change alike, whatever the other sites are; a constant does not matter. A term that is
     missing, counted twice, or of the wrong scale shows at once.
 
-    :param block: the block.
+    :param within: the block among its siblings.
     :param model: the NumPyro model.
     :param model_args: its arguments.
     :param rng_key: for the random states; a fixed key unless given.
@@ -45,7 +46,7 @@ def verify(
     :raises StateError: where they differ, telling by how much; or for sites that the model has not.
     :raises IntractableError: for latent blocks that cannot be summed out in closed form.
     """
-    within, key = block.within, jax.random.key(0) if rng_key is None else rng_key
+    key = jax.random.key(0) if rng_key is None else rng_key
     clash = within.graph.interacting(within.latents)
     if clash:
         raise IntractableError(f"latent blocks {clash[0]} interact: their sum has no closed form to compare")
@@ -63,22 +64,22 @@ def verify(
         made = within.bind(own, siblings, model_args, model_kwargs, check=True)
         rows = math.prod(batch)
         for index in range(_STATES):
-            pairs = block.step_pairs(k, index, rows)
+            pairs = random.fold_in(random.key_pair(k), index, jnp.arange(rows, dtype=jnp.uint32))
             x = gibbs.initial_rows(within.graph, within.site_blocks, pairs) | made.clamped
             sites = within.to_sites(x, own, batch)
             theirs.append(log_density(model, model_args, model_kwargs, siblings | sites)[0])
-            ours.append(_log_density(block, made, x))
-    _compare(np.asarray(theirs), np.asarray(ours), block, tolerance)
+            ours.append(_log_density(within, made, x))
+    _compare(np.asarray(theirs), np.asarray(ours), within, tolerance)
 
 
-def _log_density(block: GibbsBlock, made: Any, x: dict[str, Array]) -> Array:
-    graph, latents = block.graph, block.within.latents
+def _log_density(within: Surroundings, made: Any, x: dict[str, Array]) -> Array:
+    graph, latents = within.graph, within.latents
     one = lambda p, row: energy.log_unnormalized(graph, p, row, latents)
     value = made.map(lambda p, rows: jax.vmap(lambda row: one(p, row))(rows), x).sum()
     return value if made.log_weight is None else value + jnp.sum(made.log_weight(x))
 
 
-def _compare(theirs: np.ndarray, ours: np.ndarray, block: GibbsBlock, tolerance: float) -> None:
+def _compare(theirs: np.ndarray, ours: np.ndarray, within: Surroundings, tolerance: float) -> None:
     theirs, ours = (a.reshape(_TRIES, _STATES) for a in (theirs, ours))
     change, own = (a[:, 1:] - a[:, :-1] for a in (theirs, ours))
     scale = np.abs(change).max() + np.abs(own).max() + 1e-6 * np.abs(theirs).max() / tolerance
@@ -86,7 +87,7 @@ def _compare(theirs: np.ndarray, ours: np.ndarray, block: GibbsBlock, tolerance:
     if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
         worst = np.unravel_index(np.nanargmax(np.where(np.isfinite(gap), gap, np.inf)), gap.shape)
         raise StateError(
-            f"the block is not the posterior of sites {list(block.within.layouts)}: between two states the "
+            f"the block is not the posterior of sites {list(within.layouts)}: between two states the "
             f"model's log density changes by {change[worst]:.6g}, and the block's by {own[worst]:.6g}. Is "
             "there a factor for each likelihood that reads the sites, and the energy of their prior once?"
         )
