@@ -48,8 +48,10 @@ from ebmpp.estimators import Centered, Estimator, LocalModeUCD, MeanField
 from ebmpp.evaluate import ClassifierFeatures, frechet_distance
 from ebmpp.kernels import GibbsLangevin
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file, it sees its own folder only
-from models import common, gaussian_bernoulli
+root = Path(__file__).resolve().parents[1]
+sys.path += [str(root), str(root / "models")]  # run as a file, it sees its own folder only
+from models import gaussian_bernoulli  # noqa: E402
+from shared import common  # noqa: E402
 
 _SPLIT = 0  # seed of the division into training and held-out images
 _COLUMNS, _LINES = 10, 2  # of images shown as drawn, and as many with pixels at their modes

@@ -25,9 +25,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import common
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Categorical, FactorGraph, Observed
+from shared import common
 
 _TABLES: dict[str, Callable[[], Any]] = {
     "cancer": datasets.load_breast_cancer,

@@ -19,11 +19,10 @@ from sklearn.linear_model import LogisticRegression
 import jax
 import jax.numpy as jnp
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Observed
 from ebmpp.estimators import Discriminative
+from shared import common, digit_images
 
 _CLASSES, _SHOWN = 10, 10
 _SWEEPS = 1000  # before a drawn digit is kept

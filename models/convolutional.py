@@ -28,11 +28,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Convolution, FactorGraph, Stage
 from ebmpp.graph import Linear
+from shared import common, digit_images
 
 _SHOWN, _SWEEPS = 64, 2000
 

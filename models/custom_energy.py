@@ -26,12 +26,11 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Factor, FactorGraph
 from ebmpp.errors import NotMultiAffineError
 from ebmpp.estimators import MeanField
+from shared import common, digit_images
 
 _SWEEPS = 1000
 _MOST_LATENT = 14  # exact evaluation sums over labels and latent states

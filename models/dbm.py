@@ -25,11 +25,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, FactorGraph, Family, Observed, Spin
 from ebmpp.estimators import Centered, Estimator, LocalModeUCD, MeanField
+from shared import common, digit_images
 
 _DEEPEST = 4
 _SHOWN, _COLUMNS = 40, 10

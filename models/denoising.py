@@ -28,11 +28,10 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, EnergyDistribution, FactorGraph, GibbsBlock
 from ebmpp.ppl import Layout
+from shared import common, digit_images
 
 _NOISE = 0.6  # standard deviation; pixels are 0 and 1
 _COUPLING = 0.6  # of neighbours in -1 and +1: strokes are two pixels wide and long

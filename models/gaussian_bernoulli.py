@@ -30,10 +30,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Factor, FactorGraph, Gaussian, exact
+from shared import common, digit_images
 
 _EXACT = 16  # latents that are enumerated
 _SWEEPS, _SHOWN = 2000, 40

@@ -28,10 +28,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-import common
-import corpus
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Categorical, Factor, FactorGraph, Gaussian, Poisson
+from shared import common, corpus
 
 _WINDOWS = 20  # of a document that is looked for
 

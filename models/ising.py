@@ -20,9 +20,9 @@ import xarray as xr
 import jax
 import jax.numpy as jnp
 
-import common
 import ebmpp
 from ebmpp import FactorGraph, Spin
+from shared import common
 
 CRITICAL = 0.5 * np.log(1 + np.sqrt(2))
 _COUPLINGS = (0.2, 0.3, 0.38, 0.42, 0.46, 0.5, 0.6, 0.7)

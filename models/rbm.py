@@ -23,11 +23,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, exact
-import rbm_likelihood
+from shared import common, digit_images, rbm_likelihood
 
 _EXACT_UNITS = 20  # the smaller layer is enumerated: 2**20 states take seconds, each unit more doubles it
 _SWEEPS = 1000  # before a sample is kept: many times the meeting times of the demo

@@ -26,10 +26,9 @@ from numpyro.infer import MCMC
 
 import jax
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, FactorGraph, Pairwise, exact
+from shared import common, digit_images
 
 KINDS = ("restricted", "semi-restricted", "fully visible")
 _EXACT_UNITS = 20  # latent units whose 2**20 states are summed in seconds

@@ -31,10 +31,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-import common
-import digit_images
 import ebmpp
 from ebmpp import CD, UCD, Bernoulli, Bias, Factor, FactorGraph
+from shared import common, digit_images
 
 MOVES = tuple(itertools.product((-1, 0, 1), (-1, 0, 1)))  # rows down, columns to the right
 

@@ -18,7 +18,8 @@ import ebmpp
 from ebmpp import FactorGraph
 from ebmpp.graph.declaration import schedule
 from helpers import assert_law, assert_rows_law, numpy_states, numpy_statistics, random_params
-from models import convolutional, custom_energy, digit_images, third_order
+from models import convolutional, custom_energy, third_order
+from shared import digit_images
 
 KEY = jax.random.key(0)
 FEW = ["--steps=3", "--batch-size=10", "--num-pairs=8", "--no-progress"]

@@ -19,7 +19,8 @@ import ebmpp
 from ebmpp import Gaussian, Poisson, exact
 from ebmpp.errors import DomainError
 from helpers import assert_law
-from models import corpus, harmonium
+from models import harmonium
+from shared import corpus
 
 TOPICS = np.array(list(itertools.product([0.0, 1.0], repeat=2)))
 PARAMS = {

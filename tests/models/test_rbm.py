@@ -14,7 +14,8 @@ import jax
 
 import ebmpp
 from ebmpp.sampling.log_partition import LogPartition
-from models import rbm, rbm_likelihood
+from models import rbm
+from shared import rbm_likelihood
 
 PICTURES = {"learning_curve.png", "filters.png", "samples.png", "meeting_times.png"}
 TINY = ["--latent", "4", "--steps", "6", "--batch-size", "20", "--num-pairs", "8", "--no-progress"]

@@ -39,9 +39,9 @@ import numpy as np
 import jax
 import optax
 
-import common
 import ebmpp
 from ebmpp import FactorGraph
+from shared import common
 
 DEFAULTS = {
     "latent": 500,
