@@ -68,8 +68,20 @@ def run(kernel: Any, *args: Any, **options: Any) -> None:
     mcmc.run(KEY, *args, **options)
 
 
+ROOMS = (
+    ebmpp,
+    ebmpp.graph,
+    ebmpp.moves,
+    ebmpp.sampling,
+    ebmpp.kernels,
+    ebmpp.estimators,
+    ebmpp.evaluate,
+    ebmpp.training,
+    ebmpp.ppl,
+    ebmpp.diagnostics,
+)
 NAMES = {
-    **{name: getattr(ebmpp, name) for name in ebmpp.__all__},
+    **{name: getattr(room, name) for room in ROOMS for name in room.__all__},
     **globals(),
     "decode_bits": encoding.decode_bits,
     "dist": dist,
