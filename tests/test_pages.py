@@ -1,0 +1,40 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The python blocks of every page run, in order, as one program a page."""
+
+from pathlib import Path
+import re
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(text: str) -> list[str]:
+    """The code of each ```python block, padded with newlines to keep its line numbers."""
+    return ["\n" * text.count("\n", 0, m.start(1)) + m.group(1) for m in FENCE.finditer(text)]
+
+
+def test_python_blocks_are_found_with_their_lines() -> None:
+    text = "# t\n```python\nx = 1\n```\n```bash\nls\n```\n\n```python\ny = x\n\nz = y\n```\n"
+    assert python_blocks(text) == ["\n\nx = 1\n", "\n" * 9 + "y = x\n\nz = y\n"]
+
+
+def has_code(page: Path) -> bool:
+    return bool(python_blocks(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if has_code(p)], ids=lambda page: page.stem)
+def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what a page writes does not land in the repository
+    namespace = {"__name__": page.stem}
+    for block in python_blocks(page.read_text(encoding="utf-8")):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
