@@ -33,7 +33,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
-.PHONY: venv demo test test-strict test-fast slow bench format clean FORCE
+.PHONY: venv demo test test-strict test-fast slow bench papers format clean FORCE
 
 venv: $(STAMP)
 
@@ -70,17 +70,17 @@ test-fast: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
+# Speeds, side by side in one process each: a quarter of an hour. THRML and PyTorch are left out where not installed.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/handwritten.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/meeting_times.py
+	$(BIN)/python benchmarks/lattice.py
 	$(BIN)/python benchmarks/denoising.py
-	$(BIN)/python benchmarks/bars_and_stripes.py
-	$(BIN)/python benchmarks/dc_programming.py
-	$(BIN)/python benchmarks/simulated_rbm.py
-	$(BIN)/python benchmarks/local_modes.py
-	$(BIN)/python benchmarks/bracket.py
+
+# The experiments of the papers, and those of our own: hours. benchmarks/papers.py --help tells how to run one.
+papers: $(STAMP)
+	$(BIN)/python benchmarks/papers.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
