@@ -1,0 +1,133 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Draws docs/rooms.svg: the rooms on their floors, as the code's own imports have them.
+
+Run it after a room has changed: ``python docs/draw_rooms.py`` (import-linter's grimp reads the imports).
+"""
+
+from collections import Counter
+from pathlib import Path
+import tomllib
+
+import grimp
+from matplotlib import pyplot as plt
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+ROOT = Path(__file__).parents[1]
+SAID = {
+    "diagnostics": "DataTrees, meeting times,\npictures, the report",
+    "sklearn": "a transformer on fit",
+    "training": "fit",
+    "ppl": "a graph inside a\nNumPyro model",
+    "kernels": "NumPyro kernels\nof one graph",
+    "estimators": "the gradient",
+    "evaluate": "how good a model is",
+    "sampling": "whole runs: the engine of pairs,\nperfect draws, completion",
+    "moves": "one step, of a chain and of a pair",
+    "graph": "the declaration, and all that follows\nfrom its energy; factors, transforms",
+    "families": "one exponential family a file",
+    "data": "patterns, images",
+    "core": "random words, checks, files",
+    "errors": "what is raised",
+}
+_WIDTH, _HEIGHT, _FLOOR = 3.1, 0.86, 1.45
+_GROUND = ["errors", "core", "data"]  # drawn side by side; nearly every room stands on the first two
+_SHOWN = {("moves", "graph"), ("graph", "families"), ("families", "core"), ("data", "core")}
+_COMMON = {"core", "errors", "families", "graph"}  # arrows that come from everywhere would hide the others
+_INK, _FILL, _ARROW = "#1f2933", "#e3ecf5", "#54728f"
+
+
+def floors() -> list[list[str]]:
+    """Rooms by floor, the ground last: those of the contract that ``lint-imports`` holds."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
+    return [layer.split(" | ") for layer in layers if layer not in _GROUND] + [_GROUND]
+
+
+def imports() -> Counter[tuple[str, str]]:
+    """How many files of a room import from another."""
+    house, count = grimp.build_graph("ebmpp"), Counter()
+    for name in house.modules:
+        for other in house.find_modules_directly_imported_by(name):
+            a, b = (".".join(m.split(".")[1:2]) for m in (name, other))
+            count[a, b] += a != b and bool(a and b)
+    return count
+
+
+def size(room: str) -> int:
+    """Its lines."""
+    folder = ROOT / "ebmpp" / room
+    files = folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]
+    return sum(len(path.read_text().splitlines()) for path in files)
+
+
+def _ends(above: tuple[float, float], below: tuple[float, float]) -> tuple[tuple[float, float], ...]:
+    """Of an arrow: from floor to ceiling, or from wall to wall on one floor."""
+    (x, y), (u, v) = above, below
+    if y == v:
+        side = _WIDTH / 2 if u > x else -_WIDTH / 2
+        return (x + side, y), (u - side, v)
+    return (x, y - _HEIGHT / 2), (u, v + _HEIGHT / 2)
+
+
+def main() -> None:
+    """Boxes on floors, and an arrow for each room that imports another; heavier where more files do."""
+    rows, at = floors(), {}
+    figure, ax = plt.subplots(figsize=(11.5, 9.6), layout="constrained")
+    for level, rooms in enumerate(reversed(rows)):
+        for i, room in enumerate(rooms):
+            at[room] = ((i - (len(rooms) - 1) / 2) * (_WIDTH + 0.75), level * _FLOOR)
+    for (a, b), number in sorted(imports().items()):
+        if not number or (b in _COMMON and (a, b) not in _SHOWN):
+            continue
+        (x, y), (u, v) = at[a], at[b]
+        down = (y - v) / _FLOOR
+        bend = 0.0 if down < 1.5 or abs(x - u) > _WIDTH else 0.12 * down * (1 if x + u > 0 else -1)
+        ax.add_patch(
+            FancyArrowPatch(
+                *_ends((x, y), (u, v)),
+                connectionstyle=f"arc3,rad={bend}",
+                arrowstyle="-|>",
+                mutation_scale=9,
+                color=_ARROW,
+                alpha=0.55,
+                linewidth=0.5 + number / 12,
+                zorder=1,
+            )
+        )
+    for room, (x, y) in at.items():
+        corner = (x - _WIDTH / 2, y - _HEIGHT / 2)
+        ax.add_patch(
+            FancyBboxPatch(
+                corner,
+                _WIDTH,
+                _HEIGHT,
+                "round,pad=0.02,rounding_size=0.08",
+                fc=_FILL,
+                ec=_INK,
+                lw=0.9,
+                zorder=2,
+            )
+        )
+        ax.text(x, y + 0.27, room, ha="center", va="center", fontsize=12, weight="bold", color=_INK, zorder=3)
+        ax.text(x, y - 0.12, SAID[room], ha="center", va="center", fontsize=8.5, color=_INK, zorder=3)
+        ax.text(
+            x + _WIDTH / 2 - 0.05,
+            y + 0.3,
+            f"{size(room)}",
+            ha="right",
+            va="center",
+            fontsize=7,
+            color=_ARROW,
+            zorder=3,
+        )
+    for level in range(len(rows)):
+        ax.text(-6.3, level * _FLOOR, str(level), ha="center", va="center", fontsize=11, color=_ARROW)
+    ax.set(xlim=(-6.6, 6.4), ylim=(-0.8, (len(rows) - 1) * _FLOOR + 0.8))
+    ax.axis("off")
+    plt.rcParams["svg.hashsalt"] = "ebmpp"  # the same file for the same house
+    figure.savefig(ROOT / "docs" / "rooms.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
