@@ -5,7 +5,28 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtyping import Bool, Float, Real, Shaped, UInt32
+import numpy as np
+
 from jax import Array
+from jax.typing import ArrayLike
+
+# -- of one block; ``*units`` are any leading axes and the block's shape -----------------------------
+
+#: Random words, some for each unit.
+Words = UInt32[Array, "*units words"]
+#: Values as they are given.
+Values = Shaped[ArrayLike, "*units"]
+#: Values as they are drawn.
+Draws = Real[Array, "*units"]
+PerUnit = Float[Array, "*units"]
+Truths = Bool[Array, "*units"]
+#: Natural parameters, statistics, or means of these: ``(*units, *stat_shape)``.
+Natural = Float[Array, "*natural"]
+#: Numbers on the host or on the device.
+Numbers = np.ndarray | Array
+
+# -- of a graph --------------------------------------------------------------------------------------
 
 #: Params of a graph: a pytree of arrays a factor, by its name.
 Params = dict[str, Any]
