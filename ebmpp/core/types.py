@@ -30,15 +30,22 @@ Numbers = np.ndarray | Array
 
 #: Params of a graph: a pytree of arrays a factor, by its name.
 Params = dict[str, Any]
-#: A state as a caller gives it: an array a block, ``(*batch, *shape)``.
+#: A state or data as a user gives them: arrays, lists, data frames, Observed ones, or one for the only block.
+StateLike = Mapping[str, Any] | ArrayLike
+#: A state: an array a block, ``(*batch, *shape)``.
 State = Mapping[str, Array]
 #: Many states: an array a block, ``(rows, *shape)``.
-Rows = Mapping[str, Array]
+Rows = Mapping[str, Shaped[Array, "rows ..."]]
 #: The same, or one state, where it was made here and may be added to.
 Blocks = dict[str, Array]
-#: Natural parameters: an array a block, ``(*batch, *shape, *stat_shape)``.
-Eta = dict[str, Array]
+#: Sufficient statistics, or their means: an array a block, ``(*batch, *shape, *stat_shape)``.
+Statistics = Mapping[str, Float[Array, "..."]]
+#: Natural parameters, of the same shapes.
+Eta = dict[str, Float[Array, "..."]]
 #: Units of a block that stay as they are: a mask a block, of shape ``(rows or 1, *shape)``.
-Keep = Mapping[str, Array]
+Keep = Mapping[str, Bool[Array, "rows_or_1 ..."]]
+#: A number, and a number a row.
+Scalar = Float[Array, ""]
+PerRow = Float[Array, "rows"]
 #: The blocks of one sweep, a tuple of blocks that do not interact at a time.
 Schedule = tuple[tuple[str, ...], ...]

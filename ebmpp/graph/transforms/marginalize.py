@@ -10,7 +10,7 @@ x**2. So where unit j of h depends on one unit at most of each neighbouring bloc
 few values of each (nodes), and the table contracted with the statistics: exact, and multi-affine.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 from functools import partial
 import itertools
@@ -113,8 +113,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     factors = tuple(f for f in graph.factors if block in f.blocks)
     scope = {b: graph.families[b] for b in (*around, block)}
     local = _Local(factors, tuple(scope.items()), block)
-    touched = _touched(local, around)
-    tables = tuple(_Nodes.of(b, scope[b], touched[b]) for b in around if touched[b] is not None)
+    tables = tuple(_Nodes.of(b, scope[b], units) for b, units in _touched(local, around).items())
     entries = graph.families[block].size * math.prod(t.count for t in tables)
     if entries > _MOST_ENTRIES:
         raise IntractableError(
@@ -170,7 +169,7 @@ class _Local:
                 f.evaluate(params[f.name], *(stats[b] for b in f.blocks), families=_of(families, f))
                 for f in self.factors
             )
-            return -sum(each)
+            return -jnp.asarray(sum(each))
 
         return jax.value_and_grad(negative)(jnp.zeros(self.family.statistic_shape))
 
@@ -287,8 +286,8 @@ class SummedOut:
 # -- what is looked at -----------------------------------------------------------------------------
 
 
-def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray | None]:
-    """Which unit of each neighbour every unit of the block depends on; None where none does.
+def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Which unit of each neighbour every unit of the block depends on; no entry where none does.
 
     By derivatives at random params and states: one that is there is not zero, with probability one.
 
@@ -302,7 +301,7 @@ def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray | N
     draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))
     stats = {b: draw(families[b]) for b in around}
     slopes = jax.jit(jax.jacrev(lambda t: local.affine(params, t)[1]))(stats)
-    found: dict[str, np.ndarray | None] = {}
+    found = {}
     for b in around:
         slope = np.asarray(slopes[b])
         width = math.prod(families[b].stat_shape)
@@ -315,11 +314,12 @@ def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray | N
                 "factor. Use graph.free_energy or graph.marginal for the density of the rest; for a "
                 f"graph, split block {b!r} into its units first, where they are few (ebmpp.graph.split)"
             )
-        found[b] = depends.argmax(1) if depends.any() else None
+        if depends.any():
+            found[b] = depends.argmax(1)
     return found
 
 
-def _noisy(local: _Local, generator: np.random.Generator, *scales: float) -> Iterable[Params]:
+def _noisy(local: _Local, generator: np.random.Generator, *scales: float) -> Iterator[Params]:
     families = dict(local.scope)
     start = {f.name: f.init_params(jax.random.key(0), families) for f in local.factors}
     for scale in scales:

@@ -60,7 +60,8 @@ class Part:
         units = (self.family.size, *self.family.stat_shape)
         whole = whole.reshape(units)
         for name, places in self.pieces:
-            whole = whole.at[places.array()].set(statistics[name].reshape(-1, *units[1:]))
+            at = slice(None) if places is None else places.array()
+            whole = whole.at[at].set(statistics[name].reshape(-1, *units[1:]))
         return whole.reshape(shape)
 
 
