@@ -23,12 +23,12 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import random
 from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
 from ebmpp.graph import definite, energy
 from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.initialization import random_statistics
 
 _RANDOM_STATES = 64
 _DENSE = 512  # units; their precision is a matrix, and of more units only products are taken
@@ -139,12 +139,7 @@ def _largest(slope: Array, other: Family) -> Array:
 
 
 def _tried(graph: Declaration, params: Params, block: str, around: list[str]) -> tuple[Natural, Natural]:
-    key = random.key_pair(jax.random.key(0))
-    stats = {}
-    for i, b in enumerate(around):
-        f = graph.families[b]
-        drawn = random.words(random.fold_in(key, i), _RANDOM_STATES * f.size * f.num_words)
-        stats[b] = f.statistics(f.initial(drawn.reshape(_RANDOM_STATES, *f.shape, f.num_words)))
+    stats = random_statistics(graph.families, around, _RANDOM_STATES)
     eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
     return eta.max(0), eta.min(0)
 
