@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make demo     train a model on real digits, write its pictures and its ArviZ file to demo/
-#   make test     lint, format check, every test but the slow ones, and some again under jax's strictness
+#   make test     lint, format, types, every test but the slow ones, and some again under jax's strictness
 #
 # Both make the virtual environment first. Another Python, beside the usual environment:
 #   make PYTHON=python3.13 VENV=.venv-new UPGRADE=1 test-fast
@@ -53,6 +53,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/ty check --python $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest $(SPREAD) --ignore=tests/test_strict.py
 	$(MAKE) test-strict

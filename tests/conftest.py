@@ -3,7 +3,9 @@
 """Settings that must stand before jax starts; shared helpers live in helpers.py."""
 
 from collections.abc import Iterator
+import doctest
 import gc
+import inspect
 import os
 
 # Set the variable yourself to run the tests on an accelerator.
@@ -16,9 +18,19 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 from hypothesis import settings
+from jaxtyping import install_import_hook
 import pytest
 
 import jax
+
+# The rooms whose functions check the shapes of what they are called with; before ebmpp is imported.
+install_import_hook(["ebmpp.core.random", "ebmpp.families", "ebmpp.graph"], "shapes.check")
+
+# Examples of such a function are those of the one that is wrapped.
+_from_module = doctest.DocTestFinder._from_module
+doctest.DocTestFinder._from_module = lambda self, module, made: _from_module(
+    self, module, inspect.unwrap(made) if callable(made) else made
+)
 
 # No deadline: an example that compiles takes seconds, the next one microseconds.
 settings.register_profile("ebmpp", parent=settings(), deadline=None)

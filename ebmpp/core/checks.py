@@ -33,7 +33,7 @@ _DIMS = re.compile(r".*_dim_\d+")  # what xarray calls the axes of a block
 _TAKEN = ("chain", "draw", "row", "sample", "clamped")
 
 
-def count(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
+def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     """A whole number, as an int.
 
     :param value: an int, numpy's ints and jax's included; no bool.
@@ -81,7 +81,7 @@ def set_counts(owner: object, *fields: str, least: int = 1, optional: bool = Fal
 
 def number(
     name: str,
-    value: object,
+    value: Any,
     *,
     above: float = -math.inf,
     least: float = -math.inf,
@@ -99,7 +99,7 @@ def number(
     1.0
     """
     try:
-        made = math.nan if isinstance(value, bool | np.bool_ | str | bytes) else float(value)  # type: ignore[arg-type]
+        made = math.nan if isinstance(value, bool | np.bool_ | str | bytes) else float(value)
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         made = math.nan
     if not (math.isfinite(made) and above < made < below and least <= made <= most):

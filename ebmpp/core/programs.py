@@ -5,6 +5,7 @@
 from collections.abc import Callable, Hashable
 from functools import partial, update_wrapper
 import threading
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ class Programs:
     :param kept: of how many values the programs are kept.
     """
 
-    def __init__(self, fn: Callable[..., Any], statics: int, kept: int = _KEPT) -> None:
+    def __init__(self, fn: FunctionType, statics: int, kept: int = _KEPT) -> None:
         self._fn, self._statics, self._kept = fn, statics, kept
         self._programs: dict[tuple[Hashable, ...], Any] = {}  # the newest is the last
         self._lock = threading.Lock()
@@ -41,7 +42,7 @@ class Programs:
         with self._lock:
             program = self._programs.pop(values, None)
             if program is None:
-                bound = partial(self._fn, *values)
+                bound: Any = partial(self._fn, *values)
                 bound.__name__ = self._fn.__name__  # in logs and profiles
                 program = jax.jit(bound)
             self._programs[values] = program
@@ -50,7 +51,7 @@ class Programs:
             return program
 
 
-def compiled(statics: int, kept: int = _KEPT) -> Callable[[Callable[..., Any]], Programs]:
+def compiled(statics: int, kept: int = _KEPT) -> Callable[[FunctionType], Programs]:
     """:class:`Programs` as a decorator.
 
     **Example**

@@ -11,25 +11,34 @@ axes are rows, and a row's words depend on its own key pair and on nothing else.
 results independent of batching, slots and devices.
 """
 
+from jaxtyping import Float, Int32, Integer, Key, UInt32
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ebmpp.core.types import Numbers
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA  # Salmon et al. (2011), the Skein key-schedule constant
 _OURS = (0x65626D70, 0x70000000)
 _TO_UNIT = 2.0**-24
 
+KeyPair = UInt32[Array, "*rows 2"]
+Word = UInt32[Array, "*words"]
 
-def _rotate_left(x: Array, distance: int) -> Array:
+
+def _rotate_left(x: Word, distance: int) -> Word:
     return (x << jnp.uint32(distance)) | (x >> jnp.uint32(32 - distance))
 
 
-def threefry(key_pair: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
+def threefry(
+    key_pair: UInt32[Numbers, "*#words 2"], x0: UInt32[Array, "*#words"], x1: UInt32[Array, "*#words"]
+) -> tuple[Word, Word]:
     """Hash the counter ``(x0, x1)`` with twenty rounds of Threefry-2x32.
 
-    :param key_pair: ``uint32``, shape ``(..., 2)``.
-    :param x0: first counter word, ``uint32``, broadcast against ``key_pair[..., 0]``.
+    :param x0: first counter word.
     :param x1: second counter word.
     :return: the two output words.
 
@@ -52,12 +61,8 @@ def threefry(key_pair: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
     return x0, x1
 
 
-def key_pair(rng_key: Array) -> Array:
-    """The key pair of a jax key, whatever its implementation.
-
-    :param rng_key: typed keys of shape ``(...,)`` or legacy ``uint32`` keys of shape ``(..., 2)``.
-    :return: ``uint32`` of shape ``(..., 2)``.
-    """
+def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair:
+    """The key pair of a jax key, typed or legacy, whatever its implementation."""
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         rng_key = jax.random.key_data(rng_key)
     pair = rng_key[..., :2]
@@ -68,59 +73,45 @@ def key_pair(rng_key: Array) -> Array:
     return fold_in(pair, *_OURS)
 
 
-def fold_in(pair: Array, first: Array | int, second: Array | int = 0) -> Array:
-    """A new key pair for the counter ``(first, second)``, row by row.
-
-    :param pair: ``uint32``, shape ``(..., 2)``.
-    :param first: integer or array broadcast against the rows.
-    :param second: likewise.
-    :return: ``uint32``, shape ``(..., 2)``.
-    """
+def fold_in(
+    pair: UInt32[Numbers, "*#rows 2"],
+    first: Integer[ArrayLike, "*#rows"],
+    second: Integer[ArrayLike, "*#rows"] = 0,
+) -> KeyPair:
+    """A new key pair for the counter ``(first, second)``, row by row."""
     first, second = jnp.asarray(first, jnp.uint32), jnp.asarray(second, jnp.uint32)
     return jnp.stack(jnp.broadcast_arrays(*threefry(pair, first, second)), axis=-1)
 
 
-def words(pair: Array, count: int) -> Array:
-    """``count`` random words a row.
-
-    :param pair: ``uint32``, shape ``(..., 2)``.
-    :param count: how many words, at least 0.
-    :return: ``uint32``, shape ``(..., count)``.
-    """
+def words(pair: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
+    """``count`` random words a row."""
     half = (count + 1) // 2
     counter = jnp.arange(half, dtype=jnp.uint32)
     both = threefry(pair[..., None, :], counter, counter + jnp.uint32(half))
     return jnp.concatenate(both, axis=-1)[..., :count]
 
 
-def uniform(bits: Array) -> Array:
-    """Uniforms on [0, 1) from random words, in steps of 2**-24 (jax's own take steps of 2**-23).
-
-    :param bits: ``uint32``, any shape.
-    :return: floats of the same shape.
-    """
+def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
+    """Uniforms on [0, 1) from random words, in steps of 2**-24 (jax's own take steps of 2**-23)."""
     # A signed 24-bit integer converts to float in one instruction; an unsigned word does not.
-    return (bits >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
+    return (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
 
 
-def open_uniform(bits: Array) -> Array:
-    """Uniforms on the open interval (0, 1): the midpoints of steps of 2**-23.
-
-    :param bits: ``uint32``, any shape.
-    :return: floats of the same shape.
-    """
+def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
+    """Uniforms on the open interval (0, 1): the midpoints of steps of 2**-23."""
     # One bit less than `uniform`: the midpoint of the last step of 2**-24 would round to 1, and a
     # Gaussian draw from it is infinite.
-    odd = 2 * (bits >> jnp.uint32(9)).astype(jnp.int32) + 1
+    odd = 2 * (jnp.asarray(words) >> jnp.uint32(9)).astype(jnp.int32) + 1
     return odd.astype(jnp.result_type(float)) * _TO_UNIT
 
 
-def inverse_cdf(u: Array, weights: Array) -> Array:
+def inverse_cdf(
+    u: Float[Array, "*units"], weights: Float[Array, "*#units categories"]
+) -> Int32[Array, "*units"]:
     """A category drawn with the weights of the last axis: the first whose cumulated one exceeds u of all.
 
-    :param u: uniforms, the shape of ``weights`` without its last axis.
+    :param u: uniforms.
     :param weights: not negative, of any sum.
-    :return: int32, shaped like ``u``.
     """
     cumulated = jnp.cumsum(weights, axis=-1)
     # u < 1, so the threshold stays below the last sum and a category of weight 0 is never chosen

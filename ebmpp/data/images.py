@@ -18,6 +18,7 @@ from ebmpp.errors import ArgumentError
 
 Array = np.ndarray
 Labelled = tuple[np.ndarray, np.ndarray]
+Folder = str | os.PathLike[str] | None
 
 DATA_DIR_VARIABLE = "EBMPP_DATA_DIR"
 
@@ -153,23 +154,10 @@ def _abbreviated(shape: tuple[int, ...]) -> str:
 
 
 @overload
-def mnist(
-    directory: str | os.PathLike[str] | None = None,
-    split: str = "train",
-    labels: Literal[False] = False,
-) -> Array: ...
+def mnist(directory: Folder = None, split: str = "train", labels: Literal[False] = False) -> Array: ...
 @overload
-def mnist(
-    directory: str | os.PathLike[str] | None = None,
-    split: str = "train",
-    *,
-    labels: Literal[True],
-) -> Labelled: ...
-def mnist(
-    directory: str | os.PathLike[str] | None = None,
-    split: str = "train",
-    labels: bool = False,
-) -> Array | Labelled:
+def mnist(directory: Folder = None, split: str = "train", *, labels: Literal[True]) -> Labelled: ...
+def mnist(directory: Folder = None, split: str = "train", labels: bool = False) -> Array | Labelled:
     """
     MNIST, or a data set of the same form, from files that you have; nothing is downloaded.
 
@@ -219,7 +207,7 @@ def mnist(
     return pixels, targets.astype(np.int32)
 
 
-def _find_mnist(directory: str | os.PathLike[str] | None, name: str) -> Path:
+def _find_mnist(directory: Folder, name: str) -> Path:
     given = os.environ.get(DATA_DIR_VARIABLE) if directory is None else directory
     if not given:
         raise FileNotFoundError(

@@ -4,6 +4,7 @@
 
 import dataclasses
 
+from jaxtyping import Float
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
 from ebmpp.core import checks
+from ebmpp.core.types import PerUnit, Values
 from ebmpp.families.family import Family, as_float
 
 
@@ -39,22 +41,22 @@ class Binomial(Family):
     def support(self) -> constraints.Constraint:
         return constraints.integer_interval(0, self.total_count)
 
-    def log_base_measure(self, x: Array) -> Array:
+    def log_base_measure(self, x: Values) -> PerUnit:
         n, x = self.total_count, as_float(x)
         return gammaln(n + 1.0) - gammaln(x + 1) - gammaln(n - x + 1)
 
-    def log_normalizer(self, eta: Array) -> Array:
+    def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return self.total_count * jax.nn.softplus(eta)
 
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
+    def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return dist.Binomial(self.total_count, logits=eta)
 
-    def from_mean(self, mean: Array) -> Array:
+    def from_mean(self, mean: PerUnit) -> PerUnit:
         return jax.scipy.special.logit(mean / self.total_count)
 
-    def mode(self, eta: Array) -> Array:
+    def mode(self, eta: PerUnit) -> PerUnit:
         top = jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta))
         return jnp.minimum(top, self.total_count)
 
-    def states(self) -> Array:
+    def states(self) -> Float[Array, "values"]:
         return jnp.arange(self.total_count + 1, dtype=self.dtype)

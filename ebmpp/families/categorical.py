@@ -4,6 +4,7 @@
 
 import dataclasses
 
+from jaxtyping import Float, Int
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
@@ -13,7 +14,11 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.random import inverse_cdf, uniform
+from ebmpp.core.types import PerUnit, Values, Words
 from ebmpp.families.family import Family
+
+Categories = Int[Array, "*units"]
+PerCategory = Float[Array, "*units categories"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -48,41 +53,46 @@ class Categorical(Family):
     def dtype(self) -> jnp.dtype:
         return jnp.dtype(jnp.int32)
 
-    def statistics(self, x: Array) -> Array:
+    def statistics(self, x: Values) -> PerCategory:
         return jax.nn.one_hot(x, self.num_categories, dtype=jnp.result_type(float))
 
-    def log_base_measure(self, x: Array) -> Array:
+    def log_base_measure(self, x: Values) -> PerUnit:
         return jnp.zeros(jnp.shape(x))
 
-    def default_eta(self) -> Array:
+    def default_eta(self) -> PerCategory:
         return jnp.zeros(self.statistic_shape)
 
-    def log_normalizer(self, eta: Array) -> Array:
+    def log_normalizer(self, eta: PerCategory) -> PerUnit:
         return jax.nn.logsumexp(eta, axis=-1)
 
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
+    def unit_distribution(self, eta: PerCategory) -> dist.Distribution:
         return dist.Categorical(logits=eta)
 
-    def from_mean(self, mean: Array) -> Array:
+    def from_mean(self, mean: PerCategory) -> PerCategory:
         return jnp.log(mean)
 
-    def mode(self, eta: Array) -> Array:
+    def mode(self, eta: PerCategory) -> Categories:
         return eta.argmax(-1).astype(self.dtype)
 
-    def sample(self, bits: Array, eta: Array) -> Array:
-        return inverse_cdf(uniform(bits[..., 0]), jax.nn.softmax(eta, axis=-1))
+    def sample(self, words: Words, eta: Float[Array, "*#units categories"]) -> Categories:
+        return inverse_cdf(uniform(words[..., 0]), jax.nn.softmax(eta, axis=-1))
 
-    def initial(self, bits: Array) -> Array:
+    def initial(self, words: Words) -> Categories:
         # one unit's eta for all: a constant of every row's would keep XLA folding its sums for seconds
-        return self.sample(bits, jnp.zeros((1,) * (bits.ndim - 1) + self.stat_shape))
+        return self.sample(words, jnp.zeros((1,) * (words.ndim - 1) + self.stat_shape))
 
-    def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
+    def couple(
+        self,
+        words: Words,
+        eta: PerCategory,
+        other: PerCategory,
+    ) -> tuple[Categories, Categories]:
         # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
         p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)
-        x = inverse_cdf(uniform(bits[..., 0]), p)
+        x = inverse_cdf(uniform(words[..., 0]), p)
         at_x = lambda prob: jnp.take_along_axis(prob, x[..., None], -1)[..., 0]
-        kept = uniform(bits[..., 1]) * at_x(p) < at_x(q)
-        return x, jnp.where(kept, x, inverse_cdf(uniform(bits[..., 2]), jnp.maximum(q - p, 0)))
+        kept = uniform(words[..., 1]) * at_x(p) < at_x(q)
+        return x, jnp.where(kept, x, inverse_cdf(uniform(words[..., 2]), jnp.maximum(q - p, 0)))
 
-    def states(self) -> Array:
+    def states(self) -> Int[Array, "values"]:
         return jnp.arange(self.num_categories, dtype=self.dtype)

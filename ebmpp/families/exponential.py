@@ -8,10 +8,10 @@ import math
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.random import open_uniform
+from ebmpp.core.types import PerUnit, Truths, Words
 from ebmpp.families.family import Family
 
 
@@ -27,23 +27,23 @@ class Exponential(Family):
     num_words = num_couple_words = 1
     domain = "negative"
 
-    def log_normalizer(self, eta: Array) -> Array:
+    def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return -jnp.log(-eta)
 
-    def in_domain(self, eta: Array) -> Array:
+    def in_domain(self, eta: PerUnit) -> Truths:
         return jnp.isfinite(eta) & (eta < 0)
 
-    def default_eta(self) -> Array:
+    def default_eta(self) -> PerUnit:
         return jnp.full(self.shape, -1.0)
 
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
+    def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return dist.Exponential(-eta)
 
-    def from_mean(self, mean: Array) -> Array:
+    def from_mean(self, mean: PerUnit) -> PerUnit:
         return -1 / mean
 
-    def mode(self, eta: Array) -> Array:
+    def mode(self, eta: PerUnit) -> PerUnit:
         return jnp.zeros_like(eta)
 
-    def sample(self, bits: Array, eta: Array) -> Array:
-        return jnp.log(open_uniform(bits[..., 0])) / eta
+    def sample(self, words: Words, eta: PerUnit) -> PerUnit:
+        return jnp.log(open_uniform(words[..., 0])) / eta

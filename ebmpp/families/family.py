@@ -13,6 +13,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+from jaxtyping import Bool, Float, Real, Shaped, UInt32
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -20,8 +21,10 @@ from numpyro.distributions import constraints
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks
+from ebmpp.core.types import Draws, Natural, PerUnit, Truths, Values, Words
 from ebmpp.errors import ArgumentError
 from ebmpp.families import finite
 
@@ -34,8 +37,23 @@ def _as_shape(family: str, shape: int | tuple[int, ...]) -> tuple[int, ...]:
     return tuple(checks.count(f"{family}: shape", n) for n in shape)
 
 
-def as_float(x: Array) -> Array:
+def as_float(x: ArrayLike) -> Float[Array, "..."]:
     return jnp.asarray(x, jnp.result_type(float))
+
+
+class Shape:
+    """What a type checker is told: a family takes an int or a tuple of ints, and has a tuple."""
+
+    def __get__(self, family: "Family", kind: type) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def __set__(self, family: "Family", given: int | tuple[int, ...]) -> None: ...
+
+
+#: Two draws of a block, and in which rows they are one.
+Reflection = tuple[Shaped[Array, "rows *shape"], Shaped[Array, "rows *shape"], Bool[Array, "rows"]]
+#: Natural parameters or statistics, by block.
+Stack = Mapping[str, Float[Array, "rows *natural"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +70,7 @@ class Family:
     :raises ArgumentError: for a shape that is not made of positive ints.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
 
     stat_shape: ClassVar[tuple[int, ...]] = ()
     support: ClassVar[constraints.Constraint] = constraints.real
@@ -91,31 +109,31 @@ class Family:
 
     # -- the family itself -----------------------------------------------------------------------
 
-    def statistics(self, x: Array) -> Array:
+    def statistics(self, x: Values) -> Natural:
         """Sufficient statistics t(x)."""
         return as_float(x)
 
-    def log_base_measure(self, x: Array) -> Array:
+    def log_base_measure(self, x: Values) -> PerUnit:
         """log r(x), one number a unit."""
         return jnp.zeros_like(as_float(x))
 
-    def log_normalizer(self, eta: Array) -> Array:
+    def log_normalizer(self, eta: Natural) -> PerUnit:
         """A(eta), one number a unit."""
         raise NotImplementedError(f"{type(self).__name__} must define log_normalizer")
 
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
+    def unit_distribution(self, eta: Natural) -> dist.Distribution:
         """The NumPyro distribution of units with natural parameter ``eta``, elementwise."""
         raise NotImplementedError(f"{type(self).__name__} must define unit_distribution")
 
-    def in_domain(self, eta: Array) -> Array:
+    def in_domain(self, eta: Natural) -> Truths:
         """Whether A(eta) is finite, unit by unit."""
         return jnp.isfinite(eta)
 
-    def default_eta(self) -> Array:
+    def default_eta(self) -> Natural:
         """The natural parameter of initial draws and of an empty bias (uniform where that exists)."""
         return jax.device_put(np.zeros(self.statistic_shape, self.dtype))  # compiles nothing
 
-    def from_mean(self, mean: Array) -> Array:
+    def from_mean(self, mean: Natural) -> Natural:
         """The natural parameter whose mean statistics are ``mean`` (the inverse of :meth:`mean`).
 
         By Newton's method from :meth:`states`, unless overridden; infinite or nan where no natural parameter
@@ -126,7 +144,7 @@ class Family:
         table = self._table("from_mean(mean), the natural parameter whose mean statistics these are")
         return finite.from_mean(self._flat(as_float(mean)), *table[1:]).reshape(jnp.shape(mean))
 
-    def mode(self, eta: Array) -> Array:
+    def mode(self, eta: Natural) -> Draws:
         """The most probable value, unit by unit: of :meth:`states`, unless overridden.
 
         :raises NotImplementedError: for a family of infinitely many values that does not define it.
@@ -134,12 +152,13 @@ class Family:
         made = finite.mode(self._flat(eta), *self._table("mode(eta), the most probable value of each unit"))
         return made.reshape(eta.shape[: eta.ndim - len(self.stat_shape)]).astype(self.dtype)
 
-    def _flat(self, statistics: Array) -> Array:
-        """Statistics or natural parameters as ``(units, S)``."""
+    def _flat(self, statistics: Natural) -> Float[Array, "units statistics"]:
         return statistics.reshape(-1, math.prod(self.stat_shape))
 
-    def _table(self, wanted: str) -> tuple[Array, Array, Array]:
-        """States of one unit, their statistics ``(K, S)`` and log base measures."""
+    def _table(
+        self, wanted: str
+    ) -> tuple[Real[Array, "values"], Float[Array, "values statistics"], Float[Array, "values"]]:
+        """States of one unit, their statistics and log base measures."""
         states = self.states()
         if states is None:
             raise NotImplementedError(
@@ -150,85 +169,93 @@ class Family:
 
     # -- what follows ----------------------------------------------------------------------------
 
-    def mean(self, eta: Array) -> Array:
+    def mean(self, eta: Float[ArrayLike, "*natural"]) -> Natural:
         """E[t(x)] = dA/deta, by autodiff."""
         return jax.grad(lambda e: self.log_normalizer(e).sum())(eta)
 
-    def distribution(self, eta: Array) -> dist.Distribution:
+    def distribution(self, eta: Natural) -> dist.Distribution:
         """The block's conditional: a NumPyro distribution whose event is the whole block."""
         return self.unit_distribution(eta).to_event(len(self.shape))
 
-    def log_ratio(self, eta: Array, other: Array, statistics: Array) -> Array:
-        """log p(x | other) - log p(x | eta) summed over units; the base measure cancels.
-
-        :param eta: shape ``(*batch, *shape, *stat_shape)``.
-        :param other: the same shape.
-        :param statistics: t(x), the same shape.
-        :return: shape ``(*batch,)``.
-        """
+    def log_ratio(
+        self,
+        eta: Natural,
+        other: Natural,
+        statistics: Natural,
+    ) -> Float[Array, "*batch"]:
+        """log p(x | other) - log p(x | eta) summed over units; the base measure cancels."""
         rows = lambda a: {"": a.reshape(-1, *self.statistic_shape)}
         made = LogRatio({"": self}, rows(eta), rows(other))(rows(statistics))
         return made.reshape(eta.shape[: eta.ndim - len(self.statistic_shape)])
 
-    def log_normalizer_difference(self, eta: Array, other: Array) -> Array:
+    def log_normalizer_difference(self, eta: Natural, other: Natural) -> PerUnit:
         """A(other) - A(eta), unit by unit."""
         return self.log_normalizer(other) - self.log_normalizer(eta)
 
-    def unit_log_ratio(self, eta: Array, other: Array, statistics: Array) -> Array:
+    def unit_log_ratio(
+        self,
+        eta: Natural,
+        other: Natural,
+        statistics: Natural,
+    ) -> PerUnit:
         """log p(x | other) - log p(x | eta), unit by unit: what :meth:`log_ratio` sums."""
         slope = (other - eta) * statistics
         own = slope.ndim - len(self.stat_shape)
         return slope.sum(range(own, slope.ndim)) - self.log_normalizer_difference(eta, other)
 
-    def sample(self, bits: Array, eta: Array) -> Array:
-        """A draw as a function of random words.
-
-        :param bits: ``uint32``, shape ``(*batch, *shape, num_words)``.
-        :param eta: natural parameters.
-        :return: values, shape ``(*batch, *shape)``.
-        """
-        rows = bits.reshape(-1, 2)
+    def sample(self, words: Words, eta: Natural) -> Draws:
+        """A draw as a function of random words, :attr:`num_words` a unit."""
+        rows = words.reshape(-1, 2)
         flat = eta.reshape(-1, *self.stat_shape)
         # the words are Threefry keys, whatever jax's default generator
         keys = jax.random.wrap_key_data(rows, impl="threefry2x32")
         # NumPyro's samplers promote, whatever jax is told to refuse
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            drawn = jax.vmap(lambda key, e: self.unit_distribution(e).sample(key))(keys, flat)
-        return drawn.reshape(bits.shape[:-1]).astype(self.dtype)
+            draw = lambda key, e: jnp.asarray(self.unit_distribution(e).sample(key))
+            drawn = jax.vmap(draw)(keys, flat)
+        return drawn.reshape(words.shape[:-1]).astype(self.dtype)
 
-    def couple(self, bits: Array, eta: Array, other: Array) -> tuple[Array, Array]:
+    def couple(
+        self,
+        words: Words,
+        eta: Natural,
+        other: Natural,
+    ) -> tuple[Draws, Draws]:
         """Two draws from the same random words: unitwise maximal where the family knows how.
 
-        Equal natural parameters give equal draws.
-
-        :param bits: ``uint32``, shape ``(*batch, *shape, num_couple_words)``.
+        Equal natural parameters give equal draws. It takes :attr:`num_couple_words` a unit.
         """
-        return self.sample(bits, eta), self.sample(bits, other)
+        return self.sample(words, eta), self.sample(words, other)
 
-    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array, Array]:
+    def reflect(
+        self,
+        words: UInt32[Array, "rows *shape words"],
+        u: Float[Array, "rows"],
+        eta: Natural,
+        other: Natural,
+    ) -> Reflection:
         """Two draws of the block that are equal as often as can be, where the family knows how.
 
         :meth:`couple` for the others.
 
-        :param bits: ``uint32``, shape ``(rows, *shape, num_couple_words)``.
-        :param u: uniforms, shape ``(rows,)``.
-        :return: the two draws, and in which rows they are one, ``(rows,)``.
+        :param u: uniforms.
         """
-        return *self.couple(bits, eta, other), jnp.zeros(len(u), bool)
+        return *self.couple(words, eta, other), jnp.zeros(len(u), bool)
 
-    def initial(self, bits: Array) -> Array:
+    def initial(self, words: Words) -> Draws:
         """Initial values: draws at :meth:`default_eta`."""
-        batch = bits.shape[: bits.ndim - 1 - len(self.shape)]
+        batch = words.shape[: words.ndim - 1 - len(self.shape)]
         # Without the barrier XLA folds constants of the size of all draws, for seconds where units have many
         # categories.
         eta = lax.optimization_barrier(self.default_eta())
-        return self.sample(bits, jnp.broadcast_to(eta, batch + self.statistic_shape))
+        return self.sample(words, jnp.broadcast_to(eta, batch + self.statistic_shape))
 
-    def in_support(self, x: Array) -> Array:
+    def in_support(self, x: Values) -> Truths:
         """Whether each value is one that a unit can take."""
-        return self.support(as_float(x)) & jnp.isfinite(as_float(x))
+        x = as_float(x)
+        return jnp.asarray(self.support(x)) & jnp.isfinite(x)
 
-    def states(self) -> Array | None:
+    def states(self) -> Real[Array, "values"] | None:
         """Every value of one unit, or None where there are infinitely many."""
         return None
 
@@ -238,14 +265,15 @@ class Family:
 
         Those of :meth:`states`, else :attr:`bounds` for each; override it where these differ.
         """
-        if self.states() is None:
+        states = self.states()
+        if states is None:
             low, high = (np.full(self.stat_shape, bound) for bound in self.bounds)
             return low, high
         with jax.ensure_compile_time_eval():  # known, also where a trace asks
-            each = np.asarray(self.statistics(self.states()))
+            each = np.asarray(self.statistics(states))
         return each.min(0), each.max(0)
 
-    def interaction(self, statistics: Array) -> Array:
+    def interaction(self, statistics: Natural) -> Float[Array, "*interacting"]:
         """The statistics that :func:`~ebmpp.Bilinear` couples (all of them, unless overridden)."""
         return statistics
 
@@ -269,16 +297,16 @@ class LogRatio:
     :param other: likewise.
     """
 
-    def __init__(
-        self, families: Mapping[str, Family], eta: Mapping[str, Array], other: Mapping[str, Array]
-    ) -> None:
+    def __init__(self, families: Mapping[str, Family], eta: Stack, other: Stack) -> None:
         self.families, self.eta, self.other = families, eta, other
         differences = (f.log_normalizer_difference(eta[b], other[b]) for b, f in families.items())
-        #: whether the log-normalisers are numbers, ``(rows,)``
-        self.finite = jnp.stack([_rows(jnp.isfinite(d)).all(-1) for d in differences]).all(0)
+        #: whether the log-normalisers are numbers
+        self.finite: Bool[Array, "rows"] = jnp.stack(
+            [_rows(jnp.isfinite(d)).all(-1) for d in differences]
+        ).all(0)
 
-    def __call__(self, statistics: Mapping[str, Array]) -> Array:
-        """At values of these statistics, shaped like ``eta``; shape ``(rows,)``."""
+    def __call__(self, statistics: Stack) -> Float[Array, "rows"]:
+        """At values of these statistics."""
         units = (
             _rows(f.unit_log_ratio(self.eta[b], self.other[b], statistics[b]))
             for b, f in self.families.items()
@@ -286,5 +314,5 @@ class LogRatio:
         return jnp.concatenate(list(units), -1).sum(-1)
 
 
-def _rows(a: Array) -> Array:
+def _rows(a: Shaped[Array, "rows *shape"]) -> Shaped[Array, "rows units"]:
     return a.reshape(len(a), -1)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of finitely many values: what a list of these says, for families that do not say it themselves."""
 
+from jaxtyping import Float, Real
 import numpy as np
 
 import jax
@@ -13,19 +14,24 @@ _LENGTHS = 2.0 ** np.arange(3, -12, -1)  # of a step, tried beside the one that 
 _IN_FLIGHT = 2**22  # numbers
 
 
-def mode(eta: Array, states: Array, statistics: Array, log_base: Array) -> Array:
-    """The most probable state, unit by unit; of equally probable ones the first.
+#: Of each state of a unit.
+Statistics = Float[Array, "values statistics"]
+Numbers = Float[Array, "values"]
 
-    :param eta: shape ``(units, S)``.
-    :param states: shape ``(K,)``.
-    :param statistics: of the states, shape ``(K, S)``.
-    :param log_base: log base measure of the states, shape ``(K,)``.
-    :return: shape ``(units,)``.
-    """
+
+def mode(
+    eta: Float[Array, "units statistics"],
+    states: Real[Array, "values"],
+    statistics: Statistics,
+    log_base: Numbers,
+) -> Real[Array, "units"]:
+    """The most probable state, unit by unit; of equally probable ones the first."""
     return states[(eta @ statistics.T + log_base[None]).argmax(-1)]
 
 
-def from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
+def from_mean(
+    mean: Float[Array, "units statistics"], statistics: Statistics, log_base: Numbers
+) -> Float[Array, "units statistics"]:
     """The natural parameter at which the mean statistics are ``mean``, by damped Newton steps.
 
     They minimise A(eta) - <eta, mean>, which is convex. Along a step whose range over the states is r the
@@ -33,10 +39,7 @@ def from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
     single statistic longer ones are tried, and the longest that does not is taken. Where natural parameters
     are not unique, as with one-hot statistics, one of them is found.
 
-    :param mean: shape ``(units, S)``.
-    :param statistics: of the states, shape ``(K, S)``.
-    :param log_base: log base measure of the states, shape ``(K,)``.
-    :return: shape ``(units, S)``. Infinite for a mean at an end of a single statistic; nan where no natural
+    :return: infinite for a mean at an end of a single statistic; nan where no natural
         parameter has this mean to the floats' precision, such as outside the hull of the statistics.
 
     **References**
@@ -52,7 +55,9 @@ def from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
     return jnp.where(mean == statistics.max(), jnp.inf, found)
 
 
-def _from_mean(mean: Array, statistics: Array, log_base: Array) -> Array:
+def _from_mean(
+    mean: Float[Array, "statistics"], statistics: Statistics, log_base: Numbers
+) -> Float[Array, "statistics"]:
     """Of one unit."""
     around = statistics - mean[None]  # before anything is summed, so that the tails keep their digits
     varies, largest = jnp.ptp(statistics, axis=0) > 0, jnp.abs(statistics).max(0)

@@ -5,6 +5,7 @@
 import dataclasses
 import math
 
+from jaxtyping import Float, UInt32
 import numpy as np
 import numpyro.distributions as dist
 
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.random import open_uniform
-from ebmpp.families.family import Family, as_float
+from ebmpp.core.types import Natural, PerUnit, Truths, Values, Words
+from ebmpp.families.family import Family, Reflection, as_float
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -59,30 +61,35 @@ class Gaussian(Family):
     def interaction_shape(self) -> tuple[int, ...]:
         return self.shape
 
-    def interaction(self, statistics: Array) -> Array:
+    def interaction(self, statistics: Natural) -> PerUnit:
         return statistics[..., 0] if self.learned else statistics
 
-    def statistics(self, x: Array) -> Array:
+    def statistics(self, x: Values) -> Natural:
         x = as_float(x)
         return jnp.stack([x, x**2], axis=-1) if self.learned else x
 
-    def log_base_measure(self, x: Array) -> Array:
+    def log_base_measure(self, x: Values) -> PerUnit:
         x = as_float(x)
         return -0.5 * math.log(2 * math.pi) - (jnp.zeros_like(x) if self.learned else 0.5 * x**2)
 
-    def moments(self, eta: Array) -> tuple[Array, Array]:
+    def moments(self, eta: Natural) -> tuple[PerUnit, PerUnit]:
         """Mean and standard deviation of each unit."""
         if not self.learned:
             return eta, jnp.ones_like(eta)
         variance = -0.5 / eta[..., 1]
         return eta[..., 0] * variance, jnp.sqrt(variance)
 
-    def log_normalizer(self, eta: Array) -> Array:
+    def log_normalizer(self, eta: Natural) -> PerUnit:
         if not self.learned:
             return 0.5 * eta**2
         return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
 
-    def unit_log_ratio(self, eta: Array, other: Array, statistics: Array) -> Array:
+    def unit_log_ratio(
+        self,
+        eta: Natural,
+        other: Natural,
+        statistics: Natural,
+    ) -> PerUnit:
         # in distances from the means: eta * x and A are as large as (mean / sd)**2, and would cancel
         if not self.learned:
             return (other - eta) * (statistics - 0.5 * (eta + other))
@@ -91,48 +98,58 @@ class Gaussian(Family):
         shift = (slope + 2 * centre * curve) * (x - 0.5 * (centre + to))
         return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
 
-    def in_domain(self, eta: Array) -> Array:
+    def in_domain(self, eta: Natural) -> Truths:
         if not self.learned:
             return jnp.isfinite(eta)
         return jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
 
-    def default_eta(self) -> Array:
+    def default_eta(self) -> Natural:
         zero = jnp.zeros(self.shape)
         return jnp.stack([zero, zero - 0.5], axis=-1) if self.learned else zero
 
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
+    def unit_distribution(self, eta: Natural) -> dist.Distribution:
         return dist.Normal(*self.moments(eta))
 
-    def from_mean(self, mean: Array) -> Array:
+    def from_mean(self, mean: Natural) -> Natural:
         if not self.learned:
             return mean
         variance = mean[..., 1] - mean[..., 0] ** 2
         return jnp.stack([mean[..., 0] / variance, -0.5 / variance], axis=-1)
 
-    def mode(self, eta: Array) -> Array:
+    def mode(self, eta: Natural) -> PerUnit:
         return self.moments(eta)[0]
 
-    def sample(self, bits: Array, eta: Array) -> Array:
+    def sample(self, words: Words, eta: Natural) -> PerUnit:
         centre, scale = self.moments(eta)
-        return centre + scale * jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
+        return centre + scale * jax.scipy.special.ndtri(open_uniform(words[..., 0]))
 
-    def reflect(self, bits: Array, u: Array, eta: Array, other: Array) -> tuple[Array, Array, Array]:
+    def reflect(
+        self,
+        words: UInt32[Array, "rows *shape words"],
+        u: Float[Array, "rows"],
+        eta: Natural,
+        other: Natural,
+    ) -> Reflection:
         (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
-        z = jax.scipy.special.ndtri(open_uniform(bits[..., 0]))
+        z = jax.scipy.special.ndtri(open_uniform(words[..., 0]))
         return reflected(z, u, centre, scale, to, to_scale)
 
 
+#: Rows of a block.
+Units = Float[Array, "rows *shape"]
+
+
 def reflected(
-    z: Array, u: Array, centre: Array, scale: Array, to: Array, to_scale: Array
-) -> tuple[Array, Array, Array]:
+    z: Units, u: Float[Array, "rows"], centre: Units, scale: Units, to: Units, to_scale: Units
+) -> Reflection:
     """Two Gaussian draws from one noise, row by row: equal as often as can be, else mirrored.
 
     With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); else y has the noise
     mirrored at the plane halfway. It needs equal scales: rows without get the same noise.
 
-    :param z: normal noise, shape ``(rows, *shape)``; the other arrays are alike.
-    :param u: uniforms, shape ``(rows,)``.
-    :return: the two draws, and in which rows they are one, ``(rows,)``.
+    :param z: normal noise; the other arrays are alike.
+    :param u: uniforms.
+    :return: the two draws, and in which rows they are one.
 
     **References**
 

@@ -8,10 +8,10 @@ import math
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
+from ebmpp.core.types import PerUnit, Values
 from ebmpp.families.family import Family, as_float
 
 
@@ -25,17 +25,17 @@ class Poisson(Family):
     support = constraints.nonnegative_integer
     bounds = (0.0, math.inf)
 
-    def log_base_measure(self, x: Array) -> Array:
+    def log_base_measure(self, x: Values) -> PerUnit:
         return -gammaln(as_float(x) + 1)
 
-    def log_normalizer(self, eta: Array) -> Array:
+    def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return jnp.exp(eta)
 
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
+    def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return dist.Poisson(jnp.exp(eta))
 
-    def from_mean(self, mean: Array) -> Array:
+    def from_mean(self, mean: PerUnit) -> PerUnit:
         return jnp.log(mean)
 
-    def mode(self, eta: Array) -> Array:
+    def mode(self, eta: PerUnit) -> PerUnit:
         return jnp.floor(jnp.exp(eta))

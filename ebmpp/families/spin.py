@@ -3,15 +3,19 @@
 """Units in {-1, +1}, and their NumPyro distribution, which NumPyro does not have."""
 
 import dataclasses
+from typing import Any
 
+from jaxtyping import Bool, Float, Shaped
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from ebmpp.families.bernoulli import Bernoulli
+from ebmpp.core.types import PerUnit, Words
+from ebmpp.families.bernoulli import is_one
 from ebmpp.families.family import Family
 
 
@@ -24,7 +28,7 @@ class SpinDistribution(dist.Distribution):
     arg_constraints = {"eta": constraints.real}
     pytree_data_fields = ("eta",)
 
-    def __init__(self, eta: Array, *, validate_args: bool | None = None) -> None:
+    def __init__(self, eta: Float[ArrayLike, "*batch"], *, validate_args: bool | None = None) -> None:
         self.eta = eta
         super().__init__(batch_shape=jnp.shape(eta), validate_args=validate_args)
 
@@ -32,19 +36,23 @@ class SpinDistribution(dist.Distribution):
     def support(self) -> constraints.Constraint:
         return spin_constraint
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*draws"]:
+        assert key is not None  # as NumPyro's own have it
         up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
         return 2 * up.astype(jnp.result_type(float)) - 1
 
-    def log_prob(self, value: Array) -> Array:
+    def log_prob(
+        self, value: Shaped[ArrayLike, "*draws"], intermediates: list[Any] | None = None
+    ) -> Float[Array, "*draws"]:
+        del intermediates
         return jax.nn.log_sigmoid(2 * self.eta * value)
 
     @property
-    def mean(self) -> Array:
+    def mean(self) -> Float[Array, "*batch"]:
         return jnp.tanh(self.eta)
 
     @property
-    def variance(self) -> Array:
+    def variance(self) -> Float[Array, "*batch"]:
         return 1 - jnp.tanh(self.eta) ** 2
 
 
@@ -53,7 +61,7 @@ class _SpinConstraint(constraints.ParameterFreeConstraint):
 
     is_discrete = True
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Shaped[Array, "*draws"]) -> Bool[Array, "*draws"]:
         return (x == -1) | (x == 1)
 
     def feasible_like(self, prototype: Array) -> Array:
@@ -74,20 +82,20 @@ class Spin(Family):
     bounds = (-1.0, 1.0)
     num_words = num_couple_words = 1
 
-    def log_normalizer(self, eta: Array) -> Array:
+    def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return jnp.logaddexp(eta, -eta)
 
-    def unit_distribution(self, eta: Array) -> dist.Distribution:
+    def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return SpinDistribution(eta)
 
-    def from_mean(self, mean: Array) -> Array:
+    def from_mean(self, mean: PerUnit) -> PerUnit:
         return jnp.arctanh(mean)
 
-    def mode(self, eta: Array) -> Array:
+    def mode(self, eta: PerUnit) -> PerUnit:
         return jnp.where(eta >= 0, 1.0, -1.0).astype(self.dtype)
 
-    def sample(self, bits: Array, eta: Array) -> Array:
-        return 2 * Bernoulli.sample(self, bits, 2 * eta) - 1
+    def sample(self, words: Words, eta: PerUnit) -> PerUnit:
+        return 2 * is_one(words, 2 * eta).astype(self.dtype) - 1
 
-    def states(self) -> Array:
+    def states(self) -> Float[Array, "values"]:
         return jnp.array([-1.0, 1.0])

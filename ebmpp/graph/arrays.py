@@ -12,18 +12,18 @@ import numpy as np
 
 import jax
 from jax import Array
+from jax.core import Tracer
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.types import Numbers
 from ebmpp.errors import StateError
 from ebmpp.families.family import Family
-
-Numbers = np.ndarray | Array
 
 
 def is_concrete(x: object) -> bool:
     """Whether values can be looked at now (not under jit, vmap or grad)."""
-    return not isinstance(x, jax.core.Tracer)
+    return not isinstance(x, Tracer)
 
 
 def as_array(name: str, value: Any) -> Numbers:
@@ -84,7 +84,7 @@ def settle(name: str, family: Family, given: Numbers, check: bool = True) -> Arr
     """
     dtype = jnp.result_type(float)
     if not is_concrete(given):
-        return given.astype(family.dtype)
+        return jnp.asarray(given, family.dtype)
     with jax.ensure_compile_time_eval(), np.errstate(over="ignore"):  # known values stay known under jit
         made = jnp.asarray(given.astype(dtype))
         if check:
@@ -115,25 +115,25 @@ def check_values(name: str, family: Family, x: Array, given: Numbers | None = No
 
 def _check_width(name: str, family: Family, made: Array, given: Numbers) -> None:
     """:raises StateError: for a whole number that floats round, or a number that becomes infinite."""
-    kind, held = given.dtype.kind, np.finfo(made.dtype)
-    if kind not in "iuf" or given.dtype.itemsize * 8 <= (held.bits if kind == "f" else held.nmant + 1):
+    kind, floats = given.dtype.kind, np.finfo(made.dtype)
+    if kind not in "iuf" or given.dtype.itemsize * 8 <= (floats.bits if kind == "f" else floats.nmant + 1):
         return
-    given, made = np.asarray(given), np.asarray(made)
-    wrong = np.isinf(made) & np.isfinite(given)
+    given, held = np.asarray(given), np.asarray(made)
+    wrong = np.isinf(held) & np.isfinite(given)
     if is_whole(family):
         with np.errstate(invalid="ignore"):
-            wrong = wrong | (made.astype(given.dtype) != given)
+            wrong = wrong | (held.astype(given.dtype) != given)
         if kind != "f":  # the way back of what is past the last number is whatever the machine makes of it
-            wrong |= made >= 2.0 ** (8 * given.dtype.itemsize - (kind == "i"))
+            wrong |= held >= 2.0 ** (8 * given.dtype.itemsize - (kind == "i"))
     if wrong.any():
         places = np.argwhere(wrong)
-        shown, became = given[tuple(places[0])], made[tuple(places[0])]
+        shown, became = given[tuple(places[0])], held[tuple(places[0])]
         _refuse(
             name,
             family,
             places,
             shown,
-            f", which {made.dtype} cannot hold: it would be {became:.17g}; give values of another unit, or "
+            f", which {held.dtype} cannot hold: it would be {became:.17g}; give values of another unit, or "
             'jax.config.update("jax_enable_x64", True)',
         )
 

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers: a proper colouring of the block graph."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import networkx as nx
 
 from ebmpp.errors import ArgumentError
@@ -11,7 +14,7 @@ _EXHAUSTIVE = 20_000  # edges; DSATUR takes 9 s on a torus of 4096 nodes and 14 
 _DENSE = 1_000_000  # edges and nodes; smallest-last takes many seconds beyond
 
 
-def color(graph: nx.Graph) -> tuple[tuple[str, ...], ...]:
+def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     """Split the nodes into independent sets, as few as the strategies find.
 
     Two colours wherever the graph is bipartite (exact and fast), else the best of networkx's greedy
@@ -39,13 +42,13 @@ def color(graph: nx.Graph) -> tuple[tuple[str, ...], ...]:
         found = [nx.greedy_color(graph, strategy) for strategy in strategies]
         colors = min(found, key=lambda c: max(c.values()))
     validate(graph, colors)
-    classes: dict[int, list[str]] = {}
+    classes: dict[int, list[Any]] = {}
     for node in graph.nodes:
         classes.setdefault(colors[node], []).append(node)
     return tuple(tuple(nodes) for nodes in classes.values())
 
 
-def _bipartite(graph: nx.Graph) -> dict[str, int]:
+def _bipartite(graph: nx.Graph) -> dict[Any, int]:
     raw = nx.bipartite.color(graph)
     colors = {}
     position = {node: i for i, node in enumerate(graph.nodes)}
@@ -55,7 +58,7 @@ def _bipartite(graph: nx.Graph) -> dict[str, int]:
     return colors
 
 
-def validate(graph: nx.Graph, colors: dict[str, int]) -> None:
+def validate(graph: nx.Graph, colors: Mapping[Any, int]) -> None:
     """Check that no edge joins two nodes of one colour.
 
     :raises ArgumentError: naming the first pair that does.

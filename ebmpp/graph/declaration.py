@@ -10,11 +10,10 @@ from typing import Any
 import networkx as nx
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Schedule, State
+from ebmpp.core.types import Eta, Schedule, State
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph import coloring
@@ -220,7 +219,7 @@ class Declaration:
         found = {b for edge in self.edges if blocks & set(edge) for b in edge} - blocks
         return tuple(b for b in self.families if b in found)
 
-    def statistics(self, x: State) -> dict[str, Array]:
+    def statistics(self, x: State) -> Eta:
         """Sufficient statistics of each block of ``x``."""
         return {b: self.families[b].statistics(v) for b, v in x.items()}
 

@@ -8,26 +8,26 @@ log-normalisers. Batches are ``jax.vmap`` of these functions; XLA turns a vmappe
 bilinear energy into one matrix product, as fast as one written by hand.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any
+
+from jaxtyping import Float
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Eta, Params, PerRow, Rows, Scalar, State, Statistics
 from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.factors import Factor
 
-Statistics = Mapping[str, Array]
 
-
-def energy(graph: Declaration, params: Params, statistics: Statistics) -> Array:
-    """E(t), a scalar."""
+def energy(graph: Declaration, params: Params, statistics: Statistics) -> Scalar:
+    """E(t)."""
     return _energy_of(graph, graph.factors, params, statistics)
 
 
-def _energy_of(graph: Declaration, factors: Iterable, params: Params, stats: Statistics) -> Array:
+def _energy_of(graph: Declaration, factors: Iterable[Factor], params: Params, stats: Statistics) -> Scalar:
     total = jnp.zeros((), jnp.result_type(float))
     for factor in factors:
         families = tuple(graph.families[b] for b in factor.blocks)
@@ -36,7 +36,7 @@ def _energy_of(graph: Declaration, factors: Iterable, params: Params, stats: Sta
     return total
 
 
-def _zeros(graph: Declaration, blocks: Iterable[str]) -> dict[str, Array]:
+def _zeros(graph: Declaration, blocks: Iterable[str]) -> Eta:
     dtype = jnp.result_type(float)
     return {b: jnp.zeros(graph.families[b].statistic_shape, dtype) for b in blocks}
 
@@ -46,8 +46,8 @@ def natural(
     params: Params,
     statistics: Statistics,
     blocks: Iterable[str],
-    factors: Iterable | None = None,
-) -> dict[str, Array]:
+    factors: Iterable[Factor] | None = None,
+) -> Eta:
     """Natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
 
     ``statistics`` must hold every block that shares a factor with one of ``blocks``. Where the units of a
@@ -65,9 +65,7 @@ def natural(
     return jax.grad(around)(_zeros(graph, blocks) | inside)
 
 
-def contributed(
-    graph: Declaration, factors: Iterable, params: Params, statistics: Statistics
-) -> dict[str, Array]:
+def contributed(graph: Declaration, factors: Iterable[Factor], params: Params, statistics: Statistics) -> Eta:
     """What ``factors`` alone add to the natural parameter of every block, the others at ``statistics``."""
     around = lambda t: -_energy_of(graph, factors, params, t)
     return jax.grad(around)(dict(statistics))
@@ -75,23 +73,23 @@ def contributed(
 
 def affine(
     graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]
-) -> tuple[Array, dict[str, Array]]:
+) -> tuple[Scalar, Eta]:
     """The energy as a function of non-interacting ``blocks``, the others at ``statistics``.
 
-    :return: a scalar c and the natural parameters eta of ``blocks``, with -E = c + sum <eta_b, t_b>.
+    :return: c and the natural parameters eta of ``blocks``, with -E = c + sum <eta_b, t_b>.
     """
     negative = lambda t: -energy(graph, params, {**statistics, **t})
     return jax.value_and_grad(negative)(_zeros(graph, blocks))
 
 
-def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]) -> Array:
-    """log of the sum over ``blocks`` of exp(-E) r, a scalar; the others' base measures left out."""
+def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]) -> Scalar:
+    """log of the sum over ``blocks`` of exp(-E) r; the others' base measures left out."""
     blocks = tuple(blocks)
     at_zero, eta = affine(graph, params, statistics, blocks)
     return at_zero + sum(graph.families[b].log_normalizer(eta[b]).sum() for b in blocks)
 
 
-def log_base_measure(graph: Declaration, x: Mapping[str, Array]) -> Array:
+def log_base_measure(graph: Declaration, x: State) -> Scalar:
     """Sum of log r_b(x_b) over the blocks of ``x``, for one state."""
     total = jnp.zeros((), jnp.result_type(float))
     return total + sum(graph.families[b].log_base_measure(v).sum() for b, v in x.items())
@@ -100,10 +98,10 @@ def log_base_measure(graph: Declaration, x: Mapping[str, Array]) -> Array:
 def log_unnormalized(
     graph: Declaration,
     params: Params,
-    x: Mapping[str, Array],
+    x: State,
     blocks: Iterable[str],
-    known: Mapping[str, Array] = MappingProxyType({}),
-) -> Array:
+    known: State = MappingProxyType({}),
+) -> Scalar:
     """log of the unnormalised density of the kept blocks ``x``, ``blocks`` summed out, for one state.
 
     :param known: masks of kept blocks of which some units alone are known: the others are summed out too. No
@@ -128,9 +126,9 @@ def log_unnormalized(
 
 
 def natural_rows(
-    graph: Declaration, params: dict[str, Any], x: Rows, blocks: Iterable[str]
-) -> dict[str, Array]:
-    """Natural parameters of ``blocks``, each of shape ``(rows, *shape, *stat_shape)``.
+    graph: Declaration, params: Params, x: Rows, blocks: Iterable[str]
+) -> dict[str, Float[Array, "rows ..."]]:
+    """Natural parameters of ``blocks``, row by row.
 
     Where the units of a block interact, of each given all others: such a block is drawn part by part.
     """
@@ -144,13 +142,13 @@ def natural_rows(
     return jax.vmap(one)(graph.statistics(around))
 
 
-def log_density(graph: Declaration, params: Params, x: Rows) -> Array:
+def log_density(graph: Declaration, params: Params, x: Rows) -> PerRow:
     """Unnormalised log-density of each row."""
     one = lambda row: log_base_measure(graph, row) - energy(graph, params, graph.statistics(row))
     return jax.vmap(one)(dict(x))
 
 
-def summed_out(graph: Declaration, params: Any, x: dict[str, Array], group: tuple[str, ...]) -> Array:
+def summed_out(graph: Declaration, params: Params, x: Rows, group: tuple[str, ...]) -> PerRow:
     """log of the unnormalised density of each row, the blocks of ``group`` summed out."""
     kept = {b: v for b, v in x.items() if b not in group}
     if not kept:  # nothing is left to map over
@@ -159,15 +157,12 @@ def summed_out(graph: Declaration, params: Any, x: dict[str, Array], group: tupl
     return jax.vmap(lambda row: log_unnormalized(graph, params, row, group))(kept)
 
 
-def weighted_gradient(graph: Declaration, params: Any, x: dict[str, Array], weights: Array) -> Any:
+def weighted_gradient(graph: Declaration, params: Params, x: Rows, weights: PerRow) -> Params:
     """Gradient in params of ``sum_i w_i E(params, x_i)`` over rows."""
     return gradient_at(graph, params, graph.statistics(x), weights)
 
 
-def gradient_at(graph: Declaration, params: Any, statistics: dict[str, Array], weights: Array) -> Any:
+def gradient_at(graph: Declaration, params: Params, statistics: Statistics, weights: PerRow) -> Params:
     """The same at given statistics, those that are means included: E is affine in each unit's."""
-
-    def weighted(p: Any) -> Array:
-        return weights @ jax.vmap(lambda t: energy(graph, p, t))(statistics)
-
-    return jax.grad(weighted)(params)
+    each = lambda p: jax.vmap(lambda t: energy(graph, p, t))(dict(statistics))
+    return jax.grad(lambda p: weights @ each(p))(params)

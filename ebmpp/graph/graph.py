@@ -7,15 +7,17 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from jaxtyping import Float
 import networkx as nx
 import numpyro.distributions as dist
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks
-from ebmpp.core.types import Params, State
+from ebmpp.core.types import Draws, Natural, Params, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
 from ebmpp.graph import drawing, energy, initialization, normalization, states, tables
@@ -97,9 +99,9 @@ class FactorGraph(Declaration):
     def init(
         self,
         rng_key: Array,
-        data: Mapping[str, Array] | Array | None = None,
+        data: StateLike | None = None,
         scheme: str | Mapping[str, str] = "gaussian",
-        weights: Array | None = None,
+        weights: ArrayLike | None = None,
     ) -> Params:
         """Initial params, a dict keyed by factor name.
 
@@ -136,14 +138,14 @@ class FactorGraph(Declaration):
             with jax.ensure_compile_time_eval():  # under jit, known params would be staged
                 normalization.check(self, params)
 
-    def as_visible(self, data: State | Array) -> dict[str, Any]:
+    def as_visible(self, data: StateLike) -> dict[str, Any]:
         """Data as a dict of visible blocks; a bare array (or the like) stands for the only one.
 
         :raises StateError: for a bare array when there are several visible blocks.
         """
         return states.as_visible(self, data)
 
-    def _as_state(self, x: State | Array) -> dict[str, Any]:
+    def _as_state(self, x: StateLike) -> dict[str, Any]:
         """A state as a dict of blocks; a bare array stands for the only visible one."""
         x = dict(x) if isinstance(x, Mapping) else states.as_visible(self, x)
         states.check_names(x, self.families)
@@ -151,29 +153,28 @@ class FactorGraph(Declaration):
 
     # -- what follows from the energy ------------------------------------------------------------
 
-    def _rows(self, params: Params, x: State | Array, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
+    def _rows(self, params: Params, x: StateLike, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
         states.check_params(self.param_shapes, params)
         return states.as_rows(self.families, self._as_state(x), tuple(needed))
 
-    def energy(self, params: Params, x: State | Array) -> Array:
+    def energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
         """E(t(x)).
 
         :param x: every block, shapes ``(*batch, *shape)``; here and in what follows a bare array stands for
             the only visible block.
-        :return: shape ``(*batch,)``.
         :raises StateError: missing or unknown block, wrong shape, NaN, or outside the support.
         """
         rows, batch = self._rows(params, x, self.families)
         value = jax.vmap(lambda t: energy.energy(self, params, t))(self.statistics(rows))
         return value.reshape(batch)
 
-    def log_density(self, params: Params, x: State | Array) -> Array:
+    def log_density(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
         """log p(x) + log Z: minus the energy, plus the base measures."""
         rows, batch = self._rows(params, x, self.families)
         base = jax.vmap(lambda r: energy.log_base_measure(self, r))(rows)
         return base.reshape(batch) - self.energy(params, x)
 
-    def _law(self, params: Params, x: State | Array, block: str) -> tuple[Array, Family]:
+    def _law(self, params: Params, x: StateLike, block: str) -> tuple[Natural, Family]:
         """Natural parameters of a block, or of a part of one such as "x[0]", and their family."""
         parts_of = {
             lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)
@@ -195,7 +196,7 @@ class FactorGraph(Declaration):
         flat = eta.reshape(*batch, family.size, *family.stat_shape)
         return jnp.take(flat, units, axis=len(batch)), dataclasses.replace(family, shape=(len(units),))
 
-    def natural_parameters(self, params: Params, x: State | Array, block: str) -> Array:
+    def natural_parameters(self, params: Params, x: StateLike, block: str) -> Natural:
         """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``.
 
         :param block: a block, or a part such as "x[0]" of one whose units interact. Of such a whole
@@ -203,7 +204,7 @@ class FactorGraph(Declaration):
         """
         return self._law(params, x, block)[0]
 
-    def conditional(self, params: Params, x: State | Array, block: str) -> dist.Distribution:
+    def conditional(self, params: Params, x: StateLike, block: str) -> dist.Distribution:
         """The law of ``block`` given the rest: a NumPyro distribution over the whole block.
 
         :param block: a block, or a part such as "x[0]" of one whose units interact, whose units are those of
@@ -218,23 +219,22 @@ class FactorGraph(Declaration):
         eta, family = self._law(params, x, block)
         return family.distribution(eta)
 
-    def mean(self, params: Params, x: State | Array, block: str) -> Array:
+    def mean(self, params: Params, x: StateLike, block: str) -> Natural:
         """Mean statistics of ``block`` given the rest, dA/deta; of each unit, where the units interact."""
         eta, family = self._law(params, x, block)
         return family.mean(eta)
 
-    def mode(self, params: Params, x: State | Array, block: str) -> Array:
+    def mode(self, params: Params, x: StateLike, block: str) -> Draws:
         """The most probable value of ``block`` given the rest; of each unit, where the units interact."""
         eta, family = self._law(params, x, block)
         return family.mode(eta)
 
-    def marginal(self, params: Params, x: State | Array, blocks: Iterable[str] | str) -> Array:
+    def marginal(self, params: Params, x: StateLike, blocks: Iterable[str] | str) -> Float[Array, "*batch"]:
         """log of the unnormalised density of the other blocks, ``blocks`` summed out exactly.
 
         :param x: the blocks that stay, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored. Of an
             :class:`~ebmpp.Observed` one, the unknown units are summed out too.
         :param blocks: blocks that do not interact with one another, nor with one that lacks units.
-        :return: shape ``(*batch,)``.
         :raises IntractableError: when two of ``blocks``, or units of one, interact.
         """
         blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
@@ -250,12 +250,11 @@ class FactorGraph(Declaration):
         value = jax.vmap(lambda r, k: energy.log_unnormalized(self, params, r, blocks, k))(rows, known)
         return value.reshape(batch)
 
-    def free_energy(self, params: Params, x: State | Array) -> Array:
+    def free_energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
         """F with p(x) proportional to exp(-F(x)): the blocks that ``x`` leaves out are summed out.
 
         :param x: usually the visible blocks, shapes ``(*batch, *shape)``, or :class:`~ebmpp.Observed` ones,
             whose unknown units are summed out too.
-        :return: shape ``(*batch,)``.
         :raises IntractableError: when two blocks left out, or units of one, interact.
         """
         x = self._as_state(x)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where training starts: weights and biases by scheme."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import math
 from typing import Any
 
@@ -10,7 +10,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import random
 from ebmpp.core.programs import compiled
+from ebmpp.core.types import Eta
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Bias, Factor
@@ -132,3 +134,13 @@ def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> A
     :param start: a natural parameter.
     """
     return family.from_mean((rows * mean + family.mean(start)) / (rows + 1))
+
+
+def random_statistics(families: Mapping[str, Family], blocks: Iterable[str], rows: int) -> Eta:
+    """Statistics of a few states as chains begin with: the same ones in every call."""
+    key, made = random.key_pair(jax.random.key(0)), {}
+    for i, b in enumerate(blocks):
+        f = families[b]
+        words = random.words(random.fold_in(key, i), rows * f.size * f.num_words)
+        made[b] = f.statistics(f.initial(words.reshape(rows, *f.shape, f.num_words)))
+    return made

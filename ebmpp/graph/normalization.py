@@ -12,21 +12,23 @@ at random states, which can refute but not prove.
 import dataclasses
 from functools import lru_cache, partial
 import math
-from typing import Any
 import warnings
 
+from jaxtyping import Float
 import numpy as np
 from numpyro.distributions import constraints
 
 import jax
 from jax import Array
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
 from ebmpp.graph import definite, energy
 from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.initialization import random_statistics
 
 _RANDOM_STATES = 64
 _DENSE = 512  # units; their precision is a matrix, and of more units only products are taken
@@ -34,7 +36,7 @@ _ROUNDING = 32  # of a product with the precision, in units of the floats' own
 _FAR = 1e6  # a natural parameter that a domain short of all reals does not hold, on one side or the other
 
 
-def check(graph: Declaration, params: dict[str, Any]) -> None:
+def check(graph: Declaration, params: Params) -> None:
     """:raises DomainError: when the model with these params does not normalise, saying why."""
     quadratic = [b for b, f in graph.families.items() if _is_quadratic(f)]
     unbounded = [b for b, f in graph.families.items() if _is_unbounded(f)]
@@ -78,11 +80,11 @@ def _around(graph: Declaration, block: str) -> list[str]:
     return found + [b for b in graph.splits if b == block]
 
 
-def _eta(graph: Declaration, params: dict[str, Any], block: str, stats: dict[str, Array]) -> Array:
+def _eta(graph: Declaration, params: Params, block: str, stats: Statistics) -> Natural:
     return energy.natural(graph, params, stats, [block])[block]
 
 
-def _check_reach(graph: Declaration, params: dict[str, Any], block: str) -> None:
+def _check_reach(graph: Declaration, params: Params, block: str) -> None:
     """Natural parameters of ``block`` over everything its bounded neighbours can do."""
     family = graph.families[block]
     for worst in _reach(graph, block, params):
@@ -99,7 +101,7 @@ def _check_reach(graph: Declaration, params: dict[str, Any], block: str) -> None
 
 
 @partial(jax.jit, static_argnums=(0, 1))  # op by op a check of 784x500 units takes 20 times as long
-def _reach(graph: Declaration, block: str, params: dict[str, Any]) -> tuple[Array, Array]:
+def _reach(graph: Declaration, block: str, params: Params) -> tuple[Natural, Natural]:
     """The largest and the smallest natural parameters; a domain is convex, so it has what is between."""
     around = _around(graph, block)
     if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
@@ -115,7 +117,7 @@ def _reach(graph: Declaration, block: str, params: dict[str, Any]) -> tuple[Arra
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _slope(graph: Declaration, a: str, b: str, params: dict[str, Any]) -> Array:
+def _slope(graph: Declaration, a: str, b: str, params: Params) -> Array:
     """How the natural parameters of ``a`` depend on the statistics of ``b``, the other neighbours at 0."""
     zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _around(graph, a)}
     few = math.prod(graph.families[b].statistic_shape) < math.prod(graph.families[a].statistic_shape)
@@ -136,18 +138,13 @@ def _largest(slope: Array, other: Family) -> Array:
     return jnp.maximum(slope * low, slope * high).sum(tuple(range(own, slope.ndim)))
 
 
-def _tried(graph: Declaration, params: dict[str, Any], block: str, around: list[str]) -> tuple[Array, Array]:
-    key = random.key_pair(jax.random.key(0))
-    stats = {}
-    for i, b in enumerate(around):
-        f = graph.families[b]
-        drawn = random.words(random.fold_in(key, i), _RANDOM_STATES * f.size * f.num_words)
-        stats[b] = f.statistics(f.initial(drawn.reshape(_RANDOM_STATES, *f.shape, f.num_words)))
+def _tried(graph: Declaration, params: Params, block: str, around: list[str]) -> tuple[Natural, Natural]:
+    stats = random_statistics(graph.families, around, _RANDOM_STATES)
     eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
     return eta.max(0), eta.min(0)
 
 
-def _check_sign(graph: Declaration, params: dict[str, Any], a: str, b: str) -> None:
+def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     fa, fb = graph.families[a], graph.families[b]
     slope = np.asarray(_slope(graph, a, b, params)).reshape(fa.size, -1, fb.size, math.prod(fb.stat_shape))
     # to which sides the product of two statistics has no end, shape (1, S of a, 1, S of b)
@@ -175,7 +172,7 @@ def _both(a: str, fa: Family, b: str, fb: Family) -> str:
     )
 
 
-def _check_precision(graph: Declaration, params: dict[str, Any], blocks: tuple[str, ...]) -> None:
+def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]) -> None:
     size = sum(graph.families[b].size for b in blocks)
     if size <= _DENSE:
         columns = _precision_times(graph, blocks, params, jnp.eye(size))
@@ -184,9 +181,8 @@ def _check_precision(graph: Declaration, params: dict[str, Any], blocks: tuple[s
         # two rows, though one is asked for: one row alone takes XLA seven times as long (5000 units)
         rows = lambda v: jnp.broadcast_to(jnp.asarray(v, float)[None], (2, size))
         product = lambda v: _precision_times(graph, blocks, params, rows(v))[0]
-        lower, upper = definite.least_eigenvalue(
-            product, size, _ROUNDING * jnp.finfo(jnp.result_type(float)).eps
-        )
+        rounding = _ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps)
+        lower, upper = definite.least_eigenvalue(product, size, rounding)
     remedy = f"Weaken the factors {_names(graph, *blocks)} between them."
     if upper <= 0:
         raise DomainError(
@@ -205,8 +201,8 @@ def _check_precision(graph: Declaration, params: dict[str, Any], blocks: tuple[s
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _precision_times(
-    graph: Declaration, blocks: tuple[str, ...], params: dict[str, Any], vectors: Array
-) -> Array:
+    graph: Declaration, blocks: tuple[str, ...], params: Params, vectors: Float[Array, "vectors size"]
+) -> Float[Array, "vectors size"]:
     """The joint precision of ``blocks`` times each row of ``vectors``, the others at 0."""
     others = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in blocks}
 
@@ -214,7 +210,7 @@ def _precision_times(
         stats = {b: graph.families[b].statistics(v) for b, v in x.items()}
         return energy.energy(graph, params, {**others, **stats}) - energy.log_base_measure(graph, x)
 
-    zero, unravel = jax.flatten_util.ravel_pytree({b: jnp.zeros(graph.families[b].shape) for b in blocks})
+    zero, unravel = ravel_pytree({b: jnp.zeros(graph.families[b].shape) for b in blocks})
     slope = jax.grad(lambda z: negative_log_density(unravel(z)))
     return jax.vmap(lambda v: jax.jvp(slope, (zero,), (v,))[1])(vectors)
 

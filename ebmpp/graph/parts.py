@@ -10,11 +10,13 @@ of the part alone, where their factor can (:class:`~ebmpp.graph.factors.lateral.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float, Shaped
+
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Natural, Params, Rows
 from ebmpp.families.family import Family
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
@@ -29,8 +31,8 @@ class View(NamedTuple):
 class Around(NamedTuple):
     """What the visits of all parts of a block have in common."""
 
-    eta: Array
-    """What the other factors contribute, ``(size, rows or 1, *stat_shape)``."""
+    eta: Float[Array, "size rows_or_1 ..."]
+    """What the other factors contribute."""
     own: tuple
     """What each factor in which the units interact has prepared."""
 
@@ -40,19 +42,19 @@ def view(graph: Declaration, block: str, part: Any) -> View:
     return View({block: graph.splits[block].part_family(part)})
 
 
-def to_units(values: Array, family: Family) -> Array:
-    """``(rows, *shape, ...)`` as ``(size, rows, ...)``."""
+def to_units(values: Shaped[Array, "rows *shape_stats"], family: Family) -> Shaped[Array, "size rows *stats"]:
+    """The units first and the rows second."""
     return jnp.moveaxis(
         values.reshape(len(values), family.size, *values.shape[1 + len(family.shape) :]), 1, 0
     )
 
 
-def to_rows(values: Array, family: Family) -> Array:
-    """``(size, rows, ...)`` as ``(rows, *shape, ...)``."""
+def to_rows(values: Shaped[Array, "size rows *stats"], family: Family) -> Shaped[Array, "rows *shape_stats"]:
+    """The way back."""
     return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], *family.shape, *values.shape[2:])
 
 
-def surround(graph: Declaration, params: Mapping[str, Any], x: Rows, block: str) -> Around:
+def surround(graph: Declaration, params: Params, x: Rows, block: str) -> Around:
     """What does not change while the parts of ``block`` are visited."""
     split = graph.splits[block]
     scope = dict.fromkeys(b for f in split.others for b in f.blocks if b != block)
@@ -68,17 +70,17 @@ def surround(graph: Declaration, params: Mapping[str, Any], x: Rows, block: str)
 
 def natural_part(
     graph: Declaration,
-    params: Mapping[str, Any],
+    params: Params,
     x: Rows,
-    units: Array,
+    units: Shaped[Array, "size rows"],
     block: str,
     around: Around,
     part: Any,
-) -> Array:
-    """Natural parameters of a part given all else, ``(rows, units of the part, *stat_shape)``.
+) -> Float[Array, "rows part_units ..."]:
+    """Natural parameters of a part given all else.
 
-    :param x: the other blocks, ``(rows, *shape)``.
-    :param units: the block's values, ``(size, rows)``.
+    :param x: the other blocks.
+    :param units: the block's values.
     :param around: of :func:`surround`, for the same ``x``.
     """
     split = graph.splits[block]
@@ -95,7 +97,7 @@ def natural_part(
     return silence(split.part_family(part), split.real(part), jnp.moveaxis(eta, 0, 1))
 
 
-def silence(family: Family, real: Array | None, eta: Array) -> Array:
+def silence(family: Family, real: Bool[Array, "..."] | None, eta: Natural) -> Natural:
     """Units that are not ``real`` (those past a part's end, those held) get the law of initial values."""
     if real is None:
         return eta

@@ -59,8 +59,9 @@ def probe(
             continue
         if _in_parts(factor, block, splits):
             _refuse_parts(factor, splits[block])
-        at = _energy_in(factor, scope, noisy, base, i)
-        mutual = found.curved[i] and not jumps_alone(at, jnp.asarray(base[i]), jnp.asarray(other[i]), family)
+        here = [jnp.asarray(t) for t in base]
+        at = _energy_in(factor, scope, noisy, here, i)
+        mutual = found.curved[i] and not jumps_alone(at, here[i], jnp.asarray(other[i]), family)
         _refuse(factor, block, family, bool(mutual))
 
 

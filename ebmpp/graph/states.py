@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of states and params: every mistake gets a message with a name, a value and a remedy."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Params, State
+from ebmpp.core.types import Blocks, Numbers, Params, StateLike
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.families import Family
-from ebmpp.graph.arrays import Numbers, as_array, is_concrete, settle
+from ebmpp.graph.arrays import as_array, is_concrete, settle
 from ebmpp.graph.declaration import Declaration
 
 
@@ -25,7 +25,7 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str = "block")
     checks.names(what, given, known, StateError)
 
 
-def as_visible(graph: Declaration, data: State | Any) -> dict[str, Any]:
+def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
     """Data as a dict of visible blocks; a bare array (or the like) stands for the only one.
 
     :raises StateError: for a bare array when there are several visible blocks.
@@ -40,7 +40,7 @@ def as_visible(graph: Declaration, data: State | Any) -> dict[str, Any]:
     return {next(iter(graph.visible)): data}
 
 
-def batch_shape(families: Mapping[str, Family], x: Mapping[str, Array]) -> tuple[int, ...]:
+def batch_shape(families: Mapping[str, Family], x: Mapping[str, Numbers]) -> tuple[int, ...]:
     """The leading axes that the blocks of ``x`` share (broadcast).
 
     :raises StateError: unknown block, wrong trailing shape, or axes that do not broadcast.
@@ -73,7 +73,7 @@ def check_present(given: Iterable[str], needed: Iterable[str]) -> None:
 
 def as_rows(
     families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = ()
-) -> tuple[dict[str, Array], tuple[int, ...]]:
+) -> tuple[Blocks, tuple[int, ...]]:
     """A checked state as rows: every block of shape ``(rows, *shape)``, and the batch shape.
 
     :raises StateError: a block of ``needed`` that is missing, or anything the checks above refuse.
@@ -94,7 +94,7 @@ def as_rows(
 
 def as_partial_rows(
     families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = ()
-) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...]]:
+) -> tuple[Blocks, Blocks, tuple[int, ...]]:
     """:func:`as_rows` of a state that may hold :class:`Observed` blocks.
 
     :return: rows, masks of the blocks that lack units, and the batch shape.
@@ -109,7 +109,7 @@ def as_partial_rows(
     return given.whole | given.partial, known, given.batch
 
 
-def refuse_together(graph: Declaration, blocks: Iterable[str], known: Iterable[str] = ()) -> None:
+def refuse_together(graph: Declaration, blocks: Iterable[str], known: Collection[str] = ()) -> None:
     """Whether blocks, and the units that are not known of others, can be summed out together.
 
     :raises IntractableError: where two of them interact.
@@ -165,11 +165,11 @@ class Observed(NamedTuple):
 class Given(NamedTuple):
     """What a call holds fixed, as rows of shape ``(rows, *shape)``; one row where nothing has an axis."""
 
-    whole: dict[str, Array]
+    whole: Blocks
     """Blocks that are clamped."""
-    partial: dict[str, Array]
+    partial: Blocks
     """Blocks of which some units are observed."""
-    keep: dict[str, Array]
+    keep: Blocks
     """Which units those are."""
     batch: tuple[int, ...]
     """The leading axes, of which ``rows`` is the product."""
@@ -200,12 +200,7 @@ def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bo
     """
     given = clamps(given)
     check_names(given, families)
-    values, known = {}, {}
-    for b, v in given.items():
-        if isinstance(v, Observed):
-            values[b], known[b] = as_observed(b, families[b], v)
-        else:
-            values[b] = as_array(b, v)
+    values, known = as_arrays(families, given)
     batch = batch_shape(families, values)
     if 0 in batch:
         shapes = {b: v.shape for b, v in values.items()}
@@ -222,11 +217,23 @@ def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bo
     return Given(whole, {b: made[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
 
 
-def as_observed(name: str, family: Family, given: Observed) -> tuple[Numbers, Numbers]:
-    """Values as they are given, and which are known, of the same shape.
+def as_arrays(
+    families: Mapping[str, Family], given: Mapping[str, Any]
+) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+    """Values as they are given, and of :class:`Observed` ones which are known.
 
-    :raises StateError: for shapes that do not fit, or what is no boolean.
+    :raises StateError: for what does not hold numbers, or a mask that does not fit.
     """
+    values, known = {}, {}
+    for b, v in given.items():
+        if isinstance(v, Observed):
+            values[b], known[b] = as_observed(b, families[b], v)
+        else:
+            values[b] = as_array(b, v)
+    return values, known
+
+
+def as_observed(name: str, family: Family, given: Observed) -> tuple[Numbers, Numbers]:
     value, known = as_array(name, given.values), as_array(name, given.known)
     if known.dtype != bool:
         raise StateError(f"block {name!r}: known is an array of booleans, not of {known.dtype}")

@@ -6,6 +6,7 @@ Arrays, lists, data frames, memory maps, dicts of them and :class:`~ebmpp.Observ
 and shapes are looked at first, values when they are read, and a row is never broadcast to others.
 """
 
+from collections.abc import Mapping
 import contextlib
 import math
 from typing import Any, NamedTuple
@@ -16,9 +17,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.types import Blocks, Numbers
 from ebmpp.errors import StateError
 from ebmpp.graph import initialization, states
-from ebmpp.graph.arrays import Numbers, as_array, is_concrete, settle
+from ebmpp.graph.arrays import is_concrete, settle
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.states import Observed
 
@@ -26,35 +28,39 @@ from ebmpp.graph.states import Observed
 class Table(NamedTuple):
     """Data as they were given: names and shapes are checked, values are not."""
 
-    values: dict[str, Numbers]
+    values: Mapping[str, Numbers]
     """A visible block each, ``(*batch, *shape)``."""
-    known: dict[str, Numbers]
+    known: Mapping[str, Numbers]
     """Of the blocks that lack units, which are known."""
     batch: tuple[int, ...]
 
     def take(self, index: np.ndarray) -> "Table":
         """Rows by number."""
-        pick = lambda x: {b: np.asarray(v)[index] for b, v in x.items()}
-        return Table(pick(self.values), pick(self.known), (len(index),))
+        values, known = ({b: np.asarray(v)[index] for b, v in x.items()} for x in (self.values, self.known))
+        return Table(values, known, (len(index),))
 
     def observed(self) -> dict[str, Any]:
         """As they were given, block by block."""
-        return {b: Observed(v, self.known[b]) if b in self.known else v for b, v in self.values.items()}
+        return _observed(self.values, self.known)
 
 
 class Data(NamedTuple):
     """Checked data as rows on the device."""
 
-    rows: dict[str, Array]
+    rows: Blocks
     """The visible blocks, ``(rows, *shape)``; something harmless stands at unknown units."""
-    known: dict[str, Array]
+    known: Blocks
     """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
     batch: tuple[int, ...]
     """The leading axes, of which ``rows`` is the product."""
 
     def observed(self) -> dict[str, Any]:
         """What they were given as, but in rows."""
-        return {b: Observed(v, self.known[b]) if b in self.known else v for b, v in self.rows.items()}
+        return _observed(self.rows, self.known)
+
+
+def _observed(values: Mapping[str, Numbers], known: Mapping[str, Numbers]) -> dict[str, Any]:
+    return {b: Observed(v, known[b]) if b in known else v for b, v in values.items()}
 
 
 def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:
@@ -66,12 +72,7 @@ def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table
     """
     given = states.as_visible(graph, data)
     states.check_present(given, graph.visible)
-    values, known = {}, {}
-    for b, v in given.items():
-        if isinstance(v, Observed):
-            values[b], known[b] = states.as_observed(b, graph.families[b], v)
-        else:
-            values[b] = as_array(b, v)
+    values, known = states.as_arrays(graph.families, given)
     known = {b: k for b, k in known.items() if not (is_concrete(k) and bool(np.asarray(k).all()))}
     if known and missing is not None:
         raise StateError(

@@ -27,7 +27,7 @@ from ebmpp.families import Bernoulli, Categorical, Spin
 from ebmpp.graph import FactorGraph, parts, states
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.lateral import Split
-from ebmpp.graph.factors.pairwise import Pairwise, Table
+from ebmpp.graph.factors.pairwise import Adjacency, Pairwise
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Whole
 
@@ -203,7 +203,7 @@ def _categories(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
 # -- connected components ----------------------------------------------------------------------------
 
 
-def components(neighbours: Table, bonds: Array) -> Array:
+def components(neighbours: Adjacency, bonds: Array) -> Array:
     """The smallest unit of each unit's cluster, ``(size, rows)``.
 
     :param neighbours: of all units.

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutional machines: filters that are the same at every position."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,7 @@ class Convolution(Factor):
     {'h': (32, 1, 1), 'v': (28, 28), 'v:h': (32, 1, 7, 7)}
     """
 
+    energy: _Correlation
     window: tuple[int, ...]
 
     role = "weight"
@@ -92,10 +94,10 @@ class Convolution(Factor):
             )
         rank = len(window)
         single = isinstance(stride, int | np.integer)
-        strides = (stride,) * rank if single else tuple(checks.sequence(f"{here}: stride", stride, "ints"))
+        strides = [int(stride)] * rank if single else checks.sequence(f"{here}: stride", stride, "ints")
         if len(strides) != rank or not _positive(strides):
             raise DeclarationError(f"{here}: stride is a positive int or {rank} of them, not {stride!r}")
-        energy = _Correlation(strides, _padding(here, padding, rank))
+        energy = _Correlation(tuple(strides), _padding(here, padding, rank))
         super().__init__(first, second, energy=energy, name=name)
         object.__setattr__(self, "window", tuple(window))
 
@@ -146,7 +148,7 @@ class Convolution(Factor):
         return t.reshape(-1, *t.shape[t.ndim - len(self.window) :])
 
 
-def _positive(numbers: Sequence[int]) -> bool:
+def _positive(numbers: Iterable[Any]) -> bool:
     return all(isinstance(n, int | np.integer) and n > 0 for n in numbers)
 
 

@@ -141,7 +141,7 @@ def _pairwise_energy(weights: Array, each: Array, edges: np.ndarray) -> Array:
     return -jnp.vdot(weights, (each[edges[:, 0]] * each[edges[:, 1]]).sum(-1))
 
 
-class Table(NamedTuple):
+class Adjacency(NamedTuple):
     """Neighbours of units, as many a unit as most have, and one by one what is left."""
 
     other: Any  # (units, slots): a neighbour's number
@@ -151,7 +151,7 @@ class Table(NamedTuple):
     more_pair: Any
 
 
-def table(size: int, edges: np.ndarray) -> Table:
+def table(size: int, edges: np.ndarray) -> Adjacency:
     """The neighbours of all units of a block; the place of a unit is its number."""
     empty = len(edges)
     unit = np.concatenate([edges[:, 0], edges[:, 1]])
@@ -166,7 +166,7 @@ def table(size: int, edges: np.ndarray) -> Table:
     inside = rank < slots
     made[0][unit[inside], rank[inside]] = other[inside]
     made[1][unit[inside], rank[inside]] = pair[inside]
-    return Table(*made, unit[~inside], other[~inside], pair[~inside])
+    return Adjacency(*made, unit[~inside], other[~inside], pair[~inside])
 
 
 def _slots(degree: np.ndarray) -> int:
@@ -211,20 +211,20 @@ class Neighbours:
                 made = made.at[table.to].add(more.reshape(-1, *(1,) * (each.ndim - 1)) * each, mode="drop")
         return _to_statistics(family, made)
 
-    def _at(self, part: Any) -> Table:
+    def _at(self, part: Any) -> Adjacency:
         if self.split.unrolled:
             return self._tables[part]
-        return Table(*(jnp.asarray(a)[part] for a in self._stacked))
+        return Adjacency(*(jnp.asarray(a)[part] for a in self._stacked))
 
     @functools.cached_property
-    def _stacked(self) -> Table:
+    def _stacked(self) -> Adjacency:
         """All parts in one array each."""
         slots = max(t.other.shape[1] for t in self._tables)
         empty = len(self.edges)
         widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
         stack = self.split.padded
         most = self.split.table.shape[1]
-        return Table(
+        return Adjacency(
             stack([widen(t.other, 0) for t in self._tables], 0),
             stack([widen(t.pair, empty) for t in self._tables], empty),
             stack([t.to for t in self._tables], most),
@@ -233,7 +233,7 @@ class Neighbours:
         )
 
     @functools.cached_property
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> list[Adjacency]:
         whole = table(self.split.family.size, self.edges)
         place = np.zeros(self.split.family.size, np.int64)
         for units in self.split.units:
@@ -242,7 +242,7 @@ class Neighbours:
         for number, units in enumerate(self.split.units):
             more = self.split.colors[whole.to] == number
             rest = place[whole.to[more]], whole.more_other[more], whole.more_pair[more]
-            made.append(Table(whole.other[units], whole.pair[units], *rest))
+            made.append(Adjacency(whole.other[units], whole.pair[units], *rest))
         return made
 
 

@@ -6,7 +6,7 @@ Every function returns a new :class:`FactorGraph`; where factors get other names
 takes ``params`` too and then returns the pair of both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import itertools
 from typing import Any, overload
@@ -25,7 +25,7 @@ from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import Observed, named
-from ebmpp.graph.transforms.rewire import Constant, Part, renamed, rewire, whole
+from ebmpp.graph.transforms.rewire import Constant, Part, WithParams, renamed, rewire, whole, with_blocks
 
 
 def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
@@ -87,9 +87,6 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
     return _rebuilt(graph, kept, parts, base)
 
 
-#: The same, by the name that samplers have for a block that is held.
-
-
 def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Given:
     for b, v in values.items():
         if not all(states.is_concrete(leaf) for leaf in jax.tree.leaves(v)):
@@ -130,27 +127,21 @@ def _rebuilt(
         offsets[first] = offsets.get(first, 0.0) - value
     anchor = next(iter(kept))
     factors = [rewire(f, parts, anchor, offsets.get(f.name, 0.0)) for f in graph.factors]
-    return _with_blocks(graph, kept, factors)
-
-
-def _with_blocks(graph: FactorGraph, kept: Mapping[str, Family], factors: Sequence[Factor]) -> FactorGraph:
-    """The blocks that are left; all visible where none of those is."""
-    visible = {b: f for b, f in kept.items() if b in graph.visible} or dict(kept)
-    return FactorGraph(visible, {b: f for b, f in kept.items() if b not in visible}, factors)
+    return with_blocks(graph, kept, factors)
 
 
 # -- splitting -----------------------------------------------------------------------------------
 
+Pieces = Mapping[str, Any] | None
+
 
 @overload
-def split(graph: FactorGraph, block: str, into: Mapping[str, Any] | None = None) -> FactorGraph: ...
+def split(graph: FactorGraph, block: str, into: Pieces = None) -> FactorGraph: ...
 @overload
+def split(graph: FactorGraph, block: str, into: Pieces = None, *, params: Params) -> WithParams: ...
 def split(
-    graph: FactorGraph, block: str, into: Mapping[str, Any] | None = None, *, params: Params
-) -> tuple[FactorGraph, Params]: ...
-def split(
-    graph: FactorGraph, block: str, into: Mapping[str, Any] | None = None, *, params: Params | None = None
-) -> FactorGraph | tuple[FactorGraph, Params]:
+    graph: FactorGraph, block: str, into: Pieces = None, *, params: Params | None = None
+) -> FactorGraph | WithParams:
     """The same law with the units of a block in several blocks.
 
     Biases and bilinear factors are split with the block, and their params with them. Any other factor
@@ -195,7 +186,7 @@ def split(
     return new if params is None else (new, made)
 
 
-def _places(graph: FactorGraph, block: str, into: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+def _places(graph: FactorGraph, block: str, into: Pieces) -> dict[str, np.ndarray]:
     family = graph.families[block]
     if into is None:
         indices = np.ndindex(family.shape)
@@ -242,25 +233,17 @@ def _slice(
 # -- names ---------------------------------------------------------------------------------------
 
 
+Names = Mapping[str, str]
+SomeNames = Names | None
+
+
 @overload
-def rename(
-    graph: FactorGraph, blocks: Mapping[str, str], *, factors: Mapping[str, str] | None = None
-) -> FactorGraph: ...
+def rename(graph: FactorGraph, blocks: Names, *, factors: SomeNames = None) -> FactorGraph: ...
 @overload
+def rename(graph: FactorGraph, blocks: Names, *, factors: SomeNames = None, params: Params) -> WithParams: ...
 def rename(
-    graph: FactorGraph,
-    blocks: Mapping[str, str],
-    *,
-    factors: Mapping[str, str] | None = None,
-    params: Params,
-) -> tuple[FactorGraph, Params]: ...
-def rename(
-    graph: FactorGraph,
-    blocks: Mapping[str, str],
-    *,
-    factors: Mapping[str, str] | None = None,
-    params: Params | None = None,
-) -> FactorGraph | tuple[FactorGraph, Params]:
+    graph: FactorGraph, blocks: Names, *, factors: SomeNames = None, params: Params | None = None
+) -> FactorGraph | WithParams:
     """The same graph under other names.
 
     A factor without a name of its own is named after its blocks, and goes with them.

@@ -10,7 +10,7 @@ x**2. So where unit j of h depends on one unit at most of each neighbouring bloc
 few values of each (nodes), and the table contracted with the statistics: exact, and multi-affine.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 from functools import partial
 import itertools
@@ -23,15 +23,16 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
 from ebmpp.core.types import Params
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Family
-from ebmpp.graph import states
+from ebmpp.graph import energy, states
+from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.graph import FactorGraph
+from ebmpp.graph.initialization import random_statistics
 from ebmpp.graph.states import named
-from ebmpp.graph.transforms.rewire import Constant, Initial
+from ebmpp.graph.transforms.rewire import Constant, WithParams, with_blocks
 
 _MOST_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
 _TOLERANCE = 1e-3  # relative, in float32, as the declaration's own probe
@@ -39,21 +40,18 @@ _TRIED = 64  # random states
 _CANDIDATES = (0.0, 1.0, -1.0, 2.0, 3.0, 0.5)  # nodes of families without a list of values
 
 
+Blocks = str | Iterable[str]
+
+
+@overload
+def marginalize(graph: FactorGraph, blocks: Blocks, *, name: str | None = None) -> FactorGraph: ...
 @overload
 def marginalize(
-    graph: FactorGraph, blocks: str | Iterable[str], *, name: str | None = None
-) -> FactorGraph: ...
-@overload
+    graph: FactorGraph, blocks: Blocks, *, params: Params, name: str | None = None
+) -> WithParams: ...
 def marginalize(
-    graph: FactorGraph, blocks: str | Iterable[str], *, params: Params, name: str | None = None
-) -> tuple[FactorGraph, Params]: ...
-def marginalize(
-    graph: FactorGraph,
-    blocks: str | Iterable[str],
-    *,
-    params: Params | None = None,
-    name: str | None = None,
-) -> FactorGraph | tuple[FactorGraph, Params]:
+    graph: FactorGraph, blocks: Blocks, *, params: Params | None = None, name: str | None = None
+) -> FactorGraph | WithParams:
     """The law of the other blocks, exactly, as a graph of its own: ``blocks`` summed out one by one.
 
     All factors of a block that is summed out become one factor over its neighbours, named after the block.
@@ -110,11 +108,11 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
             "number that would remain"
         )
     around = graph.neighbours([block])
-    factors = tuple(f for f in graph.factors if block in f.blocks)
-    scope = {b: graph.families[b] for b in (*around, block)}
-    local = _Local(factors, tuple(scope.items()), block)
-    touched = _touched(local, around)
-    tables = tuple(_Nodes.of(b, scope[b], touched[b]) for b in around if touched[b] is not None)
+    factors = [f for f in graph.factors if block in f.blocks]
+    local = Declaration({b: graph.families[b] for b in (*around, block)}, factors=factors)
+    tables = tuple(
+        _Nodes.of(b, local.families[b], units) for b, units in _touched(local, block, around).items()
+    )
     entries = graph.families[block].size * math.prod(t.count for t in tables)
     if entries > _MOST_ENTRIES:
         raise IntractableError(
@@ -122,61 +120,25 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
             f"values of {[t.block for t in tables]}, and {_MOST_ENTRIES} is the most; graph.free_energy and "
             "graph.marginal need none, and blocked Gibbs sampling keeps the block"
         )
-    summed = SummedOut(local, around, tables)
-    _verify(graph, summed)
-    made = Factor(
-        *(around or (next(iter(rest)),)),
-        energy=summed,
-        init=_InitialOfAll(tuple(Initial(f, tuple((b, scope[b]) for b in f.blocks)) for f in factors)),
-        name=name,
-    )
-    visible = {b: f for b, f in rest.items() if b in graph.visible} or rest
-    latent = {b: f for b, f in rest.items() if b not in visible}
-    return FactorGraph(visible, latent, [f for f in graph.factors if f not in factors] + [made])
+    summed = SummedOut(local, block, around, tables)
+    _verify(summed)
+    scope = around or (next(iter(rest)),)
+    made = Factor(*scope, energy=summed, init=_InitialOfAll(local), name=name)
+    return with_blocks(graph, rest, [f for f in graph.factors if f not in factors] + [made])
 
 
 @dataclasses.dataclass(frozen=True)
 class _InitialOfAll:
     """Initial params of the factors that became one."""
 
-    each: tuple[Initial, ...]
+    local: Declaration
 
     def __call__(self, rng_key: Array) -> Params:
-        keys = jax.random.split(rng_key, len(self.each))
-        return {one.factor.name: one(key) for one, key in zip(self.each, keys, strict=True)}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Local:
-    """The factors of a block, as a function of its statistics and of its neighbours'."""
-
-    factors: tuple[Factor, ...]
-    scope: tuple[tuple[str, Family], ...]
-    block: str
-
-    @property
-    def family(self) -> Family:
-        """The block's."""
-        return dict(self.scope)[self.block]
-
-    @partial(jax.jit, static_argnums=0)
-    def affine(self, params: Params, around: Mapping[str, Array]) -> tuple[Array, Array]:
-        """c and eta with ``-E = c + <eta, t>``."""
-        families = dict(self.scope)
-
-        def negative(own: Array) -> Array:
-            stats = {**around, self.block: own}
-            each = (
-                f.evaluate(params[f.name], *(stats[b] for b in f.blocks), families=_of(families, f))
-                for f in self.factors
-            )
-            return -sum(each)
-
-        return jax.value_and_grad(negative)(jnp.zeros(self.family.statistic_shape))
-
-
-def _of(families: Mapping[str, Family], factor: Factor) -> tuple[Family, ...]:
-    return tuple(families[b] for b in factor.blocks)
+        keys = jax.random.split(rng_key, len(self.local.factors))
+        return {
+            f.name: f.init_params(key, self.local.families)
+            for f, key in zip(self.local.factors, keys, strict=True)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,14 +212,21 @@ def _rank(table: np.ndarray) -> int:
 class SummedOut:
     """The energy of the neighbours with a block summed out."""
 
-    local: _Local
+    local: Declaration
+    """The block's factors, and their blocks."""
+    block: str
     around: tuple[str, ...]
     tables: tuple[_Nodes, ...]
+
+    @property
+    def family(self) -> Family:
+        """The block's."""
+        return self.local.families[self.block]
 
     @partial(jax.jit, static_argnums=0)  # one program, where a declaration would compile each operation
     def __call__(self, params: Params, *statistics: Array) -> Array:
         stats = dict(zip(self.around, statistics, strict=False))  # a block without neighbours has an anchor
-        at_zero, _ = self.local.affine(params, stats)
+        at_zero, _ = energy.affine(self.local, params, stats, (self.block,))
         value = self._tabulated(params).T  # (units, joint nodes), the last neighbour's nodes fastest
         for nodes in reversed(self.tables):
             value = value.reshape(len(value), value.shape[1] // nodes.count, nodes.count)
@@ -266,20 +235,19 @@ class SummedOut:
 
     def exactly(self, params: Params, stats: Mapping[str, Array]) -> Array:
         """The energy without nodes."""
-        at_zero, eta = self.local.affine(params, stats)
-        return -(at_zero + self.local.family.log_normalizer(eta).sum())
+        return -energy.log_marginal(self.local, params, stats, (self.block,))
 
     def _tabulated(self, params: Params) -> Array:
         """A of each unit at the neighbours' joint nodes, ``(joint nodes, units)``."""
-        families = dict(self.local.scope)
+        families = self.local.families
         counts = tuple(t.count for t in self.tables)
         joint = np.array(list(itertools.product(*map(range, counts))), np.int32)
         rest = {b: jnp.zeros(families[b].statistic_shape) for b in self.around}
 
         def one(nodes: Array) -> Array:
             at = {t.block: t.at(nodes[i], families[t.block]) for i, t in enumerate(self.tables)}
-            _, eta = self.local.affine(params, {**rest, **at})
-            return self.local.family.log_normalizer(eta).ravel()
+            eta = energy.natural(self.local, params, {**rest, **at}, (self.block,))[self.block]
+            return self.family.log_normalizer(eta).ravel()
 
         return jax.vmap(one)(jnp.asarray(joint.reshape(math.prod(counts), len(counts))))
 
@@ -287,8 +255,8 @@ class SummedOut:
 # -- what is looked at -----------------------------------------------------------------------------
 
 
-def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray | None]:
-    """Which unit of each neighbour every unit of the block depends on; None where none does.
+def _touched(local: Declaration, block: str, around: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Which unit of each neighbour every unit of the block depends on; no entry where none does.
 
     By derivatives at random params and states: one that is there is not zero, with probability one.
 
@@ -296,38 +264,37 @@ def _touched(local: _Local, around: tuple[str, ...]) -> dict[str, np.ndarray | N
     """
     if not around:
         return {}
-    generator = np.random.default_rng(0)
-    families = dict(local.scope)
+    generator, families = np.random.default_rng(0), local.families
     params = next(_noisy(local, generator, 1.0))
     draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))
     stats = {b: draw(families[b]) for b in around}
-    slopes = jax.jit(jax.jacrev(lambda t: local.affine(params, t)[1]))(stats)
-    found: dict[str, np.ndarray | None] = {}
+    slopes = jax.jit(jax.jacrev(lambda t: energy.natural(local, params, t, (block,))[block]))(stats)
+    found = {}
     for b in around:
         slope = np.asarray(slopes[b])
         width = math.prod(families[b].stat_shape)
-        depends = (slope.reshape(local.family.size, -1, families[b].size, width) != 0).any((1, 3))
+        depends = (slope.reshape(families[block].size, -1, families[b].size, width) != 0).any((1, 3))
         many = np.flatnonzero(depends.sum(1) > 1)
         if len(many):
             raise IntractableError(
-                f"marginalize: unit {int(many[0])} of block {local.block!r} depends on "
+                f"marginalize: unit {int(many[0])} of block {block!r} depends on "
                 f"{int(depends[many[0]].sum())} units of block {b!r}, which would interact in the new "
                 "factor. Use graph.free_energy or graph.marginal for the density of the rest; for a "
                 f"graph, split block {b!r} into its units first, where they are few (ebmpp.graph.split)"
             )
-        found[b] = depends.argmax(1) if depends.any() else None
+        if depends.any():
+            found[b] = depends.argmax(1)
     return found
 
 
-def _noisy(local: _Local, generator: np.random.Generator, *scales: float) -> Iterable[Params]:
-    families = dict(local.scope)
-    start = {f.name: f.init_params(jax.random.key(0), families) for f in local.factors}
+def _noisy(local: Declaration, generator: np.random.Generator, *scales: float) -> Iterator[Params]:
+    start = {f.name: f.init_params(jax.random.key(0), local.families) for f in local.factors}
     for scale in scales:
         noise = lambda a, s=scale: jnp.asarray(s * generator.normal(size=a.shape), a.dtype)
         yield jax.tree.map(lambda a, noise=noise: a + noise(a), start)
 
 
-def _verify(graph: FactorGraph, summed: SummedOut) -> None:
+def _verify(summed: SummedOut) -> None:
     """Try random states where a neighbour has values that are no nodes.
 
     :raises IntractableError: where the energy is not affine in its statistics.
@@ -335,23 +302,20 @@ def _verify(graph: FactorGraph, summed: SummedOut) -> None:
     doubtful = [t.block for t in summed.tables if not t.every]
     if not doubtful:
         return
-    key = random.key_pair(jax.random.key(0))
-    stats = {}
-    for i, b in enumerate(summed.around):
-        f = graph.families[b]
-        drawn = random.words(random.fold_in(key, i), _TRIED * f.size * f.num_words)
-        stats[b] = f.statistics(f.initial(drawn.reshape(_TRIED, *f.shape, f.num_words)))
+    families = summed.local.families
+    stats = random_statistics(families, summed.around, _TRIED)
+    exactly = jax.jit(jax.vmap(summed.exactly, (None, 0)))
     scales = np.repeat([1.0, 0.5, 0.25, 0.1], 8)  # until one is in the family's domain
     for params in _noisy(summed.local, np.random.default_rng(1), *scales):
-        exact = jax.vmap(lambda s, p=params: summed.exactly(p, s))(stats)
+        exact = exactly(params, stats)
         if jnp.isfinite(exact).all():
             break
     tabulated = jax.vmap(lambda s: summed(params, *(s[b] for b in summed.around)))(stats)
     off = jnp.abs(tabulated - exact).max()
     if not off <= _TOLERANCE * jnp.abs(exact).max():
-        kinds = {b: graph.families[b] for b in doubtful}
+        kinds = {b: families[b] for b in doubtful}
         raise IntractableError(
-            f"marginalize: with {summed.local.block!r} ({summed.local.family!r}) summed out, the energy is "
+            f"marginalize: with {summed.block!r} ({summed.family!r}) summed out, the energy is "
             f"not affine in the sufficient statistics of {kinds}: it would need statistics that these do "
             "not have. Use graph.free_energy or graph.marginal for the density of the rest (a Gaussian "
             "beside a Gaussian block can be of variance='learned', whose statistics are x and x**2)"

@@ -13,16 +13,14 @@ from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import named
-from ebmpp.graph.transforms.rewire import mean_params
+from ebmpp.graph.transforms.rewire import WithParams, mean_params
 
 
 @overload
 def merge(*graphs: FactorGraph) -> FactorGraph: ...
 @overload
-def merge(*graphs: FactorGraph, params: Sequence[Params]) -> tuple[FactorGraph, Params]: ...
-def merge(
-    *graphs: FactorGraph, params: Sequence[Params] | None = None
-) -> FactorGraph | tuple[FactorGraph, Params]:
+def merge(*graphs: FactorGraph, params: Sequence[Params]) -> WithParams: ...
+def merge(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> FactorGraph | WithParams:
     """All blocks and all factors of the graphs: their energies added, so a product of their densities.
 
     Blocks of one name are one block, and its base measure counts once. It is visible where every graph
@@ -62,10 +60,8 @@ def merge(
 @overload
 def stack(*graphs: FactorGraph) -> FactorGraph: ...
 @overload
-def stack(*graphs: FactorGraph, params: Sequence[Params]) -> tuple[FactorGraph, Params]: ...
-def stack(
-    *graphs: FactorGraph, params: Sequence[Params] | None = None
-) -> FactorGraph | tuple[FactorGraph, Params]:
+def stack(*graphs: FactorGraph, params: Sequence[Params]) -> WithParams: ...
+def stack(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> FactorGraph | WithParams:
     """A deep model of models that were trained one on the other: each begins where the one before ends.
 
     The visible blocks of each graph are latent blocks of the one before, by name

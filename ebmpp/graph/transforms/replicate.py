@@ -63,7 +63,7 @@ class Replicated(Factor):
         single = {b: _single(families[b]) for b in self.blocks}
         return {b: _copies(e, single[b].size, self.num) for b, e in self.factor.edges(single).items()}
 
-    def local(self, families: Mapping[str, Family], split: Split) -> "Local | None":
+    def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
         single = of_one_replica(split, self.num)
         own = self.factor.local({b: _single(f) for b, f in families.items()}, single)
         return None if own is None else _EachReplica(own, split, single, self.num)
@@ -130,7 +130,7 @@ def of_one_replica(split: Split, num: int) -> Split:
     colors = split.colors.reshape(num, family.size)
     if (colors != colors[0]).any():
         raise AssertionError("replicas are coloured alike")  # lateral.split_blocks sees to it
-    return Split(split.block, family, colors[0], (), ())
+    return Split(split.block, family, colors[0])
 
 
 def replica_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[np.ndarray, ...]:

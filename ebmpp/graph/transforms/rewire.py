@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factors made of other factors: the same energy, its statistics put together from other blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 from typing import Any
 
@@ -12,8 +12,13 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.types import Params
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
+from ebmpp.graph.graph import FactorGraph
+
+#: A graph and its params.
+WithParams = tuple[FactorGraph, Params]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Part:
         units = (self.family.size, *self.family.stat_shape)
         whole = whole.reshape(units)
         for name, places in self.pieces:
-            whole = whole.at[places.array()].set(statistics[name].reshape(-1, *units[1:]))
+            at = slice(None) if places is None else places.array()
+            whole = whole.at[at].set(statistics[name].reshape(-1, *units[1:]))
         return whole.reshape(shape)
 
 
@@ -134,6 +140,12 @@ def renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:
     for field, value in {**vars(factor), "blocks": blocks, "name": name, "lateral": lateral}.items():
         object.__setattr__(made, field, value)
     return made
+
+
+def with_blocks(graph: FactorGraph, kept: Mapping[str, Family], factors: Iterable[Factor]) -> FactorGraph:
+    """The graph of the blocks that are left; all visible where none of those is."""
+    visible = {b: f for b, f in kept.items() if b in graph.visible} or dict(kept)
+    return FactorGraph(visible, {b: f for b, f in kept.items() if b not in visible}, factors)
 
 
 def mean_params(found: Mapping[str, list[Any]]) -> dict[str, Any]:
