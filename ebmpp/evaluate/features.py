@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.data import binarize, digits
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.chunks import as_rows
+from ebmpp.evaluate.rows import as_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.chunks import as_rows
 from ebmpp.evaluate.features import ClassifierFeatures
+from ebmpp.evaluate.rows import as_rows
 
 Features = Callable[[np.ndarray], Any]
 

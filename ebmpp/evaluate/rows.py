@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of numbers to compare, checked, and cut into chunks of one shape."""
+"""Rows of numbers to compare: checked, and how far apart they are."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -41,20 +41,14 @@ def as_rows(**given: Any) -> list[np.ndarray | None]:
     return made
 
 
-def chunks(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray, int]]:
-    """Chunks of ``size`` rows, the last filled up with zeros: one shape, so one program.
-
-    :return: the number of the first row, the chunk, and how many of its rows are rows.
-    """
-    for first in range(0, len(rows), size):
-        part = rows[first : first + size]
-        fill = np.zeros((size - len(part), *rows.shape[1:]), rows.dtype)
-        yield first, np.concatenate([part, fill]) if len(fill) else part, len(part)
-
-
-def fitting(chunk: int, rows: np.ndarray) -> int:
-    """The size of chunks: ``chunk``, or a power of two that holds all the rows.
+def square_distances(rows: np.ndarray, others: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
+    """Squared distances of ``chunk`` rows at a time from all others: exact where values are small integers.
 
     :raises ArgumentError: for a chunk that is not a positive int.
     """
-    return min(checks.count("chunk", chunk), 1 << max(0, len(rows) - 1).bit_length())
+    from sklearn.metrics.pairwise import euclidean_distances  # half a second, for those who compare rows
+
+    others = others.astype(float)  # where squares are subtracted, float32 loses digits
+    for first in range(0, len(rows), checks.count("chunk", chunk)):
+        part = rows[first : first + chunk].astype(float)
+        yield euclidean_distances(part, others, squared=True).astype(np.float32)
