@@ -1,9 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of filters and samples, of training, and of meeting times.
-
-Plain matplotlib (the extra ``plots``), which is imported when something is drawn.
-"""
+"""Pictures of filters and samples, of training, and of meeting times."""
 
 from collections.abc import Iterable
 import math
@@ -13,13 +10,13 @@ import numpy as np
 import xarray as xr
 
 from ebmpp.core import checks
+from ebmpp.diagnostics.canvas import COLORS, grid, shown, tidy
 from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
 from ebmpp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#718096")
 _MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
 _TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}
 
@@ -51,7 +48,7 @@ def plot_units(
     >>> plot_units(np.eye(4), shape=(2, 2), ncols=2).images[0].get_array().shape
     (7, 7)
     """
-    from matplotlib import colormaps, pyplot as plt
+    from matplotlib import colormaps
 
     tiles = _as_images(np.asarray(checks.numbers("images", images), float), shape)
     count, height, width = tiles.shape
@@ -60,15 +57,15 @@ def plot_units(
     mosaic = _mosaic(tiles, nrows, ncols)
     if ax is None:
         size = (min(10, 0.25 + 0.7 * ncols), min(10, 0.25 + 0.7 * nrows * height / width))
-        ax = plt.figure(figsize=np.maximum(size, 2.0), layout="constrained").add_subplot()
+        ax = shown((max(2.0, size[0]), max(2.0, size[1])))
     finite = tiles[np.isfinite(tiles)]
     unit = bool(finite.size) and finite.min() >= 0 and finite.max() <= 1
     reach = max(float(np.abs(finite).max(initial=0.0)), 1e-12)
     cmap = colormaps["gray_r" if unit else "RdBu"].with_extremes(bad="#d9dee3")
     low, high = (0, 1) if unit else (-reach, reach)
-    shown = ax.imshow(mosaic, interpolation="nearest", cmap=cmap, vmin=low, vmax=high)
+    image = ax.imshow(mosaic, interpolation="nearest", cmap=cmap, vmin=low, vmax=high)
     if colorbar and not unit:
-        ax.figure.colorbar(shown, ax=ax, shrink=0.7, pad=0.02)
+        ax.figure.colorbar(image, ax=ax, shrink=0.7, pad=0.02)
     ax.axis("off")
     return ax
 
@@ -148,21 +145,16 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
 
 
 def _panel_axes(count: int, axes: Iterable["Axes"] | None) -> np.ndarray:
-    if axes is not None:
-        axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
-        if len(axes) < count:
-            raise ArgumentError(f"plot_history got {len(axes)} axes, expected {count}")
-        return axes[:count]
-    from matplotlib import pyplot as plt
-
-    ncols = 2 if count == 4 else min(count, 3)
-    nrows = math.ceil(count / ncols)
-    figure = plt.figure(figsize=(3.6 * ncols, 2.6 * nrows), layout="constrained")
-    return np.array([figure.add_subplot(nrows, ncols, i + 1) for i in range(count)])
+    if axes is None:
+        return grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, shown=True)[1]
+    axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
+    if len(axes) < count:
+        raise ArgumentError(f"plot_history got {len(axes)} axes, expected {count}")
+    return axes[:count]
 
 
 def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) -> None:
-    for name, color in zip(names, _COLORS, strict=False):
+    for name, color in zip(names, COLORS, strict=False):
         curve = history[name]
         dim = curve.dims[0]
         steps = history[dim].values if dim in history.coords else np.arange(curve.size)
@@ -171,11 +163,8 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
         _plot_curve(ax, steps, curve.values.astype(float), color, legend, **style)
     if label.startswith("meeting") and any((history[n] > 0).any() for n in names):
         ax.set_yscale("log")
-    if len(names) > 1:
-        ax.legend(frameon=False, fontsize=8)
-    ax.set_xlabel("step")
-    ax.set_ylabel(label)
-    _tidy(ax)
+    ax.set(xlabel="step", ylabel=label)
+    tidy(ax, legend=len(names) > 1)
 
 
 def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, color: str, label: str | None, **style) -> None:
@@ -188,12 +177,6 @@ def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, color: str, label:
     ax.plot(steps, y, color=color, linewidth=0.6, alpha=0.3)
     mean = np.convolve(y, np.ones(window) / window, mode="valid")
     ax.plot(steps[window - 1 :], mean, color=color, linewidth=1.6, label=label)
-
-
-def _tidy(ax: "Axes") -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.set_axisbelow(True)
 
 
 def plot_meeting_times(
@@ -225,44 +208,40 @@ def plot_meeting_times(
     >>> ax.lines[0].get_ydata().tolist()
     [1.0, 0.75, 0.25, 0.25]
     """
-    from matplotlib import pyplot as plt
-
     if isinstance(times, xr.DataTree) or hasattr(times, "meeting_time"):
         times, met, lag = meeting_data(times)
     times, met = _check_times(times, met)
     t, alive = survival_curve(times, met)
-    if ax is None:
-        ax = plt.figure(figsize=(4.4, 3.2), layout="constrained").add_subplot()
+    ax = shown() if ax is None else ax
     positive = alive > 0  # a logarithmic axis has no zero: the curve falls off its lower end
     floor = 0.5 / len(times)
-    y = np.where(positive, alive, floor)
-    (line,) = ax.step(t, y, where="post", color=_next_color(ax), linewidth=1.6, label=label)
+    (line,) = ax.step(
+        t, np.where(positive, alive, floor), where="post", color=_next_color(ax), linewidth=1.6, label=label
+    )
     if not met.all():
         watched = np.unique(times[~met])
         height = alive[np.searchsorted(t, watched, side="right") - 1]
         ax.plot(watched, height, "|", color=line.get_color(), markersize=9, markeredgewidth=1.4)
-        note = f"{label + ': ' if label else ''}{int((~met).sum())} of {len(met)} pairs unmet"
-        _note(ax, note)
+    _tell_unmet(ax, label, int((~met).sum()), len(met))
     ax.set_yscale("log")
     ax.set_ylim(min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3)
     ax.set_xlim(left=0, auto=True)  # the right end still makes room for a longer curve to come
-    ax.set_xlabel(f"t (sweeps, lag {lag})")
-    ax.set_ylabel(r"$P(\tau > t)$")
-    if label is not None:
-        ax.legend(frameon=False, fontsize=8, loc="lower left")
-    _tidy(ax)
+    ax.set(xlabel=f"t (sweeps, lag {lag})", ylabel=r"$P(\tau > t)$")
+    tidy(ax, legend=label is not None, loc="lower left")
     return ax
 
 
-def _note(ax: "Axes", text: str) -> None:
-    """A line in the upper right corner, below those that are there."""
-    height = 0.95 - 0.07 * len(ax.texts)
-    ax.annotate(text, (0.97, height), xycoords="axes fraction", ha="right", va="top", fontsize=8)
+def _tell_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
+    """Of unmet pairs, where there are any: a line in the upper right corner, below those that are there."""
+    if unmet:
+        told = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
+        place = (0.97, 0.95 - 0.07 * len(ax.texts))
+        ax.annotate(told, place, xycoords="axes fraction", ha="right", va="top", fontsize=8)
 
 
 def _next_color(ax: "Axes") -> str:
     drawn = sum(line.get_drawstyle() == "steps-post" for line in ax.lines)
-    return _COLORS[drawn % len(_COLORS)]
+    return COLORS[drawn % len(COLORS)]
 
 
 def _check_times(times: Any, met: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -316,24 +295,17 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     >>> plot_tv_bound(bound).lines[0].get_ydata().tolist()
     [1.0, 0.2]
     """
-    from matplotlib import pyplot as plt
-
     own = not isinstance(source, xr.Dataset)
     bound = tv_upper_bound(source) if own else source
-    if ax is None:
-        ax = plt.figure(figsize=(4.4, 3.2), layout="constrained").add_subplot()
+    ax = shown() if ax is None else ax
     t, height = bound["t"].values, bound["bound"].values
     (line,) = ax.plot(t, height, color=_next_color(ax), linewidth=1.6, label=label)
     line.set_drawstyle("steps-post")
     low, high = bound["lower"].values, bound["upper"].values
     ax.fill_between(t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post")
-    if bound.attrs.get("unmet"):
-        note = f"{label + ': ' if label else ''}{bound.attrs['unmet']} of {bound.attrs['pairs']} pairs unmet"
-        _note(ax, note)
+    _tell_unmet(ax, label, bound.attrs.get("unmet", 0), bound.attrs.get("pairs", 0))
     ax.set_ylim(bottom=0)
     ax.set_xlabel(f"t (sweeps{', lag ' + str(bound.attrs['lag']) if 'lag' in bound.attrs else ''})")
     ax.set_ylabel("total variation distance, at most" if own else "distance to stationarity, at most")
-    if label is not None:
-        ax.legend(frameon=False, fontsize=8)
-    _tidy(ax)
+    tidy(ax, legend=label is not None)
     return ax

@@ -20,6 +20,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact
@@ -127,7 +128,7 @@ class _Annealing:
             )
         w = np.exp(log_weights - top)
         mean = w.mean()
-        error = w.std(ddof=1) / math.sqrt(num) / mean
+        error = standard_error(w) / mean
         effective = w.sum() ** 2 / (w**2).sum()
         value = sign * (math.log(mean) + top)
         bound = "lower" if sign > 0 else "upper"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ebmpp.core import checks
+from ebmpp.core.statistics import standard_error
 from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.features import ClassifierFeatures
 from ebmpp.evaluate.rows import as_rows
@@ -201,4 +202,4 @@ def _jackknife(a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Genera
         [_between(np.delete(a, i, 0), np.delete(b, j, 0)) for i, j in zip(*groups, strict=True)]
     )
     pseudo = _GROUPS * value - (_GROUPS - 1) * without
-    return float(pseudo.mean()), float(pseudo.std(ddof=1) / math.sqrt(_GROUPS))
+    return float(pseudo.mean()), float(standard_error(pseudo))

@@ -3,11 +3,11 @@
 """Nearest-neighbour adversarial accuracy: can real and synthetic rows be told apart?"""
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
 
+from ebmpp.core.statistics import standard_error
 from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.rows import as_rows, square_distances
 
@@ -74,12 +74,12 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> Adv
         )
     of_real, ties = _nearer(a, b, chunk)
     of_synthetic, others = _nearer(b, a, chunk)
-    pair = np.concatenate([of_real, of_synthetic])
+    each = np.concatenate([of_real, of_synthetic])
     return AdversarialAccuracy(
-        float(pair.mean()),
+        float(each.mean()),
         float(of_real.mean()),
         float(of_synthetic.mean()),
-        float(pair.std(ddof=1) / math.sqrt(len(pair))),
+        float(standard_error(each)),
         float(np.concatenate([ties, others]).mean()),
     )
 

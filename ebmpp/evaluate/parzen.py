@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ebmpp.core import checks
+from ebmpp.core.statistics import standard_error
 from ebmpp.errors import ArgumentError
 from ebmpp.evaluate.rows import as_rows, square_distances
 
@@ -112,9 +113,8 @@ def indirect_likelihood(
     each = _log_sums(x, rows, sharp[np.unique(best)], counts, chunk)
     place = np.searchsorted(np.unique(best), best)
     each = each[np.arange(len(counts)), place] + constant[best][:, None]
-    error = each.std(-1, ddof=1) / math.sqrt(len(rows)) if len(rows) > 1 else np.full(len(counts), np.nan)
     edge = (len(tried) > 1) & ((best == 0) | (best == len(tried) - 1))
-    return SampleLikelihood(counts, each.mean(-1), error, tried[best], edge, each, kernel)
+    return SampleLikelihood(counts, each.mean(-1), standard_error(each), tried[best], edge, each, kernel)
 
 
 def _kernel(kernel: str | None, x: np.ndarray, rows: np.ndarray) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jax import Array
 
+from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, StateError, clash
 from ebmpp.graph import FactorGraph, tables
@@ -68,8 +69,7 @@ class LogPartition:
         :raises IntractableError: where the latents given the visibles are not one layer.
         :raises StateError: data of a wrong name, shape or value.
         """
-        if self.graph.interacting(self.graph.latent):
-            a, b = self.graph.interacting(self.graph.latent)[0]
+        for a, b in self.graph.interacting(self.graph.latent):
             raise IntractableError(
                 f"latent {clash(a, b)} given the visible ones, so the free energy of a row "
                 "has no closed form, and log Z alone does not give its likelihood; exact.log_likelihood sums "
@@ -88,8 +88,7 @@ class LogPartition:
         each = np.asarray(self.log_likelihood(data), float).ravel()
         if not each.size:
             raise StateError("average_log_likelihood: data has no rows")
-        spread = each.std(ddof=1) / math.sqrt(each.size) if each.size > 1 else math.nan
-        return AverageLogLikelihood(float(each.mean()), self.standard_error, float(spread))
+        return AverageLogLikelihood(float(each.mean()), self.standard_error, float(standard_error(each)))
 
 
 @dataclasses.dataclass(frozen=True)

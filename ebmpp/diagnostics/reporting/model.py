@@ -7,7 +7,8 @@ import pandas as pd
 
 import jax
 
-from ebmpp.diagnostics.reporting.page import Section, axes, tidy
+from ebmpp.diagnostics.canvas import grid, tidy
+from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.evaluate.activity import unit_activity
 
@@ -18,7 +19,7 @@ def declaration(subject: Subject) -> Section:
     """The declaration, its drawing, and how large everything is."""
     graph, section = subject.graph, Section("The model")
     section.code(repr(graph))
-    figure, (ax,) = axes(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * _tallest(subject)))
+    figure, (ax,) = grid(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * _tallest(subject)))
     graph.draw(ax)
     section.figure(
         "declaration", figure, "Blocks by layer, visible ones shaded, with the factors between them."
@@ -78,7 +79,7 @@ def units(subject: Subject) -> Section:
     counts = counts.reindex(columns=list(_COLORS), fill_value=0).rename_axis(columns=None)
     section.table("unit_counts", counts, "Statistics of units by status.")
     blocks = list(dict.fromkeys(made["block"]))
-    figure, panels = axes(2 * len(blocks), (3.8, 2.8), ncols=2)
+    figure, panels = grid(2 * len(blocks), (3.8, 2.8), ncols=2)
     for block, pair in zip(blocks, panels.reshape(-1, 2), strict=True):
         _histograms(made[made["block"] == block], block, pair)
     section.figure(
@@ -100,5 +101,4 @@ def _histograms(made: pd.DataFrame, block: str, panels: np.ndarray) -> None:
         values = [made[column][made["status"] == s] for s in there]
         ax.hist(values, bins=25, range=span, stacked=True, color=[_COLORS[s] for s in there], label=there)
         ax.set(xlabel={"mean": "mean", "varies": "explained share"}[column], ylabel=f"units of {block}")
-        tidy(ax)
-    panels[0].legend(frameon=False, fontsize=8)
+        tidy(ax, legend=ax is panels[0])

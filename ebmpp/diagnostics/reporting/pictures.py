@@ -13,8 +13,9 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Params
+from ebmpp.diagnostics.canvas import grid
 from ebmpp.diagnostics.plots import panels, plot_history, plot_units
-from ebmpp.diagnostics.reporting.page import Section, axes
+from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import StateError
 from ebmpp.families import Family
@@ -71,14 +72,9 @@ def _sample_pictures(section: Section, subject: Subject, block: str, shape: tupl
     rows = {
         name: _images(subject.graph.families[block], v[block][:_SHOWN]) for name, v in subject.data.items()
     }
-    for label, attribute in (("Gibbs chains", "gibbs"), ("parallel tempering", "tempered")):
-        try:
-            draws = getattr(subject, attribute).draws
-        except ValueError as error:
-            section.missing(f"samples of {block} by {label}", error)
-            continue
-        rows[label] = _images(subject.graph.families[block], _last(subject, draws, block))
-    figure, drawn = axes(len(rows), (4.6, 0.4 + 4.6 * _aspect(rows, shape)), ncols=2)
+    for label, chains in subject.chains(section).items():
+        rows[f"{label} chains"] = _images(subject.graph.families[block], _last(subject, chains.draws, block))
+    figure, drawn = grid(len(rows), (4.6, 0.4 + 4.6 * _aspect(rows, shape)), ncols=2)
     for ax, (label, images) in zip(drawn, rows.items(), strict=True):
         plot_units(images, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(label, fontsize=10)
@@ -129,7 +125,7 @@ def _filter_pictures(section: Section, subject: Subject, block: str, shape: tupl
         count = len(order)
         ncols = math.ceil(math.sqrt(count * shape[0] / shape[1]))
         width = min(8.0, 1.0 + 0.75 * ncols)
-        figure, (ax,) = axes(1, (width, width * math.ceil(count / ncols) * shape[0] / (ncols * shape[1])))
+        figure, (ax,) = grid(1, (width, width * math.ceil(count / ncols) * shape[0] / (ncols * shape[1])))
         plot_units(made[order], shape, ncols=ncols, ax=ax)
         total = math.prod(graph.families[b].statistic_shape)
         told = f"What a unit of {b} adds to the natural parameters of {block}: "
@@ -165,7 +161,7 @@ def training(history: Any) -> Section:
         section.missing("the course of training", "no history was given (history=fit)")
         return section
     data = getattr(history, "history", history)
-    figure, drawn = axes(max(1, len(panels(data))), (3.6, 2.6), ncols=3)
+    figure, drawn = grid(max(1, len(panels(data))), (3.6, 2.6), ncols=3)
     plot_history(data, axes=drawn)
     section.figure("training", figure)
     return section
