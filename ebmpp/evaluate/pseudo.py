@@ -85,8 +85,7 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
 
 def _check_tractable(graph: FactorGraph) -> None:
     """:raises IntractableError: where a unit's conditional is not available."""
-    if graph.interacting(graph.latent):
-        a, b = graph.interacting(graph.latent)[0]
+    for a, b in graph.interacting(graph.latent):
         raise IntractableError(
             f"pseudo-likelihood: latent blocks {a!r} and {b!r} interact given the visible ones, so the free "
             "energy has no closed form; monitors.reconstruction needs none"
@@ -106,25 +105,16 @@ def by_row(graph: FactorGraph, num_units: int | None, params: Params, rows: Bloc
     :param num_units: None for all.
     :param pairs: key pairs, one a row; unused for all units.
     """
-    if not graph.latent:
-        one = partial(_closed_form, graph, params)
-        each = jax.vmap(lambda row: one(row))(rows)
-        if num_units is None:
-            return each.sum(1)
-        chosen = _choose(pairs, num_units, each.shape[1])
-        return jnp.take_along_axis(each, chosen, 1).mean(1) * each.shape[1]
     total = sum(f.size for f in graph.visible.values())
-    if num_units is None:
-        chosen = jnp.broadcast_to(jnp.arange(total), (len(pairs), total))
-    else:
-        chosen = _choose(pairs, num_units, total)
+    chosen = jnp.broadcast_to(jnp.arange(total), (len(pairs), total))
+    if num_units is not None:
+        chosen = (random.uniform(random.words(pairs, num_units)) * total).astype(jnp.int32)
+    if not graph.latent:
+        each = jax.vmap(partial(_closed_form, graph, params))(rows)
+        return each.sum(1) if num_units is None else jnp.take_along_axis(each, chosen, 1).mean(1) * total
     # a unit of every row at a time
     each = lax.map(lambda units: jax.vmap(partial(_one_unit, graph, params))(rows, units), chosen.T)
     return each.mean(0) * total
-
-
-def _choose(pairs: Array, count: int, total: int) -> Array:
-    return (random.uniform(random.words(pairs, count)) * total).astype(jnp.int32)
 
 
 def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Array:

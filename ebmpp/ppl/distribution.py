@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
-from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateError, clash
+from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.arrays import describe
 from ebmpp.graph.declaration import schedule
@@ -36,8 +36,6 @@ _TWO_WAYS_OUT = (
     "for small models; or update the sites that the params depend on by the exchange algorithm, "
     "ebmpp.ppl.Exchange, alone or as a block of numpyro.infer.Gibbs."
 )
-
-
 _MOMENTS = "ebmpp.exact.moments(graph, params) sums small models, ebmpp.unbiased_expectation estimates others"
 
 
@@ -108,6 +106,14 @@ def _draw(graph: FactorGraph, params: Params, pairs: Array, num_sweeps: Array) -
     return jax.lax.fori_loop(1, num_sweeps + 1, one, start)
 
 
+def _lacks(what: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(self: "EnergyDistribution", *_: Any, **__: Any) -> NoReturn:
+        """:raises NotImplementedError: always, with what to use."""
+        raise NotImplementedError(f"EnergyDistribution has no {what}: {instead}")
+
+    return refuse
+
+
 class EnergyDistribution(dist.Distribution):
     """The law of blocks of an energy-based model, for :func:`numpyro.sample`.
 
@@ -166,10 +172,8 @@ class EnergyDistribution(dist.Distribution):
         num_sweeps: int = 100,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(graph, FactorGraph):
-            raise ArgumentError(f"EnergyDistribution takes a FactorGraph, not {type(graph).__name__}")
-        if isinstance(num_sweeps, bool) or not isinstance(num_sweeps, int) or num_sweeps < 1:
-            raise ArgumentError(f"num_sweeps is a positive int, not {num_sweeps!r}")
+        checks.instance("EnergyDistribution: graph", graph, FactorGraph, "a FactorGraph")
+        num_sweeps = checks.count("EnergyDistribution: num_sweeps", num_sweeps)
         _refuse_batched(graph, params)
         graph.check(params, values=self._validate_args if validate_args is None else validate_args)
         self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps
@@ -206,36 +210,15 @@ class EnergyDistribution(dist.Distribution):
         """False: a draw is no differentiable function of the params, and a guide needs the score function."""
         return False
 
-    def rsample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """:raises NotImplementedError: always, with what to call."""
-        del key, sample_shape
-        return self._lacks("draws that can be differentiated in its params", "sample makes others")
-
-    @property
-    def mean(self) -> Array:
-        """:raises NotImplementedError: always, with what to call."""
-        return self._lacks("mean", _MOMENTS)
-
-    @property
-    def variance(self) -> Array:
-        """:raises NotImplementedError: always, with what to call."""
-        return self._lacks("variance", _MOMENTS)
-
-    def entropy(self) -> Array:
-        """:raises NotImplementedError: always, with the reason."""
-        return self._lacks("entropy", "it has log Z and the mean energy, which only sums over states give")
-
-    def enumerate_support(self, expand: bool = True) -> Array:
-        """:raises NotImplementedError: always, with what to use."""
-        del expand
-        return self._lacks(
-            "enumeration of its support",
-            "its states are those of all units together; draw such a site by ebmpp.GibbsBlock in "
-            "numpyro.infer.Gibbs",
-        )
-
-    def _lacks(self, what: str, instead: str) -> NoReturn:
-        raise NotImplementedError(f"EnergyDistribution has no {what}: {instead}")
+    rsample = _lacks("draws that can be differentiated in its params", "sample makes others")
+    mean = property(_lacks("mean", _MOMENTS))
+    variance = property(_lacks("variance", _MOMENTS))
+    entropy = _lacks("entropy", "it has log Z and the mean energy, which only sums over states give")
+    enumerate_support = _lacks(
+        "enumeration of its support",
+        "its states are those of all units together; draw such a site by ebmpp.GibbsBlock in "
+        "numpyro.infer.Gibbs",
+    )
 
     def _log_partition(self) -> Array | float:
         if self._log_partition_fn is not None:
@@ -312,8 +295,7 @@ def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout
 
 
 def _refuse_interacting(graph: FactorGraph, summed: tuple[str, ...]) -> None:
-    if graph.interacting(summed):
-        a, b = graph.interacting(summed)[0]
+    for a, b in graph.interacting(summed):
         raise IntractableError(
             f"{clash(a, b)}, so they cannot be summed out of the value's law in closed "
             f'form; make one of them part of the value, blocks=[..., {a!r}] or blocks="all" (the layers are '
@@ -322,9 +304,9 @@ def _refuse_interacting(graph: FactorGraph, summed: tuple[str, ...]) -> None:
 
 
 def _as_scalar(log_partition: Array | float | None) -> Array | float | None:
-    if log_partition is not None:
-        checks.numbers("log_partition", log_partition, ParameterError)
-    if log_partition is not None and jnp.shape(log_partition) != ():
+    if log_partition is None:
+        return None
+    if jnp.shape(checks.numbers("log_partition", log_partition, ParameterError)) != ():
         raise ParameterError(
             f"log_partition is one number, or a function of the params; got shape {jnp.shape(log_partition)}"
         )

@@ -89,8 +89,7 @@ class Exchange(MCMCKernel):
     :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past",
         "random_cluster" (which strong couplings do not stop), or "auto": see
         :func:`~ebmpp.sampling.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010,
-            double
-        Metropolis-Hastings), which is **approximate**, and warns.
+        double Metropolis-Hastings), which is **approximate**, and warns.
     :param step_size: where adaptation starts.
     :param target_accept: the acceptance that adaptation aims at; 0.44 in one dimension, else 0.234.
     :param log_weight: ``log_weight(sites, *args, **kwargs)``, a number: log density of whatever else depends
@@ -279,8 +278,7 @@ class Exchange(MCMCKernel):
         data = dict(data) if isinstance(data, Mapping) else self.graph.as_visible(data)
         rows, _ = states.as_rows(self.graph.families, data, tuple(self.graph.visible))
         summed = tuple(b for b in self.graph.families if b not in rows)
-        if self.graph.interacting(summed):
-            a, b = self.graph.interacting(summed)[0]
+        for a, b in self.graph.interacting(summed):
             raise IntractableError(
                 f"{clash(a, b)} and data gives neither, so they cannot be summed out in "
                 "closed form; sample one of them by another block of Gibbs, and let data return it"
@@ -372,7 +370,7 @@ def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distr
 def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
     """:raises IntractableError: when the graph allows no such draw."""
     if isinstance(auxiliary, str):
-        return perfect.resolve(graph, auxiliary)
+        return perfect.method_for(graph, auxiliary)
     auxiliary = checks.count("Exchange: auxiliary, if not a method of perfect_sample,", auxiliary)
     warnings.warn(
         f"Exchange with auxiliary={auxiliary} Gibbs sweeps is approximate (double Metropolis-Hastings): its "

@@ -30,9 +30,8 @@ from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
-from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves.clusters import components
-from ebmpp.sampling.past import from_the_past
+from ebmpp.sampling.past import check_pairs, from_the_past, slopes
 
 
 class _Bonds(NamedTuple):
@@ -52,18 +51,7 @@ def check_graph(graph: FactorGraph) -> None:
             raise IntractableError(
                 f"block {b!r} ({family!r}) has no random-cluster draws: they are of Bernoulli and Spin units"
             )
-    for block, split in graph.splits.items():
-        for factor in split.own:
-            if not isinstance(factor, Pairwise):
-                raise IntractableError(
-                    f"units of block {block!r} interact by {factor!r}: random-cluster draws take Pairwise "
-                    "factors inside a block"
-                )
-    for factor in graph.factors:
-        if len(factor.blocks) > 2:
-            raise IntractableError(
-                f"factor {factor.name!r} is over {len(factor.blocks)} blocks: random-cluster draws take pairs"
-            )
+    check_pairs(graph, "random-cluster sampling")
 
 
 def check_params(graph: FactorGraph, params: Any) -> None:
@@ -129,10 +117,6 @@ def _starts(graph: FactorGraph) -> dict[str, int]:
     return dict(zip(graph.families, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
-def _joined(graph: FactorGraph) -> list[tuple[str, str]]:
-    return sorted(graph.edges)
-
-
 def _has_fields(graph: FactorGraph) -> bool:
     """Whether a field can be there at all: not where spins are in pairs and nothing else."""
     alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
@@ -144,7 +128,7 @@ def _edges(graph: FactorGraph) -> np.ndarray:
     start, made = _starts(graph), []
     for block, split in graph.splits.items():
         made += [f.edges(graph.families)[block] + start[block] for f in split.own]
-    for a, b in _joined(graph):
+    for a, b in sorted(graph.edges):
         pair = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
         made.append((pair + np.array([[start[a]], [start[b]]])).T)
     size = sum(f.size for f in graph.families.values())
@@ -160,20 +144,14 @@ def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
             weights = factor.weights(params[factor.name])
             told[f"factor {factor.name!r} has weights below 0"] = (weights >= 0).all()
             gains.append(2 * _scale(split.family)[1] ** 2 * weights)
-    middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
-    for a, b in _joined(graph):
-        of = lambda t, a=a, b=b: energy.natural(graph, params, middle | {b: t}, [a])[a]
-        slope = jax.jacobian(of)(middle[b])  # constant: the energy is affine in each unit
+    for (a, b), slope in slopes(graph, params, sorted(graph.edges)).items():
         told[f"blocks {a!r} and {b!r} have interactions below 0"] = (slope >= 0).all()
         gains.append(2 * _scale(graph.families[a])[1] * _scale(graph.families[b])[1] * slope.reshape(-1))
     up = jnp.ones(())
     if _has_fields(graph):
-        field = jnp.concatenate(
-            [
-                _scale(f)[1] * energy.natural(graph, params, middle, [b])[b].reshape(-1)
-                for b, f in graph.families.items()
-            ]
-        )
+        middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
+        eta = {b: energy.natural(graph, params, middle, [b])[b].reshape(-1) for b in middle}
+        field = jnp.concatenate([_scale(f)[1] * eta[b] for b, f in graph.families.items()])
         up = jnp.where((field >= 0).all(), 1.0, -1.0)
         told["the fields are of both signs (of units in 0 and 1 too: at 1/2)"] = (up * field >= 0).all()
         gains.append(2 * jnp.abs(field))
