@@ -4,10 +4,11 @@
 
 import math
 
+from jaxtyping import Float
 import numpy as np
 
 
-def standard_error(values: np.ndarray) -> np.ndarray:
+def standard_error(values: Float[np.ndarray, "*means values"]) -> Float[np.ndarray, "*means"]:
     """Of means over the last axis; nan of one value alone.
 
     **Example**
@@ -18,4 +19,4 @@ def standard_error(values: np.ndarray) -> np.ndarray:
     count = values.shape[-1]
     if count < 2:
         return np.full(values.shape[:-1], np.nan)
-    return values.std(-1, ddof=1) / math.sqrt(count)
+    return np.asarray(values.std(-1, ddof=1) / math.sqrt(count))

@@ -3,7 +3,7 @@
 """Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 import warnings
 
 import numpy as np
@@ -65,13 +65,13 @@ def to_datatree(result: Any) -> xr.DataTree:
 
 
 def _attributes(graph: object, kernel: object = None) -> dict[str, str]:
-    attrs = {"inference_library": "ebmpp", "inference_library_version": VERSION}
+    attrs: dict[str, str] = {"inference_library": "ebmpp", "inference_library_version": VERSION}
     if graph is not None:
         attrs["graph"] = repr(graph)
     if kernel is not None:
         attrs["inference_kernel"] = type(kernel).__name__
         if hasattr(kernel, "caveat"):
-            attrs["inference_caveat"] = kernel.caveat
+            attrs["inference_caveat"] = str(kernel.caveat)
     return attrs
 
 
@@ -141,7 +141,7 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     return made.assign_coords(chain=np.arange(made.sizes["chain"]))
 
 
-def _by_sweep(mcmc: MCMC) -> dict[str, tuple]:
+def _by_sweep(mcmc: MCMC) -> dict[str, Any]:
     """What was seen of each pair along the way, against the sweeps that its leading chain had done."""
     fields = mcmc.get_extra_fields(group_by_chain=True)
     distance, energies = (np.asarray(fields[name]) for name in _BY_SWEEP)
@@ -201,7 +201,7 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
         warnings.simplefilter("ignore", RuntimeWarning)
         table = arviz_stats.summary(tree, **kwargs)
     chosen = {k: v for k, v in kwargs.items() if k in ("var_names", "filter_vars", "group", "sample_dims")}
-    draws = arviz_base.extract(tree, combined=False, keep_dataset=True, **chosen)
+    draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **chosen))
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
     frozen = _frozen(draws).loc[table.index]

@@ -5,6 +5,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float, Integer, Real
 import numpy as np
 from scipy.stats import CensoredData, ecdf
 import xarray as xr
@@ -17,9 +18,9 @@ from ebmpp.sampling.expectation import Estimate
 class Meetings(NamedTuple):
     """When pairs met."""
 
-    times: np.ndarray
-    """Shape ``(pairs,)``; the last time seen where unmet."""
-    met: np.ndarray
+    times: Float[np.ndarray, "pairs"]
+    """The last time seen where unmet."""
+    met: Bool[np.ndarray, "pairs"]
     lag: int
 
 
@@ -45,7 +46,7 @@ def meeting_data(source: xr.DataTree | Estimate) -> Meetings:
             )
         group = source["meeting"]
         times = np.asarray(group["meeting_time"], float).ravel()
-        return Meetings(times, np.asarray(group["met"], bool).ravel(), int(group["lag"]))
+        return Meetings(times, np.asarray(group["met"], bool).ravel(), int(np.asarray(group["lag"])))
     if not isinstance(source, Estimate):
         raise ArgumentError(
             "meeting times are in the tree that to_datatree makes of a coupled kernel's run, and in an "
@@ -56,7 +57,9 @@ def meeting_data(source: xr.DataTree | Estimate) -> Meetings:
     return Meetings(times, met, source.lag)
 
 
-def survival(times: np.ndarray, met: np.ndarray, at: np.ndarray) -> np.ndarray:
+def survival(
+    times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"], at: Real[np.ndarray, "at"]
+) -> Float[np.ndarray, "at"]:
     """Kaplan-Meier estimate of P(tau > t) with unmet pairs as right-censored.
 
     :param at: times to evaluate at.
@@ -120,7 +123,9 @@ def _with_band(
     return xr.Dataset({name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs)
 
 
-def _bound(times: np.ndarray, met: np.ndarray, lag: int, t: np.ndarray) -> np.ndarray:
+def _bound(
+    times: Float[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"], lag: int, t: Real[np.ndarray, "t"]
+) -> Float[np.ndarray, "t"]:
     """The sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the mean itself, without a survival curve
         gap = np.ceil((times[None, :] - lag - t[:, None]) / lag)
@@ -131,12 +136,14 @@ def _bound(times: np.ndarray, met: np.ndarray, lag: int, t: np.ndarray) -> np.nd
     return np.minimum(1.0, np.where(np.isnan(alive), np.inf, alive).sum(1))
 
 
-def path_data(source: xr.DataTree, names: Iterable[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+def path_data(
+    source: xr.DataTree | Estimate, names: Iterable[str]
+) -> tuple[Integer[np.ndarray, "sweeps"], list[Float[np.ndarray, "pairs sweeps"]]]:
     """What was seen of the pairs sweep by sweep.
 
     :param source: what :func:`~ebmpp.to_datatree` makes of a coupled kernel's run.
     :param names: variables of the group ``meeting``.
-    :return: the sweeps, which follow one another, and an array ``(pairs, sweeps)`` a name.
+    :return: the sweeps, which follow one another, and an array a name.
     :raises ArgumentError: where paths were not kept, or only every so many sweeps of them.
     """
     group = source["meeting"] if isinstance(source, xr.DataTree) and "meeting" in source.children else None

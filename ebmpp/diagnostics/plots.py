@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import math
 from typing import TYPE_CHECKING, Any
 
+from jaxtyping import Bool, Float, Real
 import numpy as np
 import xarray as xr
 
@@ -70,7 +71,9 @@ def plot_units(
     return ax
 
 
-def _as_images(images: np.ndarray, shape: tuple[int, int] | None) -> np.ndarray:
+def _as_images(
+    images: Float[np.ndarray, "..."], shape: tuple[int, int] | None
+) -> Float[np.ndarray, "count height width"]:
     if shape is None and images.ndim == 2:
         side = math.isqrt(images.shape[1])
         shape = (side, side) if side * side == images.shape[1] else None
@@ -89,7 +92,9 @@ def _as_images(images: np.ndarray, shape: tuple[int, int] | None) -> np.ndarray:
     return images.reshape(-1, *shape)
 
 
-def _mosaic(tiles: np.ndarray, nrows: int, ncols: int) -> np.ndarray:
+def _mosaic(
+    tiles: Float[np.ndarray, "count height width"], nrows: int, ncols: int
+) -> Float[np.ndarray, "rows columns"]:
     """Images side by side, with a line of nan (drawn in grey) around each."""
     _, height, width = tiles.shape
     made = np.full((nrows * (height + 1) + 1, ncols * (width + 1) + 1), np.nan)
@@ -132,7 +137,8 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
 
     Monitors first, then the gradient norm, then what meeting tells.
     """
-    over_time = [n for n, v in history.data_vars.items() if v.ndim == 1 and v.dims[0].endswith("step")]
+    each = {str(n): v for n, v in history.data_vars.items()}
+    over_time = [n for n, v in each.items() if v.ndim == 1 and str(v.dims[0]).endswith("step")]
     numeric = [n for n in over_time if history[n].dtype.kind in "fiub"]
     # A count of failures that are none is not worth a panel.
     numeric = [n for n in numeric if not (n.endswith("num_unmet") and not history[n].any())]
@@ -159,7 +165,7 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
         dim = curve.dims[0]
         steps = history[dim].values if dim in history.coords else np.arange(curve.size)
         legend = name.removeprefix("meeting_time_") if len(names) > 1 else None
-        style = {"drawstyle": "steps-post", "linestyle": "--"} if name == "lag" else {}
+        style: dict[str, Any] = {"drawstyle": "steps-post", "linestyle": "--"} if name == "lag" else {}
         _plot_curve(ax, steps, curve.values.astype(float), color, legend, **style)
     if label.startswith("meeting") and any((history[n] > 0).any() for n in names):
         ax.set_yscale("log")
@@ -170,7 +176,7 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
 def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, color: str, label: str | None, **style) -> None:
     window = len(y) // 50
     if window < 2 or style:
-        markers = {"marker": "o", "markersize": 3} if len(y) <= 30 and not style else {}
+        markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 and not style else {}
         ax.plot(steps, y, color=color, linewidth=1.4, label=label, **markers, **style)
         return
     # A curve of thousands of noisy steps is a band: show it pale, and its running mean on top.
@@ -244,7 +250,7 @@ def _next_color(ax: "Axes") -> str:
     return COLORS[drawn % len(COLORS)]
 
 
-def _check_times(times: Any, met: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool[np.ndarray, "pairs"]]:
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
     if met.shape != times.shape:
@@ -258,11 +264,12 @@ def _check_times(times: Any, met: Any) -> tuple[np.ndarray, np.ndarray]:
     return times.ravel(), met.ravel()
 
 
-def survival_curve(times: np.ndarray, met: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def survival_curve(
+    times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"]
+) -> tuple[Float[np.ndarray, "times"], Float[np.ndarray, "times"]]:
     """The Kaplan-Meier estimate of P(tau > t) at 0 and at every time, as a right-continuous step.
 
-    :param times: shape ``(n,)``.
-    :param met: shape ``(n,)``; False where the time is censored.
+    :param met: False where the time is censored.
     :return: increasing times from 0, and the estimate at each.
 
     **Example**

@@ -76,8 +76,8 @@ class _Annealing:
     @cached_property
     def _eta0(self) -> Eta:
         """Of the reference, which both directions share."""
-        pair = random.fold_in(random.key_pair(self.rng_key), 4, 1)
-        return annealing_path.reference(self.graph, self.params, pair, self.data, self.reference)
+        key = random.fold_in(random.key_pair(self.rng_key), 4, 1)
+        return annealing_path.reference(self.graph, self.params, key, self.data, self.reference)
 
     @property
     def _log_z0(self) -> float:
@@ -85,36 +85,36 @@ class _Annealing:
 
     def forward(self, rng_key: Array) -> LogPartition:
         """From the reference to the model."""
-        pair = random.key_pair(rng_key)
-        betas = self._betas(pair)
-        log_w, _ = self._anneal(betas, random.fold_in(pair, 0, 1), progress_bar=self.progress_bar)
+        key = random.key_pair(rng_key)
+        betas = self._betas(key)
+        log_w, _ = self._anneal(betas, random.fold_in(key, 0, 1), progress_bar=self.progress_bar)
         return self._estimate(log_w + self._log_z0, betas, 1, True)
 
     def backward(self, rng_key: Array, samples: Blocks | None, samples_are_exact: bool) -> LogPartition:
         """From draws of the model to the reference."""
         sound = checks.flag("samples_are_exact", samples_are_exact) or samples is None
-        pair = random.key_pair(rng_key)
-        betas, log_z0 = self._betas(pair)[::-1], self._log_z0
+        key = random.key_pair(rng_key)
+        betas, log_z0 = self._betas(key)[::-1], self._log_z0
         if samples is None:
             x = _perfect(self.graph, self.params, rng_key, self.num_particles)
         else:
-            x = _completed(self.graph, self.params, samples, random.fold_in(pair, 2, 1))
-        log_w, _ = self._anneal(betas, random.fold_in(pair, 3, 1), x, self.progress_bar)
+            x = _completed(self.graph, self.params, samples, random.fold_in(key, 2, 1))
+        log_w, _ = self._anneal(betas, random.fold_in(key, 3, 1), x, self.progress_bar)
         return self._estimate(log_w - log_z0, betas, -1, sound)
 
-    def _betas(self, pair: Array) -> np.ndarray:
+    def _betas(self, key: Array) -> np.ndarray:
         count = self.num_temperatures
         if not self._adaptive:
             return annealing_path.ladder(self.ladder, count)
         pilot = annealing_path.ladder("linear", max(count // _PILOT, min(count, _PILOT)))
         # draws of its own: a ladder made from the particles' own weights would bias them
-        _, spread = self._anneal(pilot, random.fold_in(pair, 1, 1))
+        _, spread = self._anneal(pilot, random.fold_in(key, 1, 1))
         return annealing_path.equal_speed(pilot, spread, count)
 
     def _anneal(
-        self, betas: np.ndarray, pair: Array, x: Blocks | None = None, progress_bar: bool = False
+        self, betas: np.ndarray, key: Array, x: Blocks | None = None, progress_bar: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        run = (self.graph, self.params, self._eta0, betas, pair, self.num_particles, x, progress_bar)
+        run = (self.graph, self.params, self._eta0, betas, key, self.num_particles, x, progress_bar)
         return annealing_path.anneal(*run)
 
     def _estimate(self, log_weights: np.ndarray, betas: np.ndarray, sign: int, sound: bool) -> LogPartition:
@@ -307,7 +307,7 @@ def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> Bl
         ) from None
 
 
-def _completed(graph: FactorGraph, params: Params, x: Blocks, pair: Array) -> Blocks:
+def _completed(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blocks:
     """Samples with the blocks that they leave out drawn given the others."""
     missing = tuple(b for b in graph.families if b not in x)
     for a, b in graph.interacting(missing):
@@ -316,7 +316,7 @@ def _completed(graph: FactorGraph, params: Params, x: Blocks, pair: Array) -> Bl
             "given the others; give one of them too"
         )
     if missing:
-        rows = random.fold_in(pair, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
+        rows = random.fold_in(key, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
         x = x | gibbs.draw_layer(graph, params, x, missing, rows, {})
     return x
 
@@ -340,14 +340,8 @@ def bracket(
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param rng_key: a jax key.
-    :param samples: draws to start the reverse run from; see :func:`ebmpp.evaluate.reverse_ais`.
-    :param samples_are_exact: whether they have exactly the model's law.
-    :param num_particles: of each run, as for :func:`ebmpp.evaluate.reverse_ais`.
-    :param num_temperatures: of both runs, as for :func:`ebmpp.ais`, like all that follows.
-    :param ladder: one a run, if it is "adaptive".
-    :param data: rows of the visible blocks, for the base rates of the reference.
-    :param reference: natural parameters of some or all blocks; the runs share one reference in any case.
-    :param progress_bar: show one a run.
+    :param samples: as for :func:`ebmpp.evaluate.reverse_ais`, like all that follows; the runs share one
+        reference, and make a ladder each if it is "adaptive".
     :return: a :class:`Bracket`.
     :raises IntractableError: without samples, when the model is neither small nor attractive.
 

@@ -5,6 +5,7 @@
 import dataclasses
 from typing import Any
 
+from jaxtyping import Bool, Float
 import numpy as np
 
 from ebmpp.core.statistics import standard_error
@@ -84,14 +85,21 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> Adv
     )
 
 
-def _nearer(own: np.ndarray, other: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+def _nearer(
+    own: Float[np.ndarray, "rows units"], other: Float[np.ndarray, "rows units"], chunk: int
+) -> tuple[Float[np.ndarray, "rows"], Bool[np.ndarray, "rows"]]:
     """Whether each row's nearest neighbour is its own kind (1/2 where tied), and where it is tied."""
     inside, across = _nearest(own, own, chunk, True), _nearest(own, other, chunk, False)
     tied = inside == across
     return np.where(tied, 0.5, across > inside), tied
 
 
-def _nearest(rows: np.ndarray, others: np.ndarray, chunk: int, without_self: bool) -> np.ndarray:
+def _nearest(
+    rows: Float[np.ndarray, "rows units"],
+    others: Float[np.ndarray, "others units"],
+    chunk: int,
+    without_self: bool,
+) -> Float[np.ndarray, "rows"]:
     """Squared distance of each row from the nearest."""
     made: list[float] = []
     for square in square_distances(rows, others, chunk):

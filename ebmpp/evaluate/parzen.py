@@ -8,6 +8,7 @@ import itertools
 import math
 from typing import Any
 
+from jaxtyping import Bool, Float, Integer, Shaped
 import numpy as np
 
 from ebmpp.core import checks
@@ -25,17 +26,17 @@ _GRID = {"bernoulli": 1 - np.geomspace(0.4, 0.005, 25), "gaussian": np.geomspace
 class SampleLikelihood:
     """What samples tell of held-out rows; see :func:`indirect_likelihood`."""
 
-    num_samples: np.ndarray
+    num_samples: Integer[np.ndarray, "counts"]
     """How many samples each value is of, ``(counts,)``."""
-    value: np.ndarray
+    value: Float[np.ndarray, "counts"]
     """Mean log-density of the held-out rows, ``(counts,)``."""
-    standard_error: np.ndarray
+    standard_error: Float[np.ndarray, "counts"]
     """Of that mean over rows, the samples being what they are: **not** over runs of the sampler."""
-    bandwidth: np.ndarray
+    bandwidth: Float[np.ndarray, "counts"]
     """The one that was best on the validation rows, ``(counts,)``: beta, or the standard deviation."""
-    at_edge: np.ndarray
+    at_edge: Bool[np.ndarray, "counts"]
     """Whether that is the first or the last that was tried, so that a wider range may do better."""
-    log_density: np.ndarray = dataclasses.field(repr=False)
+    log_density: Float[np.ndarray, "counts rows"] = dataclasses.field(repr=False)
     """Row by row, ``(counts, rows)``: for paired comparisons of samplers."""
     kernel: str = "bernoulli"
 
@@ -91,25 +92,26 @@ def indirect_likelihood(
     >>> indirect_likelihood(coins[:3000], coins[3000:3500], validation=coins[3500:])
     SampleLikelihood(-6.252 +- 0.0057 from 3000 samples, bernoulli kernel)
     """
-    x, rows, others = as_rows(samples=samples, held_out=held_out, validation=validation)
+    given = {"samples": samples, "held_out": held_out}
+    x, rows, *others = as_rows(**given, **({} if validation is None else {"validation": validation}))
     kernel = _kernel(kernel, x, rows)
     tried = (
         _GRID[kernel] if bandwidth is None else checks.numbers("indirect_likelihood: bandwidth", bandwidth)
     )
     tried = np.atleast_1d(np.asarray(tried, float))
     _check_bandwidth(kernel, tried)
-    if others is None and len(tried) > 1:
+    if not others and len(tried) > 1:
         raise ArgumentError(
             "indirect_likelihood chooses the bandwidth on rows of its own: give validation=rows, or one "
             "bandwidth"
         )
     counts = _counts(num_samples, len(x))
     if kernel == "bernoulli":  # values 0 and 1: then a squared distance counts the units that differ
-        x, rows, others = (None if a is None else a > 0 for a in (x, rows, others))
+        x, rows, *others = (a > 0 for a in (x, rows, *others))
     sharp, constant = _sharpness(kernel, tried, x.shape[1])
     best = np.zeros(len(counts), int)
     if len(tried) > 1:
-        best = (_log_sums(x, others, sharp, counts, chunk).mean(-1) + constant).argmax(-1)
+        best = (_log_sums(x, others[0], sharp, counts, chunk).mean(-1) + constant).argmax(-1)
     each = _log_sums(x, rows, sharp[np.unique(best)], counts, chunk)
     place = np.searchsorted(np.unique(best), best)
     each = each[np.arange(len(counts)), place] + constant[best][:, None]
@@ -155,9 +157,13 @@ def _sharpness(kernel: str, bandwidth: np.ndarray, units: int) -> tuple[np.ndarr
 
 
 def _log_sums(
-    x: np.ndarray, rows: np.ndarray, sharp: np.ndarray, counts: np.ndarray, chunk: int
-) -> np.ndarray:
-    """log of the mean over the first samples of exp(-a d^2): ``(counts, sharpness, rows)``."""
+    x: Shaped[np.ndarray, "samples units"],
+    rows: Shaped[np.ndarray, "rows units"],
+    sharp: Float[np.ndarray, "sharpness"],
+    counts: Integer[np.ndarray, "counts"],
+    chunk: int,
+) -> Float[np.ndarray, "counts sharpness rows"]:
+    """log of the mean over the first samples of exp(-a d^2)."""
     made = []
     for square in square_distances(rows, x, chunk):
         between = (square[:, begin:end] for begin, end in itertools.pairwise([0, *counts]))
@@ -166,7 +172,7 @@ def _log_sums(
     return np.concatenate(made, axis=-1) - np.log(counts)[:, None, None]
 
 
-def _log_sum(square: np.ndarray, a: float) -> np.ndarray:
+def _log_sum(square: Float[np.ndarray, "rows samples"], a: float) -> Float[np.ndarray, "rows"]:
     """log sum exp(-a d^2) of each row, from its nearest: in float32 the exponentials are what takes time."""
     nearest = square.min(1, keepdims=True)
     return np.log(np.exp(-a * (square - nearest)).sum(1, dtype=float)) - a * nearest[:, 0].astype(float)

@@ -5,32 +5,29 @@
 from collections.abc import Iterator
 from typing import Any
 
+from jaxtyping import Float32, Shaped
 import numpy as np
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 
 
-def as_rows(**given: Any) -> list[np.ndarray | None]:
-    """Arrays as float32 rows of the same number of values; None stays None.
+def as_rows(**given: Any) -> list[Float32[np.ndarray, "_ units"]]:
+    """Arrays as float32 rows of the same number of values.
 
     :raises ArgumentError: for what has no rows, is not finite, or has other units than the first.
     """
-    made, first = [], None
-    for name, value in given.items():
-        if value is None:
-            made.append(None)
-            continue
-        array = np.asarray(value)
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    first, shape = next((name, array.shape[1:]) for name, array in arrays.items())
+    made = []
+    for name, array in arrays.items():
         if array.dtype.kind not in "fiub" or array.ndim < 2 or not array.size:
             raise ArgumentError(
                 f"{name} is an array of numbers of shape (rows, *shape) with at least one row; got shape "
                 f"{array.shape} of {array.dtype}"
             )
-        if first is None:
-            first = name, array.shape[1:]
-        elif array.shape[1:] != first[1]:
-            raise ArgumentError(f"{name} has rows of shape {array.shape[1:]}, and {first[0]} of {first[1]}")
+        if array.shape[1:] != shape:
+            raise ArgumentError(f"{name} has rows of shape {array.shape[1:]}, and {first} of {shape}")
         array = array.reshape(len(array), -1).astype(np.float32)
         wrong = np.argwhere(~np.isfinite(array))
         if len(wrong):
@@ -41,7 +38,9 @@ def as_rows(**given: Any) -> list[np.ndarray | None]:
     return made
 
 
-def square_distances(rows: np.ndarray, others: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
+def square_distances(
+    rows: Shaped[np.ndarray, "rows units"], others: Shaped[np.ndarray, "others units"], chunk: int
+) -> Iterator[Float32[np.ndarray, "chunk others"]]:
     """Squared distances of ``chunk`` rows at a time from all others: exact where values are small integers.
 
     :raises ArgumentError: for a chunk that is not a positive int.

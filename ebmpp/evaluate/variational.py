@@ -5,6 +5,8 @@
 from functools import partial
 from typing import Any
 
+from jaxtyping import Bool, Float
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.declaration import schedule
 
 
-def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: int = 30) -> Array:
+def mean_field_bound(
+    graph: FactorGraph, params: Params, data: Any, *, passes: int = 30
+) -> Float[Array, "*batch"]:
     """A lower bound of minus the free energy, log sum_h exp(-E(v, h)) r(v, h), row by row.
 
     For latents that interact given the visibles, as in a deep Boltzmann machine. Under independent latent
@@ -51,11 +55,11 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Array:
+def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Float[Array, "rows"]:
     return lax.map(partial(_bound, graph, passes, params), rows, batch_size=256)
 
 
-def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Array:
+def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Float[Array, ""]:
     known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
         return base - energy.energy(graph, params, known)
@@ -75,7 +79,7 @@ def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Arra
     return base - energy.energy(graph, params, known | t) + entropy
 
 
-def _masks(graph: FactorGraph, blocks: tuple[str, ...]) -> list[Array]:
+def _masks(graph: FactorGraph, blocks: tuple[str, ...]) -> list[Bool[Array, "..."]]:
     """The parts of a layer that are updated in turn; of all units at once where they do not interact."""
     if graph.splits.keys().isdisjoint(blocks):
         return [jnp.array(True)]

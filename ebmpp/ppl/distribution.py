@@ -5,8 +5,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 import math
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+from jaxtyping import Float, Real
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -17,6 +18,7 @@ from numpyro.ops.provenance import eval_provenance
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
@@ -59,7 +61,7 @@ class _UnitwiseSupport(constraints.Constraint):
         return len(self.layout.shape)
 
     def __call__(self, x: Array) -> Array:
-        valid = True
+        valid = jnp.array(True)
         for b, part in self.layout.split(x).items():
             family = self.graph.families[b]
             valid &= family.in_support(part).all(tuple(range(-len(family.shape), 0)))
@@ -179,9 +181,8 @@ class EnergyDistribution(dist.Distribution):
         self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps
         self.layout = _check_layout(graph, blocks, layout)
         _refuse_interacting(graph, self.summed)
-        given = callable(log_partition)
-        self._log_partition_fn = log_partition if given else None
-        self._log_partition_value = None if given else _as_scalar(log_partition)
+        self._log_partition_fn = cast(LogPartition, log_partition) if callable(log_partition) else None
+        self._log_partition_value = None if callable(log_partition) else _as_scalar(log_partition)
         super().__init__((), self.layout.shape, validate_args=validate_args)
 
     def __repr__(self) -> str:
@@ -226,7 +227,7 @@ class EnergyDistribution(dist.Distribution):
         return 0.0 if self._log_partition_value is None else self._log_partition_value
 
     @validate_sample
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Float[Array, "*batch"]:
         """Minus the free energy of the value, minus log Z where it was given.
 
         :param value: shape ``(*batch, *event_shape)``.
@@ -244,7 +245,7 @@ class EnergyDistribution(dist.Distribution):
         one = lambda x: energy.log_unnormalized(self.graph, params, x, self.summed)
         return jax.vmap(one)(rows).reshape(batch) - self._log_partition()
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Real[Array, "*value"]:
         """Draws after ``num_sweeps`` sweeps of blocked Gibbs, each from a chain of its own.
 
         :param key: a jax key.

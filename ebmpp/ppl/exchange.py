@@ -9,7 +9,6 @@ import warnings
 
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.distributions import biject_to
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
@@ -220,11 +219,10 @@ class Exchange(MCMCKernel):
     def _init_one(self, rng_key: Array, num_warmup: int, given: Sites) -> ExchangeState:
         rng_key, *keys = jax.random.split(rng_key, 1 + len(self.prior))
         z = {s: p.sample(key) for (s, p), key in zip(self.prior.items(), keys, strict=True)} | given
-        u = {s: biject_to(p.support).inv(jnp.asarray(z[s])) for s, p in self.prior.items()}
-        zero = jnp.zeros((), jnp.result_type(float))
-        none = jnp.zeros((), jnp.int32)
-        step = zero + self.step_size
-        return ExchangeState(self._constrain(u), u, none, none + num_warmup, step, zero, zero, none, rng_key)
+        u = {s: dist.biject_to(p.support).inv(jnp.asarray(z[s])) for s, p in self.prior.items()}
+        zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
+        numbers = none, none + num_warmup, zero + self.step_size, zero, zero, none
+        return ExchangeState(self._constrain(u), u, *numbers, rng_key)
 
     def _sample_one(self, state: ExchangeState, call: _Call) -> ExchangeState:
         rng_key, walk, draw, accept = jax.random.split(state.rng_key, 4)
@@ -256,13 +254,13 @@ class Exchange(MCMCKernel):
         return state._replace(i=i, step_size=step_size, accept_prob=chance, mean_accept_prob=mean)
 
     def _constrain(self, u: Sites) -> Sites:
-        return {s: biject_to(p.support)(u[s]) for s, p in self.prior.items()}
+        return {s: dist.biject_to(p.support)(u[s]) for s, p in self.prior.items()}
 
     def _log_prior(self, u: Sites, call: _Call) -> Array:
-        z, total = self._constrain(u), 0.0
+        z, total = self._constrain(u), jnp.zeros(())
         for s, p in self.prior.items():
-            volume = biject_to(p.support).log_abs_det_jacobian(u[s], z[s])
-            total += p.log_prob(z[s]).sum() + volume.sum()
+            volume = dist.biject_to(p.support).log_abs_det_jacobian(u[s], z[s])
+            total += jnp.sum(p.log_prob(z[s])) + jnp.sum(volume)
         if self.log_weight is not None:
             total += self.log_weight(call.siblings | z, *call.args, **call.kwargs)
         return total
@@ -295,8 +293,8 @@ class Exchange(MCMCKernel):
         drawn, perfect_rows = self._auxiliary(params, rows, summed, pairs)
 
         def gain(x: Sites) -> Array:
-            one = lambda p, row: energy.log_unnormalized(self.graph, p, row, summed)
-            return jax.vmap(lambda row: one(params, row) - one(old_params, row))(x).sum()
+            at = lambda p, row: energy.log_unnormalized(self.graph, p, row, summed)
+            return jax.vmap(lambda row: at(params, row) - at(old_params, row))(x).sum()
 
         prior = self._log_prior(proposed, call) - self._log_prior(u, call)
         # impossible proposals are rejected whatever the auxiliary rows
@@ -323,7 +321,7 @@ class Exchange(MCMCKernel):
         params = self._params(state.z, call, values=True)
         rows, _ = self._rows(call)
         known = all(map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key))))
-        if not known or not self._may_fail:
+        if not known or not self._may_fail or not isinstance(self.auxiliary, str):
             return
         perfect.check(self.graph, params, self.auxiliary)
         try:
@@ -359,7 +357,7 @@ def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distr
     for site, given in prior.items():
         if not isinstance(given, dist.Distribution):
             raise ParameterError(f"prior of site {site!r} is a NumPyro distribution, not {given!r}")
-        if given.support.is_discrete:
+        if given.is_discrete:
             raise ParameterError(
                 f"prior of site {site!r} is discrete ({type(given).__name__}), and Exchange walks over "
                 "continuous values; give it a continuous prior"
@@ -392,7 +390,7 @@ def _check_init(
         value, wanted = jnp.asarray(value, jnp.result_type(float)), chains + prior[site].shape()
         if value.shape != wanted:
             raise ParameterError(f"init_params of site {site!r} got shape {value.shape}, expected {wanted}")
-        free = biject_to(prior[site].support).inv(value)
+        free = dist.biject_to(prior[site].support).inv(value)
         if states.is_concrete(free) and not np.isfinite(np.asarray(free)).all():
             raise ParameterError(
                 f"init_params of site {site!r} is not inside the support of its prior, "

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from jaxtyping import Float
 import numpy as np
 
 from jax import Array
@@ -39,9 +40,9 @@ class LogPartition:
     """Of ``log_partition``, by the delta method: too small where the effective sample size is."""
     effective_sample_size: float
     """(sum w)**2 / sum w**2: at most the number of particles."""
-    log_weights: np.ndarray
-    """Shape ``(num_particles,)``; exp of them has mean Z, or 1/Z in reverse."""
-    betas: np.ndarray
+    log_weights: Float[np.ndarray, "num_particles"]
+    """exp of them has mean Z, or 1/Z in reverse."""
+    betas: Float[np.ndarray, "num_temperatures"]
     """The ladder that was used, in the order in which it was."""
     bound: str
     """"lower" (forward) or "upper" (reverse): where ``log_partition`` lies of log Z, on average."""
@@ -58,7 +59,7 @@ class LogPartition:
             f"{len(self.betas)} temperatures)"
         )
 
-    def log_likelihood(self, data: Data) -> Array:
+    def log_likelihood(self, data: Data) -> Float[Array, "*batch"]:
         """log p(v) row by row, at this value of log Z, which all rows share.
 
         A lower bound of log Z makes it too large on average, and an upper bound too small.

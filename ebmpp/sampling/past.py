@@ -8,6 +8,8 @@ And what its two ways, of single units and of the bonds between them, ask of a g
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from jaxtyping import Bool, Float
+
 import jax
 from jax import Array
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ State = TypeVar("State")
 
 def from_the_past(
     step: Callable[[Array, State], State],
-    met: Callable[[State], Array],
+    met: Callable[[State], Bool[Array, "rows"]],
     start: State,
     max_sweeps: int,
     goes: Any = True,
@@ -53,7 +55,7 @@ def from_the_past(
     return jax.lax.while_loop(unfinished, again, (jnp.int32(0), start))[1]
 
 
-def check_pairs(graph: FactorGraph, who: str) -> None:
+def check_edges(graph: FactorGraph, who: str) -> None:
     """:raises IntractableError: for factors that join other than two blocks, or two units of a block."""
     for factor in graph.factors:
         if len(factor.blocks) > 2:
@@ -72,7 +74,7 @@ def check_pairs(graph: FactorGraph, who: str) -> None:
 
 def slopes(
     graph: FactorGraph, params: Params, edges: Iterable[tuple[str, str]]
-) -> dict[tuple[str, str], Array]:
+) -> dict[tuple[str, str], Float[Array, "..."]]:
     """How the natural parameters of one block grow with the statistics of another, for every edge."""
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
     made = {}

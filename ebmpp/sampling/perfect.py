@@ -11,6 +11,7 @@ from collections import deque
 import math
 from typing import Any
 
+from jaxtyping import Float, Int32
 import numpy as np
 
 import jax
@@ -24,7 +25,7 @@ from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import gibbs
 from ebmpp.sampling import enumeration, random_cluster
-from ebmpp.sampling.past import check_pairs, from_the_past, slopes
+from ebmpp.sampling.past import check_edges, from_the_past, slopes
 
 #: sweeps into the past before coupling gives up, unless told
 MAX_SWEEPS = 2**16
@@ -47,7 +48,7 @@ def _plan(graph: FactorGraph) -> enumeration.Plan:
     return plan
 
 
-def _pick(u: Array, log_weight: Array) -> Array:
+def _pick(u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"]) -> Int32[Array, "*draws"]:
     """An index drawn with the last axis' weights."""
     return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
@@ -83,7 +84,7 @@ def _check_ordered(graph: FactorGraph) -> None:
                 f"block {b!r} ({family!r}) has no lowest and highest state, which coupling from the past "
                 "starts from; it takes Bernoulli, Spin and Binomial blocks"
             )
-    check_pairs(graph, "coupling from the past")
+    check_edges(graph, "coupling from the past")
     for block, split in graph.splits.items():
         if split.family.size > _MOST_UNITS:
             raise IntractableError(
@@ -142,7 +143,7 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     """A draw that does not fall when ``eta`` grows, from one word a unit."""
     if type(family) in (Bernoulli, Spin):
         return family.sample(words, eta)
-    values = family.states()
+    values = enumeration.values_of(family)
     stats = family.statistics(values)
     # exponential families have monotone likelihood ratios, so their inverse distribution functions rise
     log_weight = eta[..., None] * stats + family.log_base_measure(values)
@@ -172,7 +173,7 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
     rows = len(pairs)
     start = {}
     for b, family in graph.families.items():
-        values = family.states().astype(family.dtype)
+        values = enumeration.values_of(family).astype(family.dtype)
         ends = jnp.where(sign[b] > 0, values[jnp.array([0, -1])], values[jnp.array([-1, 0])])
         ends = jnp.repeat(ends, rows).reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))

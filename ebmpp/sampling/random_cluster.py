@@ -18,6 +18,7 @@ sweeps, while single units, which would have to cross from one phase to the othe
 
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float, Integer
 import numpy as np
 
 import jax
@@ -30,17 +31,18 @@ from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
+from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves.clusters import components
-from ebmpp.sampling.past import check_pairs, from_the_past, slopes
+from ebmpp.sampling.past import check_edges, from_the_past, slopes
 
 
 class _Bonds(NamedTuple):
     """What every pair, and then every field, adds to the log density where it is content."""
 
-    gains: Array
-    up: Array
+    gains: Float[Array, "bonds"]
+    up: Float[Array, ""]
     """Which way the fields pull, 1 or -1."""
-    told: dict[str, Array]
+    told: dict[str, Bool[Array, ""]]
     """What must hold of the params, by what is said where it does not."""
 
 
@@ -51,7 +53,7 @@ def check_graph(graph: FactorGraph) -> None:
             raise IntractableError(
                 f"block {b!r} ({family!r}) has no random-cluster draws: they are of Bernoulli and Spin units"
             )
-    check_pairs(graph, "random-cluster sampling")
+    check_edges(graph, "random-cluster sampling")
 
 
 def check_params(graph: FactorGraph, params: Any) -> None:
@@ -123,14 +125,14 @@ def _has_fields(graph: FactorGraph) -> bool:
     return alone or any(_scale(f)[0] != 0 for f in graph.families.values())
 
 
-def _edges(graph: FactorGraph) -> np.ndarray:
+def _edges(graph: FactorGraph) -> Integer[np.ndarray, "edges 2"]:
     """Pairs of units by their numbers, those inside blocks first; then one a field, to the unit past all."""
     start, made = _starts(graph), []
     for block, split in graph.splits.items():
         made += [f.edges(graph.families)[block] + start[block] for f in split.own]
     for a, b in sorted(graph.edges):
-        pair = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
-        made.append((pair + np.array([[start[a]], [start[b]]])).T)
+        ends = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
+        made.append((ends + np.array([[start[a]], [start[b]]])).T)
     size = sum(f.size for f in graph.families.values())
     if _has_fields(graph):
         made.append(np.stack([np.arange(size), np.full(size, size)], 1))
@@ -141,6 +143,7 @@ def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
     gains, told = [], {}
     for block, split in graph.splits.items():
         for factor in split.own:
+            assert isinstance(factor, Pairwise)  # check_graph has refused others
             weights = factor.weights(params[factor.name])
             told[f"factor {factor.name!r} has weights below 0"] = (weights >= 0).all()
             gains.append(2 * _scale(split.family)[1] ** 2 * weights)
@@ -161,8 +164,8 @@ def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
 _told = jax.jit(lambda graph, params: _bonds(graph, params).told, static_argnums=0)
 
 
-def _to_blocks(graph: FactorGraph, spin: Array) -> Blocks:
-    """Units in -1 and 1, ``(rows, units)``, as values of the blocks."""
+def _to_blocks(graph: FactorGraph, spin: Float[Array, "rows units"]) -> Blocks:
+    """Units in -1 and 1 as values of the blocks."""
     made, start = {}, _starts(graph)
     for b, family in graph.families.items():
         middle, half = _scale(family)

@@ -3,6 +3,7 @@
 """How probable the data are: log Z from both sides, and what stands in for it where it is not known."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pandas as pd
 import jax.numpy as jnp
 
 from ebmpp.core.statistics import standard_error
+from ebmpp.core.types import Rows
 from ebmpp.diagnostics.canvas import COLORS, grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
@@ -20,6 +22,9 @@ from ebmpp.evaluate.pseudo import pseudo_log_likelihood
 from ebmpp.sampling import annealing_path, enumeration
 from ebmpp.sampling.log_partition import Bracket
 from ebmpp.training import monitors
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_STATES = 2**24  # of all rows' latents together
 _PSEUDO_UNITS = 20
@@ -104,7 +109,7 @@ def _log_z(section: Section, made: Bracket) -> None:
     )
 
 
-def _exact_rows(subject: Subject, rows: dict, made: Bracket) -> np.ndarray | None:
+def _exact_rows(subject: Subject, rows: Rows, made: Bracket) -> np.ndarray | None:
     if made.exact is None:
         return None
     if subject.closed:
@@ -135,7 +140,7 @@ def _table(subject: Subject, made: Bracket, exact_rows: dict[str, np.ndarray | N
     return pd.DataFrame.from_dict(columns, orient="index")
 
 
-def _independent(subject: Subject, rows: dict) -> float:
+def _independent(subject: Subject, rows: Rows) -> float:
     """Mean log p of rows under units of the training rows' own rates: what a model must beat."""
     graph, total = subject.graph, 0.0
     eta = annealing_path.base_rates(graph, subject.train)
@@ -147,7 +152,7 @@ def _independent(subject: Subject, rows: dict) -> float:
     return total
 
 
-def _draw(table: pd.DataFrame) -> object:
+def _draw(table: pd.DataFrame) -> "Figure":
     figure, (ax,) = grid(1, (6.4, 0.9 + 0.7 * len(table)))
     place = np.arange(len(table))[::-1]
     margin = 2 * np.hypot(table["log Z error"], table["row error"].fillna(0))
@@ -170,7 +175,7 @@ def free_energies(subject: Subject) -> Section:
     name = "free energy" if subject.closed else "mean-field bound of the free energy"
     sets = {name: -subject.log_weight(rows) for name, rows in subject.data.items()}
     for label, chains in subject.chains(section).items():
-        last = {b: v[:, ::10].reshape(-1, *v.shape[2:]) for b, v in chains.draws.items()}
+        last = {b: jnp.asarray(v[:, ::10].reshape(-1, *v.shape[2:])) for b, v in chains.draws.items()}
         sets[f"{label} samples"] = -subject.log_weight(last)
     figure, (ax,) = grid(1, (7.0, 3.2))
     low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())

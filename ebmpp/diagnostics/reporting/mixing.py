@@ -3,7 +3,7 @@
 """How fast chains mix: coupled pairs, and Gibbs chains against parallel tempering."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 import warnings
 
 import numpy as np
@@ -21,6 +21,9 @@ from ebmpp.diagnostics.reporting.subject import Chains, Subject
 from ebmpp.errors import UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _QUANTILE = 0.95
 _GOOD = 1.01  # R-hat
@@ -196,7 +199,7 @@ def _table(name: str, made: Chains, values: dict[str, Any]) -> pd.DataFrame:
     return table.rename_axis("value").reset_index().assign(chains=name)[["chains", "value", *table.columns]]
 
 
-def _draw(curves: dict[str, np.ndarray]) -> object:
+def _draw(curves: dict[str, np.ndarray]) -> "Figure":
     figure, panels = grid(len(curves), (4.4, 2.8))
     low = min(v.min() for v in curves.values())
     high = max(v.max() for v in curves.values())

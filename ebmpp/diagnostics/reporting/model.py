@@ -42,16 +42,16 @@ def declaration(subject: Subject) -> Section:
         ),
         "Blocks; a layer is drawn at once, or in so many parts.",
     )
-    rows = []
+    rows, count = [], 0
     for name, tree in subject.params.items():
         leaves = [np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)]
         values = np.concatenate(leaves) if leaves else np.zeros(0)
         numbers = (values.mean(), values.std(), np.abs(values).max()) if values.size else (np.nan,) * 3
         named = dict(zip(("mean", "sd", "largest size"), numbers, strict=True))
         rows.append({"factor": name, "params": values.size, **named})
+        count += values.size
     section.table("factors", pd.DataFrame(rows), "Factors.")
     units = sum(f.size for f in graph.families.values())
-    count = sum(row["params"] for row in rows)
     section.fact(
         f"{units} units in {len(graph.families)} blocks, {count} params, {len(graph.layers)} layers."
     )
@@ -75,7 +75,7 @@ def units(subject: Subject) -> Section:
         "of the data."
         + ("" if subject.closed else " Latent blocks interact, so posterior means are those of Gibbs chains.")
     )
-    counts = made.groupby(["block", "status"], sort=False).size().unstack(fill_value=0)
+    counts = pd.crosstab(made["block"], made["status"]).loc[list(dict.fromkeys(made["block"]))]
     counts = counts.reindex(columns=list(_COLORS), fill_value=0).rename_axis(columns=None)
     section.table("unit_counts", counts, "Statistics of units by status.")
     blocks = list(dict.fromkeys(made["block"]))

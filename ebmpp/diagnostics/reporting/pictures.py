@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import math
 from typing import Any
 
+from jaxtyping import Float
 import numpy as np
 
 import jax
@@ -99,7 +100,7 @@ def _last(subject: Subject, draws: Mapping[str, np.ndarray], block: str) -> Arra
     return subject.graph.mean(subject.params, state, block)
 
 
-def _images(family: Family, values: Any) -> np.ndarray:
+def _images(family: Family, values: Any) -> Float[np.ndarray, "count units"]:
     """Values as grey levels between their family's bounds; as they are where it has none."""
     values = np.asarray(values, float).reshape(len(values), -1)
     states = family.states()
@@ -135,10 +136,12 @@ def _filter_pictures(section: Section, subject: Subject, block: str, shape: tupl
         section.figure(f"filters_{block}_{b}", figure, told)
 
 
-def filters(graph: FactorGraph, params: Params, block: str, latent: str) -> np.ndarray:
+def filters(
+    graph: FactorGraph, params: Params, block: str, latent: str
+) -> Float[np.ndarray, "statistics units"]:
     """d eta / d t(h), by autodiff, all other statistics 0: for a bilinear factor its weights.
 
-    :return: ``(statistics of the latent block, units of the visible one)``; at most 4096 of the former.
+    :return: for the latent block's statistics, at most 4096, and the visible one's units.
     """
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
     size = zero[latent].size

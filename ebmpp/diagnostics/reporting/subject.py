@@ -8,6 +8,7 @@ from functools import cached_property
 import time
 from typing import Any, NamedTuple
 
+from jaxtyping import Float
 import numpy as np
 from numpyro.infer import MCMC
 
@@ -102,7 +103,7 @@ class Subject:
         """A key for one purpose."""
         return jax.random.fold_in(self.rng_key, index)
 
-    def log_weight(self, rows: Mapping[str, Array]) -> np.ndarray:
+    def log_weight(self, rows: Mapping[str, Array]) -> Float[np.ndarray, "*batch"]:
         """log p(v) + log Z of rows; of interacting latents a lower bound of it."""
         rows = {b: rows[b] for b in self.graph.visible}
         if self.closed:
