@@ -3,7 +3,7 @@
 """Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 import warnings
 
 import numpy as np
@@ -12,6 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from ebmpp.core.version import VERSION
+from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.coupled import CoupledKernel
@@ -64,13 +65,13 @@ def to_datatree(result: Any) -> xr.DataTree:
 
 
 def _attributes(graph: object, kernel: object = None) -> dict[str, str]:
-    attrs = {"inference_library": "ebmpp", "inference_library_version": VERSION}
+    attrs: dict[str, str] = {"inference_library": "ebmpp", "inference_library_version": VERSION}
     if graph is not None:
         attrs["graph"] = repr(graph)
     if kernel is not None:
         attrs["inference_kernel"] = type(kernel).__name__
         if hasattr(kernel, "caveat"):
-            attrs["inference_caveat"] = kernel.caveat
+            attrs["inference_caveat"] = str(kernel.caveat)
     return attrs
 
 
@@ -117,10 +118,14 @@ def _dims(kernel: RowKernel, samples: Mapping[str, np.ndarray]) -> dict[str, lis
     dims = {}
     for block, x in samples.items():
         own = len(kernel.graph.families[block].shape)
-        rows = x.ndim - len(_SAMPLE_DIMS) - own
-        names = ["row"] if rows == 1 else [f"row_{i}" for i in range(rows)]
+        names = _row_dims(x.ndim - len(_SAMPLE_DIMS) - own)
         dims[block] = names + [f"{block}_dim_{i}" for i in range(own)]
     return dims
+
+
+def _row_dims(count: int) -> list[str]:
+    """Names of the leading axes that clamped values had."""
+    return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
 
 
 def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
@@ -129,21 +134,19 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
-        rows = ["row"] if value.ndim == 2 else [f"row_{i}" for i in range(value.ndim - 1)]
-        made[name] = (["chain", *rows], value)
+        made[name] = (["chain", *_row_dims(value.ndim - 1)], value)
     made["lag"] = mcmc.sampler.lag
     if isinstance(mcmc.sampler, CoupledKernel):
         made = made.assign(_by_sweep(mcmc))
     return made.assign_coords(chain=np.arange(made.sizes["chain"]))
 
 
-def _by_sweep(mcmc: MCMC) -> dict[str, tuple]:
+def _by_sweep(mcmc: MCMC) -> dict[str, Any]:
     """What was seen of each pair along the way, against the sweeps that its leading chain had done."""
     fields = mcmc.get_extra_fields(group_by_chain=True)
     distance, energies = (np.asarray(fields[name]) for name in _BY_SWEEP)
     draws, last = distance.shape[1], int(np.max(mcmc.last_state.t))
-    rows = distance.ndim - 2
-    dims = ["chain", "sweep", *(["row"] if rows == 1 else [f"row_{i}" for i in range(rows)])]
+    dims = ["chain", "sweep", *_row_dims(distance.ndim - 2)]
     return {
         "sweep": last - mcmc.thinning * np.arange(draws)[::-1],
         "distance": (dims, distance),
@@ -154,15 +157,10 @@ def _by_sweep(mcmc: MCMC) -> dict[str, tuple]:
 
 def _times(estimate: Estimate) -> xr.Dataset:
     """Unmet pairs as right-censored: the time they were stopped at, and ``met`` False."""
-    stopped = 0 if estimate.max_sweeps is None else estimate.max_sweeps
-    columns = {
-        "meeting_time": np.where(estimate.met, estimate.meeting_time, stopped),
-        "met": estimate.met,
-        "cost": estimate.cost,
-    }
+    times, met, lag = meeting_data(estimate)
+    columns = {"meeting_time": times, "met": met, "cost": estimate.cost}
     made = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=_attributes(None))
-    made["lag"] = estimate.lag
-    return made.assign_coords(chain=np.arange(len(estimate.met)))
+    return made.assign(lag=lag).assign_coords(chain=np.arange(len(met)))
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
@@ -203,7 +201,7 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
         warnings.simplefilter("ignore", RuntimeWarning)
         table = arviz_stats.summary(tree, **kwargs)
     chosen = {k: v for k, v in kwargs.items() if k in ("var_names", "filter_vars", "group", "sample_dims")}
-    draws = arviz_base.extract(tree, combined=False, keep_dataset=True, **chosen)
+    draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **chosen))
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
     frozen = _frozen(draws).loc[table.index]

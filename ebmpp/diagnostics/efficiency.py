@@ -4,6 +4,7 @@
 
 from typing import NamedTuple
 
+from jaxtyping import Float, Integer
 import numpy as np
 import xarray as xr
 
@@ -21,7 +22,7 @@ class Suggestion(NamedTuple):
     """Last sweep that counts."""
 
 
-def suggest_k_m(source: "xr.DataTree | Estimate") -> Suggestion:
+def suggest_k_m(source: xr.DataTree | Estimate) -> Suggestion:
     """The cheapest k and m of :func:`~ebmpp.unbiased_expectation` with nearly the least cost times variance.
 
     That product is the number of sweeps for a given standard error. It goes on falling a little as m
@@ -52,7 +53,7 @@ def suggest_k_m(source: "xr.DataTree | Estimate") -> Suggestion:
     return Suggestion(k, k + extra)
 
 
-def cost_times_variance(source: "xr.DataTree | Estimate") -> xr.Dataset:
+def cost_times_variance(source: xr.DataTree | Estimate) -> xr.Dataset:
     """Cost and variance of H_{k:m} over a grid of k and m - k.
 
     From a coupled kernel's run the variance is measured, on the energy (usually among the slowest of a
@@ -97,15 +98,19 @@ def cost_times_variance(source: "xr.DataTree | Estimate") -> xr.Dataset:
     )
 
 
-def _weights(t: np.ndarray, lag: int, k: int, m: int) -> np.ndarray:
+def _weights(t: Integer[np.ndarray, "t"], lag: int, k: int, m: int) -> Integer[np.ndarray, "t"]:
     """How often f(X_t) - f(Y_{t - lag}) counts in H_{k:m}, of an unmet pair."""
     count = (t - k) // lag - -(-np.maximum(lag, t - m) // lag) + 1
     return np.where(t >= k + lag, count, 0)
 
 
 def _averages(
-    paths: list[np.ndarray], times: np.ndarray, lag: int, window: tuple[int, int], first: int
-) -> np.ndarray:
+    paths: list[Float[np.ndarray, "pairs sweeps"]],
+    times: Integer[np.ndarray, "pairs"],
+    lag: int,
+    window: tuple[int, int],
+    first: int,
+) -> Float[np.ndarray, "pairs"]:
     """H_{k:m} of each pair, of what the paths hold from sweep ``first`` on."""
     k, m = window
     leading, following = paths
@@ -115,7 +120,7 @@ def _averages(
     return (leading[:, (t >= k) & (t <= m)].sum(1) + correction) / (m - k + 1)
 
 
-def _modelled(times: np.ndarray, lag: int, k: int, m: int) -> float:
+def _modelled(times: Integer[np.ndarray, "pairs"], lag: int, k: int, m: int) -> float:
     n = m - k + 1
     rho = np.exp(-1 / max((times - lag).mean(), 1e-3))
     # variance of the mean of n values of an autoregression of variance 1

@@ -3,8 +3,9 @@
 """What meeting times say: how far a chain is from stationarity after t sweeps."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float, Integer, Real
 import numpy as np
 from scipy.stats import CensoredData, ecdf
 import xarray as xr
@@ -14,8 +15,25 @@ from ebmpp.errors import ArgumentError
 from ebmpp.sampling.expectation import Estimate
 
 
-def meeting_data(source: xr.DataTree | Estimate) -> tuple[np.ndarray, np.ndarray, int]:
-    """Meeting times (the last time seen where unmet), whether met, and the lag.
+class Meetings(NamedTuple):
+    """When pairs met."""
+
+    times: Float[np.ndarray, "pairs"]
+    """The last time seen where unmet."""
+    met: Bool[np.ndarray, "pairs"]
+    lag: int
+
+
+class Band(NamedTuple):
+    """How far a bound may be off: by resamples of the pairs."""
+
+    num_bootstrap: int
+    probability: float
+    seed: int
+
+
+def meeting_data(source: xr.DataTree | Estimate) -> Meetings:
+    """Meeting times, whether met, and the lag.
 
     :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.sampling.expectation.Estimate`.
     :raises ArgumentError: for a tree without such a group.
@@ -28,17 +46,20 @@ def meeting_data(source: xr.DataTree | Estimate) -> tuple[np.ndarray, np.ndarray
             )
         group = source["meeting"]
         times = np.asarray(group["meeting_time"], float).ravel()
-        return times, np.asarray(group["met"], bool).ravel(), int(group["lag"])
+        return Meetings(times, np.asarray(group["met"], bool).ravel(), int(np.asarray(group["lag"])))
     if not isinstance(source, Estimate):
         raise ArgumentError(
             "meeting times are in the tree that to_datatree makes of a coupled kernel's run, and in an "
             f"estimate; got {checks.tell(source)}"
         )
     met = np.asarray(source.met, bool)
-    return np.where(met, source.meeting_time, source.max_sweeps or 0).astype(float), met, source.lag
+    times = np.where(met, source.meeting_time, source.max_sweeps or 0).astype(float)
+    return Meetings(times, met, source.lag)
 
 
-def survival(times: np.ndarray, met: np.ndarray, at: np.ndarray) -> np.ndarray:
+def survival(
+    times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"], at: Real[np.ndarray, "at"]
+) -> Float[np.ndarray, "at"]:
     """Kaplan-Meier estimate of P(tau > t) with unmet pairs as right-censored.
 
     :param at: times to evaluate at.
@@ -79,35 +100,32 @@ def tv_upper_bound(
     1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*,
        Theorem 2.5.
     """
-    times, met, lag = meeting_data(source)
+    data = meeting_data(source)
+    times, met, lag = data
     if not times.size:
         raise ArgumentError("there are no pairs, so no meeting times to bound anything with")
     t = np.arange(int(times.max()) - lag + 1) if t is None else np.atleast_1d(np.asarray(t))
     bound = lambda index: _bound(times[index], met[index], lag, t)
-    attrs = {"lag": lag, "pairs": len(times), "unmet": int((~met).sum())}
-    return _with_band(bound, len(times), t, attrs, num_bootstrap, probability, seed)
+    return _with_band(bound, data, t, Band(num_bootstrap, probability, seed))
 
 
 def _with_band(
-    bound: Callable[[np.ndarray], np.ndarray],
-    pairs: int,
-    t: np.ndarray,
-    attrs: dict[str, int],
-    num_bootstrap: int,
-    probability: float,
-    seed: int,
+    bound: Callable[[np.ndarray], np.ndarray], data: Meetings, t: np.ndarray, band: Band
 ) -> xr.Dataset:
     """A bound of all pairs, and its band from resamples of them."""
-    generator = np.random.default_rng(checks.count("seed", seed, least=0))
-    num_bootstrap = checks.count("num_bootstrap", num_bootstrap)
+    pairs, generator = len(data.times), np.random.default_rng(checks.count("seed", band.seed, least=0))
+    num_bootstrap = checks.count("num_bootstrap", band.num_bootstrap)
     draws = [bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)]
-    tail = (1 - checks.number("probability", probability, above=0, below=1)) / 2
+    tail = (1 - checks.number("probability", band.probability, above=0, below=1)) / 2
     lower, upper = np.quantile(np.array(draws), [tail, 1 - tail], axis=0, method="nearest")
+    attrs = {"lag": data.lag, "pairs": pairs, "unmet": int((~data.met).sum())}
     columns = {"bound": bound(np.arange(pairs)), "lower": lower, "upper": upper}
     return xr.Dataset({name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs)
 
 
-def _bound(times: np.ndarray, met: np.ndarray, lag: int, t: np.ndarray) -> np.ndarray:
+def _bound(
+    times: Float[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"], lag: int, t: Real[np.ndarray, "t"]
+) -> Float[np.ndarray, "t"]:
     """The sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the mean itself, without a survival curve
         gap = np.ceil((times[None, :] - lag - t[:, None]) / lag)
@@ -118,12 +136,14 @@ def _bound(times: np.ndarray, met: np.ndarray, lag: int, t: np.ndarray) -> np.nd
     return np.minimum(1.0, np.where(np.isnan(alive), np.inf, alive).sum(1))
 
 
-def path_data(source: xr.DataTree, names: Iterable[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+def path_data(
+    source: xr.DataTree | Estimate, names: Iterable[str]
+) -> tuple[Integer[np.ndarray, "sweeps"], list[Float[np.ndarray, "pairs sweeps"]]]:
     """What was seen of the pairs sweep by sweep.
 
     :param source: what :func:`~ebmpp.to_datatree` makes of a coupled kernel's run.
     :param names: variables of the group ``meeting``.
-    :return: the sweeps, which follow one another, and an array ``(pairs, sweeps)`` a name.
+    :return: the sweeps, which follow one another, and an array a name.
     :raises ArgumentError: where paths were not kept, or only every so many sweeps of them.
     """
     group = source["meeting"] if isinstance(source, xr.DataTree) and "meeting" in source.children else None
@@ -170,7 +190,8 @@ def wasserstein_upper_bound(
     1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*,
        section 2.3.
     """
-    times, met, lag = meeting_data(source)
+    data = meeting_data(source)
+    times, met, lag = data
     sweeps, (distance,) = path_data(source, ["distance"])
     first, last = int(sweeps[0]), int(sweeps[-1])
     t = np.arange(first - lag, max(first, int(times.max())) - lag + 1) if t is None else np.atleast_1d(t)
@@ -182,7 +203,4 @@ def wasserstein_upper_bound(
         total[:, s] += total[:, min(s + lag, distance.shape[1])]
     each = np.where(t + lag <= last, total[:, np.minimum(t + lag, last) - first], 0.0)
     each[~met] = np.inf
-    attrs = {"lag": lag, "pairs": len(times), "unmet": int((~met).sum())}
-    return _with_band(
-        lambda index: each[index].mean(0), len(each), t, attrs, num_bootstrap, probability, seed
-    )
+    return _with_band(lambda index: each[index].mean(0), data, t, Band(num_bootstrap, probability, seed))

@@ -1,25 +1,23 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of filters and samples, of training, and of meeting times.
-
-Plain matplotlib (the extra ``plots``), which is imported when something is drawn.
-"""
+"""Pictures of filters and samples, of training, and of meeting times."""
 
 from collections.abc import Iterable
 import math
 from typing import TYPE_CHECKING, Any
 
+from jaxtyping import Bool, Float, Real
 import numpy as np
 import xarray as xr
 
 from ebmpp.core import checks
+from ebmpp.diagnostics.canvas import COLORS, grid, shown, tidy
 from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
 from ebmpp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#718096")
 _MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
 _TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}
 
@@ -51,7 +49,7 @@ def plot_units(
     >>> plot_units(np.eye(4), shape=(2, 2), ncols=2).images[0].get_array().shape
     (7, 7)
     """
-    from matplotlib import colormaps, pyplot as plt
+    from matplotlib import colormaps
 
     tiles = _as_images(np.asarray(checks.numbers("images", images), float), shape)
     count, height, width = tiles.shape
@@ -60,20 +58,22 @@ def plot_units(
     mosaic = _mosaic(tiles, nrows, ncols)
     if ax is None:
         size = (min(10, 0.25 + 0.7 * ncols), min(10, 0.25 + 0.7 * nrows * height / width))
-        ax = plt.figure(figsize=np.maximum(size, 2.0), layout="constrained").add_subplot()
+        ax = shown((max(2.0, size[0]), max(2.0, size[1])))
     finite = tiles[np.isfinite(tiles)]
     unit = bool(finite.size) and finite.min() >= 0 and finite.max() <= 1
     reach = max(float(np.abs(finite).max(initial=0.0)), 1e-12)
     cmap = colormaps["gray_r" if unit else "RdBu"].with_extremes(bad="#d9dee3")
     low, high = (0, 1) if unit else (-reach, reach)
-    shown = ax.imshow(mosaic, interpolation="nearest", cmap=cmap, vmin=low, vmax=high)
+    image = ax.imshow(mosaic, interpolation="nearest", cmap=cmap, vmin=low, vmax=high)
     if colorbar and not unit:
-        ax.figure.colorbar(shown, ax=ax, shrink=0.7, pad=0.02)
+        ax.figure.colorbar(image, ax=ax, shrink=0.7, pad=0.02)
     ax.axis("off")
     return ax
 
 
-def _as_images(images: np.ndarray, shape: tuple[int, int] | None) -> np.ndarray:
+def _as_images(
+    images: Float[np.ndarray, "..."], shape: tuple[int, int] | None
+) -> Float[np.ndarray, "count height width"]:
     if shape is None and images.ndim == 2:
         side = math.isqrt(images.shape[1])
         shape = (side, side) if side * side == images.shape[1] else None
@@ -92,7 +92,9 @@ def _as_images(images: np.ndarray, shape: tuple[int, int] | None) -> np.ndarray:
     return images.reshape(-1, *shape)
 
 
-def _mosaic(tiles: np.ndarray, nrows: int, ncols: int) -> np.ndarray:
+def _mosaic(
+    tiles: Float[np.ndarray, "count height width"], nrows: int, ncols: int
+) -> Float[np.ndarray, "rows columns"]:
     """Images side by side, with a line of nan (drawn in grey) around each."""
     _, height, width = tiles.shape
     made = np.full((nrows * (height + 1) + 1, ncols * (width + 1) + 1), np.nan)
@@ -135,7 +137,8 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
 
     Monitors first, then the gradient norm, then what meeting tells.
     """
-    over_time = [n for n, v in history.data_vars.items() if v.ndim == 1 and v.dims[0].endswith("step")]
+    each = {str(n): v for n, v in history.data_vars.items()}
+    over_time = [n for n, v in each.items() if v.ndim == 1 and str(v.dims[0]).endswith("step")]
     numeric = [n for n in over_time if history[n].dtype.kind in "fiub"]
     # A count of failures that are none is not worth a panel.
     numeric = [n for n in numeric if not (n.endswith("num_unmet") and not history[n].any())]
@@ -148,52 +151,38 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
 
 
 def _panel_axes(count: int, axes: Iterable["Axes"] | None) -> np.ndarray:
-    if axes is not None:
-        axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
-        if len(axes) < count:
-            raise ArgumentError(f"plot_history got {len(axes)} axes, expected {count}")
-        return axes[:count]
-    from matplotlib import pyplot as plt
-
-    ncols = 2 if count == 4 else min(count, 3)
-    nrows = math.ceil(count / ncols)
-    figure = plt.figure(figsize=(3.6 * ncols, 2.6 * nrows), layout="constrained")
-    return np.array([figure.add_subplot(nrows, ncols, i + 1) for i in range(count)])
+    if axes is None:
+        return grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, shown=True)[1]
+    axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
+    if len(axes) < count:
+        raise ArgumentError(f"plot_history got {len(axes)} axes, expected {count}")
+    return axes[:count]
 
 
 def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) -> None:
-    for name, color in zip(names, _COLORS, strict=False):
+    for name, color in zip(names, COLORS, strict=False):
         curve = history[name]
         dim = curve.dims[0]
         steps = history[dim].values if dim in history.coords else np.arange(curve.size)
         legend = name.removeprefix("meeting_time_") if len(names) > 1 else None
-        style = {"drawstyle": "steps-post", "linestyle": "--"} if name == "lag" else {}
+        style: dict[str, Any] = {"drawstyle": "steps-post", "linestyle": "--"} if name == "lag" else {}
         _plot_curve(ax, steps, curve.values.astype(float), color, legend, **style)
     if label.startswith("meeting") and any((history[n] > 0).any() for n in names):
         ax.set_yscale("log")
-    if len(names) > 1:
-        ax.legend(frameon=False, fontsize=8)
-    ax.set_xlabel("step")
-    ax.set_ylabel(label)
-    _tidy(ax)
+    ax.set(xlabel="step", ylabel=label)
+    tidy(ax, legend=len(names) > 1)
 
 
 def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, color: str, label: str | None, **style) -> None:
     window = len(y) // 50
     if window < 2 or style:
-        markers = {"marker": "o", "markersize": 3} if len(y) <= 30 and not style else {}
+        markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 and not style else {}
         ax.plot(steps, y, color=color, linewidth=1.4, label=label, **markers, **style)
         return
     # A curve of thousands of noisy steps is a band: show it pale, and its running mean on top.
     ax.plot(steps, y, color=color, linewidth=0.6, alpha=0.3)
     mean = np.convolve(y, np.ones(window) / window, mode="valid")
     ax.plot(steps[window - 1 :], mean, color=color, linewidth=1.6, label=label)
-
-
-def _tidy(ax: "Axes") -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.set_axisbelow(True)
 
 
 def plot_meeting_times(
@@ -225,47 +214,43 @@ def plot_meeting_times(
     >>> ax.lines[0].get_ydata().tolist()
     [1.0, 0.75, 0.25, 0.25]
     """
-    from matplotlib import pyplot as plt
-
     if isinstance(times, xr.DataTree) or hasattr(times, "meeting_time"):
         times, met, lag = meeting_data(times)
     times, met = _check_times(times, met)
     t, alive = survival_curve(times, met)
-    if ax is None:
-        ax = plt.figure(figsize=(4.4, 3.2), layout="constrained").add_subplot()
+    ax = shown() if ax is None else ax
     positive = alive > 0  # a logarithmic axis has no zero: the curve falls off its lower end
     floor = 0.5 / len(times)
-    y = np.where(positive, alive, floor)
-    (line,) = ax.step(t, y, where="post", color=_next_color(ax), linewidth=1.6, label=label)
+    (line,) = ax.step(
+        t, np.where(positive, alive, floor), where="post", color=_next_color(ax), linewidth=1.6, label=label
+    )
     if not met.all():
         watched = np.unique(times[~met])
         height = alive[np.searchsorted(t, watched, side="right") - 1]
         ax.plot(watched, height, "|", color=line.get_color(), markersize=9, markeredgewidth=1.4)
-        note = f"{label + ': ' if label else ''}{int((~met).sum())} of {len(met)} pairs unmet"
-        _note(ax, note)
+    _tell_unmet(ax, label, int((~met).sum()), len(met))
     ax.set_yscale("log")
     ax.set_ylim(min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3)
     ax.set_xlim(left=0, auto=True)  # the right end still makes room for a longer curve to come
-    ax.set_xlabel(f"t (sweeps, lag {lag})")
-    ax.set_ylabel(r"$P(\tau > t)$")
-    if label is not None:
-        ax.legend(frameon=False, fontsize=8, loc="lower left")
-    _tidy(ax)
+    ax.set(xlabel=f"t (sweeps, lag {lag})", ylabel=r"$P(\tau > t)$")
+    tidy(ax, legend=label is not None, loc="lower left")
     return ax
 
 
-def _note(ax: "Axes", text: str) -> None:
-    """A line in the upper right corner, below those that are there."""
-    height = 0.95 - 0.07 * len(ax.texts)
-    ax.annotate(text, (0.97, height), xycoords="axes fraction", ha="right", va="top", fontsize=8)
+def _tell_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
+    """Of unmet pairs, where there are any: a line in the upper right corner, below those that are there."""
+    if unmet:
+        told = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
+        place = (0.97, 0.95 - 0.07 * len(ax.texts))
+        ax.annotate(told, place, xycoords="axes fraction", ha="right", va="top", fontsize=8)
 
 
 def _next_color(ax: "Axes") -> str:
     drawn = sum(line.get_drawstyle() == "steps-post" for line in ax.lines)
-    return _COLORS[drawn % len(_COLORS)]
+    return COLORS[drawn % len(COLORS)]
 
 
-def _check_times(times: Any, met: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool[np.ndarray, "pairs"]]:
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
     if met.shape != times.shape:
@@ -279,11 +264,12 @@ def _check_times(times: Any, met: Any) -> tuple[np.ndarray, np.ndarray]:
     return times.ravel(), met.ravel()
 
 
-def survival_curve(times: np.ndarray, met: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def survival_curve(
+    times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"]
+) -> tuple[Float[np.ndarray, "times"], Float[np.ndarray, "times"]]:
     """The Kaplan-Meier estimate of P(tau > t) at 0 and at every time, as a right-continuous step.
 
-    :param times: shape ``(n,)``.
-    :param met: shape ``(n,)``; False where the time is censored.
+    :param met: False where the time is censored.
     :return: increasing times from 0, and the estimate at each.
 
     **Example**
@@ -316,24 +302,17 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     >>> plot_tv_bound(bound).lines[0].get_ydata().tolist()
     [1.0, 0.2]
     """
-    from matplotlib import pyplot as plt
-
     own = not isinstance(source, xr.Dataset)
     bound = tv_upper_bound(source) if own else source
-    if ax is None:
-        ax = plt.figure(figsize=(4.4, 3.2), layout="constrained").add_subplot()
+    ax = shown() if ax is None else ax
     t, height = bound["t"].values, bound["bound"].values
     (line,) = ax.plot(t, height, color=_next_color(ax), linewidth=1.6, label=label)
     line.set_drawstyle("steps-post")
     low, high = bound["lower"].values, bound["upper"].values
     ax.fill_between(t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post")
-    if bound.attrs.get("unmet"):
-        note = f"{label + ': ' if label else ''}{bound.attrs['unmet']} of {bound.attrs['pairs']} pairs unmet"
-        _note(ax, note)
+    _tell_unmet(ax, label, bound.attrs.get("unmet", 0), bound.attrs.get("pairs", 0))
     ax.set_ylim(bottom=0)
     ax.set_xlabel(f"t (sweeps{', lag ' + str(bound.attrs['lag']) if 'lag' in bound.attrs else ''})")
     ax.set_ylabel("total variation distance, at most" if own else "distance to stationarity, at most")
-    if label is not None:
-        ax.legend(frameon=False, fontsize=8)
-    _tidy(ax)
+    tidy(ax, legend=label is not None)
     return ax

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 import math
 from typing import Any
 
+from jaxtyping import Float, Shaped
 import numpy as np
 import pandas as pd
 
 from jax import Array
+import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
@@ -18,9 +20,7 @@ from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, states, tables
 from ebmpp.sampling.completion import Runs
 
-_EDGE = 0.02  # of the range: a mean nearer than this to an end is at it
 _SHARE = 1e-3  # of a unit's variance
-_CHAINS, _SWEEPS = 4, 50  # where the posterior has no closed form
 
 
 def unit_activity(
@@ -30,9 +30,9 @@ def unit_activity(
     *,
     rng_key: Array,
     blocks: Iterable[str] | None = None,
-    edge: float = _EDGE,
-    num_chains: int = _CHAINS,
-    num_sweeps: int = _SWEEPS,
+    edge: float = 0.02,
+    num_chains: int = 4,
+    num_sweeps: int = 50,
 ) -> pd.DataFrame:
     """What each latent unit does over rows of data, by its posterior means E[t(h) | v].
 
@@ -51,7 +51,7 @@ def unit_activity(
     :param data: rows of the visible blocks.
     :param rng_key: a jax key.
     :param blocks: latent blocks; all of them by default.
-    :param edge: as a share of the range.
+    :param edge: of a statistic's range, as a share of it: a mean nearer than this to an end is at it.
     :param num_chains: at least 2, where the posterior has no closed form.
     :param num_sweeps: of each, after as many that are left out.
     :return: a row a statistic of a unit: ``block``, ``unit``, ``statistic``; ``mean`` and ``low`` to ``high``
@@ -92,23 +92,22 @@ def unit_activity(
     run = Runs(graph, params, states.as_given(graph.families, rows), chains, random.key_pair(rng_key))
     # chains that have not mixed add to the error, which is taken off below
     made = run.posterior(warmup, kept, climb=False)
-    noise = None if closed else made.standard_error
-    return pd.concat(
-        [
-            _of_block(b, graph.families[b], made.mean[b], noise and noise[b], made.draws[b], edge)
-            for b in blocks
-        ],
-        ignore_index=True,
-    )
+    noise = {} if closed or made.standard_error is None else made.standard_error
+    each = [_of_block(b, graph.families[b], made.mean[b], noise.get(b), made.draws[b], edge) for b in blocks]
+    return pd.concat(each, ignore_index=True)
 
 
 def _of_block(
-    block: str, family: Family, mean: np.ndarray, noise: np.ndarray | None, draws: np.ndarray, edge: float
+    block: str,
+    family: Family,
+    mean: Shaped[np.ndarray, "rows *statistics"],
+    noise: Shaped[np.ndarray, "rows *statistics"] | None,
+    draws: Shaped[np.ndarray, "chains rows ..."],
+    edge: float,
 ) -> pd.DataFrame:
     """The table of a block.
 
-    :param mean: posterior means, ``(rows, *statistic_shape)``; ``noise`` their standard errors.
-    :param draws: states, ``(chains, rows, *shape)``.
+    :param mean: posterior means; ``noise`` their standard errors.
     """
     mean = mean.reshape(len(mean), -1).astype(float)
     spread = mean.var(0)
@@ -131,7 +130,11 @@ def _of_block(
     return made
 
 
-def _variance(family: Family, mean: np.ndarray, draws: np.ndarray) -> np.ndarray:
+def _variance(
+    family: Family,
+    mean: Float[np.ndarray, "rows statistics"],
+    draws: Shaped[np.ndarray, "chains rows ..."],
+) -> Float[np.ndarray, "statistics"]:
     """Of each statistic over rows and posterior: exact where it takes two values, else that of draws."""
     low, high = family.bounds
     values = family.states()
@@ -139,11 +142,11 @@ def _variance(family: Family, mean: np.ndarray, draws: np.ndarray) -> np.ndarray
     if np.array_equal(taken, (low, high)):
         average = mean.mean(0)
         return (high - average) * (average - low)
-    stats = np.asarray(family.statistics(draws), float)
+    stats = np.asarray(family.statistics(jnp.asarray(draws)), float)
     return stats.reshape(-1, mean.shape[1]).var(0)
 
 
-def _status(family: Family, made: pd.DataFrame, edge: float) -> np.ndarray:
+def _status(family: Family, made: pd.DataFrame, edge: float) -> Shaped[np.ndarray, "statistics"]:
     low, high = family.bounds
     status = np.where(made["varies"] < _SHARE, "constant", "active").astype(object)
     reach = high - low if np.isfinite(high - low) else math.nan

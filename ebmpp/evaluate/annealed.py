@@ -8,6 +8,7 @@ below. In reverse, from draws of the model, they are unbiased for 1/Z, and log Z
 
 from collections.abc import Mapping
 import dataclasses
+from functools import cached_property
 import math
 from typing import Any
 import warnings
@@ -19,7 +20,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core.statistics import standard_error
+from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, states
@@ -38,85 +40,82 @@ _MOST_SUMMED = 2**20  # states; where there are no more, bracket computes the ex
 # -- what they share -------------------------------------------------------------------------------
 
 
-def _check(graph: FactorGraph, params: Params) -> None:
-    if not all(map(states.is_concrete, jax.tree.leaves(params))):
-        raise ArgumentError(
-            "annealed importance sampling runs from the host and takes known params; under jit, or in a "
-            "function that is a monitor of fit, it cannot be traced: take monitors.estimated_log_likelihood, "
-            "monitors.Monitor(fn, compiled=False), or call it on params that were kept"
-        )
-    graph.check(params)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Annealing:
-    """A path, and how it is run through in either direction."""
+    """What :func:`ais` is asked for, checked: a path, and how it is run through in either direction."""
 
     graph: FactorGraph
     params: Params
-    eta0: annealing_path.Eta
+    rng_key: Array
     num_particles: int
     num_temperatures: int
     ladder: Any
+    data: Data | None
+    reference: Mapping[str, Array] | None
     progress_bar: bool
 
-    @classmethod
-    def of(
-        cls,
-        graph: FactorGraph,
-        params: Params,
-        rng_key: Array,
-        num_particles: int,
-        num_temperatures: int,
-        ladder: Any,
-        data: Data | None,
-        reference: Mapping[str, Array] | None,
-        progress_bar: bool,
-    ) -> "_Annealing":
-        """Checked, and with a reference of its own."""
-        checks.instance("graph", graph, FactorGraph, "a FactorGraph")
-        _check(graph, params)
-        num_particles = checks.count("num_particles", num_particles, _FEWEST)
-        annealing_path.ladder("linear" if _is_adaptive(ladder) else ladder, num_temperatures)
-        bar, pair = checks.flag("progress_bar", progress_bar), random.key_pair(checks.key("rng_key", rng_key))
-        eta0 = annealing_path.reference(graph, params, random.fold_in(pair, 4, 1), data, reference)
-        return cls(graph, params, eta0, num_particles, num_temperatures, ladder, bar)
+    def __post_init__(self) -> None:
+        checks.instance("graph", self.graph, FactorGraph, "a FactorGraph")
+        if not all(map(states.is_concrete, jax.tree.leaves(self.params))):
+            raise ArgumentError(
+                "annealed importance sampling runs from the host and takes known params; under jit, or in a "
+                "function that is a monitor of fit, it cannot be traced: take "
+                "monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it on "
+                "params that were kept"
+            )
+        self.graph.check(self.params)
+        checks.count("num_particles", self.num_particles, _FEWEST)
+        annealing_path.ladder("linear" if self._adaptive else self.ladder, self.num_temperatures)
+        checks.flag("progress_bar", self.progress_bar)
+        checks.key("rng_key", self.rng_key)
+
+    @property
+    def _adaptive(self) -> bool:
+        return isinstance(self.ladder, str) and self.ladder == "adaptive"
+
+    @cached_property
+    def _eta0(self) -> Eta:
+        """Of the reference, which both directions share."""
+        key = random.fold_in(random.key_pair(self.rng_key), 4, 1)
+        return annealing_path.reference(self.graph, self.params, key, self.data, self.reference)
+
+    @property
+    def _log_z0(self) -> float:
+        return annealing_path.log_partition_of(self.graph, self._eta0)
 
     def forward(self, rng_key: Array) -> LogPartition:
         """From the reference to the model."""
-        pair = random.key_pair(rng_key)
-        betas = self._betas(pair)
-        log_w = self._anneal(betas, random.fold_in(pair, 0, 1))
-        return self._estimate(log_w + annealing_path.log_partition_of(self.graph, self.eta0), betas, 1, True)
+        key = random.key_pair(rng_key)
+        betas = self._betas(key)
+        log_w, _ = self._anneal(betas, random.fold_in(key, 0, 1), progress_bar=self.progress_bar)
+        return self._estimate(log_w + self._log_z0, betas, 1, True)
 
-    def backward(
-        self, rng_key: Array, samples: Mapping[str, Array] | None, samples_are_exact: bool
-    ) -> LogPartition:
+    def backward(self, rng_key: Array, samples: Blocks | None, samples_are_exact: bool) -> LogPartition:
         """From draws of the model to the reference."""
         sound = checks.flag("samples_are_exact", samples_are_exact) or samples is None
-        pair = random.key_pair(rng_key)
-        betas = self._betas(pair)[::-1]
+        key = random.key_pair(rng_key)
+        betas, log_z0 = self._betas(key)[::-1], self._log_z0
         if samples is None:
             x = _perfect(self.graph, self.params, rng_key, self.num_particles)
         else:
-            x = _completed(self.graph, self.params, samples, random.fold_in(pair, 2, 1))
-        log_w = self._anneal(betas, random.fold_in(pair, 3, 1), x)
-        return self._estimate(
-            log_w - annealing_path.log_partition_of(self.graph, self.eta0), betas, -1, sound
-        )
+            x = _completed(self.graph, self.params, samples, random.fold_in(key, 2, 1))
+        log_w, _ = self._anneal(betas, random.fold_in(key, 3, 1), x, self.progress_bar)
+        return self._estimate(log_w - log_z0, betas, -1, sound)
 
-    def _betas(self, pair: Array) -> np.ndarray:
+    def _betas(self, key: Array) -> np.ndarray:
         count = self.num_temperatures
-        if not _is_adaptive(self.ladder):
+        if not self._adaptive:
             return annealing_path.ladder(self.ladder, count)
         pilot = annealing_path.ladder("linear", max(count // _PILOT, min(count, _PILOT)))
         # draws of its own: a ladder made from the particles' own weights would bias them
-        run = (self.graph, self.params, self.eta0, pilot, random.fold_in(pair, 1, 1), self.num_particles)
-        return annealing_path.equal_speed(pilot, annealing_path.anneal(*run)[1], count)
+        _, spread = self._anneal(pilot, random.fold_in(key, 1, 1))
+        return annealing_path.equal_speed(pilot, spread, count)
 
-    def _anneal(self, betas: np.ndarray, pair: Array, x: Blocks | None = None) -> np.ndarray:
-        run = (self.graph, self.params, self.eta0, betas, pair, self.num_particles, x, self.progress_bar)
-        return annealing_path.anneal(*run)[0]
+    def _anneal(
+        self, betas: np.ndarray, key: Array, x: Blocks | None = None, progress_bar: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        run = (self.graph, self.params, self._eta0, betas, key, self.num_particles, x, progress_bar)
+        return annealing_path.anneal(*run)
 
     def _estimate(self, log_weights: np.ndarray, betas: np.ndarray, sign: int, sound: bool) -> LogPartition:
         num, wrong = len(log_weights), int(np.isnan(log_weights).sum())
@@ -129,16 +128,12 @@ class _Annealing:
             )
         w = np.exp(log_weights - top)
         mean = w.mean()
-        error = w.std(ddof=1) / math.sqrt(num) / mean
+        error = standard_error(w) / mean
         effective = w.sum() ** 2 / (w**2).sum()
         value = sign * (math.log(mean) + top)
         bound = "lower" if sign > 0 else "upper"
         told = float(value), float(error), float(effective), log_weights, betas, bound, sound
         return LogPartition(*told, self.graph, self.params)
-
-
-def _is_adaptive(ladder: Any) -> bool:
-    return isinstance(ladder, str) and ladder == "adaptive"
 
 
 def _tell_few(*made: LogPartition) -> None:
@@ -217,7 +212,7 @@ def ais(
     >>> bool(abs(ais.log_partition - ebmpp.exact.log_partition(rbm, params)) < 0.01)
     True
     """
-    run = _Annealing.of(
+    run = _Annealing(
         graph, params, rng_key, num_particles, num_temperatures, ladder, data, reference, progress_bar
     )
     made = run.forward(rng_key)
@@ -280,25 +275,25 @@ def reverse_ais(
     >>> ebmpp.evaluate.reverse_ais(rbm, params, rng_key=jax.random.key(1), num_temperatures=200).bound
     'upper'
     """
-    num = _num_samples("reverse_ais", graph, samples, num_particles)
-    run = _Annealing.of(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
-    made = run.backward(rng_key, samples, samples_are_exact)
+    x, num = _as_samples("reverse_ais", graph, samples, num_particles)
+    run = _Annealing(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
+    made = run.backward(rng_key, x, samples_are_exact)
     _tell_few(made)
     return made
 
 
-def _num_samples(
+def _as_samples(
     name: str, graph: FactorGraph, samples: Mapping[str, Array] | None, num_particles: int | None
-) -> int:
+) -> tuple[Blocks | None, int]:
+    """Samples as rows, and how many particles there are."""
     if samples is None:
-        return 100 if num_particles is None else num_particles
+        return None, 100 if num_particles is None else num_particles
     given = samples if isinstance(samples, Mapping) else graph.as_visible(samples)
-    given = {b: states.as_array(b, v) for b, v in given.items()}
-    batch = states.batch_shape(graph.families, given)
+    x, batch = states.as_rows(graph.families, given)
     if len(batch) != 1 or num_particles not in (None, batch[0]):
         wanted = "(num_particles,)" if num_particles is None else f"({num_particles},), one a particle"
         raise StateError(f"{name}: samples have leading axes {batch}, expected {wanted}")
-    return batch[0]
+    return {b: v.astype(graph.families[b].dtype) for b, v in x.items()}, batch[0]
 
 
 def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> Blocks:
@@ -312,22 +307,17 @@ def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> Bl
         ) from None
 
 
-def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array], pair: Array) -> Blocks:
+def _completed(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blocks:
     """Samples with the blocks that they leave out drawn given the others."""
-    x, _ = states.as_rows(
-        graph.families, samples if isinstance(samples, Mapping) else graph.as_visible(samples)
-    )
-    x = {b: v.astype(graph.families[b].dtype) for b, v in x.items()}
     missing = tuple(b for b in graph.families if b not in x)
-    if graph.interacting(missing):
-        a, b = graph.interacting(missing)[0]
+    for a, b in graph.interacting(missing):
         raise IntractableError(
             f"reverse_ais: samples leave out blocks {a!r} and {b!r}, which interact, so they cannot be drawn "
             "given the others; give one of them too"
         )
     if missing:
-        rows = random.fold_in(pair, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
-        x |= gibbs.draw_layer(graph, params, x, missing, rows, {})
+        rows = random.fold_in(key, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
+        x = x | gibbs.draw_layer(graph, params, x, missing, rows, {})
     return x
 
 
@@ -350,14 +340,8 @@ def bracket(
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param rng_key: a jax key.
-    :param samples: draws to start the reverse run from; see :func:`ebmpp.evaluate.reverse_ais`.
-    :param samples_are_exact: whether they have exactly the model's law.
-    :param num_particles: of each run, as for :func:`ebmpp.evaluate.reverse_ais`.
-    :param num_temperatures: of both runs, as for :func:`ebmpp.ais`, like all that follows.
-    :param ladder: one a run, if it is "adaptive".
-    :param data: rows of the visible blocks, for the base rates of the reference.
-    :param reference: natural parameters of some or all blocks; the runs share one reference in any case.
-    :param progress_bar: show one a run.
+    :param samples: as for :func:`ebmpp.evaluate.reverse_ais`, like all that follows; the runs share one
+        reference, and make a ladder each if it is "adaptive".
     :return: a :class:`Bracket`.
     :raises IntractableError: without samples, when the model is neither small nor attractive.
 
@@ -374,10 +358,10 @@ def bracket(
     >>> ebmpp.bracket(rbm, zero, rng_key=jax.random.key(1), num_temperatures=2)  # 28 log 2
     Bracket(lower 19.4081 +- 0 (100.0 of 100 particles effective), upper ...exact 19.4081)
     """
-    num = _num_samples("bracket", graph, samples, num_particles)
-    run = _Annealing.of(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
+    x, num = _as_samples("bracket", graph, samples, num_particles)
+    run = _Annealing(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
     forward, backward = jax.random.split(rng_key)
-    above, below = run.backward(backward, samples, samples_are_exact), run.forward(forward)
+    above, below = run.backward(backward, x, samples_are_exact), run.forward(forward)
     _tell_few(below, above)
     return Bracket(below, above, _exact(graph, params))
 

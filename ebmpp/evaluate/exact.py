@@ -8,12 +8,15 @@ enumerated: see :mod:`ebmpp.sampling.enumeration`.
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from typing import Any
 
+from jaxtyping import Bool, Float, Real
 import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks
 from ebmpp.core.types import Params, Rows
@@ -31,7 +34,7 @@ _log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
 def _log_likelihood(
     graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
-) -> Array:
+) -> Float[Array, "rows"]:
     length = len(next(iter(rows.values())))
     together = max(1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped)))
     one = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])
@@ -87,7 +90,7 @@ def _refuse_divergent(value: Array, plan: Plan) -> Array:
 # -- the public face -----------------------------------------------------------------------------
 
 
-def log_partition(graph: FactorGraph, params: Params) -> Array:
+def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     """log Z, exactly.
 
     Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``; the gradient is
@@ -124,7 +127,7 @@ def _check(graph: FactorGraph, params: Params) -> None:
 
 
 def _prepare(
-    graph: FactorGraph, params: Params, data: Mapping[str, Array] | Array
+    graph: FactorGraph, params: Params, data: Mapping[str, Any] | ArrayLike
 ) -> tuple[Data, Plan, Plan]:
     _check(graph, params)
     made = tables.as_data(graph, data, missing=None)
@@ -133,13 +136,15 @@ def _prepare(
     return made, enumeration.make_plan(graph, whole, lacking), enumeration.make_plan(graph)
 
 
-def _most_unknown(known: Array) -> int:
+def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
     """How many units a row lacks at most; all where that cannot be looked at."""
     each = known.reshape(len(known), -1)
     return int((~np.asarray(each)).sum(1).max()) if is_concrete(known) else each.shape[1]
 
 
-def log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Array] | Array) -> Array:
+def log_likelihood(
+    graph: FactorGraph, params: Params, data: Mapping[str, Any] | ArrayLike
+) -> Float[Array, "*batch"]:
     """log p(v), row by row, exactly.
 
     :param graph: the declaration.
@@ -165,7 +170,7 @@ def log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Array]
     return _refuse_divergent(value, free)
 
 
-def grad_log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Array] | Array) -> Params:
+def grad_log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Any] | ArrayLike) -> Params:
     """Gradient of the mean of :func:`log_likelihood` in ``params``.
 
     :param graph: the declaration.
@@ -187,7 +192,7 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, A
     return _gradient(graph, params, made.rows, made.known, clamped, free)
 
 
-def moments(graph: FactorGraph, params: Params) -> dict[str, Array]:
+def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
     """E[t_b] of every block under the model, exactly: the derivative of log Z in a linear source.
 
     :param graph: the declaration.
@@ -209,7 +214,9 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Array]:
     return {b: made[b] for b in graph.families}  # jit sorts a dict
 
 
-def probabilities(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], Array]:
+def probabilities(
+    graph: FactorGraph, params: Params
+) -> tuple[dict[str, Real[Array, "states ..."]], Float[Array, "states"]]:
     """Every joint state and its probability.
 
     :param graph: a declaration whose blocks all take finitely many values.

@@ -9,6 +9,7 @@ import math
 from typing import Any
 import warnings
 
+from jaxtyping import Float, Shaped
 import numpy as np
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp.data import binarize, digits
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.chunks import as_rows
+from ebmpp.evaluate.rows import as_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +82,12 @@ class ClassifierFeatures:
         """The network that ``fit()`` makes, trained once a process."""
         return ClassifierFeatures.fit()
 
-    def __call__(self, rows: Any) -> np.ndarray:
-        """Activations of the hidden layer, ``(rows, num_units)``."""
+    def __call__(self, rows: Any) -> Float[np.ndarray, "rows num_units"]:
+        """Activations of the hidden layer."""
         (rows,) = as_rows(rows=rows)
         return np.maximum(rows @ self.network.coefs_[0] + self.network.intercepts_[0], 0)
 
-    def predict(self, rows: Any) -> np.ndarray:
+    def predict(self, rows: Any) -> Shaped[np.ndarray, "rows"]:
         """The most likely label of each row."""
         return self.network.predict(as_rows(rows=rows)[0])
 
@@ -137,8 +138,8 @@ class ImageFeatures:
                 f"{self.shape}, {self.size}, {self.channels}"
             )
 
-    def __call__(self, rows: Any) -> np.ndarray:
-        """Features, ``(rows, d)``."""
+    def __call__(self, rows: Any) -> Shaped[np.ndarray, "rows d"]:
+        """Features."""
         (rows,) = as_rows(rows=rows)
         if rows.shape[1] != math.prod(self.shape) or rows.min() < 0 or rows.max() > 1:
             raise ArgumentError(

@@ -7,16 +7,17 @@ import dataclasses
 import math
 from typing import Any
 
+from jaxtyping import Float, Shaped
 import numpy as np
 
 from ebmpp.core import checks
+from ebmpp.core.statistics import standard_error
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.chunks import as_rows
 from ebmpp.evaluate.features import ClassifierFeatures
+from ebmpp.evaluate.rows import as_rows
 
 Features = Callable[[np.ndarray], Any]
 
-_BATCH = 4096
 _GROUPS = 20  # of rows that are left out in turn
 
 
@@ -75,7 +76,7 @@ def gaussian_frechet(mean: Any, cov: Any, other_mean: Any, other_cov: Any) -> fl
     return max(float(distance), 0.0)
 
 
-def _covariance(name: str, given: Any, mean: np.ndarray) -> np.ndarray:
+def _covariance(name: str, given: Any, mean: Float[np.ndarray, "..."]) -> Float[np.ndarray, "d d"]:
     cov = np.asarray(given, float)
     if mean.ndim != 1 or cov.shape != (mean.size, mean.size):
         raise ArgumentError(
@@ -94,7 +95,7 @@ def frechet_distance(
     features: Features | str | None = None,
     extrapolate: bool = False,
     seed: int = 0,
-    batch_size: int = _BATCH,
+    batch_size: int = 4096,
 ) -> FrechetDistance:
     """Squared Frechet distance of samples from reference rows, in the space of some features.
 
@@ -161,23 +162,24 @@ def _named(name: str, rows: np.ndarray) -> Features:
     return ClassifierFeatures.of_digits()
 
 
-def _features(features: Features | None, rows: np.ndarray, batch_size: int) -> np.ndarray:
+def _features(
+    features: Features | None, rows: Shaped[np.ndarray, "rows ..."], batch_size: int
+) -> Float[np.ndarray, "rows d"]:
     if features is None:
         return rows.reshape(len(rows), -1).astype(float)
     checks.function("frechet_distance: features", features, "rows")
-    parts = [np.asarray(features(rows[i : i + batch_size])) for i in range(0, len(rows), batch_size)]
-    wanted = [min(batch_size, len(rows) - i) for i in range(0, len(rows), batch_size)]
-    if any(
-        p.ndim != 2 or len(p) != n or not np.isfinite(p).all() for p, n in zip(parts, wanted, strict=True)
-    ):
-        raise ArgumentError(
-            f"features maps (batch, *shape) to finite numbers of shape (batch, d); from {wanted[0]} rows it "
-            f"made shape {parts[0].shape}"
-        )
+    batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    parts = [np.asarray(features(batch)) for batch in batches]
+    for batch, p in zip(batches, parts, strict=True):
+        if p.ndim != 2 or len(p) != len(batch) or not np.isfinite(p).all():
+            raise ArgumentError(
+                f"features maps (batch, *shape) to finite numbers of shape (batch, d); from {len(batch)} "
+                f"rows it made shape {p.shape}"
+            )
     return np.concatenate(parts).astype(float)
 
 
-def _between(a: np.ndarray, b: np.ndarray) -> float:
+def _between(a: Float[np.ndarray, "samples d"], b: Float[np.ndarray, "rows d"]) -> float:
     moments = [m for x in (a, b) for m in (x.mean(0), np.atleast_2d(np.cov(x, rowvar=False)))]
     return gaussian_frechet(*moments)
 
@@ -201,4 +203,4 @@ def _jackknife(a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Genera
         [_between(np.delete(a, i, 0), np.delete(b, j, 0)) for i, j in zip(*groups, strict=True)]
     )
     pseudo = _GROUPS * value - (_GROUPS - 1) * without
-    return float(pseudo.mean()), float(pseudo.std(ddof=1) / math.sqrt(_GROUPS))
+    return float(pseudo.mean()), float(standard_error(pseudo))

@@ -3,19 +3,14 @@
 """Nearest-neighbour adversarial accuracy: can real and synthetic rows be told apart?"""
 
 import dataclasses
-import math
 from typing import Any
 
+from jaxtyping import Bool, Float
 import numpy as np
 
-import jax
-from jax import Array
-import jax.numpy as jnp
-
+from ebmpp.core.statistics import standard_error
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.chunks import as_rows, chunks, fitting
-
-_CHUNK = 1024
+from ebmpp.evaluate.rows import as_rows, square_distances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +36,7 @@ class AdversarialAccuracy:
         )
 
 
-def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = _CHUNK) -> AdversarialAccuracy:
+def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> AdversarialAccuracy:
     """Accuracy of the nearest neighbour, left out, at telling real rows from synthetic ones.
 
     1/2 is indistinguishable. Above, the synthetic rows are somewhere else than the real ones, or have
@@ -54,7 +49,7 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = _CHUNK) -> A
 
     :param real: shape ``(rows, *shape)``, at least two rows.
     :param synthetic: as many: a larger set would have the nearer neighbours.
-    :param chunk: rows whose distances are in memory together.
+    :param chunk: rows whose distances from all others are in memory together.
     :return: an :class:`AdversarialAccuracy`.
     :raises ArgumentError: for arrays that do not fit.
 
@@ -78,44 +73,37 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = _CHUNK) -> A
             f"adversarial_accuracy compares two sets of one size, at least 2; got {len(a)} real and {len(b)} "
             "synthetic rows: draw as many of the larger at random"
         )
-    if (a % 1).any() or (b % 1).any():  # less to lose when squares are subtracted; whole numbers lose nothing
-        a, b = a - a.mean(0), b - a.mean(0)
     of_real, ties = _nearer(a, b, chunk)
     of_synthetic, others = _nearer(b, a, chunk)
-    pair = np.concatenate([of_real, of_synthetic])
+    each = np.concatenate([of_real, of_synthetic])
     return AdversarialAccuracy(
-        float(pair.mean()),
+        float(each.mean()),
         float(of_real.mean()),
         float(of_synthetic.mean()),
-        float(pair.std(ddof=1) / math.sqrt(len(pair))),
+        float(standard_error(each)),
         float(np.concatenate([ties, others]).mean()),
     )
 
 
-def _nearer(own: np.ndarray, other: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+def _nearer(
+    own: Float[np.ndarray, "rows units"], other: Float[np.ndarray, "rows units"], chunk: int
+) -> tuple[Float[np.ndarray, "rows"], Bool[np.ndarray, "rows"]]:
     """Whether each row's nearest neighbour is its own kind (1/2 where tied), and where it is tied."""
     inside, across = _nearest(own, own, chunk, True), _nearest(own, other, chunk, False)
     tied = inside == across
     return np.where(tied, 0.5, across > inside), tied
 
 
-def _nearest(rows: np.ndarray, among: np.ndarray, chunk: int, without_self: bool) -> np.ndarray:
+def _nearest(
+    rows: Float[np.ndarray, "rows units"],
+    others: Float[np.ndarray, "others units"],
+    chunk: int,
+    without_self: bool,
+) -> Float[np.ndarray, "rows"]:
     """Squared distance of each row from the nearest."""
-    made = np.empty(len(rows))
-    many = fitting(chunk, among)
-    for first, block, size in chunks(rows, fitting(chunk, rows)):
-        nearest = jnp.full(len(block), jnp.inf)
-        for start, part, seen in chunks(among, many):
-            own = first - start if without_self else len(part)  # where the block's first row stands itself
-            nearest = _update(nearest, block, part, seen, own)
-        made[first : first + size] = np.asarray(nearest)[:size]
-    return made
-
-
-@jax.jit
-def _update(nearest: Array, rows: Array, x: Array, seen: int, own: int) -> Array:
-    product = jnp.matmul(rows, x.T, precision=jax.lax.Precision.HIGHEST)
-    square = (rows**2).sum(1)[:, None] + (x**2).sum(1) - 2 * product
-    column = jnp.arange(len(x))
-    hidden = (column >= seen) | (column == jnp.arange(len(rows))[:, None] + own)
-    return jnp.minimum(nearest, jnp.where(hidden, jnp.inf, jnp.maximum(square, 0)).min(1))
+    made: list[float] = []
+    for square in square_distances(rows, others, chunk):
+        if without_self:
+            np.fill_diagonal(square[:, len(made) :], np.inf)
+        made.extend(square.min(1))
+    return np.array(made)

@@ -4,24 +4,21 @@
 
 from collections.abc import Sequence
 import dataclasses
-from functools import partial
+import itertools
 import math
 from typing import Any
 
+from jaxtyping import Bool, Float, Integer, Shaped
 import numpy as np
 
-import jax
-from jax import Array
-import jax.numpy as jnp
-
 from ebmpp.core import checks
+from ebmpp.core.statistics import standard_error
 from ebmpp.errors import ArgumentError
-from ebmpp.evaluate.chunks import as_rows, chunks, fitting
+from ebmpp.evaluate.rows import as_rows, square_distances
 
 #: Kernels, and what they are for.
 KERNELS = ("bernoulli", "gaussian")
 
-_CHUNK = 1024  # samples, and rows, at once: their distances take 4 MB
 _GRID = {"bernoulli": 1 - np.geomspace(0.4, 0.005, 25), "gaussian": np.geomspace(0.02, 2.0, 31)}
 
 
@@ -29,17 +26,17 @@ _GRID = {"bernoulli": 1 - np.geomspace(0.4, 0.005, 25), "gaussian": np.geomspace
 class SampleLikelihood:
     """What samples tell of held-out rows; see :func:`indirect_likelihood`."""
 
-    num_samples: np.ndarray
+    num_samples: Integer[np.ndarray, "counts"]
     """How many samples each value is of, ``(counts,)``."""
-    value: np.ndarray
+    value: Float[np.ndarray, "counts"]
     """Mean log-density of the held-out rows, ``(counts,)``."""
-    standard_error: np.ndarray
+    standard_error: Float[np.ndarray, "counts"]
     """Of that mean over rows, the samples being what they are: **not** over runs of the sampler."""
-    bandwidth: np.ndarray
+    bandwidth: Float[np.ndarray, "counts"]
     """The one that was best on the validation rows, ``(counts,)``: beta, or the standard deviation."""
-    at_edge: np.ndarray
+    at_edge: Bool[np.ndarray, "counts"]
     """Whether that is the first or the last that was tried, so that a wider range may do better."""
-    log_density: np.ndarray = dataclasses.field(repr=False)
+    log_density: Float[np.ndarray, "counts rows"] = dataclasses.field(repr=False)
     """Row by row, ``(counts, rows)``: for paired comparisons of samplers."""
     kernel: str = "bernoulli"
 
@@ -56,7 +53,7 @@ def indirect_likelihood(
     num_samples: Sequence[int] | None = None,
     kernel: str | None = None,
     bandwidth: float | Sequence[float] | None = None,
-    chunk: int = _CHUNK,
+    chunk: int = 256,
 ) -> SampleLikelihood:
     """Mean log-density of held-out rows under a mixture of kernels at the samples, one a sample.
 
@@ -77,7 +74,7 @@ def indirect_likelihood(
     :param kernel: "bernoulli" for two values, 0 and 1 or -1 and 1, "gaussian" for others; by default what
         the values are.
     :param bandwidth: beta in (1/2, 1), or a standard deviation: one, or those that are tried.
-    :param chunk: samples, and rows, whose distances are in memory together.
+    :param chunk: rows whose distances from all samples are in memory together.
     :return: a :class:`SampleLikelihood`.
     :raises ArgumentError: for arrays, numbers or a kernel that do not fit.
 
@@ -95,34 +92,31 @@ def indirect_likelihood(
     >>> indirect_likelihood(coins[:3000], coins[3000:3500], validation=coins[3500:])
     SampleLikelihood(-6.252 +- 0.0057 from 3000 samples, bernoulli kernel)
     """
-    x, rows, others = as_rows(samples=samples, held_out=held_out, validation=validation)
+    given = {"samples": samples, "held_out": held_out}
+    x, rows, *others = as_rows(**given, **({} if validation is None else {"validation": validation}))
     kernel = _kernel(kernel, x, rows)
     tried = (
         _GRID[kernel] if bandwidth is None else checks.numbers("indirect_likelihood: bandwidth", bandwidth)
     )
     tried = np.atleast_1d(np.asarray(tried, float))
     _check_bandwidth(kernel, tried)
-    if others is None and len(tried) > 1:
+    if not others and len(tried) > 1:
         raise ArgumentError(
             "indirect_likelihood chooses the bandwidth on rows of its own: give validation=rows, or one "
             "bandwidth"
         )
     counts = _counts(num_samples, len(x))
     if kernel == "bernoulli":  # values 0 and 1: then a squared distance counts the units that differ
-        x, rows, others = (None if a is None else a > 0 for a in (x, rows, others))
-    else:  # less to lose when squares are subtracted
-        mean = rows.mean(0)
-        x, rows, others = (None if a is None else a - mean for a in (x, rows, others))
+        x, rows, *others = (a > 0 for a in (x, rows, *others))
     sharp, constant = _sharpness(kernel, tried, x.shape[1])
     best = np.zeros(len(counts), int)
     if len(tried) > 1:
-        best = (_log_sums(x, others, sharp, counts, chunk).mean(-1) + constant).argmax(-1)
+        best = (_log_sums(x, others[0], sharp, counts, chunk).mean(-1) + constant).argmax(-1)
     each = _log_sums(x, rows, sharp[np.unique(best)], counts, chunk)
     place = np.searchsorted(np.unique(best), best)
     each = each[np.arange(len(counts)), place] + constant[best][:, None]
-    error = each.std(-1, ddof=1) / math.sqrt(len(rows)) if len(rows) > 1 else np.full(len(counts), np.nan)
     edge = (len(tried) > 1) & ((best == 0) | (best == len(tried) - 1))
-    return SampleLikelihood(counts, each.mean(-1), error, tried[best], edge, each, kernel)
+    return SampleLikelihood(counts, each.mean(-1), standard_error(each), tried[best], edge, each, kernel)
 
 
 def _kernel(kernel: str | None, x: np.ndarray, rows: np.ndarray) -> str:
@@ -163,31 +157,22 @@ def _sharpness(kernel: str, bandwidth: np.ndarray, units: int) -> tuple[np.ndarr
 
 
 def _log_sums(
-    x: np.ndarray, rows: np.ndarray, sharp: np.ndarray, counts: np.ndarray, chunk: int
-) -> np.ndarray:
-    """log of the mean over the first samples of exp(-a d^2): ``(counts, sharpness, rows)``."""
-    made = np.empty((len(counts), len(sharp), len(rows)))
-    many = fitting(chunk, x)
-    for first, block, size in chunks(rows, fitting(chunk, rows)):
-        nearest, total = jnp.full(len(block), jnp.inf), jnp.zeros((len(sharp), len(block)))
-        begin = 0
-        for index, end in enumerate(counts):
-            for _, part, seen in chunks(x[begin:end], many):
-                nearest, total = _add(nearest, total, part, seen, block, jnp.asarray(sharp, jnp.float32))
-            begin = end
-            value = np.log(np.asarray(total, float)) - sharp[:, None] * np.asarray(nearest, float)
-            made[index, :, first : first + size] = value[:, :size] - math.log(end)
-    return made
+    x: Shaped[np.ndarray, "samples units"],
+    rows: Shaped[np.ndarray, "rows units"],
+    sharp: Float[np.ndarray, "sharpness"],
+    counts: Integer[np.ndarray, "counts"],
+    chunk: int,
+) -> Float[np.ndarray, "counts sharpness rows"]:
+    """log of the mean over the first samples of exp(-a d^2)."""
+    made = []
+    for square in square_distances(rows, x, chunk):
+        between = (square[:, begin:end] for begin, end in itertools.pairwise([0, *counts]))
+        each = [[_log_sum(part, float(a)) for a in sharp] for part in between]
+        made.append(np.logaddexp.accumulate(each, axis=0))
+    return np.concatenate(made, axis=-1) - np.log(counts)[:, None, None]
 
 
-@partial(jax.jit, donate_argnums=(0, 1))
-def _add(nearest: Array, total: Array, x: Array, seen: int, rows: Array, sharp: Array) -> tuple[Array, Array]:
-    """Sums of exp(-a (d^2 - nearest)), with the nearest squared distance so far: no sum underflows."""
-    rows, x = rows.astype(jnp.float32), x.astype(jnp.float32)
-    product = jnp.matmul(rows, x.T, precision=jax.lax.Precision.HIGHEST)
-    square = (rows**2).sum(1)[:, None] + (x**2).sum(1) - 2 * product
-    square = jnp.where(jnp.arange(len(x)) < seen, jnp.maximum(square, 0), jnp.inf)
-    now = jnp.minimum(nearest, square.min(1))
-    kept = jnp.where(jnp.isfinite(nearest), jnp.exp(-sharp[:, None] * (nearest - now)), 0)
-    one = lambda a: jnp.exp(-a * (square - now[:, None])).sum(1)
-    return now, kept * total + jax.lax.map(one, sharp)
+def _log_sum(square: Float[np.ndarray, "rows samples"], a: float) -> Float[np.ndarray, "rows"]:
+    """log sum exp(-a d^2) of each row, from its nearest: in float32 the exponentials are what takes time."""
+    nearest = square.min(1, keepdims=True)
+    return np.log(np.exp(-a * (square - nearest)).sum(1, dtype=float)) - a * nearest[:, 0].astype(float)

@@ -5,14 +5,17 @@
 from functools import partial
 from typing import Any
 
+from jaxtyping import Float, Integer, UInt32
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core.types import Blocks, Params, Rows
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph, energy, states, tables
+from ebmpp.sampling import enumeration
 
 
 def pseudo_log_likelihood(
@@ -22,7 +25,7 @@ def pseudo_log_likelihood(
     *,
     num_units: int | None = None,
     rng_key: Array | None = None,
-) -> Array:
+) -> Float[Array, "*batch"]:
     """sum_i log p(v_i | the other visible units), row by row, the latents summed out.
 
     With latents every visible family must have finitely many values: a unit's conditional is then a sum over
@@ -62,12 +65,14 @@ def pseudo_log_likelihood(
     """
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, data, "pseudo_log_likelihood")
-    pairs = check_units(graph, num_units, rng_key, rows)
-    return by_row(graph, num_units, params, rows, pairs).reshape(batch)
+    keys = check_units(graph, num_units, rng_key, rows)
+    return by_row(graph, num_units, params, rows, keys).reshape(batch)
 
 
-def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Blocks) -> Array:
-    """Checks of what is asked for; key pairs, one a row.
+def check_units(
+    graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows
+) -> UInt32[Array, "rows 2"]:
+    """Checks of what is asked for; a key a row.
 
     :raises IntractableError: where a unit's conditional is not available.
     :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
@@ -85,8 +90,7 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
 
 def _check_tractable(graph: FactorGraph) -> None:
     """:raises IntractableError: where a unit's conditional is not available."""
-    if graph.interacting(graph.latent):
-        a, b = graph.interacting(graph.latent)[0]
+    for a, b in graph.interacting(graph.latent):
         raise IntractableError(
             f"pseudo-likelihood: latent blocks {a!r} and {b!r} interact given the visible ones, so the free "
             "energy has no closed form; monitors.reconstruction needs none"
@@ -100,34 +104,27 @@ def _check_tractable(graph: FactorGraph) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def by_row(graph: FactorGraph, num_units: int | None, params: Params, rows: Blocks, pairs: Array) -> Array:
+def by_row(
+    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: UInt32[Array, "rows 2"]
+) -> Float[Array, "rows"]:
     """The value of every row; nothing is checked.
 
     :param num_units: None for all.
-    :param pairs: key pairs, one a row; unused for all units.
+    :param keys: unused for all units.
     """
-    if not graph.latent:
-        one = partial(_closed_form, graph, params)
-        each = jax.vmap(lambda row: one(row))(rows)
-        if num_units is None:
-            return each.sum(1)
-        chosen = _choose(pairs, num_units, each.shape[1])
-        return jnp.take_along_axis(each, chosen, 1).mean(1) * each.shape[1]
     total = sum(f.size for f in graph.visible.values())
-    if num_units is None:
-        chosen = jnp.broadcast_to(jnp.arange(total), (len(pairs), total))
-    else:
-        chosen = _choose(pairs, num_units, total)
+    chosen = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
+    if num_units is not None:
+        chosen = (random.uniform(random.words(keys, num_units)) * total).astype(jnp.int32)
+    if not graph.latent:
+        each = jax.vmap(partial(_closed_form, graph, params))(dict(rows))
+        return each.sum(1) if num_units is None else jnp.take_along_axis(each, chosen, 1).mean(1) * total
     # a unit of every row at a time
-    each = lax.map(lambda units: jax.vmap(partial(_one_unit, graph, params))(rows, units), chosen.T)
+    each = lax.map(lambda units: jax.vmap(partial(_one_unit, graph, params))(dict(rows), units), chosen.T)
     return each.mean(0) * total
 
 
-def _choose(pairs: Array, count: int, total: int) -> Array:
-    return (random.uniform(random.words(pairs, count)) * total).astype(jnp.int32)
-
-
-def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Array:
+def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Float[Array, "units"]:
     """log p(unit | rest) of every unit, without latents."""
     t = graph.statistics(row)
     eta = jax.grad(lambda t: -energy.energy(graph, params, t))(t)
@@ -138,7 +135,7 @@ def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Array:
     return jnp.concatenate(made)
 
 
-def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Array) -> Array:
+def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Integer[Array, ""]) -> Float[Array, ""]:
     """log p(unit | the other visible ones), units of all visible blocks counted in their order."""
     value, start = jnp.zeros(()), 0
     here = energy.log_unnormalized(graph, params, row, tuple(graph.latent))
@@ -151,7 +148,7 @@ def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Array) -> A
             return energy.log_unnormalized(graph, params, row | {b: flat}, tuple(graph.latent))
 
         mine = (unit >= start) & (unit < start + family.size)
-        every = jax.vmap(at)(jnp.asarray(family.states()))
+        every = jax.vmap(at)(enumeration.values_of(family))
         value = jnp.where(mine, here - jax.scipy.special.logsumexp(every), value)
         start += family.size
     return value

@@ -5,17 +5,21 @@
 from functools import partial
 from typing import Any
 
+from jaxtyping import Bool, Float
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.declaration import schedule
 
 
-def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: int = 30) -> Array:
+def mean_field_bound(
+    graph: FactorGraph, params: Params, data: Any, *, passes: int = 30
+) -> Float[Array, "*batch"]:
     """A lower bound of minus the free energy, log sum_h exp(-E(v, h)) r(v, h), row by row.
 
     For latents that interact given the visibles, as in a deep Boltzmann machine. Under independent latent
@@ -51,40 +55,34 @@ def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: i
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Array:
+def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Float[Array, "rows"]:
     return lax.map(partial(_bound, graph, passes, params), rows, batch_size=256)
 
 
-def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Array:
+def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Float[Array, ""]:
     known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
         return base - energy.energy(graph, params, known)
-    layers = schedule(graph, clamped=graph.visible)
+    layers, families = schedule(graph, clamped=graph.visible), graph.families
+    means = lambda eta: {b: families[b].mean(e) for b, e in eta.items()}
 
-    def one_pass(_: Array, carry: tuple[Blocks, Blocks]) -> tuple[Blocks, Blocks]:
-        t, eta = carry
+    def one_pass(_: Array, eta: Eta) -> Eta:
         for blocks in layers:
-            for colors in _colors(graph, blocks):
-                made = energy.natural(graph, params, known | t, blocks)
-                eta = eta | {
-                    b: e if colors is None else jnp.where(colors, e, eta[b]) for b, e in made.items()
-                }
-                t = t | {b: graph.families[b].mean(eta[b]) for b in blocks}
-        return t, eta
+            for mask in _masks(graph, blocks):
+                made = energy.natural(graph, params, known | means(eta), blocks)
+                eta = eta | {b: jnp.where(mask, e, eta[b]) for b, e in made.items()}
+        return eta
 
-    start = {b: graph.families[b].default_eta() for b in graph.latent}
-    mean = {b: graph.families[b].mean(e) for b, e in start.items()}
-    t, eta = lax.fori_loop(0, passes, one_pass, (mean, start))
-    entropy = sum(
-        graph.families[b].log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b in graph.latent
-    )
+    eta = lax.fori_loop(0, passes, one_pass, {b: families[b].default_eta() for b in graph.latent})
+    t = means(eta)
+    entropy = sum(families[b].log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b in graph.latent)
     return base - energy.energy(graph, params, known | t) + entropy
 
 
-def _colors(graph: FactorGraph, blocks: tuple[str, ...]) -> list[Array | None]:
-    """Masks of the parts of a layer that are updated in turn; None for a layer at once."""
+def _masks(graph: FactorGraph, blocks: tuple[str, ...]) -> list[Bool[Array, "..."]]:
+    """The parts of a layer that are updated in turn; of all units at once where they do not interact."""
     if graph.splits.keys().isdisjoint(blocks):
-        return [None]
+        return [jnp.array(True)]
     (block,) = blocks
     split, family = graph.splits[block], graph.families[block]
     colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))

@@ -5,8 +5,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 import math
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+from jaxtyping import Float, Real
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -17,10 +18,11 @@ from numpyro.ops.provenance import eval_provenance
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
-from ebmpp.errors import ArgumentError, IntractableError, ParameterError, StateError, clash
+from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.arrays import describe
 from ebmpp.graph.declaration import schedule
@@ -36,8 +38,6 @@ _TWO_WAYS_OUT = (
     "for small models; or update the sites that the params depend on by the exchange algorithm, "
     "ebmpp.ppl.Exchange, alone or as a block of numpyro.infer.Gibbs."
 )
-
-
 _MOMENTS = "ebmpp.exact.moments(graph, params) sums small models, ebmpp.unbiased_expectation estimates others"
 
 
@@ -61,7 +61,7 @@ class _UnitwiseSupport(constraints.Constraint):
         return len(self.layout.shape)
 
     def __call__(self, x: Array) -> Array:
-        valid = True
+        valid = jnp.array(True)
         for b, part in self.layout.split(x).items():
             family = self.graph.families[b]
             valid &= family.in_support(part).all(tuple(range(-len(family.shape), 0)))
@@ -106,6 +106,14 @@ def _draw(graph: FactorGraph, params: Params, pairs: Array, num_sweeps: Array) -
     start = gibbs.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
     one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
     return jax.lax.fori_loop(1, num_sweeps + 1, one, start)
+
+
+def _lacks(what: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(self: "EnergyDistribution", *_: Any, **__: Any) -> NoReturn:
+        """:raises NotImplementedError: always, with what to use."""
+        raise NotImplementedError(f"EnergyDistribution has no {what}: {instead}")
+
+    return refuse
 
 
 class EnergyDistribution(dist.Distribution):
@@ -166,18 +174,15 @@ class EnergyDistribution(dist.Distribution):
         num_sweeps: int = 100,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(graph, FactorGraph):
-            raise ArgumentError(f"EnergyDistribution takes a FactorGraph, not {type(graph).__name__}")
-        if isinstance(num_sweeps, bool) or not isinstance(num_sweeps, int) or num_sweeps < 1:
-            raise ArgumentError(f"num_sweeps is a positive int, not {num_sweeps!r}")
+        checks.instance("EnergyDistribution: graph", graph, FactorGraph, "a FactorGraph")
+        num_sweeps = checks.count("EnergyDistribution: num_sweeps", num_sweeps)
         _refuse_batched(graph, params)
         graph.check(params, values=self._validate_args if validate_args is None else validate_args)
         self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps
         self.layout = _check_layout(graph, blocks, layout)
         _refuse_interacting(graph, self.summed)
-        given = callable(log_partition)
-        self._log_partition_fn = log_partition if given else None
-        self._log_partition_value = None if given else _as_scalar(log_partition)
+        self._log_partition_fn = cast(LogPartition, log_partition) if callable(log_partition) else None
+        self._log_partition_value = None if callable(log_partition) else _as_scalar(log_partition)
         super().__init__((), self.layout.shape, validate_args=validate_args)
 
     def __repr__(self) -> str:
@@ -206,36 +211,15 @@ class EnergyDistribution(dist.Distribution):
         """False: a draw is no differentiable function of the params, and a guide needs the score function."""
         return False
 
-    def rsample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """:raises NotImplementedError: always, with what to call."""
-        del key, sample_shape
-        return self._lacks("draws that can be differentiated in its params", "sample makes others")
-
-    @property
-    def mean(self) -> Array:
-        """:raises NotImplementedError: always, with what to call."""
-        return self._lacks("mean", _MOMENTS)
-
-    @property
-    def variance(self) -> Array:
-        """:raises NotImplementedError: always, with what to call."""
-        return self._lacks("variance", _MOMENTS)
-
-    def entropy(self) -> Array:
-        """:raises NotImplementedError: always, with the reason."""
-        return self._lacks("entropy", "it has log Z and the mean energy, which only sums over states give")
-
-    def enumerate_support(self, expand: bool = True) -> Array:
-        """:raises NotImplementedError: always, with what to use."""
-        del expand
-        return self._lacks(
-            "enumeration of its support",
-            "its states are those of all units together; draw such a site by ebmpp.GibbsBlock in "
-            "numpyro.infer.Gibbs",
-        )
-
-    def _lacks(self, what: str, instead: str) -> NoReturn:
-        raise NotImplementedError(f"EnergyDistribution has no {what}: {instead}")
+    rsample = _lacks("draws that can be differentiated in its params", "sample makes others")
+    mean = property(_lacks("mean", _MOMENTS))
+    variance = property(_lacks("variance", _MOMENTS))
+    entropy = _lacks("entropy", "it has log Z and the mean energy, which only sums over states give")
+    enumerate_support = _lacks(
+        "enumeration of its support",
+        "its states are those of all units together; draw such a site by ebmpp.GibbsBlock in "
+        "numpyro.infer.Gibbs",
+    )
 
     def _log_partition(self) -> Array | float:
         if self._log_partition_fn is not None:
@@ -243,7 +227,7 @@ class EnergyDistribution(dist.Distribution):
         return 0.0 if self._log_partition_value is None else self._log_partition_value
 
     @validate_sample
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Float[Array, "*batch"]:
         """Minus the free energy of the value, minus log Z where it was given.
 
         :param value: shape ``(*batch, *event_shape)``.
@@ -261,7 +245,7 @@ class EnergyDistribution(dist.Distribution):
         one = lambda x: energy.log_unnormalized(self.graph, params, x, self.summed)
         return jax.vmap(one)(rows).reshape(batch) - self._log_partition()
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Real[Array, "*value"]:
         """Draws after ``num_sweeps`` sweeps of blocked Gibbs, each from a chain of its own.
 
         :param key: a jax key.
@@ -312,8 +296,7 @@ def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout
 
 
 def _refuse_interacting(graph: FactorGraph, summed: tuple[str, ...]) -> None:
-    if graph.interacting(summed):
-        a, b = graph.interacting(summed)[0]
+    for a, b in graph.interacting(summed):
         raise IntractableError(
             f"{clash(a, b)}, so they cannot be summed out of the value's law in closed "
             f'form; make one of them part of the value, blocks=[..., {a!r}] or blocks="all" (the layers are '
@@ -322,9 +305,9 @@ def _refuse_interacting(graph: FactorGraph, summed: tuple[str, ...]) -> None:
 
 
 def _as_scalar(log_partition: Array | float | None) -> Array | float | None:
-    if log_partition is not None:
-        checks.numbers("log_partition", log_partition, ParameterError)
-    if log_partition is not None and jnp.shape(log_partition) != ():
+    if log_partition is None:
+        return None
+    if jnp.shape(checks.numbers("log_partition", log_partition, ParameterError)) != ():
         raise ParameterError(
             f"log_partition is one number, or a function of the params; got shape {jnp.shape(log_partition)}"
         )

@@ -9,7 +9,6 @@ import warnings
 
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.distributions import biject_to
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
@@ -89,8 +88,7 @@ class Exchange(MCMCKernel):
     :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past",
         "random_cluster" (which strong couplings do not stop), or "auto": see
         :func:`~ebmpp.sampling.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010,
-            double
-        Metropolis-Hastings), which is **approximate**, and warns.
+        double Metropolis-Hastings), which is **approximate**, and warns.
     :param step_size: where adaptation starts.
     :param target_accept: the acceptance that adaptation aims at; 0.44 in one dimension, else 0.234.
     :param log_weight: ``log_weight(sites, *args, **kwargs)``, a number: log density of whatever else depends
@@ -221,11 +219,10 @@ class Exchange(MCMCKernel):
     def _init_one(self, rng_key: Array, num_warmup: int, given: Sites) -> ExchangeState:
         rng_key, *keys = jax.random.split(rng_key, 1 + len(self.prior))
         z = {s: p.sample(key) for (s, p), key in zip(self.prior.items(), keys, strict=True)} | given
-        u = {s: biject_to(p.support).inv(jnp.asarray(z[s])) for s, p in self.prior.items()}
-        zero = jnp.zeros((), jnp.result_type(float))
-        none = jnp.zeros((), jnp.int32)
-        step = zero + self.step_size
-        return ExchangeState(self._constrain(u), u, none, none + num_warmup, step, zero, zero, none, rng_key)
+        u = {s: dist.biject_to(p.support).inv(jnp.asarray(z[s])) for s, p in self.prior.items()}
+        zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
+        numbers = none, none + num_warmup, zero + self.step_size, zero, zero, none
+        return ExchangeState(self._constrain(u), u, *numbers, rng_key)
 
     def _sample_one(self, state: ExchangeState, call: _Call) -> ExchangeState:
         rng_key, walk, draw, accept = jax.random.split(state.rng_key, 4)
@@ -257,13 +254,13 @@ class Exchange(MCMCKernel):
         return state._replace(i=i, step_size=step_size, accept_prob=chance, mean_accept_prob=mean)
 
     def _constrain(self, u: Sites) -> Sites:
-        return {s: biject_to(p.support)(u[s]) for s, p in self.prior.items()}
+        return {s: dist.biject_to(p.support)(u[s]) for s, p in self.prior.items()}
 
     def _log_prior(self, u: Sites, call: _Call) -> Array:
-        z, total = self._constrain(u), 0.0
+        z, total = self._constrain(u), jnp.zeros(())
         for s, p in self.prior.items():
-            volume = biject_to(p.support).log_abs_det_jacobian(u[s], z[s])
-            total += p.log_prob(z[s]).sum() + volume.sum()
+            volume = dist.biject_to(p.support).log_abs_det_jacobian(u[s], z[s])
+            total += jnp.sum(p.log_prob(z[s])) + jnp.sum(volume)
         if self.log_weight is not None:
             total += self.log_weight(call.siblings | z, *call.args, **call.kwargs)
         return total
@@ -279,8 +276,7 @@ class Exchange(MCMCKernel):
         data = dict(data) if isinstance(data, Mapping) else self.graph.as_visible(data)
         rows, _ = states.as_rows(self.graph.families, data, tuple(self.graph.visible))
         summed = tuple(b for b in self.graph.families if b not in rows)
-        if self.graph.interacting(summed):
-            a, b = self.graph.interacting(summed)[0]
+        for a, b in self.graph.interacting(summed):
             raise IntractableError(
                 f"{clash(a, b)} and data gives neither, so they cannot be summed out in "
                 "closed form; sample one of them by another block of Gibbs, and let data return it"
@@ -297,8 +293,8 @@ class Exchange(MCMCKernel):
         drawn, perfect_rows = self._auxiliary(params, rows, summed, pairs)
 
         def gain(x: Sites) -> Array:
-            one = lambda p, row: energy.log_unnormalized(self.graph, p, row, summed)
-            return jax.vmap(lambda row: one(params, row) - one(old_params, row))(x).sum()
+            at = lambda p, row: energy.log_unnormalized(self.graph, p, row, summed)
+            return jax.vmap(lambda row: at(params, row) - at(old_params, row))(x).sum()
 
         prior = self._log_prior(proposed, call) - self._log_prior(u, call)
         # impossible proposals are rejected whatever the auxiliary rows
@@ -325,7 +321,7 @@ class Exchange(MCMCKernel):
         params = self._params(state.z, call, values=True)
         rows, _ = self._rows(call)
         known = all(map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key))))
-        if not known or not self._may_fail:
+        if not known or not self._may_fail or not isinstance(self.auxiliary, str):
             return
         perfect.check(self.graph, params, self.auxiliary)
         try:
@@ -361,7 +357,7 @@ def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distr
     for site, given in prior.items():
         if not isinstance(given, dist.Distribution):
             raise ParameterError(f"prior of site {site!r} is a NumPyro distribution, not {given!r}")
-        if given.support.is_discrete:
+        if given.is_discrete:
             raise ParameterError(
                 f"prior of site {site!r} is discrete ({type(given).__name__}), and Exchange walks over "
                 "continuous values; give it a continuous prior"
@@ -372,7 +368,7 @@ def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distr
 def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
     """:raises IntractableError: when the graph allows no such draw."""
     if isinstance(auxiliary, str):
-        return perfect.resolve(graph, auxiliary)
+        return perfect.method_for(graph, auxiliary)
     auxiliary = checks.count("Exchange: auxiliary, if not a method of perfect_sample,", auxiliary)
     warnings.warn(
         f"Exchange with auxiliary={auxiliary} Gibbs sweeps is approximate (double Metropolis-Hastings): its "
@@ -394,7 +390,7 @@ def _check_init(
         value, wanted = jnp.asarray(value, jnp.result_type(float)), chains + prior[site].shape()
         if value.shape != wanted:
             raise ParameterError(f"init_params of site {site!r} got shape {value.shape}, expected {wanted}")
-        free = biject_to(prior[site].support).inv(value)
+        free = dist.biject_to(prior[site].support).inv(value)
         if states.is_concrete(free) and not np.isfinite(np.asarray(free)).all():
             raise ParameterError(
                 f"init_params of site {site!r} is not inside the support of its prior, "

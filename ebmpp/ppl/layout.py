@@ -8,10 +8,12 @@ from functools import cached_property
 import math
 from typing import Any
 
+from jaxtyping import Shaped
 import numpy as np
 
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
@@ -91,7 +93,7 @@ class Layout:
     def _trivial(self) -> bool:
         return self.places == tuple(range(len(self.places)))
 
-    def join(self, x: Mapping[str, Array]) -> Array:
+    def join(self, x: Mapping[str, ArrayLike]) -> Shaped[Array, "*value"]:
         """The array of the blocks' values, shape ``(*batch, *shape)``."""
         parts = []
         for b, shape in self.blocks:
@@ -102,7 +104,7 @@ class Layout:
             flat = flat[..., np.argsort(np.asarray(self.places))]
         return flat.reshape(*flat.shape[:-1], *self.shape)
 
-    def split(self, value: Array) -> dict[str, Array]:
+    def split(self, value: ArrayLike) -> dict[str, Shaped[Array, "..."]]:
         """The blocks of an array, each of shape ``(*batch, *block shape)``.
 
         :raises StateError: for an array whose last axes are not ``shape``.

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from jaxtyping import Float, Float32
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -44,12 +45,12 @@ _PILOT_CHAINS, _PILOT_SWEEPS = 200, 100  # what a hundred particles sweep in 200
 # -- ladders ---------------------------------------------------------------------------------------
 
 
-def ladder(kind: str | Any, num_temperatures: int) -> np.ndarray:
+def ladder(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, "temperatures"]:
     """Inverse temperatures from 0 to 1.
 
     :param kind: "linear"; "sigmoid", denser at both ends; or increasing values from 0 to 1.
     :param num_temperatures: how many, 0 and 1 included; values that are given bring their own number.
-    :return: float32, increasing.
+    :return: increasing.
     :raises ArgumentError: for fewer than two, an unknown name, or values that do not increase from 0 to 1.
 
     **References**
@@ -71,7 +72,7 @@ def ladder(kind: str | Any, num_temperatures: int) -> np.ndarray:
     return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)
 
 
-def _given_ladder(values: Any) -> np.ndarray:
+def _given_ladder(values: Any) -> Float32[np.ndarray, "temperatures"]:
     wanted = "ladder: inverse temperatures increase from 0 to 1, such as [0, 0.2, 1]"
     try:
         betas = np.asarray(values, np.float32)
@@ -90,13 +91,15 @@ def _given_ladder(values: Any) -> np.ndarray:
     return betas
 
 
-def equal_speed(betas: np.ndarray, spread: np.ndarray, num_temperatures: int) -> np.ndarray:
+def equal_speed(
+    betas: Float[np.ndarray, "pilot"], spread: Float[np.ndarray, "steps"], num_temperatures: int
+) -> Float32[np.ndarray, "temperatures"]:
     """A ladder whose steps have weights of about equal standard deviation.
 
     :param betas: of a pilot run.
     :param spread: the standard deviation of its log-weights, step by step.
     :param num_temperatures: how many to make.
-    :return: float32, increasing.
+    :return: increasing.
 
     **References**
 

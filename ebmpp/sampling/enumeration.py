@@ -13,17 +13,19 @@ import math
 from types import MappingProxyType
 from typing import NamedTuple
 
+from jaxtyping import Float, Integer, Real
 import networkx as nx
 import numpy as np
 
 import jax
 from jax import Array
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from ebmpp.core.types import Params
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError
-from ebmpp.families import Gaussian
+from ebmpp.families import Family, Gaussian
 from ebmpp.graph import FactorGraph, energy
 
 _MOST_STATES = 2**25  # about a minute for a few hundred summed units on two cores
@@ -48,13 +50,24 @@ class Plan(NamedTuple):
 # -- the plan ------------------------------------------------------------------------------------
 
 
+def values_of(family: Family) -> Real[Array, "values"]:
+    """Every value of a unit.
+
+    :raises IntractableError: where there are infinitely many.
+    """
+    values = family.states()
+    if values is None:
+        raise IntractableError(f"units of {family!r} take infinitely many values, which cannot be listed")
+    return values
+
+
 def num_states(graph: FactorGraph, blocks: Iterable[str], lacking: Iterable[tuple[str, int]] = ()) -> int:
     """How many joint states ``blocks`` have; each of them takes finitely many values.
 
     :param lacking: see :class:`Plan`.
     """
     free = {b: graph.families[b].size for b in blocks} | {b: n for b, n in lacking if b in blocks}
-    return math.prod(len(graph.families[b].states()) ** n for b, n in free.items())
+    return math.prod(len(values_of(graph.families[b])) ** n for b, n in free.items())
 
 
 def count_text(count: int) -> str:
@@ -140,7 +153,7 @@ def refuse_many(
 # -- the sum -------------------------------------------------------------------------------------
 
 
-def decode(graph: FactorGraph, blocks: tuple[str, ...], index: Array) -> dict[str, Array]:
+def decode(graph: FactorGraph, blocks: tuple[str, ...], index: Integer[Array, ""]) -> Blocks:
     """The joint state of ``blocks`` with this number; the last unit varies fastest."""
     return decode_unknown(graph, Plan(blocks, (), ()), {}, {}, index)[0]
 
@@ -157,7 +170,7 @@ def decode_unknown(
     room = dict(plan.lacking)
     for b in reversed(plan.enumerated):
         family = graph.families[b]
-        values, size = family.states(), room.get(b, family.size)
+        values, size = values_of(family), room.get(b, family.size)
         powers = stride * len(values) ** np.arange(size)[::-1]
         digits = index // powers.astype(np.int32) % len(values)
         stride *= len(values) ** size
@@ -177,9 +190,9 @@ def log_term(
     params: Params,
     given: Mapping[str, Array],
     plan: Plan,
-    index: Array,
+    index: Integer[Array, ""],
     known: Mapping[str, Array] = MappingProxyType({}),
-) -> Array:
+) -> Float[Array, ""]:
     """log of one enumerated state's share of the sum.
 
     :param known: masks of the blocks of ``given`` that lack units.
@@ -203,17 +216,17 @@ def _gaussian_integral(
     summed: tuple[str, ...],
     known: Mapping[str, Array],
     partly: Mapping[str, Array],
-) -> Array:
+) -> Float[Array, ""]:
     """log of the integral over the unknown units of Gaussian blocks: their log density is quadratic."""
     dtype = jnp.result_type(float)
     zero = {b: jnp.zeros(graph.families[b].shape, dtype) for b in blocks}
     origin = {b: jnp.where(known[b], x[b], z) if b in known else z for b, z in zero.items()}
     free = {b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z for b, z in zero.items()}
-    flat, unravel = jax.flatten_util.ravel_pytree(origin)
-    free, _ = jax.flatten_util.ravel_pytree(free)
-    energy = lambda z: -energy.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)
-    at_origin, slope = jax.value_and_grad(energy)(flat)
-    precision = jax.hessian(energy)(flat)
+    flat, unravel = ravel_pytree(origin)
+    free, _ = ravel_pytree(free)
+    minus_log = lambda z: -energy.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)
+    at_origin, slope = jax.value_and_grad(minus_log)(flat)
+    precision = jax.hessian(minus_log)(flat)
     if known:  # units that are held have no say: a precision of 1, and no slope
         precision, slope = jnp.diag(1 - free) + precision * jnp.outer(free, free), slope * free
     factor = jnp.linalg.cholesky(precision)  # NaN where the integral diverges
@@ -236,7 +249,7 @@ def log_sum(
     given: Mapping[str, Array],
     plan: Plan,
     known: Mapping[str, Array] = MappingProxyType({}),
-) -> Array:
+) -> Float[Array, ""]:
     """log of the sum over all blocks that are not ``given``, for one state of those that are.
 
     :param known: masks of the blocks of ``given`` that lack units.

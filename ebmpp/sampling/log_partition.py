@@ -7,10 +7,12 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from jaxtyping import Float
 import numpy as np
 
 from jax import Array
 
+from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, StateError, clash
 from ebmpp.graph import FactorGraph, tables
@@ -38,9 +40,9 @@ class LogPartition:
     """Of ``log_partition``, by the delta method: too small where the effective sample size is."""
     effective_sample_size: float
     """(sum w)**2 / sum w**2: at most the number of particles."""
-    log_weights: np.ndarray
-    """Shape ``(num_particles,)``; exp of them has mean Z, or 1/Z in reverse."""
-    betas: np.ndarray
+    log_weights: Float[np.ndarray, "num_particles"]
+    """exp of them has mean Z, or 1/Z in reverse."""
+    betas: Float[np.ndarray, "num_temperatures"]
     """The ladder that was used, in the order in which it was."""
     bound: str
     """"lower" (forward) or "upper" (reverse): where ``log_partition`` lies of log Z, on average."""
@@ -57,7 +59,7 @@ class LogPartition:
             f"{len(self.betas)} temperatures)"
         )
 
-    def log_likelihood(self, data: Data) -> Array:
+    def log_likelihood(self, data: Data) -> Float[Array, "*batch"]:
         """log p(v) row by row, at this value of log Z, which all rows share.
 
         A lower bound of log Z makes it too large on average, and an upper bound too small.
@@ -68,8 +70,7 @@ class LogPartition:
         :raises IntractableError: where the latents given the visibles are not one layer.
         :raises StateError: data of a wrong name, shape or value.
         """
-        if self.graph.interacting(self.graph.latent):
-            a, b = self.graph.interacting(self.graph.latent)[0]
+        for a, b in self.graph.interacting(self.graph.latent):
             raise IntractableError(
                 f"latent {clash(a, b)} given the visible ones, so the free energy of a row "
                 "has no closed form, and log Z alone does not give its likelihood; exact.log_likelihood sums "
@@ -88,8 +89,7 @@ class LogPartition:
         each = np.asarray(self.log_likelihood(data), float).ravel()
         if not each.size:
             raise StateError("average_log_likelihood: data has no rows")
-        spread = each.std(ddof=1) / math.sqrt(each.size) if each.size > 1 else math.nan
-        return AverageLogLikelihood(float(each.mean()), self.standard_error, float(spread))
+        return AverageLogLikelihood(float(each.mean()), self.standard_error, float(standard_error(each)))
 
 
 @dataclasses.dataclass(frozen=True)

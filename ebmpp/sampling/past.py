@@ -1,20 +1,30 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupling from the past: runs that begin ever earlier, until all that come from there agree at time 0."""
+"""Coupling from the past: runs that begin ever earlier, until all that come from there agree at time 0.
 
-from collections.abc import Callable
+And what its two ways, of single units and of the bonds between them, ask of a graph: how pairs of units pull.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+
+from jaxtyping import Bool, Float
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+
+from ebmpp.core.types import Params
+from ebmpp.errors import IntractableError
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.factors.pairwise import Pairwise
 
 State = TypeVar("State")
 
 
 def from_the_past(
     step: Callable[[Array, State], State],
-    met: Callable[[State], Array],
+    met: Callable[[State], Bool[Array, "rows"]],
     start: State,
     max_sweeps: int,
     goes: Any = True,
@@ -43,3 +53,33 @@ def from_the_past(
     again = lambda c: (longer(c[0]), run(longer(c[0])))
     # from length 0, where no row has met, so that a run is compiled once
     return jax.lax.while_loop(unfinished, again, (jnp.int32(0), start))[1]
+
+
+def check_edges(graph: FactorGraph, who: str) -> None:
+    """:raises IntractableError: for factors that join other than two blocks, or two units of a block."""
+    for factor in graph.factors:
+        if len(factor.blocks) > 2:
+            raise IntractableError(
+                f"factor {factor.name!r} is over {len(factor.blocks)} blocks; {who} takes factors of one or "
+                "two blocks, whose interactions have one sign in every state"
+            )
+    for block, split in graph.splits.items():
+        for factor in split.own:
+            if not isinstance(factor, Pairwise):
+                raise IntractableError(
+                    f"units of block {block!r} interact by {factor!r}; {who} takes Pairwise factors inside a "
+                    "block"
+                )
+
+
+def slopes(
+    graph: FactorGraph, params: Params, edges: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], Float[Array, "..."]]:
+    """How the natural parameters of one block grow with the statistics of another, for every edge."""
+    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
+    made = {}
+    for a, b in edges:
+        # constant in the state: the energy is affine in each unit and factors join two blocks at most
+        of = lambda t, a=a, b=b: energy.natural(graph, params, zero | {b: t}, [a])[a]
+        made[a, b] = jax.jacobian(of)(zero[b])
+    return made

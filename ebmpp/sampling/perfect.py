@@ -11,6 +11,7 @@ from collections import deque
 import math
 from typing import Any
 
+from jaxtyping import Float, Int32
 import numpy as np
 
 import jax
@@ -21,13 +22,10 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
-from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.factors.pairwise import Pairwise
+from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import gibbs
 from ebmpp.sampling import enumeration, random_cluster
-from ebmpp.sampling.past import from_the_past
-
-METHODS = ("auto", "enumerate", "coupling_from_the_past", "random_cluster")
+from ebmpp.sampling.past import check_edges, from_the_past, slopes
 
 #: sweeps into the past before coupling gives up, unless told
 MAX_SWEEPS = 2**16
@@ -50,7 +48,7 @@ def _plan(graph: FactorGraph) -> enumeration.Plan:
     return plan
 
 
-def _pick(u: Array, log_weight: Array) -> Array:
+def _pick(u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"]) -> Int32[Array, "*draws"]:
     """An index drawn with the last axis' weights."""
     return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
@@ -86,17 +84,12 @@ def _check_ordered(graph: FactorGraph) -> None:
                 f"block {b!r} ({family!r}) has no lowest and highest state, which coupling from the past "
                 "starts from; it takes Bernoulli, Spin and Binomial blocks"
             )
+    check_edges(graph, "coupling from the past")
     for block, split in graph.splits.items():
-        if split.family.size > _MOST_UNITS or any(not isinstance(f, Pairwise) for f in split.own):
+        if split.family.size > _MOST_UNITS:
             raise IntractableError(
                 f"block {block!r}, whose units interact, has {split.family.size} units; coupling from the "
-                f"past takes at most {_MOST_UNITS} of such a block, joined by Pairwise factors"
-            )
-    for factor in graph.factors:
-        if len(factor.blocks) > 2:
-            raise IntractableError(
-                f"factor {factor.name!r} is over {len(factor.blocks)} blocks; coupling from the past takes "
-                "factors of one or two blocks, whose interactions have one sign in every state"
+                f"past takes at most {_MOST_UNITS} of such a block"
             )
 
 
@@ -108,22 +101,11 @@ def _is_ordered(family: Family) -> bool:
         return bool((np.diff(np.asarray(family.statistics(listed))) > 0).all())
 
 
-def _slopes(graph: FactorGraph, params: Params) -> dict[tuple[str, str], Array]:
-    """How the natural parameters of one block grow with the statistics of another, for every edge."""
-    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
-    made = {}
-    for a, b in sorted(graph.edges) + [(b, b) for b in graph.splits]:
-        # constant in the state: the energy is affine in each unit and factors join two blocks at most
-        of = lambda t, a=a, b=b: energy.natural(graph, params, zero | {b: t}, [a])[a]
-        made[a, b] = jax.jacobian(of)(zero[b])
-    return made
-
-
 def _orientation(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], dict[tuple, Array]]:
     """Blocks turned upside down (-1) so that neighbours pull the same way, and which edges then do."""
-    slopes = _slopes(graph, params)
-    rising = {edge: (slope >= 0).all() for edge, slope in slopes.items()}
-    falling = {edge: (slope <= 0).all() for edge, slope in slopes.items()}
+    pulls = slopes(graph, params, [*sorted(graph.edges), *((b, b) for b in graph.splits)])
+    rising = {edge: (slope >= 0).all() for edge, slope in pulls.items()}
+    falling = {edge: (slope <= 0).all() for edge, slope in pulls.items()}
     sign: dict[str, Array] = {}
     for root in graph.families:  # along a spanning tree; the other edges can but agree or not
         queue = deque([root] if root not in sign else [])
@@ -135,7 +117,7 @@ def _orientation(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], 
                     edge = (block, other) if (block, other) in rising else (other, block)
                     sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
                     queue.append(other)
-    fine = {(a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b]) for a, b in slopes}
+    fine = {(a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b]) for a, b in pulls}
     return sign, fine
 
 
@@ -161,7 +143,7 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     """A draw that does not fall when ``eta`` grows, from one word a unit."""
     if type(family) in (Bernoulli, Spin):
         return family.sample(words, eta)
-    values = family.states()
+    values = enumeration.values_of(family)
     stats = family.statistics(values)
     # exponential families have monotone likelihood ratios, so their inverse distribution functions rise
     log_weight = eta[..., None] * stats + family.log_base_measure(values)
@@ -191,12 +173,9 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
     rows = len(pairs)
     start = {}
     for b, family in graph.families.items():
-        values = family.states().astype(family.dtype)
-        low, high = (
-            jnp.where(sign[b] > 0, values[0], values[-1]),
-            jnp.where(sign[b] > 0, values[-1], values[0]),
-        )
-        ends = jnp.repeat(jnp.stack([low, high]), rows).reshape(-1, *(1,) * len(family.shape))
+        values = enumeration.values_of(family).astype(family.dtype)
+        ends = jnp.where(sign[b] > 0, values[jnp.array([0, -1])], values[jnp.array([-1, 0])])
+        ends = jnp.repeat(ends, rows).reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
     def met(x: Blocks) -> Array:
@@ -208,39 +187,36 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
 
-# -- the two together ------------------------------------------------------------------------------
+# -- all of them together --------------------------------------------------------------------------
+
+_GRAPH_CHECKS = {
+    "enumerate": _plan,
+    "coupling_from_the_past": _check_ordered,
+    "random_cluster": random_cluster.check_graph,
+}
+METHODS = ("auto", *_GRAPH_CHECKS)
 
 
-def resolve(graph: FactorGraph, method: str) -> str:
+def method_for(graph: FactorGraph, method: str) -> str:
     """The method that "auto" stands for, or the one that is given, if the graph allows it.
 
     :raises ArgumentError: for an unknown method.
     :raises IntractableError: when the graph does not allow it.
     """
     checks.choice("perfect_sample: method", method, METHODS)
-    if method == "coupling_from_the_past":
-        _check_ordered(graph)
-    elif method == "random_cluster":
-        random_cluster.check_graph(graph)
-    elif method == "enumerate":
-        _plan(graph)
-    else:
-        return _resolve_auto(graph)
-    return method
-
-
-def _resolve_auto(graph: FactorGraph) -> str:
-    try:
-        _plan(graph)
-        return "enumerate"
-    except IntractableError as large:
+    if method != "auto":
+        _GRAPH_CHECKS[method](graph)
+        return method
+    refused = []
+    for name in ("enumerate", "coupling_from_the_past"):
         try:
-            _check_ordered(graph)
-            return "coupling_from_the_past"
-        except IntractableError as unordered:
-            raise IntractableError(
-                f"there is no perfect sample of this model: {unordered}; and it cannot be enumerated: {large}"
-            ) from None
+            return method_for(graph, name)
+        except IntractableError as error:
+            refused.append(error)
+    large, unordered = refused
+    raise IntractableError(
+        f"there is no perfect sample of this model: {unordered}; and it cannot be enumerated: {large}"
+    )
 
 
 def check(graph: FactorGraph, params: Params, method: str) -> None:
@@ -257,7 +233,7 @@ def draw_rows(
     """Perfect draws as a pure function, for use under ``jit`` and ``vmap``.
 
     :param pairs: key pairs, shape ``(rows, 2)``.
-    :param method: what :func:`resolve` returned.
+    :param method: what :func:`method_for` returned.
     :param max_sweeps: how far into the past to go.
     :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws, shape ``(rows,)``. The
         others had not met, or the params are not attractive: they must not be used.
@@ -326,7 +302,7 @@ def perfect_sample(
     num_samples = checks.count("perfect_sample: num_samples", num_samples)
     max_sweeps = checks.count("perfect_sample: max_sweeps", max_sweeps)
     graph.check(params)
-    chosen = resolve(graph, method)
+    chosen = method_for(graph, method)
     known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
     if known:
         check(graph, params, chosen)

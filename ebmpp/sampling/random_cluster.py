@@ -18,6 +18,7 @@ sweeps, while single units, which would have to cross from one phase to the othe
 
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float, Integer
 import numpy as np
 
 import jax
@@ -32,16 +33,16 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves.clusters import components
-from ebmpp.sampling.past import from_the_past
+from ebmpp.sampling.past import check_edges, from_the_past, slopes
 
 
 class _Bonds(NamedTuple):
     """What every pair, and then every field, adds to the log density where it is content."""
 
-    gains: Array
-    up: Array
+    gains: Float[Array, "bonds"]
+    up: Float[Array, ""]
     """Which way the fields pull, 1 or -1."""
-    told: dict[str, Array]
+    told: dict[str, Bool[Array, ""]]
     """What must hold of the params, by what is said where it does not."""
 
 
@@ -52,18 +53,7 @@ def check_graph(graph: FactorGraph) -> None:
             raise IntractableError(
                 f"block {b!r} ({family!r}) has no random-cluster draws: they are of Bernoulli and Spin units"
             )
-    for block, split in graph.splits.items():
-        for factor in split.own:
-            if not isinstance(factor, Pairwise):
-                raise IntractableError(
-                    f"units of block {block!r} interact by {factor!r}: random-cluster draws take Pairwise "
-                    "factors inside a block"
-                )
-    for factor in graph.factors:
-        if len(factor.blocks) > 2:
-            raise IntractableError(
-                f"factor {factor.name!r} is over {len(factor.blocks)} blocks: random-cluster draws take pairs"
-            )
+    check_edges(graph, "random-cluster sampling")
 
 
 def check_params(graph: FactorGraph, params: Any) -> None:
@@ -129,24 +119,20 @@ def _starts(graph: FactorGraph) -> dict[str, int]:
     return dict(zip(graph.families, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
-def _joined(graph: FactorGraph) -> list[tuple[str, str]]:
-    return sorted(graph.edges)
-
-
 def _has_fields(graph: FactorGraph) -> bool:
     """Whether a field can be there at all: not where spins are in pairs and nothing else."""
     alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
     return alone or any(_scale(f)[0] != 0 for f in graph.families.values())
 
 
-def _edges(graph: FactorGraph) -> np.ndarray:
+def _edges(graph: FactorGraph) -> Integer[np.ndarray, "edges 2"]:
     """Pairs of units by their numbers, those inside blocks first; then one a field, to the unit past all."""
     start, made = _starts(graph), []
     for block, split in graph.splits.items():
         made += [f.edges(graph.families)[block] + start[block] for f in split.own]
-    for a, b in _joined(graph):
-        pair = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
-        made.append((pair + np.array([[start[a]], [start[b]]])).T)
+    for a, b in sorted(graph.edges):
+        ends = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
+        made.append((ends + np.array([[start[a]], [start[b]]])).T)
     size = sum(f.size for f in graph.families.values())
     if _has_fields(graph):
         made.append(np.stack([np.arange(size), np.full(size, size)], 1))
@@ -157,23 +143,18 @@ def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
     gains, told = [], {}
     for block, split in graph.splits.items():
         for factor in split.own:
+            assert isinstance(factor, Pairwise)  # check_graph has refused others
             weights = factor.weights(params[factor.name])
             told[f"factor {factor.name!r} has weights below 0"] = (weights >= 0).all()
             gains.append(2 * _scale(split.family)[1] ** 2 * weights)
-    middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
-    for a, b in _joined(graph):
-        of = lambda t, a=a, b=b: energy.natural(graph, params, middle | {b: t}, [a])[a]
-        slope = jax.jacobian(of)(middle[b])  # constant: the energy is affine in each unit
+    for (a, b), slope in slopes(graph, params, sorted(graph.edges)).items():
         told[f"blocks {a!r} and {b!r} have interactions below 0"] = (slope >= 0).all()
         gains.append(2 * _scale(graph.families[a])[1] * _scale(graph.families[b])[1] * slope.reshape(-1))
     up = jnp.ones(())
     if _has_fields(graph):
-        field = jnp.concatenate(
-            [
-                _scale(f)[1] * energy.natural(graph, params, middle, [b])[b].reshape(-1)
-                for b, f in graph.families.items()
-            ]
-        )
+        middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
+        eta = {b: energy.natural(graph, params, middle, [b])[b].reshape(-1) for b in middle}
+        field = jnp.concatenate([_scale(f)[1] * eta[b] for b, f in graph.families.items()])
         up = jnp.where((field >= 0).all(), 1.0, -1.0)
         told["the fields are of both signs (of units in 0 and 1 too: at 1/2)"] = (up * field >= 0).all()
         gains.append(2 * jnp.abs(field))
@@ -183,8 +164,8 @@ def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
 _told = jax.jit(lambda graph, params: _bonds(graph, params).told, static_argnums=0)
 
 
-def _to_blocks(graph: FactorGraph, spin: Array) -> Blocks:
-    """Units in -1 and 1, ``(rows, units)``, as values of the blocks."""
+def _to_blocks(graph: FactorGraph, spin: Float[Array, "rows units"]) -> Blocks:
+    """Units in -1 and 1 as values of the blocks."""
     made, start = {}, _starts(graph)
     for b, family in graph.families.items():
         middle, half = _scale(family)

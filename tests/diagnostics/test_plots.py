@@ -33,7 +33,7 @@ def close() -> Iterator[None]:
 
 
 def test_matplotlib_waits():
-    code = "import sys, ebmpp, ebmpp.plots, ebmpp.drawing; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, ebmpp, ebmpp.diagnostics, ebmpp.graph; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

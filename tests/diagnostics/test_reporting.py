@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
-from ebmpp.diagnostics import reporting
-from ebmpp.diagnostics.reporting import Work, likelihood, mixing, model, pictures
-from ebmpp.diagnostics.reporting.page import Section, axes, page
+from ebmpp.diagnostics.canvas import grid
+from ebmpp.diagnostics.reporting import Work, assemble, likelihood, mixing, model, pictures
+from ebmpp.diagnostics.reporting.page import Section, page
 from ebmpp.diagnostics.reporting.subject import Subject, some_rows
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from helpers import random_params
@@ -40,7 +40,7 @@ def subject(graph: FactorGraph = RBM, params: dict = PARAMS, data: object = DATA
 
 def test_a_page_is_one_file_and_escapes_what_it_shows() -> None:
     section = Section("A <b> & c")
-    figure, (ax,) = axes(1)
+    figure, (ax,) = grid(1)
     ax.plot([0, 1])
     section.figure("a line", figure, "from <0> to 1")
     section.table("numbers", pd.DataFrame({"x<y": [1.5, np.nan]}), "some")
@@ -79,13 +79,13 @@ def test_what_fails_is_named_on_the_page_and_bugs_are_not_hidden() -> None:
     def is_wrong(_: Subject) -> Section:
         raise KeyError("v")
 
-    section, why = reporting._guarded("Likelihood", refuses, None)
+    section, why = assemble._guarded("Likelihood", refuses, None)
     assert why == ["Likelihood: IntractableError: too many states"]
     assert "Not computed: Likelihood." in section.html() and "too many states" in section.html()
-    section, why = reporting._guarded("x", warns, None)
+    section, why = assemble._guarded("x", warns, None)
     assert not why and 'class="caveat">few particles' in section.html()
     with pytest.raises(KeyError):
-        reporting._guarded("x", is_wrong, None)
+        assemble._guarded("x", is_wrong, None)
 
 
 # -- sections --------------------------------------------------------------------------------------

@@ -3,14 +3,17 @@
 """How probable the data are: log Z from both sides, and what stands in for it where it is not known."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-import jax
 import jax.numpy as jnp
 
-from ebmpp.diagnostics.reporting.page import Section, axes, tidy
+from ebmpp.core.statistics import standard_error
+from ebmpp.core.types import Rows
+from ebmpp.diagnostics.canvas import COLORS, grid, tidy
+from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate import exact
@@ -20,9 +23,11 @@ from ebmpp.sampling import annealing_path, enumeration
 from ebmpp.sampling.log_partition import Bracket
 from ebmpp.training import monitors
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _MOST_STATES = 2**24  # of all rows' latents together
 _PSEUDO_UNITS = 20
-_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#718096")
 
 
 def likelihood(subject: Subject) -> Section:
@@ -84,7 +89,7 @@ def likelihood(subject: Subject) -> Section:
     return section
 
 
-def _log_z(section: Section, made: "Bracket") -> None:
+def _log_z(section: Section, made: Bracket) -> None:
     rows = []
     for name, side in (("forward (lower)", made.lower), ("reverse (upper)", made.upper)):
         rows.append(
@@ -104,7 +109,7 @@ def _log_z(section: Section, made: "Bracket") -> None:
     )
 
 
-def _exact_rows(subject: Subject, rows: dict, made: "Bracket") -> np.ndarray | None:
+def _exact_rows(subject: Subject, rows: Rows, made: Bracket) -> np.ndarray | None:
     if made.exact is None:
         return None
     if subject.closed:
@@ -119,24 +124,23 @@ def _exact_rows(subject: Subject, rows: dict, made: "Bracket") -> np.ndarray | N
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
 
 
-def _table(subject: Subject, made: "Bracket", exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:
+def _table(subject: Subject, made: Bracket, exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:
     columns: dict[str, dict[str, float]] = {}
     for name, rows in subject.data.items():
         weight, known = subject.log_weight(rows), exact_rows[name]
-        error = weight.std(ddof=1) / math.sqrt(len(weight)) if len(weight) > 1 else math.nan
         columns[name] = {
             "rows": len(weight),
             "exact": math.nan if known is None else float(known.mean()),
             "at upper log Z": weight.mean() - made.upper.log_partition,
             "at lower log Z": weight.mean() - made.lower.log_partition,
             "log Z error": max(made.upper.standard_error, made.lower.standard_error),
-            "row error": error,
+            "row error": float(standard_error(weight)),
             "independent units": _independent(subject, rows),
         }
     return pd.DataFrame.from_dict(columns, orient="index")
 
 
-def _independent(subject: Subject, rows: dict) -> float:
+def _independent(subject: Subject, rows: Rows) -> float:
     """Mean log p of rows under units of the training rows' own rates: what a model must beat."""
     graph, total = subject.graph, 0.0
     eta = annealing_path.base_rates(graph, subject.train)
@@ -148,25 +152,20 @@ def _independent(subject: Subject, rows: dict) -> float:
     return total
 
 
-def _draw(table: pd.DataFrame) -> object:
-    figure, (ax,) = axes(1, (6.4, 0.9 + 0.7 * len(table)))
+def _draw(table: pd.DataFrame) -> "Figure":
+    figure, (ax,) = grid(1, (6.4, 0.9 + 0.7 * len(table)))
     place = np.arange(len(table))[::-1]
     margin = 2 * np.hypot(table["log Z error"], table["row error"].fillna(0))
-    low, high = (
-        table[["at upper log Z", "at lower log Z"]].min(axis=1),
-        table[["at upper log Z", "at lower log Z"]].max(axis=1),
-    )
-    ax.hlines(place, low - margin, high + margin, color=_COLORS[0], linewidth=1.2)
-    ax.hlines(place, low, high, color=_COLORS[0], linewidth=6, alpha=0.5, label="between the two estimates")
+    ends = table[["at upper log Z", "at lower log Z"]]
+    low, high = ends.min(axis=1), ends.max(axis=1)
+    ax.hlines(place, low - margin, high + margin, color=COLORS[0], linewidth=1.2)
+    ax.hlines(place, low, high, color=COLORS[0], linewidth=6, alpha=0.5, label="between the two estimates")
     if table["exact"].notna().any():
         ax.plot(table["exact"], place, "D", color="#1a202c", markersize=5, label="exact")
-    ax.plot(
-        table["independent units"], place, "|", color=_COLORS[1], markersize=14, label="independent units"
-    )
+    ax.plot(table["independent units"], place, "|", color=COLORS[1], markersize=14, label="independent units")
     ax.set_yticks(place, table.index)
     ax.set(xlabel="log p a row", ylim=(-0.6, len(table) - 0.4))
-    tidy(ax)
-    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    tidy(ax, legend=True, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -174,23 +173,17 @@ def free_energies(subject: Subject) -> Section:
     """Free energies of rows and of samples."""
     section = Section("Free energies of rows and samples")
     name = "free energy" if subject.closed else "mean-field bound of the free energy"
-    sets = {f"{name}": -subject.log_weight(rows) for name, rows in subject.data.items()}
-    for label, attribute in (("Gibbs samples", "gibbs"), ("tempered samples", "tempered")):
-        try:
-            last = {
-                b: v[:, ::10].reshape(-1, *v.shape[2:]) for b, v in getattr(subject, attribute).draws.items()
-            }
-            sets[label] = -subject.log_weight(last)
-        except ValueError as error:
-            section.missing(label, error)
-    figure, (ax,) = axes(1, (7.0, 3.2))
+    sets = {name: -subject.log_weight(rows) for name, rows in subject.data.items()}
+    for label, chains in subject.chains(section).items():
+        last = {b: jnp.asarray(v[:, ::10].reshape(-1, *v.shape[2:])) for b, v in chains.draws.items()}
+        sets[f"{label} samples"] = -subject.log_weight(last)
+    figure, (ax,) = grid(1, (7.0, 3.2))
     low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
     bins = np.linspace(low, high + 1e-6 * max(1, abs(high)), 41)
-    for (label, values), color in zip(sets.items(), _COLORS, strict=False):
+    for (label, values), color in zip(sets.items(), COLORS, strict=False):
         ax.hist(values, bins=bins, density=True, histtype="step", linewidth=1.5, color=color, label=label)
     ax.set(xlabel=name, ylabel="density")
-    tidy(ax)
-    ax.legend(frameon=False, fontsize=8)
+    tidy(ax, legend=True)
     section.figure("free_energies", figure)
     section.text(
         "Held-out rows above training rows: the model has fitted these more than their like. Samples beside "
@@ -211,13 +204,14 @@ def proxies(subject: Subject) -> Section:
     some = _PSEUDO_UNITS if units > 3 * _PSEUDO_UNITS else None
     why = None
     for name, rows in subject.data.items():
-        error = monitors.reconstruction(subject.graph, rows, subject.key(6))(subject.params)
-        columns[name] = {"reconstruction error": float(error)}
+        squared = monitors.reconstruction(subject.graph, rows, subject.key(6))(subject.params)
+        columns[name] = {"reconstruction error": float(squared)}
         try:
             each = pseudo_log_likelihood(
                 subject.graph, subject.params, rows, num_units=some, rng_key=subject.key(7)
             )
-            columns[name] |= {"pseudo-log-likelihood": float(each.mean()), "its row error": _error(each)}
+            error = standard_error(np.asarray(each, float))
+            columns[name] |= {"pseudo-log-likelihood": float(each.mean()), "its row error": float(error)}
         except IntractableError as refused:
             why = refused
     section.table("proxies", pd.DataFrame.from_dict(columns, orient="index"), "Means over rows.")
@@ -234,8 +228,3 @@ def proxies(subject: Subject) -> Section:
             f"Pseudo-likelihood from {some} units of each row, drawn at random, scaled to all {units}."
         )
     return section
-
-
-def _error(each: jax.Array) -> float:
-    values = np.asarray(each, float)
-    return float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else math.nan

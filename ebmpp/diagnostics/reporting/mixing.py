@@ -3,7 +3,7 @@
 """How fast chains mix: coupled pairs, and Gibbs chains against parallel tempering."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 import warnings
 
 import numpy as np
@@ -12,14 +12,18 @@ import pandas as pd
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.diagnostics.canvas import grid, tidy
 from ebmpp.diagnostics.datatree import summary
 from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
 from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
-from ebmpp.diagnostics.reporting.page import Section, axes, tidy
+from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Chains, Subject
 from ebmpp.errors import UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _QUANTILE = 0.95
 _GOOD = 1.01  # R-hat
@@ -45,10 +49,10 @@ def meeting(subject: Subject) -> Section:
         f"{work.pairs} pairs of coupled Gibbs chains, each chain from noise of its own. Once a pair has met, "
         f"neither chain remembers its start. A pair is watched for {work.max_sweeps} sweeps."
     )
-    pilot = _pairs(subject, 1, 1)
-    times, met = _times(pilot, work.pairs, work.max_sweeps + 1)
-    figure, panels = axes(1 if pilot is None else 2, (4.4, 3.2))
-    plot_meeting_times(times, 1, met, ax=panels[0])
+    pilot = _pairs(subject, 1)
+    times, met = np.full(work.pairs, work.max_sweeps + 1.0), np.zeros(work.pairs, bool)
+    if pilot is not None:
+        times, met, _ = meeting_data(pilot)
     unmet = int((~met).sum())
     told = f"{work.pairs - unmet} of {work.pairs} pairs met within {work.max_sweeps} sweeps"
     if met.any():
@@ -60,33 +64,24 @@ def meeting(subject: Subject) -> Section:
             f"{unmet} of {work.pairs} pairs had not met. Chains shorter than that may not have forgotten "
             "where they started, and what they tell below is to be doubted."
         )
-    if pilot is None:
-        section.missing("the bound of the distance to stationarity", "no pair met, so the bound is 1")
-        section.figure("meeting_times", figure)
-        return section
     lag = int(max(1, min(np.quantile(times, _QUANTILE), work.max_sweeps // 4)))
-    lagged = _pairs(subject, lag, lag)
+    lagged = None if pilot is None else _pairs(subject, lag)
+    figure, panels = grid(1 if lagged is None else 2, (4.4, 3.2))
+    plot_meeting_times(times, 1, met, ax=panels[0])
     if lagged is None:
-        section.missing("the bound of the distance to stationarity", f"no pair met at lag {lag}")
+        why = "no pair met, so the bound is 1" if pilot is None else f"no pair met at lag {lag}"
+        section.missing("the bound of the distance to stationarity", why)
     else:
         plot_tv_bound(lagged, ax=panels[1])
-        if lagged.num_unmet:
-            section.caveat(
-                f"At lag {lag}, {lagged.num_unmet} pairs were unmet. How much longer they would take is not "
-                "known, so the bound is 1: nothing is said on the distance to stationarity."
-            )
         _bounded(section, lagged)
         _means(section, subject, lagged)
-    section.figure(
-        "meeting_times",
-        figure,
-        "P(meeting time > t) at lag 1, and the bound of the distance to stationarity.",
-    )
+    caption = "P(meeting time > t) at lag 1, and the bound of the distance to stationarity."
+    section.figure("meeting_times", figure, "" if lagged is None else caption)
     return section
 
 
-def _pairs(subject: Subject, lag: int, k: int) -> Estimate | None:
-    """An estimate from the pairs that met; None where none did."""
+def _pairs(subject: Subject, lag: int) -> Estimate | None:
+    """An estimate from the pairs that met, of the sweeps from lag to twice that; None where none did."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unmet pairs are told on the page
         try:
@@ -96,8 +91,8 @@ def _pairs(subject: Subject, lag: int, k: int) -> Estimate | None:
                 _BlockMeans(subject.graph),
                 rng_key=subject.key(8),
                 num_pairs=subject.work.pairs,
-                k=k,
-                m=2 * k,
+                k=lag,
+                m=2 * lag,
                 lag=lag,
                 independent_starts=True,  # in one state they would be in one mode, and meet there
                 max_sweeps=subject.work.max_sweeps + lag,
@@ -107,14 +102,12 @@ def _pairs(subject: Subject, lag: int, k: int) -> Estimate | None:
             return None
 
 
-def _times(made: Estimate | None, pairs: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    if made is None:
-        return np.full(pairs, float(most)), np.zeros(pairs, bool)
-    times, met, _ = meeting_data(made)
-    return times, met
-
-
 def _bounded(section: Section, made: Estimate) -> None:
+    if made.num_unmet:
+        section.caveat(
+            f"At lag {made.lag}, {made.num_unmet} pairs were unmet. How much longer they would take is not "
+            "known, so the bound is 1: nothing is said on the distance to stationarity."
+        )
     bound = tv_upper_bound(made)
     rows = []
     for level in (0.5, 0.1, 0.01):
@@ -160,12 +153,7 @@ def chains(subject: Subject) -> Section:
         "effective draws are told by passes too."
     )
     tables, curves = [], {}
-    for name, attribute in (("Gibbs", "gibbs"), ("tempering", "tempered")):
-        try:
-            made: Chains = getattr(subject, attribute)
-        except ValueError as error:
-            section.missing(f"chains of {name}", error)
-            continue
+    for name, made in subject.chains(section).items():
         values = _summaries(subject, made)
         curves[name] = values["energy"]
         tables.append(_table(name, made, values))
@@ -180,8 +168,8 @@ def chains(subject: Subject) -> Section:
         section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
         if worst > _GOOD:
             section.caveat(
-                f"R-hat of {name} is up to {worst:.3f}, above {_GOOD}: its chains disagree, and its samples "
-                "are not yet the model's."
+                f"R-hat of {name} chains is up to {worst:.3f}, above {_GOOD}: they disagree, and their "
+                "samples are not yet the model's."
             )
     section.figure("chains", _draw(curves), "Energy along the chains.")
     section.caveat(
@@ -211,8 +199,8 @@ def _table(name: str, made: Chains, values: dict[str, Any]) -> pd.DataFrame:
     return table.rename_axis("value").reset_index().assign(chains=name)[["chains", "value", *table.columns]]
 
 
-def _draw(curves: dict[str, np.ndarray]) -> object:
-    figure, panels = axes(len(curves), (4.4, 2.8))
+def _draw(curves: dict[str, np.ndarray]) -> "Figure":
+    figure, panels = grid(len(curves), (4.4, 2.8))
     low = min(v.min() for v in curves.values())
     high = max(v.max() for v in curves.values())
     for ax, (name, energy) in zip(panels, curves.items(), strict=True):

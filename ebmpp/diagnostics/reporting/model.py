@@ -7,7 +7,8 @@ import pandas as pd
 
 import jax
 
-from ebmpp.diagnostics.reporting.page import Section, axes, tidy
+from ebmpp.diagnostics.canvas import grid, tidy
+from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.evaluate.activity import unit_activity
 
@@ -18,7 +19,7 @@ def declaration(subject: Subject) -> Section:
     """The declaration, its drawing, and how large everything is."""
     graph, section = subject.graph, Section("The model")
     section.code(repr(graph))
-    figure, (ax,) = axes(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * _tallest(subject)))
+    figure, (ax,) = grid(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * _tallest(subject)))
     graph.draw(ax)
     section.figure(
         "declaration", figure, "Blocks by layer, visible ones shaded, with the factors between them."
@@ -41,16 +42,16 @@ def declaration(subject: Subject) -> Section:
         ),
         "Blocks; a layer is drawn at once, or in so many parts.",
     )
-    rows = []
+    rows, count = [], 0
     for name, tree in subject.params.items():
         leaves = [np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)]
         values = np.concatenate(leaves) if leaves else np.zeros(0)
         numbers = (values.mean(), values.std(), np.abs(values).max()) if values.size else (np.nan,) * 3
         named = dict(zip(("mean", "sd", "largest size"), numbers, strict=True))
         rows.append({"factor": name, "params": values.size, **named})
+        count += values.size
     section.table("factors", pd.DataFrame(rows), "Factors.")
     units = sum(f.size for f in graph.families.values())
-    count = sum(row["params"] for row in rows)
     section.fact(
         f"{units} units in {len(graph.families)} blocks, {count} params, {len(graph.layers)} layers."
     )
@@ -74,11 +75,11 @@ def units(subject: Subject) -> Section:
         "of the data."
         + ("" if subject.closed else " Latent blocks interact, so posterior means are those of Gibbs chains.")
     )
-    counts = made.groupby(["block", "status"], sort=False).size().unstack(fill_value=0)
+    counts = pd.crosstab(made["block"], made["status"]).loc[list(dict.fromkeys(made["block"]))]
     counts = counts.reindex(columns=list(_COLORS), fill_value=0).rename_axis(columns=None)
     section.table("unit_counts", counts, "Statistics of units by status.")
     blocks = list(dict.fromkeys(made["block"]))
-    figure, panels = axes(2 * len(blocks), (3.8, 2.8), ncols=2)
+    figure, panels = grid(2 * len(blocks), (3.8, 2.8), ncols=2)
     for block, pair in zip(blocks, panels.reshape(-1, 2), strict=True):
         _histograms(made[made["block"] == block], block, pair)
     section.figure(
@@ -100,5 +101,4 @@ def _histograms(made: pd.DataFrame, block: str, panels: np.ndarray) -> None:
         values = [made[column][made["status"] == s] for s in there]
         ax.hist(values, bins=25, range=span, stacked=True, color=[_COLORS[s] for s in there], label=there)
         ax.set(xlabel={"mean": "mean", "varies": "explained share"}[column], ylabel=f"units of {block}")
-        tidy(ax)
-    panels[0].legend(frameon=False, fontsize=8)
+        tidy(ax, legend=ax is panels[0])

@@ -10,11 +10,9 @@ import io
 from string import Template
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _STYLE = """
@@ -87,9 +85,8 @@ class Section:
         """A table, whole in ``tables``; on the page its first ``most`` rows."""
         self.tables[name] = frame
         shown = frame.head(most)
-        made = shown.to_html(
-            border=0, float_format=lambda x: f"{x:.4g}", na_rep="-", index=not _counts(frame.index)
-        )
+        numbered = isinstance(frame.index, pd.RangeIndex)
+        made = shown.to_html(border=0, float_format="{:.4g}".format, na_rep="-", index=not numbered)
         told = escape(caption)
         if len(frame) > most:
             told += f" (the first {most} of {len(frame)} rows)"
@@ -110,32 +107,8 @@ class Section:
         return f"<section><h2>{escape(self.title)}</h2>\n" + "\n".join(self.parts) + "</section>"
 
 
-def _counts(index: pd.Index) -> bool:
-    return isinstance(index, pd.RangeIndex)
-
-
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     """The whole page: a lead, the facts of all sections, and the sections."""
     facts = "".join(f"<li>{escape(fact)}</li>" for section in sections for fact in section.facts)
     body = f"<p>{escape(lead)}</p>\n<ul>{facts}</ul>\n" + "\n".join(s.html() for s in sections)
     return _PAGE.substitute(title=escape(title), style=_STYLE, body=body)
-
-
-def axes(
-    count: int, size: tuple[float, float] = (4.2, 3.1), ncols: int | None = None
-) -> "tuple[Figure, np.ndarray]":
-    """A figure with so many axes in a row, that no window and no global state knows of."""
-    from matplotlib.figure import Figure
-
-    ncols = count if ncols is None else min(count, ncols)
-    nrows = -(-count // ncols)
-    figure = Figure(figsize=(size[0] * ncols, size[1] * nrows), layout="constrained")
-    made = [figure.add_subplot(nrows, ncols, i + 1) for i in range(count)]
-    return figure, np.array(made, dtype=object)
-
-
-def tidy(ax: "Axes") -> None:
-    """No box around it, and a pale grid."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.set_axisbelow(True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import math
 from typing import Any
 
+from jaxtyping import Float
 import numpy as np
 
 import jax
@@ -13,8 +14,9 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Params
+from ebmpp.diagnostics.canvas import grid
 from ebmpp.diagnostics.plots import panels, plot_history, plot_units
-from ebmpp.diagnostics.reporting.page import Section, axes
+from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import StateError
 from ebmpp.families import Family
@@ -71,14 +73,9 @@ def _sample_pictures(section: Section, subject: Subject, block: str, shape: tupl
     rows = {
         name: _images(subject.graph.families[block], v[block][:_SHOWN]) for name, v in subject.data.items()
     }
-    for label, attribute in (("Gibbs chains", "gibbs"), ("parallel tempering", "tempered")):
-        try:
-            draws = getattr(subject, attribute).draws
-        except ValueError as error:
-            section.missing(f"samples of {block} by {label}", error)
-            continue
-        rows[label] = _images(subject.graph.families[block], _last(subject, draws, block))
-    figure, drawn = axes(len(rows), (4.6, 0.4 + 4.6 * _aspect(rows, shape)), ncols=2)
+    for label, chains in subject.chains(section).items():
+        rows[f"{label} chains"] = _images(subject.graph.families[block], _last(subject, chains.draws, block))
+    figure, drawn = grid(len(rows), (4.6, 0.4 + 4.6 * _aspect(rows, shape)), ncols=2)
     for ax, (label, images) in zip(drawn, rows.items(), strict=True):
         plot_units(images, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(label, fontsize=10)
@@ -103,7 +100,7 @@ def _last(subject: Subject, draws: Mapping[str, np.ndarray], block: str) -> Arra
     return subject.graph.mean(subject.params, state, block)
 
 
-def _images(family: Family, values: Any) -> np.ndarray:
+def _images(family: Family, values: Any) -> Float[np.ndarray, "count units"]:
     """Values as grey levels between their family's bounds; as they are where it has none."""
     values = np.asarray(values, float).reshape(len(values), -1)
     states = family.states()
@@ -129,7 +126,7 @@ def _filter_pictures(section: Section, subject: Subject, block: str, shape: tupl
         count = len(order)
         ncols = math.ceil(math.sqrt(count * shape[0] / shape[1]))
         width = min(8.0, 1.0 + 0.75 * ncols)
-        figure, (ax,) = axes(1, (width, width * math.ceil(count / ncols) * shape[0] / (ncols * shape[1])))
+        figure, (ax,) = grid(1, (width, width * math.ceil(count / ncols) * shape[0] / (ncols * shape[1])))
         plot_units(made[order], shape, ncols=ncols, ax=ax)
         total = math.prod(graph.families[b].statistic_shape)
         told = f"What a unit of {b} adds to the natural parameters of {block}: "
@@ -139,10 +136,12 @@ def _filter_pictures(section: Section, subject: Subject, block: str, shape: tupl
         section.figure(f"filters_{block}_{b}", figure, told)
 
 
-def filters(graph: FactorGraph, params: Params, block: str, latent: str) -> np.ndarray:
+def filters(
+    graph: FactorGraph, params: Params, block: str, latent: str
+) -> Float[np.ndarray, "statistics units"]:
     """d eta / d t(h), by autodiff, all other statistics 0: for a bilinear factor its weights.
 
-    :return: ``(statistics of the latent block, units of the visible one)``; at most 4096 of the former.
+    :return: for the latent block's statistics, at most 4096, and the visible one's units.
     """
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
     size = zero[latent].size
@@ -165,7 +164,7 @@ def training(history: Any) -> Section:
         section.missing("the course of training", "no history was given (history=fit)")
         return section
     data = getattr(history, "history", history)
-    figure, drawn = axes(max(1, len(panels(data))), (3.6, 2.6), ncols=3)
+    figure, drawn = grid(max(1, len(panels(data))), (3.6, 2.6), ncols=3)
     plot_history(data, axes=drawn)
     section.figure("training", figure)
     return section

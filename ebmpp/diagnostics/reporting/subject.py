@@ -8,14 +8,17 @@ from functools import cached_property
 import time
 from typing import Any, NamedTuple
 
+from jaxtyping import Float
 import numpy as np
 from numpyro.infer import MCMC
 
 import jax
 from jax import Array
 
+from ebmpp.core import checks
 from ebmpp.core.types import Params
-from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.diagnostics.reporting.page import Section
+from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels.gibbs import BlockedGibbs
@@ -51,13 +54,9 @@ class Work:
     max_sweeps: int = 1000
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = {"chains": 2, "particles": 2, "replicas": 2, "temperatures": 2, "sweeps": 4}.get(
-                field.name, 1
-            )
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ArgumentError(f"Work: {field.name} is an int of at least {least}, not {value!r}")
+        checks.set_counts(self, "rows", "pairs", "max_sweeps")
+        checks.set_counts(self, "chains", "particles", "replicas", "temperatures", least=2)
+        checks.set_counts(self, "sweeps", least=4)
 
 
 WORK = {
@@ -104,7 +103,7 @@ class Subject:
         """A key for one purpose."""
         return jax.random.fold_in(self.rng_key, index)
 
-    def log_weight(self, rows: Mapping[str, Array]) -> np.ndarray:
+    def log_weight(self, rows: Mapping[str, Array]) -> Float[np.ndarray, "*batch"]:
         """log p(v) + log Z of rows; of interacting latents a lower bound of it."""
         rows = {b: rows[b] for b in self.graph.visible}
         if self.closed:
@@ -121,6 +120,16 @@ class Subject:
         """Chains of parallel tempering."""
         replicas = self.work.replicas
         return self._run(ParallelTempering(self.graph, num_temperatures=replicas), 2, 2 * replicas)
+
+    def chains(self, section: Section) -> dict[str, Chains]:
+        """Those of both samplers, by name; where one does not take the model, the section says why."""
+        made = {}
+        for name, run in {"Gibbs": lambda: self.gibbs, "tempered": lambda: self.tempered}.items():
+            try:
+                made[name] = run()
+            except ValueError as error:
+                section.missing(f"{name} chains", error)
+        return made
 
     def _run(self, kernel: Any, index: int, passes: int) -> Chains:
         work, begin = self.work, time.monotonic()
