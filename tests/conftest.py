@@ -42,19 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("notebook") is None)
 
 
-def _mappings() -> int:
-    """Memory mappings of this process; 0 where nobody tells."""
-    try:
-        with open("/proc/self/maps") as listed:
-            return sum(1 for _ in listed)
-    except OSError:
-        return 0
-
-
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs_before_there_are_too_many() -> Iterator[None]:
-    """Each compiled program takes some 18 mappings, and Linux grants a process 65530: then it crashes."""
+def forget_programs() -> Iterator[None]:
+    """Files share few programs, and a worker that keeps them all grows to gigabytes; what a later file compiles
+    again comes from the cache on disk. Each takes some 18 memory mappings, too, of which a process has 65530.
+    """
     yield
-    if _mappings() > 15_000:
-        jax.clear_caches()
-        gc.collect()
+    jax.clear_caches()
+    gc.collect()
