@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs() -> Iterator[None]:
-    """Files share few programs, and a worker that keeps them all grows to gigabytes; what a later file compiles
+    """Files share few programs, and a worker that keeps them all grows to gigabytes; what a later file needs
     again comes from the cache on disk. Each takes some 18 memory mappings, too, of which a process has 65530.
     """
     yield
