@@ -81,12 +81,7 @@ class Categorical(Family):
         # one unit's eta for all: a constant of every row's would keep XLA folding its sums for seconds
         return self.sample(words, jnp.zeros((1,) * (words.ndim - 1) + self.stat_shape))
 
-    def couple(
-        self,
-        words: Words,
-        eta: PerCategory,
-        other: PerCategory,
-    ) -> tuple[Categories, Categories]:
+    def couple(self, words: Words, eta: PerCategory, other: PerCategory) -> tuple[Categories, Categories]:
         # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
         p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)
         x = inverse_cdf(uniform(words[..., 0]), p)

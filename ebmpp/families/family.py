@@ -177,12 +177,7 @@ class Family:
         """The block's conditional: a NumPyro distribution whose event is the whole block."""
         return self.unit_distribution(eta).to_event(len(self.shape))
 
-    def log_ratio(
-        self,
-        eta: Natural,
-        other: Natural,
-        statistics: Natural,
-    ) -> Float[Array, "*batch"]:
+    def log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> Float[Array, "*batch"]:
         """log p(x | other) - log p(x | eta) summed over units; the base measure cancels."""
         rows = lambda a: {"": a.reshape(-1, *self.statistic_shape)}
         made = LogRatio({"": self}, rows(eta), rows(other))(rows(statistics))
@@ -192,12 +187,7 @@ class Family:
         """A(other) - A(eta), unit by unit."""
         return self.log_normalizer(other) - self.log_normalizer(eta)
 
-    def unit_log_ratio(
-        self,
-        eta: Natural,
-        other: Natural,
-        statistics: Natural,
-    ) -> PerUnit:
+    def unit_log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> PerUnit:
         """log p(x | other) - log p(x | eta), unit by unit: what :meth:`log_ratio` sums."""
         slope = (other - eta) * statistics
         own = slope.ndim - len(self.stat_shape)
@@ -215,12 +205,7 @@ class Family:
             drawn = jax.vmap(draw)(keys, flat)
         return drawn.reshape(words.shape[:-1]).astype(self.dtype)
 
-    def couple(
-        self,
-        words: Words,
-        eta: Natural,
-        other: Natural,
-    ) -> tuple[Draws, Draws]:
+    def couple(self, words: Words, eta: Natural, other: Natural) -> tuple[Draws, Draws]:
         """Two draws from the same random words: unitwise maximal where the family knows how.
 
         Equal natural parameters give equal draws. It takes :attr:`num_couple_words` a unit.
@@ -228,11 +213,7 @@ class Family:
         return self.sample(words, eta), self.sample(words, other)
 
     def reflect(
-        self,
-        words: UInt32[Array, "rows *shape words"],
-        u: Float[Array, "rows"],
-        eta: Natural,
-        other: Natural,
+        self, words: UInt32[Array, "rows *shape words"], u: Float[Array, "rows"], eta: Natural, other: Natural
     ) -> Reflection:
         """Two draws of the block that are equal as often as can be, where the family knows how.
 

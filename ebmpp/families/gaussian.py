@@ -84,12 +84,7 @@ class Gaussian(Family):
             return 0.5 * eta**2
         return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
 
-    def unit_log_ratio(
-        self,
-        eta: Natural,
-        other: Natural,
-        statistics: Natural,
-    ) -> PerUnit:
+    def unit_log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> PerUnit:
         # in distances from the means: eta * x and A are as large as (mean / sd)**2, and would cancel
         if not self.learned:
             return (other - eta) * (statistics - 0.5 * (eta + other))
@@ -124,11 +119,7 @@ class Gaussian(Family):
         return centre + scale * jax.scipy.special.ndtri(open_uniform(words[..., 0]))
 
     def reflect(
-        self,
-        words: UInt32[Array, "rows *shape words"],
-        u: Float[Array, "rows"],
-        eta: Natural,
-        other: Natural,
+        self, words: UInt32[Array, "rows *shape words"], u: Float[Array, "rows"], eta: Natural, other: Natural
     ) -> Reflection:
         (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
         z = jax.scipy.special.ndtri(open_uniform(words[..., 0]))

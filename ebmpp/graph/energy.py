@@ -96,11 +96,7 @@ def log_base_measure(graph: Declaration, x: State) -> Scalar:
 
 
 def log_unnormalized(
-    graph: Declaration,
-    params: Params,
-    x: State,
-    blocks: Iterable[str],
-    known: State = MappingProxyType({}),
+    graph: Declaration, params: Params, x: State, blocks: Iterable[str], known: State = MappingProxyType({})
 ) -> Scalar:
     """log of the unnormalised density of the kept blocks ``x``, ``blocks`` summed out, for one state.
 

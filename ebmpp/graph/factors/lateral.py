@@ -12,12 +12,14 @@ import dataclasses
 import functools
 from typing import Any, Protocol
 
+from jaxtyping import Bool, Float, Int64, Integer, Shaped
 import networkx as nx
 import numpy as np
 
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core.types import Numbers
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 
@@ -74,13 +76,13 @@ class Pairs:
         return cls(array.tobytes(), array.shape)
 
     @property
-    def array(self) -> np.ndarray:
-        """As they were given, ``(pairs, 2)`` or ``(pairs, 2, axes)``."""
+    def array(self) -> Int64[np.ndarray, "pairs 2 *axes"]:
+        """As they were given: by number, or by index."""
         return np.frombuffer(self.data, np.int64).reshape(self.shape)
 
     @functools.lru_cache(maxsize=64)
-    def edges(self, factor: str, block: str, family: Family) -> np.ndarray:
-        """Units by their numbers in the flattened block, ``(edges, 2)``.
+    def edges(self, factor: str, block: str, family: Family) -> Integer[np.ndarray, "edges 2"]:
+        """Units by their numbers in the flattened block.
 
         :raises DeclarationError: for a unit that the block does not have, a pair of one unit, or one twice.
         """
@@ -132,8 +134,9 @@ class Local(Protocol):
     def prepare(self, params: Any) -> Any:
         """What all parts have in common; depends on the params alone."""
 
-    def field(self, prepared: Any, at: StatisticsAt, part: Any) -> Array:
-        """Natural parameters of the units of ``part``: ``(units, rows, *stat_shape)``."""
+    def field(self, prepared: Any, at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
+        """Natural parameters of the units of ``part``."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,12 +145,12 @@ class Split:
 
     :param block: its name.
     :param family: its family.
-    :param colors: the part of each unit, ``(size,)``.
+    :param colors: the part of each unit.
     """
 
     block: str
     family: Family
-    colors: np.ndarray
+    colors: Integer[np.ndarray, "size"]
 
     @property
     def num_parts(self) -> int:
@@ -166,11 +169,11 @@ class Split:
         return self.num_parts <= UNROLLED
 
     @functools.cached_property
-    def table(self) -> np.ndarray:
-        """The units of each part, ``(parts, most units)``; past a part's end the size of the block."""
+    def table(self) -> Integer[np.ndarray, "parts most_units"]:
+        """The units of each part; past a part's end the size of the block."""
         return self.padded([u[:, None] for u in self.units], self.family.size)[..., 0]
 
-    def padded(self, each: Iterable[np.ndarray], fill: Any) -> np.ndarray:
+    def padded(self, each: Iterable[Numbers], fill: Any) -> np.ndarray:
         """One array of a row a part, ``(parts, most units, ...)``, from arrays ``(units, ...)``."""
         each = list(each)
         most = max(map(len, each))
@@ -186,16 +189,18 @@ class Split:
         width = len(self.units[part]) if self.unrolled else self.table.shape[1]
         return dataclasses.replace(self.family, shape=(width,))
 
-    def real(self, part: Any) -> Array | None:
+    def real(self, part: Any) -> Bool[Array, "units"] | None:
         """Which of the units of :meth:`at` there are; None for all."""
         return None if self.unrolled else jnp.asarray(self.table)[part] < self.family.size
 
-    def take(self, values: Array, part: Any) -> Array:
-        """``values`` of a part's units, from an array ``(size, ...)``."""
+    def take(self, values: Shaped[Numbers, "size ..."], part: Any) -> Shaped[Array, "units ..."]:
+        """``values`` of a part's units."""
         return jnp.take(values, self.at(part), axis=0, mode="clip")
 
-    def put(self, values: Array, part: Any, new: Array) -> Array:
-        """``values`` with ``new`` at a part's units, ``(size, ...)``."""
+    def put(
+        self, values: Shaped[Numbers, "size *rest"], part: Any, new: Shaped[Array, "units *rest"]
+    ) -> Shaped[Array, "size *rest"]:
+        """``values`` with ``new`` at a part's units."""
         # units past the end are dropped; they are all the same number, so indices are unique only without
         at = jnp.asarray(values).at[self.at(part)]
         return at.set(new.astype(values.dtype), mode="drop", unique_indices=self.unrolled)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+from jaxtyping import Float, Integer
 import networkx as nx
 import numpy as np
 
@@ -15,6 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.types import Numbers
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.bias import Bias
@@ -77,7 +79,7 @@ class Pairwise(Factor):
         each = family.interaction(statistics[0]).reshape(family.size, -1)
         return self.energy(self.weights(params), each, edges)
 
-    def weights(self, params: Array) -> Array:
+    def weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "pairs"]:
         """One weight a pair."""
         return jnp.broadcast_to(params, self.lateral[0][1].shape[0])
 
@@ -144,14 +146,17 @@ def _pairwise_energy(weights: Array, each: Array, edges: np.ndarray) -> Array:
 class Adjacency(NamedTuple):
     """Neighbours of units, as many a unit as most have, and one by one what is left."""
 
-    other: Any  # (units, slots): a neighbour's number
-    pair: Any  # (units, slots): the number of the pair; that past the last one in empty slots
-    to: Any  # (more,): the place in its part of a unit that has more neighbours than slots
-    more_other: Any
-    more_pair: Any
+    other: Integer[Numbers, "units slots"]
+    """A neighbour's number."""
+    pair: Integer[Numbers, "units slots"]
+    """The number of the pair; that past the last one in empty slots."""
+    to: Integer[Numbers, "more"]
+    """The place in its part of a unit that has more neighbours than slots."""
+    more_other: Integer[Numbers, "more"]
+    more_pair: Integer[Numbers, "more"]
 
 
-def table(size: int, edges: np.ndarray) -> Adjacency:
+def table(size: int, edges: Integer[np.ndarray, "edges 2"]) -> Adjacency:
     """The neighbours of all units of a block; the place of a unit is its number."""
     empty = len(edges)
     unit = np.concatenate([edges[:, 0], edges[:, 1]])
@@ -195,8 +200,8 @@ class Neighbours:
             return upper + upper.T
         return jnp.append(weights, jnp.zeros((), weights.dtype))
 
-    def field(self, prepared: Array, at: StatisticsAt, part: Any) -> Array:
-        """Natural parameters of the units of ``part``, ``(units, rows, *stat_shape)``."""
+    def field(self, prepared: Array, at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
+        """Natural parameters of the units of ``part``."""
         family = self.split.family
         read = lambda numbers: family.interaction(at(numbers))
         if self.dense:
@@ -248,9 +253,6 @@ class Neighbours:
 
 def _to_statistics(family: Family, field: Array) -> Array:
     """Natural parameters of what interacts as natural parameters of all statistics."""
-    zero = jnp.zeros(field.shape[: field.ndim - _interaction_ndim(family)] + family.stat_shape, field.dtype)
+    own = len(family.interaction_shape) - len(family.shape)
+    zero = jnp.zeros(field.shape[: field.ndim - own] + family.stat_shape, field.dtype)
     return jax.vjp(family.interaction, zero)[1](field)[0]
-
-
-def _interaction_ndim(family: Family) -> int:
-    return len(family.interaction_shape) - len(family.shape)

@@ -11,6 +11,7 @@ import dataclasses
 from functools import lru_cache
 from typing import Any
 
+from jaxtyping import Float
 import numpy as np
 
 import jax
@@ -49,8 +50,10 @@ class Replicated(Factor):
         """Whether beta weighs it."""
         return self.factor.interacts
 
-    def energies(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """The factor's energy in each replica, beta left out: shape ``(num,)``."""
+    def energies(
+        self, params: Any, *statistics: Array, families: tuple[Family, ...]
+    ) -> Float[Array, "replicas"]:
+        """The factor's energy in each replica, beta left out."""
         own = params[1] if self.tempered else params
         single = tuple(map(_single, families))
         return jax.vmap(lambda *t: self.factor.evaluate(own, *t, families=single))(*statistics)
@@ -98,8 +101,8 @@ class _EachReplica:
         betas, own = params
         return betas, self.own.prepare(own)
 
-    def field(self, prepared: Any, at: StatisticsAt, part: Any) -> Array:
-        """Natural parameters of the units of ``part`` in all replicas, ``(units, rows, *stat_shape)``."""
+    def field(self, prepared: Any, at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
+        """Natural parameters of the units of ``part`` in all replicas."""
         betas, own = prepared
         first = self.size * np.arange(self.num)
         rows = 0
