@@ -38,7 +38,7 @@ class Selection(NamedTuple):
     index: Array | None = None
     """Which rows; None for all, as they are."""
     weights: Array | None = None
-    """One a row of ``rows``, of mean 1 over the data; None for equal ones."""
+    """One a row that is meant, of mean 1 over the data; None for equal ones."""
     known: Blocks = {}
     """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
 
@@ -132,7 +132,7 @@ class DeviceRows:
         self.rows, self.known, _ = jax.device_put(tables.check_table(graph, table))
         self.order = order.of(size)
         self.batch_size = self.order.batch_size
-        self.weights = None if weights is None else jax.device_put(tables.check_weights(weights, size))
+        self.weights = None if weights is None else tables.check_weights(weights, size)
         self._whole = jnp.arange(size) if self.batch_size == size else None
 
     def sample(self) -> Selection:
@@ -141,10 +141,10 @@ class DeviceRows:
 
     def batch(self, number: int) -> Selection:
         """An index."""
-        index = self._whole
-        if index is None:
-            index = jnp.asarray(self.order.batch(number).astype(np.int32))
-        return Selection(self.rows, index, self.weights, self.known)
+        numbers = self.order.batch(number)
+        index = jnp.asarray(numbers.astype(np.int32)) if self._whole is None else self._whole
+        weights = None if self.weights is None else self.weights[numbers]
+        return Selection(self.rows, index, weights, self.known)
 
     def identity(self) -> dict[str, Any]:
         """A digest of every byte."""

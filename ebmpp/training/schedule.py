@@ -95,6 +95,10 @@ class Stages:
         """The number of the stage of a step."""
         return bisect_right(self.first, step) - 1
 
+    def end(self, number: int) -> int:
+        """The step after the last one of a stage."""
+        return self.first[number] + self.stages[number].num_steps
+
     def batch(self, step: int) -> int:
         """The number of the batch of a step: an estimator may want one for several steps."""
         number = self.at(step)
