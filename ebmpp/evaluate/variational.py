@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Params
 from ebmpp.graph import FactorGraph, energy, states, tables
-from ebmpp.graph.declaration import schedule
+from ebmpp.graph.mean_field import mean_field
 
 
 def mean_field_bound(graph: FactorGraph, params: Params, data: Any, *, passes: int = 30) -> Array:
@@ -59,33 +59,7 @@ def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Arra
     known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
         return base - energy.energy(graph, params, known)
-    layers = schedule(graph, clamped=graph.visible)
-
-    def one_pass(_: Array, carry: tuple[Blocks, Blocks]) -> tuple[Blocks, Blocks]:
-        t, eta = carry
-        for blocks in layers:
-            for colors in _colors(graph, blocks):
-                made = energy.natural(graph, params, known | t, blocks)
-                eta = eta | {
-                    b: e if colors is None else jnp.where(colors, e, eta[b]) for b, e in made.items()
-                }
-                t = t | {b: graph.families[b].mean(eta[b]) for b in blocks}
-        return t, eta
-
-    start = {b: graph.families[b].default_eta() for b in graph.latent}
-    mean = {b: graph.families[b].mean(e) for b, e in start.items()}
-    t, eta = lax.fori_loop(0, passes, one_pass, (mean, start))
-    entropy = sum(
-        graph.families[b].log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b in graph.latent
-    )
-    return base - energy.energy(graph, params, known | t) + entropy
-
-
-def _colors(graph: FactorGraph, blocks: tuple[str, ...]) -> list[Array | None]:
-    """Masks of the parts of a layer that are updated in turn; None for a layer at once."""
-    if graph.splits.keys().isdisjoint(blocks):
-        return [None]
-    (block,) = blocks
-    split, family = graph.splits[block], graph.families[block]
-    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
-    return [colors == part for part in range(split.num_parts)]
+    start = {b: f.default_eta() for b, f in graph.latent.items()}
+    t, eta = mean_field(graph, params, known, start, passes)
+    entropy = sum(f.log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b, f in graph.latent.items())
+    return base - energy.energy(graph, params, t) + entropy

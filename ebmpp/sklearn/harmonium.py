@@ -20,6 +20,7 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
+from ebmpp.estimators.base import check_whole
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.graph.arrays import describe
@@ -161,6 +162,7 @@ def check_params(owner: Any) -> None:
     if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
         raise ArgumentError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
     made = owner.estimator
+    check_whole(made)
     if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
         raise ArgumentError(
             f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not {made!r}"

@@ -192,7 +192,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         begin = time.monotonic()
         estimator, optimizer = self._estimator(), self._optimizer()
         seed = [*self._pair.tolist(), self.n_iter_]
-        each = getattr(estimator, "steps_per_batch", 1)
+        each = estimator.steps_per_batch
         source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // each)
         end = self.n_steps_ + source.num_batches * each
         stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)

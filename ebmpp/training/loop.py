@@ -137,7 +137,7 @@ def several_steps(
 
 def _check_missing(estimator: Estimator, given: Selection) -> None:
     """:raises StateError: where rows lack entries and the estimator does not know what to make of that."""
-    if given.known and not getattr(estimator, "takes_missing", False):
+    if given.known and not estimator.takes_missing:
         raise StateError(
             f"block {next(iter(given.known))!r} of the data has missing entries, and {estimator!r} trains on "
             "whole rows; UCD, CD, PCD and their kin train on what is known, and ebmpp.complete fills it in"
@@ -195,10 +195,7 @@ class Loop:
     def _enter(self, number: int, state: State) -> State:
         """From one stage to the next."""
         fresh = self.begin(number, state.params)._replace(ok=state.ok)
-        adopt = getattr(self.stages[number].estimator, "adopt", None)
-        if adopt is None:
-            return fresh
-        adopted = adopt(state.estimator, fresh.estimator)
+        adopted = self.stages[number].estimator.adopt(state.estimator, fresh.estimator)
         if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
             name = type(self.stages[number].estimator).__name__
             raise ArgumentError(

@@ -19,7 +19,7 @@ import optax
 from ebmpp.core import checks, random
 from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch, Estimator
+from ebmpp.estimators.base import Batch, Estimator, check_estimator
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import annealed, exact, pseudo
 from ebmpp.graph import FactorGraph, energy, tables
@@ -322,7 +322,7 @@ def gradient_variance(
     >>> bool(variance(rbm.init(key)) > 0)
     True
     """
-    checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
+    check_estimator("gradient_variance: estimator", estimator, "an estimator such as CD(k=1)")
     num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
     rng_key = checks.key("gradient_variance: rng_key", rng_key)
     rows, pair = _rows(graph, data), random.key_pair(rng_key)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, exact
 from ebmpp.errors import DataError, StateError
-from ebmpp.estimators.base import Estimate
+from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.estimators.phases import signed_gradient
 from ebmpp.training import batches
 from ebmpp.training.fitting import estimate_step
@@ -37,7 +37,7 @@ def mapped(rows, path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exact:
+class Exact(Estimator):
     """The loss's gradient, log Z by enumeration."""
 
     def init(self, graph, params, data, batch, pair):
