@@ -26,6 +26,7 @@ from ebmpp.core import random
 from ebmpp.errors import DivergenceError, NormalizationError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
+from ebmpp.evaluate.chunks import chunks, fitting
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.sklearn.harmonium import Units
@@ -363,13 +364,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return rows if self.scaler_ is None else self.scaler_.inverse_transform(rows)
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
-        """Rows through ``fn``, as many at once as a power of two says: few shapes are compiled."""
-        made, params = [], jax.tree.map(jnp.asarray, self.params_)
-        for start in range(0, len(rows), _MOST_ROWS):
-            chunk = rows[start : start + _MOST_ROWS]
-            filled = np.resize(chunk, (1 << (len(chunk) - 1).bit_length(), *rows.shape[1:]))
-            made.append(np.asarray(fn(self.graph_, params, filled))[: len(chunk)])
-        return np.concatenate(made)
+        """Rows through ``fn``, in chunks: few shapes are compiled."""
+        parts, params = chunks(rows, fitting(_MOST_ROWS, rows)), jax.tree.map(jnp.asarray, self.params_)
+        return np.concatenate([np.asarray(fn(self.graph_, params, x))[:count] for _, x, count in parts])
 
     def _log_scale(self) -> np.ndarray:
         """log of the volume that standardising divides by."""

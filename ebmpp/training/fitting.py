@@ -25,7 +25,7 @@ from ebmpp.training.callbacks import Best, Callback
 from ebmpp.training.checkpoint import Checkpoints
 from ebmpp.training.identity import monitor_identity
 from ebmpp.training.loop import Loop, State, estimate_step
-from ebmpp.training.schedule import DEFAULT_ESTIMATOR, DEFAULT_OPTIMIZER, Stage, Stages
+from ebmpp.training.schedule import Stage, Stages
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
@@ -236,16 +236,11 @@ def _stages(
     num_steps: int | None,
 ) -> Stages:
     single = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
+    given = {name: value for name, value in single.items() if value is not None}
     if schedule is None:
-        made = Stage(
-            num_steps=_DEFAULT_STEPS if num_steps is None else num_steps,
-            estimator=DEFAULT_ESTIMATOR if estimator is None else estimator,
-            optimizer=DEFAULT_OPTIMIZER if optimizer is None else optimizer,
-        )
-        return Stages([made], scheduled=False)
-    both = [name for name, value in single.items() if value is not None]
-    if both:
-        raise ArgumentError(f"fit: schedule takes the place of {', '.join(both)}; give them to its stages")
+        return Stages([Stage(**{"num_steps": _DEFAULT_STEPS, **given})], scheduled=False)
+    if given:
+        raise ArgumentError(f"fit: schedule takes the place of {', '.join(given)}; give them to its stages")
     return Stages(schedule, scheduled=True)
 
 

@@ -23,13 +23,12 @@ from ebmpp.estimators.base import Batch, Estimator, check_estimator
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import annealed, exact, pseudo
 from ebmpp.graph import FactorGraph, energy, tables
+from ebmpp.training.optimizers import shapes
 
 Params = Any
 
 
-@dataclasses.dataclass(
-    frozen=True, eq=False
-)  # known by itself, so that it can be traced: arrays have no hash
+@dataclasses.dataclass(frozen=True, eq=False)  # known by itself: arrays have no hash
 class Monitor:
     """A function of the params that is compiled, with arrays that it reads.
 
@@ -340,10 +339,6 @@ def _gradient_variance_without(
     return _gradient_variance(graph, estimator, num_repeats, params, state, rows, pair)
 
 
-def _make(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    return jax.tree.structure(state), [jnp.shape(leaf) for leaf in jax.tree.leaves(state)]
-
-
 def _gradient_variance(
     graph: FactorGraph,
     estimator: Estimator,
@@ -355,7 +350,7 @@ def _gradient_variance(
 ) -> Array:
     batch = Batch.of(rows)
     fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), pair), params)
-    if _make(fresh) != _make(state):
+    if shapes(fresh) != shapes(state):
         return jnp.full((), jnp.nan)
 
     def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:

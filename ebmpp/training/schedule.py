@@ -16,10 +16,6 @@ from ebmpp.estimators import UCD, Estimator
 from ebmpp.estimators.base import check_whole
 from ebmpp.training import identity
 
-DEFAULT_ESTIMATOR = UCD()
-# One object: an optax transformation is known by its functions, so a new one would compile again.
-DEFAULT_OPTIMIZER = optax.sgd(0.1)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -51,8 +47,9 @@ class Stage:
     """
 
     num_steps: int
-    estimator: Estimator = DEFAULT_ESTIMATOR
-    optimizer: optax.GradientTransformation = DEFAULT_OPTIMIZER
+    estimator: Estimator = UCD()
+    # One object: an optax transformation is known by its functions, so a new one would compile again.
+    optimizer: optax.GradientTransformation = optax.sgd(0.1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_steps", checks.count("Stage: num_steps", self.num_steps))

@@ -110,7 +110,7 @@ def test_streams_have_no_weights():
 
 @pytest.mark.parametrize(("size", "batch_size"), [(10, 4), (7, 7), (5, 3), (6, 2)])
 def test_a_batch_is_a_function_of_its_number(size, batch_size):
-    order = lambda: batches.Order(jnp.array([1, 2], jnp.uint32), batch_size).of(size)
+    order = lambda: batches.Order(jnp.array([1, 2], jnp.uint32), size, batch_size)
     one = order()
     forward = [one.batch(i) for i in range(2 * size)]
     for i in (2 * size - 1, 0, size):
