@@ -105,7 +105,7 @@ class Epoch:
         shares = real * size / real.sum(1, keepdims=True)
         if weights is not None:
             shares = shares * (weights / weights.mean())[index]
-        self._rows = jax.device_put({"v": rows})
+        self._rows = {"v": rows}
         self._index, self._shares = index.astype(np.int32), shares.astype(jnp.result_type(float))
 
     def sample(self) -> Selection:
@@ -132,7 +132,7 @@ def latent_means(graph: FactorGraph, params: Params, v: Array) -> Array:
 @partial(jax.jit, static_argnums=0)
 def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
     """log p(v) + log Z, row by row."""
-    return jax.vmap(lambda row: energy.log_unnormalized(graph, params, {"v": row}, ("h",)))(v)
+    return energy.summed_out(graph, params, {"v": v}, ("h",))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -156,7 +156,7 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Arra
 def check_params(owner: Any) -> None:
     """:raises ArgumentError: for options of the transformer that are no such thing."""
     for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
-        check_count(owner, name, getattr(owner, name), least)
+        checks.count(f"{type(owner).__name__}: {name}", getattr(owner, name), least)
     rate = owner.learning_rate
     auto = isinstance(rate, str) and rate == "auto"
     if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
@@ -172,11 +172,6 @@ def check_params(owner: Any) -> None:
             f"{type(owner).__name__}: optimizer is None, a function of the learning rate such as "
             f"optax.adam, or an optax transformation, not {owner.optimizer!r}"
         )
-
-
-def check_count(owner: object, name: str, value: object, least: int = 1) -> None:
-    """:raises ArgumentError: for another number."""
-    checks.count(f"{type(owner).__name__}: {name}", value, least)
 
 
 def check_values(owner: object, family: Family, values: np.ndarray) -> None:

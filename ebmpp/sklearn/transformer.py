@@ -22,7 +22,7 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp.core import random
+from ebmpp.core import checks, random
 from ebmpp.errors import DivergenceError, NormalizationError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
@@ -282,7 +282,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :return: new rows, of the shape of ``v``.
         """
         check_is_fitted(self)
-        harmonium.check_count(self, "n_sweeps", n_sweeps)
+        checks.count("n_sweeps", n_sweeps)
         rows, pair = self._rows(v), random.key_pair(self._key())
         made = harmonium.gibbs(self.graph_, self.params_, rows, pair, int(n_sweeps))
         return self._as_columns(np.asarray(made))
@@ -298,8 +298,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :return: shape ``(n_samples, columns)``.
         """
         check_is_fitted(self)
-        harmonium.check_count(self, "n_samples", n_samples)
-        harmonium.check_count(self, "n_sweeps", n_sweeps)
+        checks.count("n_samples", n_samples)
+        checks.count("n_sweeps", n_sweeps)
         first, pair = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
         start = gibbs.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
         made = harmonium.gibbs(self.graph_, self.params_, start, pair, int(n_sweeps))

@@ -13,7 +13,6 @@ import numpy as np
 
 import jax
 from jax import Array
-import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
@@ -36,9 +35,9 @@ class Selection(NamedTuple):
 
     rows: Blocks
     """The visible blocks, ``(rows, *shape)`` each."""
-    index: Array | None = None
+    index: np.ndarray | None = None
     """Which rows; None for all, as they are."""
-    weights: Array | None = None
+    weights: np.ndarray | Array | None = None
     """One a row that is meant, of mean 1 over the data; None for equal ones."""
     known: Blocks = {}
     """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
@@ -128,7 +127,6 @@ class DeviceRows:
         self.rows, self.known, _ = jax.device_put(tables.check_table(graph, table))
         self.order, self.batch_size = order, order.batch_size
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
-        self._whole = jnp.arange(order.size) if order.batch_size == order.size else None
 
     def sample(self) -> Selection:
         """All of them."""
@@ -136,9 +134,8 @@ class DeviceRows:
 
     def batch(self, number: int) -> Selection:
         """An index."""
-        numbers = self.order.batch(number)
-        index = jnp.asarray(numbers.astype(np.int32)) if self._whole is None else self._whole
-        weights = None if self.weights is None else self.weights[numbers]
+        index = self.order.batch(number).astype(np.int32)  # as an argument it costs less than on its own
+        weights = None if self.weights is None else self.weights[index]
         return Selection(self.rows, index, weights, self.known)
 
     def identity(self) -> dict[str, Any]:

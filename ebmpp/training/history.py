@@ -43,6 +43,12 @@ class Table:
         self._waiting.append(row)
         self.last = row
 
+    def extend(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Many rows."""
+        self._fetch()
+        self._parts.append(dict(columns))
+        self.last = {name: v[-1] for name, v in columns.items()}
+
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
         """The columns by name, up to row ``stop``; they cannot be written."""
         self._fetch()
@@ -81,8 +87,8 @@ class Log:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
 
-    def append(self, metrics: dict[str, Array]) -> None:
-        """The metrics of the next step.
+    def append(self, metrics: dict[str, Array], several: bool = False) -> None:
+        """The metrics of the next step, or of several, a column each.
 
         :raises ArgumentError: for a monitor of the name of one, which would take its place in the history.
         """
@@ -92,7 +98,7 @@ class Log:
                 f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
                 "something else"
             )
-        self.steps.append(metrics)
+        (self.steps.extend if several else self.steps.append)(metrics)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""

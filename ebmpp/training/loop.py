@@ -278,9 +278,8 @@ class Loop:
         index = np.stack([c.index for c in chosen])
         weights = None if chosen[0].weights is None else np.stack([c.weights for c in chosen])
         state, metrics = several_steps(*args, chosen[0]._replace(index=index, weights=weights))
-        metrics = jax.device_get(metrics)
-        for i in range(stop - step):
-            self.log.append({**{name: v[i] for name, v in metrics.items()}, **told})
+        each = {name: np.full(stop - step, value) for name, value in told.items()}
+        self.log.append({**jax.device_get(metrics), **each}, several=True)
         return state
 
     def _select(self, step: int, state: State) -> Selection:
