@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from jax import Array
 import jax.numpy as jnp
@@ -54,10 +54,13 @@ class Estimator(Protocol):
     A class of one's own inherits from this, has ``init`` and ``estimate``, and the rest where it differs.
     """
 
-    takes_missing: bool = False
+    takes_missing: ClassVar[bool] = False
     """Whether it reads ``Batch.known``, so that rows may lack entries."""
-    max_sweeps: int | None = None
-    """After how many sweeps it gives up a pair of chains that has not met; None for never, or no pairs."""
+
+    @property
+    def max_sweeps(self) -> int | None:
+        """After how many sweeps it gives up a pair of chains that has not met; None for never."""
+        return None
 
     @property
     def steps_per_batch(self) -> int:
