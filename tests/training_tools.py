@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, FactorGraph, Gaussian
-from ebmpp.estimators.base import Estimate
+from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import Fit
 from helpers import pair
 
@@ -21,7 +21,7 @@ ROWS = np.arange(10, dtype=np.float32)[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorder:
+class Recorder(Estimator):
     """An estimator of one's own: its history tells which rows a step saw, its gradient pulls to zero."""
 
     def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, pair: jax.Array) -> jax.Array:

@@ -7,12 +7,11 @@ from ebmpp.estimators.centering import CSDCP, Centered
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
 from ebmpp.estimators.discriminative import Discriminative
 from ebmpp.estimators.herding import Herding
-from ebmpp.estimators.local_mode import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
 from ebmpp.estimators.mean_statistics import rates
 from ebmpp.estimators.sdcp import SDCP
 from ebmpp.estimators.tempered import TemperedPCD
-from ebmpp.estimators.ucd import UCD
+from ebmpp.estimators.ucd import UCD, LocalModeUCD
 
 __all__ = [
     "CD",

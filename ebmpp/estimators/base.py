@@ -4,12 +4,14 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Params
+from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
 
@@ -49,9 +51,21 @@ class Estimate(NamedTuple):
 class Estimator(Protocol):
     """An estimator of the gradient: an immutable, hashable value.
 
-    One that needs the same rows for several steps in a row says so in an attribute ``steps_per_batch``; one
-    that reads ``Batch.known``, so that rows may lack entries, in ``takes_missing = True``.
+    A class of one's own inherits from this, has ``init`` and ``estimate``, and the rest where it differs.
     """
+
+    takes_missing: ClassVar[bool] = False
+    """Whether it reads ``Batch.known``, so that rows may lack entries."""
+
+    @property
+    def max_sweeps(self) -> int | None:
+        """After how many sweeps it gives up a pair of chains that has not met; None for never."""
+        return None
+
+    @property
+    def steps_per_batch(self) -> int:
+        """For how many steps in a row it needs the same rows."""
+        return 1
 
     def init(self, graph: FactorGraph, params: Params, data: Blocks, batch: int, pair: Array) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
@@ -65,3 +79,29 @@ class Estimator(Protocol):
         pair: Array,
     ) -> Estimate:
         """One step: traced once, so everything that changes is an array."""
+
+    def adopt(self, before: Any, fresh: Any) -> Any:
+        """The first state of a stage, from the last one of the stage before and from what ``init`` made."""
+        return fresh
+
+
+_MEMBERS = ("init", "estimate", "adopt", "steps_per_batch", "takes_missing", "max_sweeps")
+
+
+def check_whole(estimator: Any) -> None:
+    """:raises ArgumentError: for an estimator of one's own that lacks a part, which is named."""
+    lacking = [name for name in _MEMBERS if not hasattr(estimator, name)]
+    if lacking and hasattr(estimator, "estimate"):
+        raise ArgumentError(
+            f"estimator {type(estimator).__name__} has no {', '.join(lacking)}: let its class inherit from "
+            "ebmpp.estimators.Estimator, whose defaults are those of a plain one"
+        )
+
+
+def check_estimator(name: str, value: Any, what: str) -> None:
+    """:raises ArgumentError: for what is no estimator.
+
+    :param what: what is expected, in words.
+    """
+    check_whole(value)
+    checks.instance(name, value, Estimator, what)

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.types import Params, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
-from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.mean_field import mean_layer
+from ebmpp.estimators.base import Batch, Estimate, Estimator, check_estimator
 from ebmpp.estimators.phases import Posterior, carried_chains
 from ebmpp.estimators.sdcp import SDCP
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors import Bias
+from ebmpp.graph.mean_field import mean_layer
 
 _OFFSETS = ("data", "model", "average", "zero")
 
@@ -42,7 +42,7 @@ class CenteredState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Centered:
+class Centered(Estimator):
     """Centered gradients of any estimator: the declared model, better conditioned.
 
     A gradient step depends on the parametrisation. In the centered one every factor of two blocks sees
@@ -98,7 +98,7 @@ class Centered:
     offsets: str = "data"
 
     def __post_init__(self) -> None:
-        checks.instance("Centered: estimator", self.estimator, Estimator, "an estimator such as CD(k=1)")
+        check_estimator("Centered: estimator", self.estimator, "an estimator such as CD(k=1)")
         if isinstance(self.estimator, Centered):
             raise ArgumentError(f"Centered: {self.estimator!r} is centered already")
         checks.number("Centered: sliding", self.sliding, least=0, most=1)
@@ -107,7 +107,12 @@ class Centered:
     @property
     def steps_per_batch(self) -> int:
         """Those of the estimator inside."""
-        return getattr(self.estimator, "steps_per_batch", 1)
+        return self.estimator.steps_per_batch
+
+    @property
+    def max_sweeps(self) -> int | None:
+        """That of the estimator inside."""
+        return self.estimator.max_sweeps
 
     # -- the state -------------------------------------------------------------------------------
 
@@ -130,8 +135,7 @@ class Centered:
             if self.offsets != "zero":
                 fresh = fresh._replace(offsets=before.offsets)
             before = before.inner
-        adopt = getattr(self.estimator, "adopt", None)
-        return fresh if adopt is None else fresh._replace(inner=adopt(before, fresh.inner))
+        return fresh._replace(inner=self.estimator.adopt(before, fresh.inner))
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -225,7 +229,7 @@ def _data_means(graph: FactorGraph, params: Params, offsets: Rows, batch: Batch)
     t = {b: jnp.broadcast_to(offsets[b], (size, *offsets[b].shape)) for b in graph.latent}
     t |= graph.statistics(batch.rows)
     for layer in schedule(graph, clamped=graph.visible):
-        t |= jax.vmap(lambda row, layer=layer: mean_layer(graph, params, row, layer))(t)
+        t |= jax.vmap(lambda row, layer=layer: mean_layer(graph, params, layer, row, row)[0])(t)
     share = batch.weights / _nonzero(batch.weights.sum())
     return {b: jnp.tensordot(share, v, 1) for b, v in t.items()}
 

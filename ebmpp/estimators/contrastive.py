@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Rows
-from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
@@ -59,7 +59,7 @@ def _as_tuple(estimator: "CD | PCD") -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class CD:
+class CD(Estimator):
     """CD-k: chains of k sweeps from the data rows. Biased, and the more so the slower the chain mixes.
 
     Missing entries are drawn first, by k sweeps of them and the latents given what is known.
@@ -102,7 +102,7 @@ class CD:
 
 
 @dataclasses.dataclass(frozen=True)
-class PCD:
+class PCD(Estimator):
     """Persistent CD: chains that go on from step to step while the params move. Biased likewise.
 
     Missing entries are drawn as in :class:`CD`.
@@ -158,7 +158,7 @@ class FPCDState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FPCD:
+class FPCD(Estimator):
     """Persistent CD with fast weights: the chains run under params that flee from where they have been.
 
     Beside the params there are fast ones, which learn at ``rate`` from the same gradient and decay by

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.types import Params, Rows
 from ebmpp.errors import DeclarationError, IntractableError
-from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.base import Batch, Estimate, Estimator, check_estimator
 from ebmpp.estimators.phases import check_posterior
 from ebmpp.graph import FactorGraph, energy
 
@@ -24,7 +24,7 @@ _MOST_VALUES = 4096  # of the target block, each of them a free energy a row
 
 
 @dataclasses.dataclass(frozen=True)
-class Discriminative:
+class Discriminative(Estimator):
     """The gradient of ``-sum_i w_i log p(target_i | rest_i)``, exact: for classifiers.
 
     The target is a visible block of few values, such as ``Categorical(1, 10)``, the rest are the other
@@ -65,14 +65,19 @@ class Discriminative:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        kinds = (Estimator, type(None))
-        checks.instance("Discriminative: generative", self.generative, kinds, "an estimator such as UCD()")
+        if self.generative is not None:
+            check_estimator("Discriminative: generative", self.generative, "an estimator such as UCD()")
         checks.number("Discriminative: weight", self.weight, least=0)
 
     @property
     def steps_per_batch(self) -> int:
         """Those of the estimator beside."""
-        return getattr(self.generative, "steps_per_batch", 1)
+        return 1 if self.generative is None else self.generative.steps_per_batch
+
+    @property
+    def max_sweeps(self) -> int | None:
+        """That of the estimator beside."""
+        return None if self.generative is None else self.generative.max_sweeps
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Any:
         """The state of the estimator beside.
@@ -86,8 +91,7 @@ class Discriminative:
 
     def adopt(self, before: Any, fresh: Any) -> Any:
         """What the estimator beside adopts."""
-        adopt = getattr(self.generative, "adopt", None)
-        return fresh if adopt is None else adopt(before, fresh)
+        return fresh if self.generative is None else self.generative.adopt(before, fresh)
 
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, pair: Array) -> Estimate:
         """The exact conditional gradient, and the weighted one of the estimator beside."""

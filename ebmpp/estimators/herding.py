@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Rows
-from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import fresh_chains, row_pairs, whole_visible
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
@@ -47,7 +47,7 @@ class HerdingState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Herding:
+class Herding(Estimator):
     """Herding: the states of the model climb to a mode, and the params move away from where they are.
 
     Both phases are at zero temperature: latents of the data are at a mode of their posterior, and the states

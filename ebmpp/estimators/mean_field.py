@@ -5,13 +5,13 @@
 import dataclasses
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.types import Params, Rows
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.declaration import schedule
+from ebmpp.graph.mean_field import mean_field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,43 +52,13 @@ class MeanField:
         :param rows: the visible blocks, ``(rows, *shape)`` each.
         :return: ``(rows, *statistic_shape)`` a block.
         """
-        layers = schedule(graph, clamped=graph.visible)
 
         def one(row: Rows) -> Rows:
-            known = graph.statistics(row)
-            # at first the latents' means under their own biases, as if they were alone
-            start = {b: graph.families[b].mean(_alone(graph, params, b)) for b in graph.latent}
-            return lax.fori_loop(0, self.passes, lambda _, t: _pass(graph, params, layers, t), known | start)
+            # at first the latents under their own biases, as if they were alone
+            alone = {b: _alone(graph, params, b) for b in graph.latent}
+            return mean_field(graph, params, graph.statistics(row), alone, self.passes)[0]
 
         return jax.vmap(one)(dict(rows))
-
-
-def _pass(graph: FactorGraph, params: Params, layers: tuple[tuple[str, ...], ...], t: Rows) -> Rows:
-    for blocks in layers:
-        t = t | mean_layer(graph, params, t, blocks)
-    return t
-
-
-def mean_layer(graph: FactorGraph, params: Params, t: Rows, blocks: tuple[str, ...]) -> Rows:
-    """Mean statistics of the ``blocks`` of a layer given ``t``; of units that interact, part after part.
-
-    :param t: statistics of one row.
-    """
-
-    def means(t: Rows) -> Rows:
-        eta = energy.natural(graph, params, t, blocks)
-        return {b: graph.families[b].mean(eta[b]).astype(t[b].dtype) for b in blocks}
-
-    if graph.splits.keys().isdisjoint(blocks):
-        return means(t)
-    (block,) = blocks
-    split, family = graph.splits[block], graph.families[block]
-    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
-
-    def step(part: Array, now: Array) -> Array:
-        return jnp.where(colors == part, means(t | {block: now})[block], now)
-
-    return {block: split.each(step, t[block])}
 
 
 def _alone(graph: FactorGraph, params: Params, block: str) -> Array:

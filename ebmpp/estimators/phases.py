@@ -58,9 +58,25 @@ def fresh_chains(graph: FactorGraph, count: int, pair: Array) -> Rows:
     return initial_rows(graph, graph.families, row_pairs(pair, count))
 
 
+@runtime_checkable
+class Chained(Protocol):
+    """What an estimator carries that has chains and something else."""
+
+    chains: Any
+
+
+@runtime_checkable
+class Tempered(Protocol):
+    """What an estimator carries of whose chains some alone are the model's."""
+
+    coldest: Rows
+
+
 def carried_chains(state: Any) -> Any:
-    """The chains in what an estimator carries, or all of that where nothing is called so."""
-    return getattr(state, "coldest", getattr(state, "chains", state))
+    """The model's chains in what an estimator carries, or all of that where nothing is called so."""
+    if isinstance(state, Tempered):
+        return state.coldest
+    return state.chains if isinstance(state, Chained) else state
 
 
 def sweep_chains(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Rows
-from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
     Posterior,
@@ -40,7 +40,7 @@ class SDCPState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SDCP:
+class SDCP(Estimator):
     """Stochastic difference-of-convex programming: d steps on each batch, its positive phase held fixed.
 
     The negative log-likelihood is f - g, both convex where the energy is linear in the params. g is

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Rows
-from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
@@ -38,7 +38,7 @@ class TemperedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TemperedPCD:
+class TemperedPCD(Estimator):
     """Persistent CD whose chains are replicas from hot to cold that swap states; the coldest are the model's.
 
     For models whose modes plain persistent chains do not leave. Replica r has the factors of one block, and

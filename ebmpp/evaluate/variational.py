@@ -5,16 +5,16 @@
 from functools import partial
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Eta, Params
+from ebmpp.core.types import Blocks, Params
 from ebmpp.graph import FactorGraph, energy, states, tables
-from ebmpp.graph.declaration import schedule
+from ebmpp.graph.mean_field import mean_field
 
 
 def mean_field_bound(
@@ -63,27 +63,7 @@ def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Floa
     known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
         return base - energy.energy(graph, params, known)
-    layers, families = schedule(graph, clamped=graph.visible), graph.families
-    means = lambda eta: {b: families[b].mean(e) for b, e in eta.items()}
-
-    def one_pass(_: Array, eta: Eta) -> Eta:
-        for blocks in layers:
-            for mask in _masks(graph, blocks):
-                made = energy.natural(graph, params, known | means(eta), blocks)
-                eta = eta | {b: jnp.where(mask, e, eta[b]) for b, e in made.items()}
-        return eta
-
-    eta = lax.fori_loop(0, passes, one_pass, {b: families[b].default_eta() for b in graph.latent})
-    t = means(eta)
-    entropy = sum(families[b].log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b in graph.latent)
-    return base - energy.energy(graph, params, known | t) + entropy
-
-
-def _masks(graph: FactorGraph, blocks: tuple[str, ...]) -> list[Bool[Array, "..."]]:
-    """The parts of a layer that are updated in turn; of all units at once where they do not interact."""
-    if graph.splits.keys().isdisjoint(blocks):
-        return [jnp.array(True)]
-    (block,) = blocks
-    split, family = graph.splits[block], graph.families[block]
-    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
-    return [colors == part for part in range(split.num_parts)]
+    start = {b: f.default_eta() for b, f in graph.latent.items()}
+    t, eta = mean_field(graph, params, known, start, passes)
+    entropy = sum(f.log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b, f in graph.latent.items())
+    return base - energy.energy(graph, params, t) + entropy

@@ -2,11 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A declaration as JSON values and arrays, and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import dataclasses
 from functools import lru_cache
-import os
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp import families as builtin_families
 from ebmpp.core.archive import digest
 from ebmpp.core.types import Params
-from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
+from ebmpp.errors import SavedFileError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.graph import FactorGraph
@@ -165,92 +163,80 @@ def energies(graph: FactorGraph) -> dict[str, list]:
 # -- what is read ----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def refusing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """:raises SavedFileError: where what was read makes no graph."""
-    try:
-        yield
-    except (DeclarationError, ParameterError) as error:
-        raise SavedFileError(f"{path}: {error}") from error
-
-
 def build(
     described: Mapping[str, Any],
     params: Params,
     arrays: Arrays,
     factors: Sequence[Factor],
     own: Mapping[str, type[Family]],
-    path: str | os.PathLike[str],
 ) -> FactorGraph:
     """The graph.
 
     :param arrays: what :func:`describe` filled.
-
     :param factors: those that the caller declares.
     :param own: the caller's families.
     :raises SavedFileError: for a factor or family that is missing, or not what was saved.
     """
-    blocks = {b: _family(b, told, own, path) for b, told in described["blocks"].items()}
+    blocks = {b: _family(b, told, own) for b, told in described["blocks"].items()}
     given = {f.name: f for f in factors}
     there = [told["name"] for told in described["factors"]]
     unknown = [name for name in given if name not in there]
     if unknown:
-        raise SavedFileError(f"{path}: no factor is named {unknown[0]!r}; the file has {there}")
-    made = [_declared(told, given.get(told["name"]), arrays, path) for told in described["factors"]]
+        raise SavedFileError(f"no factor is named {unknown[0]!r}; the file has {there}")
+    made = [_declared(told, given.get(told["name"]), arrays) for told in described["factors"]]
     visible = {b: blocks[b] for b in described["visible"]}
     graph = FactorGraph(visible, {b: f for b, f in blocks.items() if b not in visible}, made)
     graph.check(dict(params), values=False)
     for told, factor in zip(described["factors"], graph.factors, strict=True):
         if told["own"]:
-            _check_value(told, factor, graph, params, path)
+            _check_value(told, factor, graph, params)
     return graph
 
 
-def _family(block: str, told: Mapping[str, Any], own: Mapping[str, type[Family]], path: Any) -> Family:
+def _family(block: str, told: Mapping[str, Any], own: Mapping[str, type[Family]]) -> Family:
     known = own if told["own"] else _families()
     if told["class"] not in known:
         raise SavedFileError(
-            f"{path}: block {block!r} is of family {told['class']!r}, which this ebmpp does not have; give "
+            f"block {block!r} is of family {told['class']!r}, which this ebmpp does not have; give "
             f"load(..., families={{{told['class']!r}: ...}}) its class"
         )
-    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in told["fields"].items()}
-    return known[told["class"]](**fields)
+    return known[told["class"]](**_as_given(told["fields"]))
 
 
-def _declared(told: Mapping[str, Any], given: Factor | None, arrays: Arrays, path: Any) -> Factor:
+def _as_given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`_fields` made of a declaration's: JSON has lists for tuples."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+
+def _declared(told: Mapping[str, Any], given: Factor | None, arrays: Arrays) -> Factor:
     name, blocks = told["name"], tuple(told["blocks"])
     if given is not None and (given.blocks, type(given).__name__) != (blocks, told["class"]):
         raise SavedFileError(
-            f"{path}: factor {name!r} is a {told['class']} over {blocks}, and the one given is {given!r}"
+            f"factor {name!r} is a {told['class']} over {blocks}, and the one given is {given!r}"
         )
     if given is not None:
         return given
     if told["own"]:
         raise SavedFileError(
-            f"{path}: the energy of factor {name!r} ({told['energy']}) is a function of your own, which no "
+            f"the energy of factor {name!r} ({told['energy']}) is a function of your own, which no "
             f"file holds; give load(..., factors=[...]) the factor over {blocks} as you declared it"
         )
     known = _factors()
     if told["class"] not in known:
-        raise SavedFileError(
-            f"{path}: factor {name!r} is a {told['class']!r}, which this ebmpp does not have"
-        )
-    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in told["fields"].items()}
+        raise SavedFileError(f"factor {name!r} is a {told['class']!r}, which this ebmpp does not have")
     # a factor whose pairs of units are a part of its declaration takes them after its block
     pairs = [arrays.get(e) for e in told["lateral"].values()]
     start = {"init": arrays.get(told["init"])} if "init" in told else {}
-    return known[told["class"]](*blocks, *pairs, name=name, **fields, **start)
+    return known[told["class"]](*blocks, *pairs, name=name, **_as_given(told["fields"]), **start)
 
 
-def _check_value(
-    told: Mapping[str, Any], factor: Factor, graph: FactorGraph, params: Params, path: Any
-) -> None:
+def _check_value(told: Mapping[str, Any], factor: Factor, graph: FactorGraph, params: Params) -> None:
     """:raises SavedFileError: for an energy with another value at the state that was tried."""
     (was, size), (now, _) = told["value"], _value(factor, graph.families, params[factor.name])
     if None in (was, size, now):
         return
     if not abs(was - now) <= _TOLERANCE * size:
         raise SavedFileError(
-            f"{path}: the energy given for factor {factor.name!r} is not the one that was saved: at one "
+            f"the energy given for factor {factor.name!r} is not the one that was saved: at one "
             f"state it is {now:.6g}, and it was {was:.6g}"
         )

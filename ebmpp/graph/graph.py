@@ -115,13 +115,10 @@ class FactorGraph(Declaration):
         :raises ParameterError: for an unknown scheme.
         :raises StateError: for data of a wrong name, shape or value.
         """
-        made = initialization.resolve(scheme)
+        initialization.resolve(scheme)  # refused before the data are looked at
         means = {} if data is None else tables.mean_statistics(self, data, weights)
-        keys = jax.random.split(checks.key("init: rng_key", rng_key), max(1, len(self.factors)))
-        return {
-            factor.name: initialization.init_factor(factor, key, self.families, made, means)
-            for factor, key in zip(self.factors, keys, strict=False)
-        }
+        rng_key = checks.key("init: rng_key", rng_key)
+        return initialization.init_params(self.factors, self.families, rng_key, scheme, means)
 
     def check(self, params: Params, values: bool = True) -> None:
         """Check params: names, shapes, finite values, and that the model normalises.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where training starts: weights and biases by scheme."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import math
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.programs import compiled
-from ebmpp.core.types import Eta
+from ebmpp.core.types import Eta, Params
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Bias, Factor
@@ -47,6 +47,25 @@ def resolve(scheme: str | Mapping[str, str]) -> dict[str, str]:
                 f"as one of {_BIASES}"
             )
     return made
+
+
+def init_params(
+    factors: Sequence[Factor],
+    families: Mapping[str, Family],
+    rng_key: Array,
+    scheme: str | Mapping[str, str],
+    means: Mapping[str, Mean],
+) -> Params:
+    """Initial params of a graph's factors, by their names.
+
+    :param means: of :func:`mean_statistics`, for the blocks that data were given for.
+    :raises ParameterError: for an unknown scheme.
+    """
+    made, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
+    return {
+        factor.name: init_factor(factor, key, families, made, means)
+        for factor, key in zip(factors, keys, strict=False)
+    }
 
 
 def init_factor(

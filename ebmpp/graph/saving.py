@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import archive, checks
 from ebmpp.core.types import Params
-from ebmpp.errors import SavedFileError
+from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
 from ebmpp.families import Family
 from ebmpp.graph import describe
 from ebmpp.graph.describe import Arrays
@@ -97,16 +97,17 @@ def load(
     >>> ebmpp.load(path, factors=[gate])[0] == graph
     True
     """
+    data = Path(path).read_bytes()
     try:
-        body, listed = archive.read(Path(path).read_bytes(), _KIND, str(path))
+        body, listed = archive.read(data, _KIND, str(path))
     except archive.ArchiveError as error:
         raise SavedFileError(str(error)) from error
     arrays = Arrays([_held(a) for a in listed])
     try:
-        with describe.refusing(path):
-            params = {name: arrays.get(tree) for name, tree in body["params"].items()}
-            graph = describe.build(body["graph"], params, arrays, tuple(factors), dict(families or {}), path)
-            graph.check(params, values=False)
+        params = {name: arrays.get(tree) for name, tree in body["params"].items()}
+        graph = describe.build(body["graph"], params, arrays, tuple(factors), dict(families or {}))
+    except (SavedFileError, DeclarationError, ParameterError) as error:
+        raise SavedFileError(f"{path}: {error}") from error
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedFileError(f"{path}: the declaration in it cannot be read ({error!r})") from error
     return graph, params

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 import math
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from ebmpp import families
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
-from ebmpp.estimators import Batch, Estimator
+from ebmpp.estimators import Estimator
+from ebmpp.estimators.base import check_whole
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.graph.arrays import describe
 from ebmpp.moves.gibbs import draw_layer
+from ebmpp.training.batches import Selection
 
 Units = str | Family | Callable[[int], Family]
 
@@ -34,13 +36,6 @@ NAMES: dict[str, type[Family]] = {
     "poisson": families.Poisson,
     "exponential": families.Exponential,
 }
-
-
-class Carried(NamedTuple):
-    """What training carries from step to step beside the params."""
-
-    optimizer: Any
-    estimator: Any
 
 
 def family_of(role: str, units: Units, size: int) -> Family:
@@ -78,76 +73,53 @@ def make_optimizer(
     return make(rate)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def start(
-    graph: FactorGraph,
-    estimator: Estimator,
-    batch_size: int,
-    rng_key: Array,
-    pair: Array,
-    rows: Array,
-    weights: Array | None = None,
-) -> tuple[Params, Any]:
-    """Params as :meth:`FactorGraph.init` makes them, and the estimator's first state.
-
-    One program: step by step they are some eighty, of which each is compiled.
+@partial(jax.jit, static_argnums=0)  # one program: step by step they are some eighty, each compiled
+def start(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None) -> Params:
+    """Params as :meth:`FactorGraph.init` makes them.
 
     :param rows: of the visibles, which may hold mean statistics.
     :param weights: of the rows in the base rates: one of weight 2 is two rows.
     """
-    statistics, count = graph.families["v"].statistics(rows), len(rows) if weights is None else weights.sum()
-    means = {"v": (jnp.average(statistics, axis=0, weights=weights), count)}
-    scheme, keys = initialization.resolve("gaussian"), jax.random.split(rng_key, len(graph.factors))
-    params = {
-        factor.name: initialization.init_factor(factor, key, graph.families, scheme, means)
-        for factor, key in zip(graph.factors, keys, strict=True)
-    }
-    return params, estimator.init(graph, params, {"v": rows}, batch_size, pair)
+    mean, count = initialization.mean_statistics(graph.families["v"], rows, None, weights)
+    means = {"v": (mean, count if weights is None else weights.sum())}
+    return initialization.init_params(graph.factors, graph.families, rng_key, "gaussian", means)
 
 
-def batches(rows: np.ndarray, weights: np.ndarray | None, size: int, seed: list[int]) -> Batch:
-    """An epoch of batches, in a random order; they have one size, and what fills up the last has weight 0.
+class Epoch:
+    """A pass over the rows in a random order, for the training loop.
+
+    Batches have one size, and what fills up the last has weight 0. The rows may hold mean statistics.
 
     :param weights: one a row, of any sum; None for equal ones.
-    """
-    count = math.ceil(len(rows) / size)
-    order = np.resize(np.random.default_rng(seed).permutation(len(rows)), (count, size))
-    real = (np.arange(count * size) < len(rows)).reshape(count, size)
-    shares = real / real.sum(1, keepdims=True)
-    if weights is not None:
-        shares = shares * (weights / weights.mean())[order]
-    return Batch({"v": rows[order]}, shares.astype(jnp.result_type(float)))
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def train(
-    graph: FactorGraph,
-    estimator: Estimator,
-    optimizer: optax.GradientTransformation,
-    params: Params,
-    carried: Carried,
-    batches: Batch,
-    pair: Array,
-    first: Array,
-) -> tuple[Params, Carried, dict[str, Array]]:
-    """Gradient steps, one batch after another in one program: small steps cost no more than their sums.
-
-    :param batches: with a leading axis of batches.
-    :param first: the number of the first step.
-    :return: params, what is carried, and the metrics of each step.
+    :param seed: of the order.
+    :param first: the number of the first batch.
     """
 
-    def one(state: tuple[Params, Carried, Array], batch: Batch) -> tuple[tuple, dict[str, Array]]:
-        params, carried, step = state
-        made = estimator.estimate(graph, params, carried.estimator, batch, random.fold_in(pair, step))
-        updates, moved = optimizer.update(made.gradient, carried.optimizer, params)
-        metrics = {"gradient_norm": optax.tree.norm(made.gradient), **made.metrics}
-        return (optax.apply_updates(params, updates), Carried(moved, made.state), step + 1), metrics
+    def __init__(
+        self, rows: np.ndarray, weights: np.ndarray | None, size: int, seed: list[int], first: int
+    ) -> None:
+        self.batch_size, self.first, self.num_batches = size, first, math.ceil(len(rows) / size)
+        shape = (self.num_batches, size)
+        real = (np.arange(math.prod(shape)) < len(rows)).reshape(shape)
+        index = np.resize(np.random.default_rng(seed).permutation(len(rows)), shape)
+        shares = real * size / real.sum(1, keepdims=True)
+        if weights is not None:
+            shares = shares * (weights / weights.mean())[index]
+        self._rows = {"v": rows}
+        self._index, self._shares = index.astype(np.int32), shares.astype(jnp.result_type(float))
 
-    steps = getattr(estimator, "steps_per_batch", 1)
-    several = lambda state, batch: lax.scan(lambda s, _: one(s, batch), state, length=steps)
-    (params, carried, _), metrics = lax.scan(several, (params, carried, first), batches)
-    return params, carried, {name: v.ravel() for name, v in metrics.items()}
+    def sample(self) -> Selection:
+        """All of them."""
+        return Selection(self._rows)
+
+    def batch(self, number: int) -> Selection:
+        """An index, and weights."""
+        at = number - self.first
+        return Selection(self._rows, self._index[at], self._shares[at])
+
+    def identity(self) -> dict[str, Any]:
+        """Nothing: no checkpoint is made."""
+        return {}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -160,7 +132,7 @@ def latent_means(graph: FactorGraph, params: Params, v: Array) -> Array:
 @partial(jax.jit, static_argnums=0)
 def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
     """log p(v) + log Z, row by row."""
-    return jax.vmap(lambda row: energy.log_unnormalized(graph, params, {"v": row}, ("h",)))(v)
+    return energy.summed_out(graph, params, {"v": v}, ("h",))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -184,12 +156,13 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Arra
 def check_params(owner: Any) -> None:
     """:raises ArgumentError: for options of the transformer that are no such thing."""
     for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
-        check_count(owner, name, getattr(owner, name), least)
+        checks.count(f"{type(owner).__name__}: {name}", getattr(owner, name), least)
     rate = owner.learning_rate
     auto = isinstance(rate, str) and rate == "auto"
     if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
         raise ArgumentError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
     made = owner.estimator
+    check_whole(made)
     if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
         raise ArgumentError(
             f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not {made!r}"
@@ -199,11 +172,6 @@ def check_params(owner: Any) -> None:
             f"{type(owner).__name__}: optimizer is None, a function of the learning rate such as "
             f"optax.adam, or an optax transformation, not {owner.optimizer!r}"
         )
-
-
-def check_count(owner: object, name: str, value: object, least: int = 1) -> None:
-    """:raises ArgumentError: for another number."""
-    checks.count(f"{type(owner).__name__}: {name}", value, least)
 
 
 def check_values(owner: object, family: Family, values: np.ndarray) -> None:

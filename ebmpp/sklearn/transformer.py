@@ -22,13 +22,16 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp.core import random
-from ebmpp.errors import DivergenceError
+from ebmpp.core import checks, random
+from ebmpp.errors import DivergenceError, NormalizationError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
+from ebmpp.evaluate.chunks import chunks, fitting
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
-from ebmpp.sklearn.harmonium import Carried, Units
+from ebmpp.sklearn.harmonium import Units
+from ebmpp.training.loop import Loop
+from ebmpp.training.schedule import Stage, Stages
 
 __all__ = ["HarmoniumTransformer"]
 
@@ -179,37 +182,42 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.random_state_ = check_random_state(self.random_state)
         key = self._key()
         self._pair = np.asarray(random.key_pair(key))
-        first = random.fold_in(self._pair, 0, 1)  # a counter that no step has
-        estimator, optimizer, size = self._estimator(), self._optimizer(), int(self.batch_size)
-        params, state = harmonium.start(self.graph_, estimator, size, key, first, rows, weights)
-        self._carried = jax.device_get(Carried(optimizer.init(params), state))
-        self.params_ = jax.device_get(params)
+        self.params_ = jax.device_get(harmonium.start(self.graph_, key, rows, weights))
+        self._carried = None
         self.history_ = xr.Dataset(coords={"step": np.arange(0)})
         self.n_iter_ = self.n_steps_ = 0
         return rows, weights
 
     def _epoch(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
-        """One pass over the rows."""
+        """One pass over the rows, which goes on from where the last one ended."""
         begin = time.monotonic()
-        batches = harmonium.batches(rows, weights, self.batch_size, [*self._pair.tolist(), self.n_iter_])
-        given = (self.params_, self._carried, batches, self._pair, np.uint32(self.n_steps_))
-        made = harmonium.train(self.graph_, self._estimator(), self._optimizer(), *given)
-        params, carried, metrics = jax.device_get(made)
-        step = self.n_steps_ + len(metrics["gradient_norm"])
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+        estimator, optimizer = self._estimator(), self._optimizer()
+        seed = [*self._pair.tolist(), self.n_iter_]
+        each = estimator.steps_per_batch
+        source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // each)
+        end = self.n_steps_ + source.num_batches * each
+        stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)
+        stages = Stages([stage], scheduled=False)
+        loop = Loop(self.graph_, stages, source, self._pair, self.params_, together=True)
+        if self._carried is None:
+            self._carried = loop.begin(0, self.params_)
+        try:
+            state = loop.run(self.n_steps_, self._carried._replace(params=self.params_), progress_bar=False)
+        except NormalizationError:
+            raise
+        except DivergenceError as error:
             raise DivergenceError(
-                f"{type(self).__name__}: params were not finite after epoch {self.n_iter_ + 1} (step "
-                f"{step}): lower learning_rate. params_ and history_ are those before that epoch",
+                f"{type(self).__name__}: gradient or params were not finite after epoch {self.n_iter_ + 1} "
+                f"(step {self.n_steps_ + error.step}): lower learning_rate. params_ and history_ are those "
+                "before that epoch",
                 self.params_,
                 self.history_,
                 self.n_steps_,
-            )
-        made = xr.Dataset(
-            {name: ("step", values) for name, values in metrics.items()},
-            coords={"step": np.arange(self.n_steps_, step)},
-        )
+            ) from error
+        made = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
         self.history_ = xr.concat([self.history_, made], "step") if self.n_steps_ else made
-        self.params_, self._carried, self.n_steps_ = params, carried, step
+        self._carried = jax.device_get(state)
+        self.params_, self.n_steps_ = self._carried.params, end
         self.n_iter_ += 1
         if self.verbose:
             seconds, norm = time.monotonic() - begin, made.gradient_norm.values.mean()
@@ -274,7 +282,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :return: new rows, of the shape of ``v``.
         """
         check_is_fitted(self)
-        harmonium.check_count(self, "n_sweeps", n_sweeps)
+        checks.count("n_sweeps", n_sweeps)
         rows, pair = self._rows(v), random.key_pair(self._key())
         made = harmonium.gibbs(self.graph_, self.params_, rows, pair, int(n_sweeps))
         return self._as_columns(np.asarray(made))
@@ -290,8 +298,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :return: shape ``(n_samples, columns)``.
         """
         check_is_fitted(self)
-        harmonium.check_count(self, "n_samples", n_samples)
-        harmonium.check_count(self, "n_sweeps", n_sweeps)
+        checks.count("n_samples", n_samples)
+        checks.count("n_sweeps", n_sweeps)
         first, pair = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
         start = gibbs.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
         made = harmonium.gibbs(self.graph_, self.params_, start, pair, int(n_sweeps))
@@ -356,13 +364,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return rows if self.scaler_ is None else self.scaler_.inverse_transform(rows)
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
-        """Rows through ``fn``, as many at once as a power of two says: few shapes are compiled."""
-        made, params = [], jax.tree.map(jnp.asarray, self.params_)
-        for start in range(0, len(rows), _MOST_ROWS):
-            chunk = rows[start : start + _MOST_ROWS]
-            filled = np.resize(chunk, (1 << (len(chunk) - 1).bit_length(), *rows.shape[1:]))
-            made.append(np.asarray(fn(self.graph_, params, filled))[: len(chunk)])
-        return np.concatenate(made)
+        """Rows through ``fn``, in chunks: few shapes are compiled."""
+        parts, params = chunks(rows, fitting(_MOST_ROWS, rows)), jax.tree.map(jnp.asarray, self.params_)
+        return np.concatenate([np.asarray(fn(self.graph_, params, x))[:count] for _, x, count in parts])
 
     def _log_scale(self) -> np.ndarray:
         """log of the volume that standardising divides by."""

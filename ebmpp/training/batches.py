@@ -13,7 +13,6 @@ import numpy as np
 
 import jax
 from jax import Array
-import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
@@ -21,13 +20,14 @@ from ebmpp.core.types import Blocks
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.graph.states import Observed
-from ebmpp.graph.tables import Data as CheckedData, Table
+from ebmpp.graph.tables import Table
 
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
 
 DEFAULT_BATCH = 100
 _SAMPLE_ROWS = 4096
 _SAMPLE_BYTES = 2**26
+_END = object()  # of a stream
 
 
 class Selection(NamedTuple):
@@ -35,16 +35,16 @@ class Selection(NamedTuple):
 
     rows: Blocks
     """The visible blocks, ``(rows, *shape)`` each."""
-    index: Array | None = None
+    index: np.ndarray | None = None
     """Which rows; None for all, as they are."""
-    weights: Array | None = None
-    """One a row of ``rows``, of mean 1 over the data; None for equal ones."""
+    weights: np.ndarray | Array | None = None
+    """One a row that is meant, of mean 1 over the data; None for equal ones."""
     known: Blocks = {}
     """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
 
     def observed(self) -> dict[str, Any]:
         """All rows, block by block, with what is known of those that lack units."""
-        return CheckedData(self.rows, self.known, ()).observed()
+        return tables.Data(self.rows, self.known, ()).observed()
 
 
 class Source(Protocol):
@@ -79,9 +79,11 @@ def as_source(
         if weights is not None:
             raise StateError("weights are one a row of data in arrays; a stream of batches has none")
         return Stream(graph, data, batch_size)
-    order = Order(random.key_pair(order_key), DEFAULT_BATCH if batch_size is None else batch_size)
+    table = tables.as_table(graph, data)
+    size = tables.one_axis(graph, table)
+    order = Order(random.key_pair(order_key), size, DEFAULT_BATCH if batch_size is None else batch_size)
     kind = HostRows if any(isinstance(v, np.memmap) for v in jax.tree.leaves(data)) else DeviceRows
-    return kind(graph, tables.as_table(graph, data), weights, order)
+    return kind(graph, table, weights, order)
 
 
 def _is_stream(data: object) -> bool:
@@ -98,15 +100,9 @@ class Order:
     A batch is a function of its number, so a resumed run goes on at once.
     """
 
-    def __init__(self, pair: Array, batch_size: int) -> None:
-        self.pair, self.batch_size = [int(word) for word in np.asarray(pair)], batch_size
-        self.size = 0
-
-    def of(self, size: int) -> "Order":
-        """The order of so many rows; a batch holds at most all."""
-        self.size, self.batch_size = size, min(size, self.batch_size)
+    def __init__(self, pair: Array, size: int, batch_size: int) -> None:
+        self.pair, self.size, self.batch_size = np.asarray(pair).tolist(), size, min(size, batch_size)
         self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may run across the end of one
-        return self
 
     def _permutation(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([*self.pair, epoch]).permutation(self.size)
@@ -128,12 +124,9 @@ class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
     def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
-        size = tables.one_axis(graph, table)
         self.rows, self.known, _ = jax.device_put(tables.check_table(graph, table))
-        self.order = order.of(size)
-        self.batch_size = self.order.batch_size
-        self.weights = None if weights is None else jax.device_put(tables.check_weights(weights, size))
-        self._whole = jnp.arange(size) if self.batch_size == size else None
+        self.order, self.batch_size = order, order.batch_size
+        self.weights = None if weights is None else tables.check_weights(weights, order.size)
 
     def sample(self) -> Selection:
         """All of them."""
@@ -141,30 +134,27 @@ class DeviceRows:
 
     def batch(self, number: int) -> Selection:
         """An index."""
-        index = self._whole
-        if index is None:
-            index = jnp.asarray(self.order.batch(number).astype(np.int32))
-        return Selection(self.rows, index, self.weights, self.known)
+        index = self.order.batch(number).astype(np.int32)  # as an argument it costs less than on its own
+        weights = None if self.weights is None else self.weights[index]
+        return Selection(self.rows, index, weights, self.known)
 
     def identity(self) -> dict[str, Any]:
         """A digest of every byte."""
-        return {"data": _data_digest(self.rows, self.known), "weights": _weights_digest(self.weights)}
+        return _identity(self.weights, self.rows, self.known)
 
 
 class HostRows:
     """Memory-mapped arrays: a batch's rows are read and checked when their step comes."""
 
     def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
-        self.graph, self.table, self.size = graph, table, tables.one_axis(graph, table)
-        self.order = order.of(self.size)
-        self.batch_size = self.order.batch_size
-        self.weights = None if weights is None else tables.check_weights(weights, self.size)
+        self.graph, self.table, self.order, self.batch_size = graph, table, order, order.batch_size
+        self.weights = None if weights is None else tables.check_weights(weights, order.size)
 
     def _chosen(self) -> np.ndarray:
         """Numbers of some thousand rows, evenly spread, and not too many bytes."""
         row = sum(v.itemsize * math.prod(v.shape[1:]) for v in self.table.values.values())
-        count = min(self.size, _SAMPLE_ROWS, max(1, _SAMPLE_BYTES // max(1, row)))
-        return np.linspace(0, self.size - 1, count).astype(np.int64)
+        count = min(self.order.size, _SAMPLE_ROWS, max(1, _SAMPLE_BYTES // max(1, row)))
+        return np.linspace(0, self.order.size - 1, count).astype(np.int64)
 
     def sample(self) -> Selection:
         """Some thousand rows, evenly spread."""
@@ -177,12 +167,8 @@ class HostRows:
     def identity(self) -> dict[str, Any]:
         """A digest of shapes, types and some thousand rows."""
         some = self.table.take(self._chosen())
-        made = {f"rows of {b}": v for b, v in some.values.items()}
-        made |= {f"known of {b}": v for b, v in some.known.items()}
-        return {
-            "data": digest({**made, "size": np.array(self.size)}),
-            "weights": _weights_digest(self.weights),
-        }
+        count = {"number of rows": np.array(self.order.size)}
+        return _identity(self.weights, {**some.values, **count}, some.known)
 
     def _read(self, index: np.ndarray) -> Selection:
         some = self.table.take(index)
@@ -230,16 +216,18 @@ class Stream:
         """The rows; batches before it that nobody asked for are passed over unseen."""
         if number > self._number:
             passed = number - self._number - 1
-            for given in itertools.islice(self._batches, passed, passed + 1):
-                self._number, self._last = number, self._check(number, given)
-                break
-            else:
-                raise StateError(self._end(number))
+            given = next(itertools.islice(self._batches, passed, None), _END)
+            if given is _END:
+                raise StateError(
+                    f"the stream of batches ended before batch {number} (counted from 0); give one that goes "
+                    "on, such as itertools.cycle(batches), or a generator function with a loop over epochs"
+                )
+            self._number, self._last = number, self._check(number, given)
         return self._last
 
     def identity(self) -> dict[str, Any]:
         """A digest of the first batch."""
-        return {"data": _data_digest(self._first.rows, self._first.known), "weights": None}
+        return _identity(None, self._first.rows, self._first.known)
 
     def _check(self, number: int, given: Any) -> Selection:
         try:
@@ -259,20 +247,12 @@ class Stream:
         copied = lambda x: {b: jax.device_put(np.array(v)) for b, v in x.items()}
         return Selection(copied(rows), known=copied(known))
 
-    @staticmethod
-    def _end(number: int) -> str:
-        return (
-            f"the stream of batches ended before batch {number} (counted from 0); give one that goes on, "
-            "such as itertools.cycle(batches), or a generator function with a loop over epochs"
-        )
 
-
-def _data_digest(rows: Blocks, known: Blocks) -> str:
-    return digest(jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}}))
-
-
-def _weights_digest(weights: Any) -> str | None:
-    return None if weights is None else digest({"weights": jax.device_get(weights)})
+def _identity(
+    weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    data = jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}})
+    return {"data": digest(data), "weights": None if weights is None else digest({"weights": weights})}
 
 
 def _on_host() -> contextlib.AbstractContextManager:

@@ -60,12 +60,11 @@ class Checkpoints:
         self.run = json.loads(json.dumps(run))  # as it comes back from a file
         self._lock: int | None = None
         self._damaged: set[int] = set()
-        with self._telling("cannot be used for checkpoints"):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._refuse_others()
-            self._lock = self._locked()
         try:
             with self._telling("cannot be used for checkpoints"):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._refuse_others()
+                self._lock = self._locked()
                 self._begin(resume)
         except BaseException:
             self.close()

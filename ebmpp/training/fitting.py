@@ -23,11 +23,9 @@ from ebmpp.graph import FactorGraph, describe
 from ebmpp.training.batches import Data, as_source
 from ebmpp.training.callbacks import Best, Callback
 from ebmpp.training.checkpoint import Checkpoints
-from ebmpp.training.guard import Guard
-from ebmpp.training.history import Log
 from ebmpp.training.identity import monitor_identity
 from ebmpp.training.loop import Loop, State, estimate_step
-from ebmpp.training.schedule import DEFAULT_ESTIMATOR, DEFAULT_OPTIMIZER, Stage, Stages
+from ebmpp.training.schedule import Stage, Stages
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
@@ -183,10 +181,8 @@ def fit(
     own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
     params = jax.tree.map(own, params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
-    log = Log(monitors)
-    guard = Guard(graph, params, log)
-    pair = random.key_pair(base_key)
-    loop = Loop(graph, stages, source, pair, log, monitor_every, callbacks, best, guard)
+    watched = {"monitors": monitors, "every": monitor_every, "callbacks": callbacks, "best": best}
+    loop = Loop(graph, stages, source, random.key_pair(base_key), params, **watched)
     start, state = 0, loop.begin(0, params)
     save = None
     if checkpoint_dir is not None:
@@ -211,7 +207,7 @@ def fit(
         if save is not None:
             save.close()
     kept = {} if best is None else {"best_params": best.params, "best_step": best.step}
-    history = log.dataset().copy(deep=True)  # the caller's own, to write
+    history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
     return Fit(graph, state.params, history, state.optimizer, state.estimator, **kept)
 
 
@@ -240,16 +236,11 @@ def _stages(
     num_steps: int | None,
 ) -> Stages:
     single = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
+    given = {name: value for name, value in single.items() if value is not None}
     if schedule is None:
-        made = Stage(
-            num_steps=_DEFAULT_STEPS if num_steps is None else num_steps,
-            estimator=DEFAULT_ESTIMATOR if estimator is None else estimator,
-            optimizer=DEFAULT_OPTIMIZER if optimizer is None else optimizer,
-        )
-        return Stages([made], scheduled=False)
-    both = [name for name, value in single.items() if value is not None]
-    if both:
-        raise ArgumentError(f"fit: schedule takes the place of {', '.join(both)}; give them to its stages")
+        return Stages([Stage(**{"num_steps": _DEFAULT_STEPS, **given})], scheduled=False)
+    if given:
+        raise ArgumentError(f"fit: schedule takes the place of {', '.join(given)}; give them to its stages")
     return Stages(schedule, scheduled=True)
 
 

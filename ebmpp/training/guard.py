@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """That a run stays what it should be: finite, met, and a model that normalises."""
 
-import dataclasses
 import math
 import time
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from ebmpp.errors import DivergenceError, DomainError, NormalizationError
+from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training.history import Log
 
@@ -35,7 +35,7 @@ class Guard:
         self._seen, self._next = 0, 0.0
         self.bounded = all(math.isfinite(b) for f in graph.families.values() for b in f.bounds)
 
-    def look(self, done: int, params: Params, ok: Array, estimator: Any, needed: bool = True) -> None:
+    def look(self, done: int, params: Params, ok: Array, estimator: Estimator, needed: bool = True) -> None:
         """After ``done`` steps.
 
         :param needed: False for a look in passing: a model whose check takes long is then let go on.
@@ -74,10 +74,10 @@ class Guard:
         self.good, self._seen = params, done
         self._next = time.monotonic() + _REST * (time.monotonic() - started)
 
-    def _reason(self, step: int, estimator: Any) -> str:
+    def _reason(self, step: int, estimator: Estimator) -> str:
         told = {name: v[step] for name, v in self._log.steps.columns().items()}
         unmet = np.nansum([told.get(name, 0) for name in ("num_unmet", "posterior_num_unmet")])
-        limit = _max_sweeps(estimator)
+        limit = estimator.max_sweeps
         if unmet and limit is not None:
             return (
                 f"{unmet:.0f} coupled pairs had not met: raise max_sweeps, which is {limit}, or see "
@@ -90,12 +90,3 @@ class Guard:
             )
         norm = float(told["gradient_norm"])
         return f"gradient or params were not finite (gradient norm {norm:.4g}): lower the learning rate"
-
-
-def _max_sweeps(estimator: Any) -> int | None:
-    """The limit on the sweeps of a pair, of an estimator or one inside it."""
-    if not dataclasses.is_dataclass(estimator):
-        return None
-    limit = getattr(estimator, "max_sweeps", None)
-    inner = (_max_sweeps(getattr(estimator, f.name)) for f in dataclasses.fields(estimator))
-    return limit if limit is not None else next((found for found in inner if found is not None), None)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a training run, as it comes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,64 +28,53 @@ class Table:
     What a row lacks is nan, and a column of whole numbers that lacks one is of floats.
     """
 
-    def __init__(self, columns: Mapping[str, np.ndarray] | None = None) -> None:
-        self._columns = dict(columns or {})
-        self._length = len(next(iter(self._columns.values()), ()))
+    def __init__(self, columns: Mapping[str, np.ndarray] = MappingProxyType({})) -> None:
+        self._parts = [dict(columns)] if columns else []  # of rows that have the same names
         self._waiting: list[dict[str, Any]] = []
-        self.last = {name: v[-1] for name, v in self._columns.items()} if self._length else {}
+        self.last = {name: v[-1] for name, v in columns.items() if len(v)}
 
     def __len__(self) -> int:
-        return self._length + len(self._waiting)
+        return sum(map(_length, self._parts)) + len(self._waiting)
 
     def append(self, row: dict[str, Any]) -> None:
         """One more row."""
+        if len(self._waiting) >= _MOST_WAITING or (self._waiting and row.keys() != self.last.keys()):
+            self._fetch()
         self._waiting.append(row)
         self.last = row
-        if len(self._waiting) >= _MOST_WAITING:
-            self._fetch()
+
+    def extend(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Many rows."""
+        self._fetch()
+        self._parts.append(dict(columns))
+        self.last = {name: v[-1] for name, v in columns.items()}
 
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
         """The columns by name, up to row ``stop``; they cannot be written."""
         self._fetch()
-        made = {name: v[:stop] for name, v in self._columns.items()}
-        for v in made.values():
+        names = dict.fromkeys(name for part in self._parts for name in part)
+        whole = {name: self._column(name) for name in names}
+        self._parts = [whole] if whole else []
+        for v in whole.values():
             v.flags.writeable = False
-        return made
+        return {name: v[:stop] for name, v in whole.items()}
+
+    def _column(self, name: str) -> np.ndarray:
+        dtype = np.result_type(*(part[name].dtype for part in self._parts if name in part))
+        if not all(name in part for part in self._parts) and not np.issubdtype(dtype, np.floating):
+            dtype = np.dtype(float)
+        without = lambda part: np.full(_length(part), np.nan)
+        given = [part[name] if name in part else without(part) for part in self._parts]
+        return np.concatenate(given, dtype=dtype, casting="same_kind")
 
     def _fetch(self) -> None:
         rows, self._waiting = jax.device_get(self._waiting), []
-        if not rows:
-            return
-        for name in dict.fromkeys([*self._columns, *(n for row in rows for n in row)]):
-            new = _column([row.get(name) for row in rows])
-            self._columns[name] = _joined(self._columns.get(name), self._length, new, len(rows))
-        self._length += len(rows)
+        if rows:
+            self._parts.append({name: np.array([row[name] for row in rows]) for name in rows[0]})
 
 
-def _column(values: Sequence[Any]) -> np.ndarray | None:
-    """None where a value is missing throughout."""
-    given = [np.asarray(v) for v in values if v is not None]
-    if not given:
-        return None
-    dtype = np.result_type(*(v.dtype for v in given))
-    if len(given) == len(values):
-        return np.array(given, dtype)
-    dtype = _with_nan(dtype)
-    return np.array([np.nan if v is None else v for v in values], dtype)
-
-
-def _joined(old: np.ndarray | None, rows: int, new: np.ndarray | None, more: int) -> np.ndarray:
-    old = _missing(new, rows) if old is None else old
-    new = _missing(old, more) if new is None else new
-    return np.concatenate([old, new]) if rows else new
-
-
-def _missing(like: np.ndarray, rows: int) -> np.ndarray:
-    return np.full(rows, np.nan, _with_nan(like.dtype))
-
-
-def _with_nan(dtype: np.dtype) -> np.dtype:
-    return dtype if np.issubdtype(dtype, np.floating) else np.dtype(float)
+def _length(columns: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(columns.values()), ()))
 
 
 class Log:
@@ -97,8 +87,8 @@ class Log:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
 
-    def append(self, metrics: dict[str, Array]) -> None:
-        """The metrics of the next step.
+    def append(self, metrics: dict[str, Array], several: bool = False) -> None:
+        """The metrics of the next step, or of several, a column each.
 
         :raises ArgumentError: for a monitor of the name of one, which would take its place in the history.
         """
@@ -108,7 +98,7 @@ class Log:
                 f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
                 "something else"
             )
-        self.steps.append(metrics)
+        (self.steps.extend if several else self.steps.append)(metrics)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""

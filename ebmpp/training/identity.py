@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tells one run from another: the numbers of its optimisers and the functions that watch it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import re
@@ -143,22 +143,22 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 
     :param there: what identifies the one that was saved; ``here``, the one that goes on.
     """
-    return list(_differences(there, here))
-
-
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterable[str]:
+    told = []
     for name in {**there, **here}:
         a, b = there.get(name), here.get(name)
         if name == _MOVES:
             wrong = [i for i, (x, y) in enumerate(zip(a or (), b or (), strict=False)) if not _close(x, y)]
             if wrong:
                 stage = f" of stage {wrong[0]}" if len(b) > 1 else ""
-                yield f"optimizer{stage}: it makes other updates here of the same gradients (another rate?)"
+                told.append(
+                    f"optimizer{stage}: it makes other updates here of the same gradients (another rate?)"
+                )
         elif name == "monitors" and a != b and a and b and a.keys() == b.keys():
             changed = [n for n in a if a[n] != b[n]]
-            yield f"monitors: {changed[0]!r} is another function here, or holds other values"
+            told.append(f"monitors: {changed[0]!r} is another function here, or holds other values")
         elif a != b:
-            yield f"{name}: {_short(a)} there, {_short(b)} here"
+            told.append(f"{name}: {_short(a)} there, {_short(b)} here")
+    return told
 
 
 def _close(a: list[list[float]], b: list[list[float]]) -> bool:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a training run, and what happens between them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ import numpy as np
 from tqdm.auto import tqdm
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-from ebmpp.core import random
+from ebmpp.core import checks, random
 from ebmpp.core.programs import compiled
 from ebmpp.core.types import Rows
 from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
@@ -58,14 +58,14 @@ def estimate_step(
 ) -> tuple[Params, Any, dict[str, Array]]:
     """One gradient estimate from the rows ``index``; from all of them where that is None.
 
-    :param weights: of all ``rows``, of mean 1 over the data; None for equal ones.
+    :param weights: of the rows that are taken, of mean 1 over the data; None for equal ones.
     :param known: of the blocks of ``rows`` that lack units, which are known.
     :raises ArgumentError: for an estimator whose gradient is not like the params.
     """
-    take = lambda a: a if index is None else a[index]
-    batch = Batch.of(*({b: take(v) for b, v in x.items()} for x in (rows, known)))
+    take = lambda x: x if index is None else {b: v[index] for b, v in x.items()}
+    batch = Batch.of(take(rows), take(known))
     if weights is not None:
-        batch = batch._replace(weights=take(weights) * batch.weights)
+        batch = batch._replace(weights=weights * batch.weights)
     made = estimator.estimate(graph, params, state, batch, random.fold_in(pair, step, 2))
     if optimizers.shapes(made.gradient) != optimizers.shapes(params):
         raise ArgumentError(
@@ -92,9 +92,52 @@ def _update(
     return params, state, ok, optax.tree.norm(gradient)
 
 
+def one_step(
+    graph: FactorGraph,
+    estimator: Estimator,
+    optimizer: optax.GradientTransformation,
+    pair: Array,
+    state: State,
+    step: Array,
+    given: Selection,
+) -> tuple[State, dict[str, Array]]:
+    """One gradient and one update; after a failure the state stays as it was."""
+    rows, index, weights, known = given
+    told = (rows, index, pair, step, weights, known)
+    gradient, carried, metrics = estimate_step(graph, estimator, state.params, state.estimator, *told)
+    # Two programs: trying another optimiser does not compile the estimator again.
+    params, moved, ok, norm = _update(optimizer, gradient, state.params, state.optimizer, state.ok)
+    return State(params, moved, carried, ok), {"gradient_norm": norm, "ok": ok, **metrics}
+
+
+@compiled(statics=3)
+def several_steps(
+    graph: FactorGraph,
+    estimator: Estimator,
+    optimizer: optax.GradientTransformation,
+    pair: Array,
+    state: State,
+    first: Array,
+    given: Selection,
+) -> tuple[State, dict[str, Array]]:
+    """:func:`one_step` after the other in one program: small steps cost no more than their sums.
+
+    :param given: ``index`` and ``weights`` have a leading axis of steps, and ``rows`` are those of all steps.
+    :return: the state after them, and metrics with a leading axis of steps.
+    """
+    steps = first + jnp.arange(len(given.index), dtype=jnp.uint32)
+
+    def one(state: State, at: tuple[Array, Array, Array | None]) -> tuple[State, dict[str, Array]]:
+        step, index, weights = at
+        chosen = given._replace(index=index, weights=weights)
+        return one_step(graph, estimator, optimizer, pair, state, step, chosen)
+
+    return lax.scan(one, state, (steps, given.index, given.weights))
+
+
 def _check_missing(estimator: Estimator, given: Selection) -> None:
     """:raises StateError: where rows lack entries and the estimator does not know what to make of that."""
-    if given.known and not getattr(estimator, "takes_missing", False):
+    if given.known and not estimator.takes_missing:
         raise StateError(
             f"block {next(iter(given.known))!r} of the data has missing entries, and {estimator!r} trains on "
             "whole rows; UCD, CD, PCD and their kin train on what is known, and ebmpp.complete fills it in"
@@ -105,9 +148,11 @@ class Loop:
     """A run: the source's batches through the stages' estimators and optimisers, with what looks on.
 
     :param pair: the run's key pair; a step's draws depend on it and on the step's number.
+    :param params: where it starts: a model that normalises.
     :param every: steps between monitor values.
     :param best: what keeps the best params, or None.
-    :param guard: what looks after the params.
+    :param together: dispatch all steps at once that nobody looks in between, of a source on the device. Small
+        steps are several times faster so, and each optimiser compiles the estimator again.
     """
 
     def __init__(
@@ -116,15 +161,18 @@ class Loop:
         stages: Stages,
         source: Source,
         pair: Array,
-        log: Log,
-        every: int,
-        callbacks: Sequence[Callback],
-        best: Best | None,
-        guard: Guard,
+        params: Params,
+        *,
+        monitors: Mapping[str, Callable[..., Array]] = MappingProxyType({}),
+        every: int = checks.LARGEST,
+        callbacks: Sequence[Callback] = (),
+        best: Best | None = None,
+        together: bool = False,
     ) -> None:
         self.graph, self.stages, self.source, self.pair = graph, stages, source, pair
-        self.log, self.every, self.callbacks, self.best = log, every, callbacks, best
-        self.guard = guard
+        self.every, self.callbacks, self.best, self.together = every, callbacks, best, together
+        self.log = Log(monitors)
+        self.guard = Guard(graph, params, self.log)
         self.save: Checkpoints | None = None
         for stage in stages.stages:
             _check_missing(stage.estimator, source.sample())
@@ -147,10 +195,7 @@ class Loop:
     def _enter(self, number: int, state: State) -> State:
         """From one stage to the next."""
         fresh = self.begin(number, state.params)._replace(ok=state.ok)
-        adopt = getattr(self.stages[number].estimator, "adopt", None)
-        if adopt is None:
-            return fresh
-        adopted = adopt(state.estimator, fresh.estimator)
+        adopted = self.stages[number].estimator.adopt(state.estimator, fresh.estimator)
         if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
             name = type(self.stages[number].estimator).__name__
             raise ArgumentError(
@@ -189,45 +234,53 @@ class Loop:
 
     def run(self, start: int, state: State, progress_bar: bool) -> State:
         """The steps from ``start`` on; the state after the last."""
-        total = self.stages.num_steps
-        bar = tqdm(total=total, initial=start, disable=not progress_bar, desc="training", unit="step")
-        with bar:
-            for step in range(start, total):
+        total, step = self.stages.num_steps, start
+        with tqdm(total=total, initial=start, disable=not progress_bar, desc="training", unit="step") as bar:
+            while step < total:
                 if step % self.every == 0 and self._monitor(step, state):
                     self._checkpoint(step, state)
                     return state
                 number = self.stages.at(step)
                 if number and step == self.stages.first[number]:
                     state = self._enter(number, state)
-                state, metrics = self._step(step, number, state)
-                self.log.append(metrics)
-                bar.update()
+                stop = self._stop(step, number)
+                state = self._steps(step, stop, number, state)
+                bar.update(stop - step)
+                step = stop
                 self._show(step, state, bar, progress_bar)
-                if self.save is not None and ((step + 1) % self._save_every == 0 or step + 1 == total):
-                    self._checkpoint(step + 1, state)
+                if self.save is not None and (step % self._save_every == 0 or step == total):
+                    self._checkpoint(step, state)
         self._look(total, state)
         self._monitor(total, state)
         return state
+
+    def _stop(self, step: int, number: int) -> int:
+        """Before which step there is next something to do beside steps."""
+        if not self.together:
+            return step + 1
+        every = [self.every, *([self._save_every] if self.save is not None else ())]
+        return min(self.stages.end(number), *(step + n - step % n for n in every))
 
     def _look(self, done: int, state: State, needed: bool = True) -> None:
         """:raises TrainingError: where the run is not what it should be after ``done`` steps."""
         estimator = self.stages[self.stages.at(max(0, done - 1))].estimator
         self.guard.look(done, state.params, state.ok, estimator, needed)
 
-    def _step(self, step: int, number: int, state: State) -> tuple[State, dict[str, Any]]:
-        """One gradient and one update; after a failure the state stays as it was."""
-        rows, index, weights, known = self._select(step, state)
-        stage, key = self.stages[number], np.uint32(step)
-        given = (rows, index, self.pair, key, weights, known)
-        gradient, carried, metrics = estimate_step(
-            self.graph, stage.estimator, state.params, state.estimator, *given
-        )
-        # Two programs: trying another optimiser does not compile the estimator again.
-        params, optimizer, ok, norm = _update(
-            stage.optimizer, gradient, state.params, state.optimizer, state.ok
-        )
+    def _steps(self, step: int, stop: int, number: int, state: State) -> State:
+        """The steps from ``step`` to before ``stop``, all of one stage."""
+        stage, chosen = self.stages[number], [self._select(at, state) for at in range(step, stop)]
         told = {"stage": np.int32(number)} if self.stages.scheduled else {}
-        return State(params, optimizer, carried, ok), {"gradient_norm": norm, "ok": ok, **told, **metrics}
+        args = (self.graph, stage.estimator, stage.optimizer, self.pair, state, np.uint32(step))
+        if not self.together:
+            state, metrics = one_step(*args, chosen[0])
+            self.log.append({**metrics, **told})
+            return state
+        index = np.stack([c.index for c in chosen])
+        weights = None if chosen[0].weights is None else np.stack([c.weights for c in chosen])
+        state, metrics = several_steps(*args, chosen[0]._replace(index=index, weights=weights))
+        each = {name: np.full(stop - step, value) for name, value in told.items()}
+        self.log.append({**jax.device_get(metrics), **each}, several=True)
+        return state
 
     def _select(self, step: int, state: State) -> Selection:
         """:raises DataError: where the data fail; a checkpoint keeps what was done."""
@@ -258,10 +311,10 @@ class Loop:
         progress = Progress(step, _own(state.params), _own(state.estimator), self.log.dataset())
         return any([bool(fn(progress)) for fn in self.callbacks])  # a list: each of them is called
 
-    def _show(self, step: int, state: State, bar: tqdm, shown: bool) -> None:
-        if (shown and time.monotonic() - self._looked > 0.5) or step % _LOOK_EVERY == 0:
+    def _show(self, done: int, state: State, bar: tqdm, shown: bool) -> None:
+        if (shown and time.monotonic() - self._looked > 0.5) or done % _LOOK_EVERY == 1:
             bar.set_postfix(self.log.latest(), refresh=False)
-            self._look(step + 1, state, needed=False)
+            self._look(done, state, needed=False)
             self._looked = time.monotonic()
 
     def _checkpoint(self, steps: int, state: State) -> None:

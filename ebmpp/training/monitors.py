@@ -19,17 +19,16 @@ import optax
 from ebmpp.core import checks, random
 from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch, Estimator
+from ebmpp.estimators.base import Batch, Estimator, check_estimator
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import annealed, exact, pseudo
 from ebmpp.graph import FactorGraph, energy, tables
+from ebmpp.training.optimizers import shapes
 
 Params = Any
 
 
-@dataclasses.dataclass(
-    frozen=True, eq=False
-)  # known by itself, so that it can be traced: arrays have no hash
+@dataclasses.dataclass(frozen=True, eq=False)  # known by itself: arrays have no hash
 class Monitor:
     """A function of the params that is compiled, with arrays that it reads.
 
@@ -322,7 +321,7 @@ def gradient_variance(
     >>> bool(variance(rbm.init(key)) > 0)
     True
     """
-    checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
+    check_estimator("gradient_variance: estimator", estimator, "an estimator such as CD(k=1)")
     num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
     rng_key = checks.key("gradient_variance: rng_key", rng_key)
     rows, pair = _rows(graph, data), random.key_pair(rng_key)
@@ -340,10 +339,6 @@ def _gradient_variance_without(
     return _gradient_variance(graph, estimator, num_repeats, params, state, rows, pair)
 
 
-def _make(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    return jax.tree.structure(state), [jnp.shape(leaf) for leaf in jax.tree.leaves(state)]
-
-
 def _gradient_variance(
     graph: FactorGraph,
     estimator: Estimator,
@@ -355,7 +350,7 @@ def _gradient_variance(
 ) -> Array:
     batch = Batch.of(rows)
     fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), pair), params)
-    if _make(fresh) != _make(state):
+    if shapes(fresh) != shapes(state):
         return jnp.full((), jnp.nan)
 
     def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:

@@ -124,16 +124,10 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
 
 def _bound(given: Bound | None, params: Params, without: float) -> Params:
     """A bound for every leaf of the params."""
-    if not isinstance(given, Mapping):
-        return jax.tree.map(lambda _: without if given is None else given, params)
-    checks.names("factor in optimizers.box", given, params)
-    return {name: _bound_of(given.get(name, without), tree) for name, tree in params.items()}
-
-
-def _bound_of(given: Any, tree: Any) -> Any:
-    if jax.tree.structure(given) == jax.tree.structure(tree):
-        return given
-    return jax.tree.map(lambda _: given, tree)
+    if isinstance(given, Mapping):
+        checks.names("factor in optimizers.box", given, params)
+        given = {name: given.get(name, without) for name in params}
+    return jax.tree.broadcast(without if given is None else given, params)
 
 
 def ball(radius: float) -> Callable[[Params], Params]:

@@ -142,13 +142,9 @@ class _Pair:
         """The model of levels ``index`` and ``index + 1``."""
         lower, upper = levels[index : index + 2]
         factors = [f for f in whole.factors if set(f.blocks) <= {*lower, *upper}]
-        if index + 2 == len(levels) or index == 0:
-            copied = frozenset()
-            if len(levels) > 2:
-                copied = frozenset(lower if index == 0 else upper)
-            scale = 1.0
-        else:
-            copied, scale = frozenset(), 2.0
+        first, last = index == 0, index + 2 == len(levels)
+        copied = frozenset(() if first == last else lower if first else upper)
+        scale = 1.0 if first or last else 2.0
         made = [_tied(f, whole, copied, scale if _across(f, lower, upper) else 1.0) for f in factors]
         used = {b for f in made for b in f.blocks}  # an inner block without a bias may have no part
         family = lambda b: _twice(whole.families[b]) if b in copied else whole.families[b]
@@ -198,17 +194,12 @@ class _Tied:
         return self.scale * total
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def _draw(
     graph: FactorGraph, level: tuple[str, ...], params: Params, rows: dict[str, Array], rng_key: Array
 ) -> dict[str, Array]:
     """One draw of the upper level for each row of the lower."""
     count = len(next(iter(rows.values())))
     pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
-    return {b: v for b, v in _drawn(graph, level, params, rows, pairs).items() if b in level}
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _drawn(
-    graph: FactorGraph, level: tuple[str, ...], params: Params, rows: dict[str, Array], pairs: Array
-) -> dict[str, Array]:
-    return gibbs.draw_layer(graph, params, rows, level, pairs, {})
+    drawn = gibbs.draw_layer(graph, params, rows, level, pairs, {})
+    return {b: drawn[b] for b in level}

@@ -13,19 +13,16 @@ import optax
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import UCD, Estimator
+from ebmpp.estimators.base import check_whole
 from ebmpp.training import identity
-
-DEFAULT_ESTIMATOR = UCD()
-# One object: an optax transformation is known by its functions, so a new one would compile again.
-DEFAULT_OPTIMIZER = optax.sgd(0.1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """A part of a run with its own estimator and optimiser: see ``schedule`` of :func:`ebmpp.fit`.
 
-    Params go on from the stage before; the optimiser starts anew, and so does the estimator, unless it has a
-    method ``adopt(old_state, fresh_state)`` that makes its first state of what the estimator before carried.
+    Params go on from the stage before; the optimiser starts anew, and so does the estimator, unless its
+    ``adopt(before, fresh)`` makes its first state of what the estimator before carried.
 
     :param num_steps: gradient steps.
     :param estimator: :class:`UCD` (default) or another.
@@ -50,11 +47,13 @@ class Stage:
     """
 
     num_steps: int
-    estimator: Estimator = DEFAULT_ESTIMATOR
-    optimizer: optax.GradientTransformation = DEFAULT_OPTIMIZER
+    estimator: Estimator = UCD()
+    # One object: an optax transformation is known by its functions, so a new one would compile again.
+    optimizer: optax.GradientTransformation = optax.sgd(0.1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_steps", checks.count("Stage: num_steps", self.num_steps))
+        check_whole(self.estimator)
         if isinstance(self.estimator, type) or not isinstance(self.estimator, Estimator):
             raise ArgumentError(
                 f"estimator is one such as UCD() or CD(k=1), not {checks.tell(self.estimator)}"
@@ -79,14 +78,15 @@ class Stages:
         self.stages, self.scheduled = tuple(checks.sequence("fit: schedule", stages, "stages")), scheduled
         if not self.stages:
             raise ArgumentError("fit: schedule needs at least one Stage")
+        self._each = []
         for stage in self.stages:
             checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
-            checks.count(f"{type(stage.estimator).__name__}: steps_per_batch", _steps_per_batch(stage))
+            name = f"{type(stage.estimator).__name__}: steps_per_batch"
+            self._each.append(checks.count(name, stage.estimator.steps_per_batch))
         lengths = [stage.num_steps for stage in self.stages]
-        self.first = [0, *itertools.accumulate(lengths)][:-1]
-        self.num_steps = sum(lengths)
-        used = [-(-stage.num_steps // _steps_per_batch(stage)) for stage in self.stages]
-        self._batches = [0, *itertools.accumulate(used)][:-1]
+        *self.first, self.num_steps = itertools.accumulate(lengths, initial=0)
+        used = [-(-length // each) for length, each in zip(lengths, self._each, strict=True)]
+        self._batches = list(itertools.accumulate(used, initial=0))
 
     def __getitem__(self, number: int) -> Stage:
         return self.stages[number]
@@ -95,10 +95,14 @@ class Stages:
         """The number of the stage of a step."""
         return bisect_right(self.first, step) - 1
 
+    def end(self, number: int) -> int:
+        """The step after the last one of a stage."""
+        return self.first[number] + self.stages[number].num_steps
+
     def batch(self, step: int) -> int:
         """The number of the batch of a step: an estimator may want one for several steps."""
         number = self.at(step)
-        return self._batches[number] + (step - self.first[number]) // _steps_per_batch(self.stages[number])
+        return self._batches[number] + (step - self.first[number]) // self._each[number]
 
     def identity(self, params: Any) -> dict[str, Any]:
         """What a resumed run must have too; the last stage may be longer.
@@ -111,10 +115,6 @@ class Stages:
             return {"estimator": told[0], **moves}
         lengths = [stage.num_steps for stage in self.stages[:-1]]
         return {"schedule": [*map(list, zip(lengths, told, strict=False)), ["the rest", told[-1]]], **moves}
-
-
-def _steps_per_batch(stage: Stage) -> int:
-    return getattr(stage.estimator, "steps_per_batch", 1)
 
 
 def _told(estimator: Estimator) -> str:

@@ -16,7 +16,7 @@ from ebmpp import CD, UCD, Bernoulli, Bias, Bilinear, Factor, FactorGraph, Gauss
 from ebmpp.core import random
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CSDCP, SDCP, Centered
-from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.centering import CenteredState, _own_params, centered_direction
 from ebmpp.graph import energy
 from helpers import FAMILIES, assert_rows_law, enumerate_numpy, gated, pair, random_params
@@ -37,7 +37,7 @@ def estimate(graph: Any, estimator: Any, params: Any, state: Any, batch: Batch, 
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Given(Estimator):
     """A user's own estimator: its state is the gradient."""
 
     def init(self, graph: Any, params: Any, data: Any, batch: int, pair: Any) -> Any:

@@ -32,7 +32,7 @@ from ebmpp import (
     layered,
 )
 from ebmpp.errors import DataError, IntractableError, StateError
-from ebmpp.estimators import SDCP, Batch, Herding, LocalModeUCD, MeanField
+from ebmpp.estimators import SDCP, Batch, Estimator, Herding, LocalModeUCD, MeanField
 from ebmpp.estimators.phases import complete_batch
 from helpers import assert_rows_law, enumerate_numpy, random_params
 
@@ -293,7 +293,7 @@ def test_a_block_of_several_may_lack_entries():
 # -- what cannot -----------------------------------------------------------------------------------
 
 
-class Plain:
+class Plain(Estimator):
     """An estimator of one's own that knows nothing of missing entries."""
 
     def init(self, graph, params, data, batch, pair):

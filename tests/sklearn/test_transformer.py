@@ -22,7 +22,7 @@ import optax
 
 from ebmpp import CD, PCD, Bernoulli, Binomial, Categorical, Poisson, exact
 from ebmpp.errors import DivergenceError, IntractableError
-from ebmpp.estimators.base import Estimate
+from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.sklearn import HarmoniumTransformer
 from helpers import assert_rows_law, enumerate_numpy
 
@@ -198,7 +198,7 @@ def test_training_raises_the_likelihood() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean:
+class Mean(Estimator):
     """An estimator of one's own, of the batch's mean row; it needs each batch twice."""
 
     steps_per_batch = 2

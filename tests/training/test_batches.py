@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, exact
 from ebmpp.errors import DataError, StateError
-from ebmpp.estimators.base import Estimate
+from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.estimators.phases import signed_gradient
 from ebmpp.training import batches
 from ebmpp.training.fitting import estimate_step
@@ -37,7 +37,7 @@ def mapped(rows, path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exact:
+class Exact(Estimator):
     """The loss's gradient, log Z by enumeration."""
 
     def init(self, graph, params, data, batch, pair):
@@ -110,7 +110,7 @@ def test_streams_have_no_weights():
 
 @pytest.mark.parametrize(("size", "batch_size"), [(10, 4), (7, 7), (5, 3), (6, 2)])
 def test_a_batch_is_a_function_of_its_number(size, batch_size):
-    order = lambda: batches.Order(jnp.array([1, 2], jnp.uint32), batch_size).of(size)
+    order = lambda: batches.Order(jnp.array([1, 2], jnp.uint32), size, batch_size)
     one = order()
     forward = [one.batch(i) for i in range(2 * size)]
     for i in (2 * size - 1, 0, size):

@@ -16,7 +16,7 @@ from ebmpp import CD, Bernoulli, Categorical, Spin, Stage, exact
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.estimators import SDCP
-from ebmpp.estimators.base import Estimate
+from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import monitors
 from ebmpp.training.monitors import Monitor
 from helpers import assert_law, assert_rows_law, pair, random_params
@@ -128,7 +128,7 @@ def test_reconstruction_takes_latents_that_interact():
 
 
 @dataclasses.dataclass(frozen=True)
-class Noise:
+class Noise(Estimator):
     """A gradient of known variance."""
 
     scale: float

@@ -77,6 +77,27 @@ def test_adopting_keeps_the_structure():
         numbered(schedule=schedule)
 
 
+class Bare:
+    def init(self, graph, params, data, batch, pair):
+        return ()
+
+    def estimate(self, graph, params, state, batch, pair):
+        return None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Stage(num_steps=1, estimator=Bare()),
+        lambda: ebmpp.estimators.Centered(Bare()),
+        lambda: ebmpp.estimators.Discriminative("y", Bare()),
+    ],
+)
+def test_an_estimator_that_lacks_a_part_is_told_where_to_inherit_it(make):
+    with pytest.raises(TypeError, match=r"Bare has no adopt, .*inherit from ebmpp\.estimators\.Estimator"):
+        make()
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_an_estimator_may_keep_its_rows_for_several_steps(steps):
     made = numbered(estimator=Walker(steps_per_batch=steps), batch_size=5, num_steps=8)
