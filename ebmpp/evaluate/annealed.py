@@ -23,7 +23,7 @@ from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import gibbs
+from ebmpp.moves import Layer, Target
 from ebmpp.sampling import annealing_path, enumeration
 from ebmpp.sampling.log_partition import Bracket, Data, LogPartition
 from ebmpp.sampling.perfect import perfect_sample
@@ -327,7 +327,7 @@ def _completed(graph: FactorGraph, params: Params, samples: Mapping[str, Array],
         )
     if missing:
         rows = random.fold_in(pair, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
-        x |= gibbs.draw_layer(graph, params, x, missing, rows, {})
+        x |= Layer(missing).draw(Target(graph, params), x, rows)[0]
     return x
 
 

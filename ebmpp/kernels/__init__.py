@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPyro MCMC kernels for energy-based models."""
 
-from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.coupled import CoupledKernel, CouplingState
 from ebmpp.kernels.coupling import MaximalCoupling, MetropolisCoupling
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
@@ -20,7 +20,6 @@ from ebmpp.kernels.tempering import (
 
 __all__ = [
     "BlockedGibbs",
-    "Conditions",
     "CoupledKernel",
     "CouplingState",
     "GibbsLangevin",

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.kernels.base import RowKernel
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
+from ebmpp.moves.target import Target
 
 
 class CouplingState(NamedTuple):
@@ -64,41 +65,39 @@ class CoupledKernel(RowKernel):
         """What is collected without being asked for: draws, and what bounds and suggestions are made of."""
         return ("z", "distance", "energies")
 
-    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
+    def _moves(self, target: Target) -> tuple[Move, ...]:
         raise NotImplementedError
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> CouplingState:
-        made = self._moves(conditions)
-        start = conditions.to_rows(conditions.initial(rng_key, init_params, self.start))
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> CouplingState:
+        made = self._moves(target)
+        start = self._start(target, rng_key, init_params)
 
         def ahead(t: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            pairs = conditions.pairs(rng_key, t + 1)
-            x, taken = draw_sweep(conditions.graph, conditions.params, carry[0], made, pairs, conditions.keep)
+            x, taken = draw_sweep(target, carry[0], made, target.keys(rng_key, t + 1))
             return x, carry[1] + taken
 
-        taken = jnp.zeros(conditions.num_rows, jnp.int32)
+        taken = jnp.zeros(target.num_rows, jnp.int32)
         x, taken = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, (start, taken))
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
-        unmet = jnp.zeros(conditions.num_rows, bool)
-        together = agree(compare(conditions.graph, z), conditions.free, conditions.num_rows)
-        return self._state(conditions, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, together, unmet)
+        unmet = jnp.zeros(target.num_rows, bool)
+        together = agree(compare(target, z), target.free, target.num_rows)
+        return self._state(target, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, together, unmet)
 
-    def _sample_one(self, state: CouplingState, conditions: Conditions) -> CouplingState:
-        made = self._moves(conditions)
-        pairs = conditions.pairs(state.rng_key, (state.t + 1).astype(jnp.uint32))
-        x, y = conditions.to_rows(state.z), conditions.to_rows(state.y)
+    def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
+        made = self._moves(target)
+        keys = target.keys(state.rng_key, (state.t + 1).astype(jnp.uint32))
+        x, y = target.to_rows(state.z), target.to_rows(state.y)
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
-        graph, params = conditions.graph, conditions.params
-        z, together, broken, taken = coupled_sweep(graph, params, z, made, pairs, conditions.keep)
-        flat = lambda a: a.reshape(conditions.num_rows)
+        z, together, broken, taken = coupled_sweep(target, z, made, keys)
+        flat = lambda a: a.reshape(target.num_rows)
         met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
         t, taken = state.t + 1, before + taken
-        return self._state(conditions, z, t, met, time, state.rng_key, taken, together, broken)
+        return self._state(target, z, t, met, time, state.rng_key, taken, together, broken)
 
     def _state(
         self,
-        conditions: Conditions,
+        target: Target,
         z: dict[str, Array],
         t: Array,
         met: Array,
@@ -111,16 +110,16 @@ class CoupledKernel(RowKernel):
         """The state at t, of rows that had ``met`` at ``time`` or had not."""
         now = met | (together & ~broken)
         z = {b: _poison(v, broken) for b, v in z.items()}
-        shaped = lambda a: a.reshape(conditions.batch)
+        shaped = lambda a: a.reshape(target.batch)
         return CouplingState(
-            conditions.from_rows({b: v[0] for b, v in z.items()}),
-            conditions.from_rows({b: v[1] for b, v in z.items()}),
+            target.from_rows({b: v[0] for b, v in z.items()}),
+            target.from_rows({b: v[1] for b, v in z.items()}),
             t,
             shaped(now),
             shaped(jnp.where(met, time, t)),
             rng_key,
-            shaped(_distance(conditions, z)),
-            _energies(conditions, z).reshape(2, *conditions.batch),
+            shaped(_distance(target, z)),
+            _energies(target, z).reshape(2, *target.batch),
             shaped(accepted),
         )
 
@@ -131,20 +130,20 @@ class CoupledKernel(RowKernel):
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
-def _distance(conditions: Conditions, z: dict[str, Array]) -> Array:
+def _distance(target: Target, z: dict[str, Array]) -> Array:
     """L1 distance of the two chains of each row; categories have no order, so they differ or not."""
-    total = jnp.zeros(conditions.num_rows, jnp.result_type(float))
-    for b in conditions.free:
+    total = jnp.zeros(target.num_rows, jnp.result_type(float))
+    for b in target.free:
         gap = jnp.abs(z[b][0] - z[b][1])
         if jnp.issubdtype(gap.dtype, jnp.integer):
             gap = gap != 0
-        total += gap.reshape(conditions.num_rows, -1).sum(-1).astype(total.dtype)
+        total += gap.reshape(target.num_rows, -1).sum(-1).astype(total.dtype)
     return total
 
 
-def _energies(conditions: Conditions, z: dict[str, Array]) -> Array:
+def _energies(target: Target, z: dict[str, Array]) -> Array:
     """Energies of both chains, ``(2, rows)``."""
-    graph, params = conditions.graph, conditions.params
+    graph, params = target.graph, target.params
     return jax.vmap(jax.vmap(lambda t: energy.energy(graph, params, t)))(graph.statistics(z))
 
 

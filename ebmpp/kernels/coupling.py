@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import Conditions
 from ebmpp.kernels.coupled import CoupledKernel, CouplingState
 from ebmpp.moves import couplings, sweeps
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import Move
+from ebmpp.moves.target import Target
 
 
 class MaximalCoupling(CoupledKernel):
@@ -65,14 +65,14 @@ class MaximalCoupling(CoupledKernel):
         named = {} if self.coupling is None else {"coupling": self.coupling}
         return super()._options() | named
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        made = super().conditions(model_args, model_kwargs, check)
+    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+        made = super().target(model_args, model_kwargs, check)
         if check and not isinstance(self.coupling, str):
-            sweeps.check_params(made.graph, made.params, self.coupling or ())
+            sweeps.check_params(made, self.coupling or ())
         return made
 
-    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
-        return sweeps.resolve_moves(conditions.graph, self.coupling, conditions.clamped)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)
 
 
 class MetropolisCoupling(CoupledKernel):
@@ -132,12 +132,12 @@ class MetropolisCoupling(CoupledKernel):
         named = {} if self.proposal == "uniform" else {"proposal": self.proposal}
         return named | super()._options() | ({"marginalize": self.marginalize} if self.marginalize else {})
 
-    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
-        clamped = tuple(conditions.clamped)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        clamped = tuple(target.clamped)
         summed = tuple(b for b in self.marginalize if b not in clamped)
-        if set(summed) == set(conditions.free):  # nothing is left to propose: an exact draw
+        if set(summed) == set(target.free):  # nothing is left to propose: an exact draw
             return (Layer(summed, "maximal"),)
-        return sweeps.metropolis_sweep(conditions.graph, clamped, self.proposal, summed)
+        return sweeps.metropolis_sweep(target.graph, clamped, self.proposal, summed)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
         """How many pairs have met, when, and how many proposals were accepted."""

@@ -10,8 +10,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import Conditions, RowKernel
-from ebmpp.moves import gibbs
+from ebmpp.kernels.base import RowKernel
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 
 
 class GibbsState(NamedTuple):
@@ -67,17 +69,16 @@ class BlockedGibbs(RowKernel):
     ['h']
     """
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> GibbsState:
-        z = conditions.initial(rng_key, init_params, self.start)
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> GibbsState:
+        z = target.from_rows(self._start(target, rng_key, init_params))
         return GibbsState(z, jnp.zeros((), jnp.int32), rng_key)
 
-    def _sample_one(self, state: GibbsState, conditions: Conditions) -> GibbsState:
-        x = conditions.to_rows(state.z)
+    def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
+        x = target.to_rows(state.z)
         # uint32 needs no care for x64, and wraps where int32 would go negative
-        pairs = conditions.pairs(state.rng_key, (state.i + 1).astype(jnp.uint32))
-        graph, params = conditions.graph, conditions.params
-        x = gibbs.sweep_rows(graph, params, x, conditions.layers, pairs, conditions.keep)
-        return GibbsState(conditions.from_rows(x), state.i + 1, state.rng_key)
+        keys = target.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))
+        x, _ = draw_sweep(target, x, gibbs_sweep(target.graph, target.clamped), keys)
+        return GibbsState(target.from_rows(x), state.i + 1, state.rng_key)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """Sweeps done, layers and free units, for the progress bar."""

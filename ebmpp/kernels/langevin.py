@@ -11,9 +11,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.kernels.base import RowKernel
 from ebmpp.moves import sweeps
 from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.target import Target
 
 
 class LangevinState(NamedTuple):
@@ -99,20 +100,20 @@ class GibbsLangevin(RowKernel):
         named |= {} if self.adjust else {"adjust": False}
         return named | ({"marginalize": self.marginalize} if self.marginalize else {}) | super()._options()
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> LangevinState:
-        z = conditions.initial(rng_key, init_params, self.start)
-        every = jnp.ones(conditions.batch, jnp.result_type(float))
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> LangevinState:
+        z = target.from_rows(self._start(target, rng_key, init_params))
+        every = jnp.ones(target.batch, jnp.result_type(float))
         return LangevinState(z, jnp.zeros((), jnp.int32), every, rng_key)
 
-    def _sample_one(self, state: LangevinState, conditions: Conditions) -> LangevinState:
-        made = self._moves(tuple(conditions.clamped))
-        x, i = conditions.to_rows(state.z), state.i + 1
-        pairs = conditions.pairs(state.rng_key, i.astype(jnp.uint32))
-        x, taken = draw_sweep(conditions.graph, conditions.params, x, made, pairs, conditions.keep)
+    def _sample_one(self, state: LangevinState, target: Target) -> LangevinState:
+        made = self._moves(tuple(target.clamped))
+        x, i = target.to_rows(state.z), state.i + 1
+        keys = target.keys(state.rng_key, i.astype(jnp.uint32))
+        x, taken = draw_sweep(target, x, made, keys)
         proposals = sum(move.proposes for move in made)
-        share = taken.reshape(conditions.batch) / proposals if proposals else jnp.ones(conditions.batch)
+        share = taken.reshape(target.batch) / proposals if proposals else jnp.ones(target.batch)
         mean = state.acceptance + (share - state.acceptance) / i.astype(share.dtype)
-        return LangevinState(conditions.from_rows(x), i, mean.astype(state.acceptance.dtype), state.rng_key)
+        return LangevinState(target.from_rows(x), i, mean.astype(state.acceptance.dtype), state.rng_key)
 
     def get_diagnostics_str(self, state: LangevinState) -> str:
         """Sweeps done, and the share of proposals that were taken."""

@@ -5,10 +5,10 @@
 from typing import Any
 
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import Conditions
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 from ebmpp.moves import sweeps
 from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 
 
 class SwendsenWang(BlockedGibbs):
@@ -45,15 +45,14 @@ class SwendsenWang(BlockedGibbs):
         super().__init__(graph, init)
         sweeps.cluster_sweep(graph)
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        made = super().conditions(model_args, model_kwargs, check)
+    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+        made = super().target(model_args, model_kwargs, check)
         if check:
-            sweeps.check_params(made.graph, made.params, sweeps.cluster_sweep(made.graph, made.clamped))
+            sweeps.check_params(made, sweeps.cluster_sweep(made.graph, made.clamped))
         return made
 
-    def _sample_one(self, state: GibbsState, conditions: Conditions) -> GibbsState:
-        x, graph = conditions.to_rows(state.z), conditions.graph
-        pairs = conditions.pairs(state.rng_key, (state.i + 1).astype("uint32"))
-        sweep = sweeps.cluster_sweep(graph, conditions.clamped)
-        x, _ = draw_sweep(graph, conditions.params, x, sweep, pairs, conditions.keep)
-        return GibbsState(conditions.from_rows(x), state.i + 1, state.rng_key)
+    def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
+        x = target.to_rows(state.z)
+        keys = target.keys(state.rng_key, (state.i + 1).astype("uint32"))
+        x, _ = draw_sweep(target, x, sweeps.cluster_sweep(target.graph, target.clamped), keys)
+        return GibbsState(target.from_rows(x), state.i + 1, state.rng_key)

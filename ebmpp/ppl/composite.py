@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
 from ebmpp.moves import couplings
 from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.target import Target
 from ebmpp.ppl import binding
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.ppl.sites import Rows
@@ -148,8 +148,8 @@ class CoupledComposite(MCMCKernel):
         for index, step in enumerate(self.steps):
             if isinstance(step, GibbsBlock):
                 made, own = _bind(step, z, args, kwargs, check=True)
-                pairs = step.step_pairs(jax.random.fold_in(rng_key, index), 0, _rows(step, own))
-                z |= _taken(step, step.begin(own, made, pairs), own)
+                keys = made.keys(jax.random.fold_in(rng_key, index), 0)
+                z |= _taken(step, step.begin(own, made, keys), own)
         return z
 
     def single(self, z: Rows, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]) -> dict:
@@ -162,8 +162,7 @@ class CoupledComposite(MCMCKernel):
                 z[step.site] = law.sample(jax.random.fold_in(key, t)).astype(z[step.site].dtype)
                 continue
             made, own = _bind(step, z, args, kwargs)
-            pairs = step.step_pairs(key, t, _rows(step, own))
-            x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), pairs)
+            x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), made.keys(key, t))
             z |= _taken(step, x, own)
         return z
 
@@ -213,11 +212,11 @@ class CoupledComposite(MCMCKernel):
             for o, chain, made in zip(own, (z, y), bounds, strict=True)
         ]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        pairs = step.step_pairs(key, t, _rows(step, own[0]))
+        keys = bounds[0].keys(key, t)
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
-            x, wrong = binding.couple(bounds, x, random.fold_in(pairs, sweep), kinds, step.fraction)
+            x, wrong = binding.couple(bounds, x, random.fold_in(keys, sweep), kinds, step.fraction)
             broken |= wrong.any()
         return [*(_taken(step, {b: v[i] for b, v in x.items()}, own[i]) for i in range(2)), broken]
 
@@ -331,10 +330,6 @@ def _bind(
     return step.within.bind(own, siblings, args, kwargs, check), own
 
 
-def _rows(step: GibbsBlock, own: Rows) -> int:
-    return math.prod(step.within.batch_of(own))
-
-
 def _latents(step: GibbsBlock, z: Rows) -> dict[str, Array]:
     return {b: z[b] for b in step.within.latents}
 
@@ -347,8 +342,7 @@ def _taken(step: GibbsBlock, x: Rows, own: Rows) -> dict[str, Array]:
 
 def _uniform(step: GibbsBlock, site: str, key: Array) -> Array:
     layout, families = step.within.layouts[site], step.graph.families
-    pairs = step.step_pairs(key, 1, 1)
-    drawn = initial_rows(step.graph, layout.names, pairs)
+    drawn = initial_rows(step.graph, layout.names, Target(step.graph, {}).keys(key, 1))
     return layout.join({b: drawn[b].reshape(families[b].shape) for b in layout.names})
 
 

@@ -22,7 +22,7 @@ from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.transforms.rewire import Initial, mean_params
-from ebmpp.moves import gibbs
+from ebmpp.moves import Layer, Target
 from ebmpp.training.fitting import fit
 
 
@@ -203,12 +203,10 @@ def _draw(
 ) -> dict[str, Array]:
     """One draw of the upper level for each row of the lower."""
     count = len(next(iter(rows.values())))
-    pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
-    return {b: v for b, v in _drawn(graph, level, params, rows, pairs).items() if b in level}
+    keys = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
+    return {b: v for b, v in _drawn(Target(graph, params), level, rows, keys).items() if b in level}
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _drawn(
-    graph: FactorGraph, level: tuple[str, ...], params: Params, rows: dict[str, Array], pairs: Array
-) -> dict[str, Array]:
-    return gibbs.draw_layer(graph, params, rows, level, pairs, {})
+@partial(jax.jit, static_argnums=1)
+def _drawn(target: Target, level: tuple[str, ...], rows: dict[str, Array], keys: Array) -> dict[str, Array]:
+    return Layer(level).draw(target, rows, keys)[0]

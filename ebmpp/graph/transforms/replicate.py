@@ -130,7 +130,7 @@ def of_one_replica(split: Split, num: int) -> Split:
     colors = split.colors.reshape(num, family.size)
     if (colors != colors[0]).any():
         raise AssertionError("replicas are coloured alike")  # lateral.split_blocks sees to it
-    return Split(split.block, family, colors[0], (), ())
+    return Split(split.block, family, colors[0])
 
 
 def replica_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[np.ndarray, ...]:
