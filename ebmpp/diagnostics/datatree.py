@@ -14,7 +14,7 @@ import xarray as xr
 from ebmpp.core.version import VERSION
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.coupled import CoupledKernel
+from ebmpp.kernels.coupling import MaximalCoupling
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.ppl.exchange import Exchange
 from ebmpp.sampling.expectation import Estimate
@@ -102,7 +102,7 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
         # many short coupled chains are what a meeting time is estimated from, and no mistake
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
         tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
-    if isinstance(kernel, CoupledKernel | CoupledComposite):
+    if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
 
@@ -132,7 +132,7 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         rows = ["row"] if value.ndim == 2 else [f"row_{i}" for i in range(value.ndim - 1)]
         made[name] = (["chain", *rows], value)
     made["lag"] = mcmc.sampler.lag
-    if isinstance(mcmc.sampler, CoupledKernel):
+    if isinstance(mcmc.sampler, MaximalCoupling):
         made = made.assign(_by_sweep(mcmc))
     return made.assign_coords(chain=np.arange(made.sizes["chain"]))
 

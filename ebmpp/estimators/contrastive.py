@@ -25,7 +25,7 @@ from ebmpp.estimators.phases import (
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import Move
-from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.sweeps import as_moves, resolve_moves
 from ebmpp.moves.target import Target
 
 Moves = Move | Sequence[Move] | None
@@ -33,16 +33,6 @@ Moves = Move | Sequence[Move] | None
 
 def _moves(graph: FactorGraph, given: Moves) -> tuple[Move, ...]:
     return gibbs_sweep(graph) if given is None else resolve_moves(graph, given, exact=False)
-
-
-def _as_tuple(estimator: "CD | PCD") -> None:
-    if estimator.moves is None or isinstance(estimator.moves, Move):
-        return
-    name = f"{type(estimator).__name__}: moves"
-    moves = tuple(checks.sequence(name, estimator.moves, "moves, such as ebmpp.moves.langevin_sweep makes"))
-    for move in moves:
-        checks.instance(f"{name}: each", move, Move, "a move")
-    object.__setattr__(estimator, "moves", moves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +59,7 @@ class CD:
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k")
-        _as_tuple(self)
+        object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> tuple:
         """Nothing is carried."""
@@ -116,7 +106,7 @@ class PCD:
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
-        _as_tuple(self)
+        object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Rows:
         """Chains at initial draws of every block."""

@@ -21,6 +21,9 @@ from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
+from ebmpp.moves import sweeps
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
@@ -126,7 +129,14 @@ class RowKernel(MCMCKernel):
                 "sample; leave out at least one"
             )
         graph.check(params, values=check)
-        return Target(graph, params, given)
+        target = Target(graph, params, given)
+        if check:
+            sweeps.check_params(target, self._moves(target))
+        return target
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        """The moves of a sweep: Gibbs draws of all free layers, unless a subclass has others."""
+        return gibbs_sweep(target.graph, target.clamped)
 
     def _start(self, target: Target, rng_key: Array, init_params: Mapping[str, Array] | None) -> Blocks:
         """Step 0: full states, from uniform draws overridden by ``init_params``."""

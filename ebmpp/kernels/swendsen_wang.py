@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cluster sampling of blocks whose units interact."""
 
-from typing import Any
-
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
+from ebmpp.kernels.gibbs import BlockedGibbs
 from ebmpp.moves import sweeps
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
 
 
@@ -45,14 +43,5 @@ class SwendsenWang(BlockedGibbs):
         super().__init__(graph, init)
         sweeps.cluster_sweep(graph)
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
-        made = super().target(model_args, model_kwargs, check)
-        if check:
-            sweeps.check_params(made, sweeps.cluster_sweep(made.graph, made.clamped))
-        return made
-
-    def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
-        x = target.to_rows(state.z)
-        keys = target.keys(state.rng_key, (state.i + 1).astype("uint32"))
-        x, _ = draw_sweep(target, x, sweeps.cluster_sweep(target.graph, target.clamped), keys)
-        return GibbsState(target.from_rows(x), state.i + 1, state.rng_key)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return sweeps.cluster_sweep(target.graph, target.clamped)

@@ -305,8 +305,8 @@ class TemperingCoupling(_Tempered, MaximalCoupling):
     def _options(self) -> dict[str, Any]:
         return {"betas": self.betas} | super()._options()
 
-    def _moves(self, target: Ensemble) -> tuple[Move, ...]:
-        return (tempering.tempered_sweep(target.base.graph, self.coupling, target.clamped),)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return (tempering.tempered_sweep(self.graph, self.coupling, target.clamped),)
 
     def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> TemperingCouplingState:
         many = tempering.add_axis(target.graph, init_params)

@@ -67,6 +67,19 @@ def resolve_moves(
     return tuple(given)
 
 
+def as_moves(name: str, given: Move | Sequence[Move] | None) -> tuple[Move, ...] | None:
+    """Moves as a tuple; None stays None.
+
+    :raises ArgumentError: for what is no move.
+    """
+    if given is None or isinstance(given, Move):
+        return given and (given,)
+    made = tuple(checks.sequence(name, given, "moves, such as ebmpp.moves.langevin_sweep makes"))
+    for move in made:
+        checks.instance(f"{name}: each", move, Move, "a move")
+    return made
+
+
 def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
     """:raises ArgumentError: for a move that is wrong in itself, or leaves what it summed out undrawn."""
     for move, following in zip(moves, (*moves[1:], None), strict=True):
