@@ -39,6 +39,9 @@ from ebmpp.families.family import LogRatio
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.gibbs import draw_rows, num_words, split_words
 
+#: Natural parameters of a layer, of the leading and of the following chain.
+Etas = tuple[Rows, Rows]
+
 #: The couplings of a layer.
 KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent")
 
@@ -128,13 +131,7 @@ def stalls(kind: str) -> bool:
     return kind.startswith("maximal")
 
 
-def attempt(
-    graph: FactorGraph,
-    blocks: Sequence[str],
-    kind: str,
-    etas: tuple[Rows, Rows],
-    trial: Trial,
-) -> Attempt:
+def attempt(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
     """One trial of the coupled draw of a layer.
 
     :param etas: natural parameters of the two chains, each ``(rows, *shape, *stat_shape)``.
@@ -155,7 +152,7 @@ def attempt(
 
 
 def _unconditional(
-    graph: FactorGraph, blocks: Sequence[str], kind: str, etas: tuple[Rows, Rows], keys: Array
+    graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, keys: Array
 ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
     apart = dict.fromkeys(blocks, jnp.zeros(len(keys), bool))
     if kind == "independent":
@@ -180,20 +177,14 @@ def _unconditional(
 
 
 def _couple(
-    graph: FactorGraph, blocks: Sequence[str], etas: tuple[Rows, Rows], words: Array
+    graph: FactorGraph, blocks: Sequence[str], etas: Etas, words: Array
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     parts = split_words(graph, blocks, words, coupled=True)
     drawn = {b: graph.families[b].couple(parts[b], etas[0][b], etas[1][b]) for b in blocks}
     return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
 
 
-def _maximal(
-    graph: FactorGraph,
-    blocks: Sequence[str],
-    kind: str,
-    etas: tuple[Rows, Rows],
-    trial: Trial,
-) -> Attempt:
+def _maximal(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
     """Algorithm 4 (residual "independent") or 3 (shared words) of Qiu et al.
 
     A first trial proposes one x for both chains, and in the same call tries the residual with other

@@ -73,6 +73,15 @@ class CompositeState(NamedTuple):
     broken: Array
 
 
+class _At(NamedTuple):
+    """What a step of a sweep is called with, beside the state."""
+
+    key: Array
+    t: Array
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+
 class CoupledComposite(MCMCKernel):
     """Two coupled copies of a Gibbs sampler over several blocks, a kernel for :class:`numpyro.infer.MCMC`.
 
@@ -173,46 +182,23 @@ class CoupledComposite(MCMCKernel):
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             together = _equal(z, y)
-            key = jax.random.fold_in(rng_key, index)
-            move = self._conjugate if isinstance(step, Conjugate) else self._block
-            *new, wrong = move(step, z, y, key, t, args, kwargs)
+            at = _At(jax.random.fold_in(rng_key, index), t, args, kwargs)
+            move = _conjugate if isinstance(step, Conjugate) else self._block
+            *new, wrong = move(step, z, y, at)
             broken |= wrong
             # equal chains stay equal, whatever the last bits of their conditionals say
             new[1] = {name: jnp.where(together, new[0][name], v) for name, v in new[1].items()}
             z, y = z | new[0], y | new[1]
         return z, y, broken
 
-    def _conjugate(
-        self,
-        step: Conjugate,
-        z: Rows,
-        y: Rows,
-        key: Array,
-        t: Array,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-    ) -> list:
-        laws = (step.conditional(chain, *args, **kwargs) for chain in (z, y))
-        *drawn, sound = maximal(jax.random.fold_in(key, t), *laws)
-        return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
-
-    def _block(
-        self,
-        step: GibbsBlock,
-        z: Rows,
-        y: Rows,
-        key: Array,
-        t: Array,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-    ) -> list:
-        bounds, own = zip(*(_bind(step, chain, args, kwargs) for chain in (z, y)), strict=True)
+    def _block(self, step: GibbsBlock, z: Rows, y: Rows, at: _At) -> list:
+        bounds, own = zip(*(_bind(step, chain, at.args, at.kwargs) for chain in (z, y)), strict=True)
         rows = [
             step.within.to_rows(o, _latents(step, chain), made)
             for o, chain, made in zip(own, (z, y), bounds, strict=True)
         ]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        keys = bounds[0].keys(key, t)
+        keys = bounds[0].keys(at.key, at.t)
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
@@ -274,6 +260,12 @@ class CoupledComposite(MCMCKernel):
         met, time = np.asarray(state.met), np.asarray(state.meeting_time)
         mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
+
+
+def _conjugate(step: Conjugate, z: Rows, y: Rows, at: _At) -> list:
+    laws = (step.conditional(chain, *at.args, **at.kwargs) for chain in (z, y))
+    *drawn, sound = maximal(jax.random.fold_in(at.key, at.t), *laws)
+    return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
 
 
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
