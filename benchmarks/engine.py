@@ -26,6 +26,7 @@ from ebmpp.core import random
 from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import DEFAULT_SLOTS, Window, run_pairs
 
@@ -90,7 +91,7 @@ def lockstep(
 ) -> tuple[dict, Array]:
     """All pairs together until the last has met, finished ones masked."""
     keys = random.fold_in(pair, jnp.arange(PAIRS))
-    x, _ = draw_sweep(rbm, params, start, moves, random.fold_in(keys, 1), {})
+    x, _ = draw_sweep(Target(rbm, params), start, moves, random.fold_in(keys, 1))
     z = {b: jnp.stack([x[b], start[b]]) for b in x}
     tau = jnp.where(jnp.stack([equal(v) for v in z.values()]).all(0), 1, -1)
     total = weighted_gradient(rbm, params, x, jnp.ones(PAIRS))
@@ -100,7 +101,7 @@ def lockstep(
 
     def one(carry: tuple) -> tuple:
         z, t, tau, total = carry
-        z, *_ = coupled_sweep(rbm, params, z, moves, random.fold_in(keys, t + 1), {})
+        z, *_ = coupled_sweep(Target(rbm, params), z, moves, random.fold_in(keys, t + 1))
         met = jnp.stack([equal(v) for v in z.values()]).all(0)
         tau = jnp.where((tau < 0) & met, t + 1, tau)
         weight = (tau < 0).astype(jnp.float32)
@@ -144,7 +145,8 @@ def measure(
     h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
     start, pair = {"v": v, "h": h}, random.key_pair(jax.random.key(2))
     moves = resolve_moves(rbm, coupling)
-    engine = lambda: run_pairs(rbm, moves, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE)
+    target = Target(rbm, params)
+    engine = lambda: run_pairs(target, moves, EnergyGradient(), DEFAULT_SLOTS, start, start, pair, ONE)
     tau, check = np.asarray(engine().meeting_time), np.asarray(lockstep(rbm, moves, params, start, pair)[1])
     agree = (tau == check).mean()
     pair_sweeps = int((tau - 1).sum())

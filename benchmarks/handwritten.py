@@ -18,8 +18,9 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp.core import random
-from ebmpp.graph.declaration import schedule
-from ebmpp.moves.gibbs import sweep_rows
+from ebmpp.moves import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from ebmpp.training.fitting import estimate_step
 
 ROWS, SWEEPS = 1000, 10
@@ -37,7 +38,8 @@ def model() -> tuple[ebmpp.FactorGraph, dict[str, Array]]:
 def gibbs(rbm: ebmpp.FactorGraph, params: dict, v: Array, h: Array, pair: Array) -> dict:
     """Ours: sweeps derived from the energy."""
     rows = random.fold_in(pair, jnp.arange(len(v)))
-    one = lambda i, x: sweep_rows(rbm, params, x, schedule(rbm), random.fold_in(rows, i))
+    target, moves = Target(rbm, params), gibbs_sweep(rbm)
+    one = lambda i, x: draw_sweep(target, x, moves, random.fold_in(rows, i))[0]
     return jax.lax.fori_loop(0, SWEEPS, one, {"v": v, "h": h})
 
 

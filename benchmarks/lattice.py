@@ -28,10 +28,11 @@ import ebmpp
 from ebmpp import FactorGraph, Spin
 from ebmpp.core import random
 from ebmpp.errors import UnmetError
-from ebmpp.graph.declaration import schedule
-from ebmpp.moves import cluster_sweep, gibbs
+from ebmpp.moves import cluster_sweep
+from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.target import Target
 
 try:
     import thrml
@@ -53,8 +54,8 @@ def torus(side: int) -> nx.Graph:
 def ours(graph: FactorGraph, params: dict, x: Array, pair: Array, num: int) -> Array:
     """Sweeps that follow from the declaration."""
     rows = random.fold_in(pair, jnp.arange(len(x)))
-    layers = schedule(graph)
-    one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(rows, i))
+    target, moves = Target(graph, params), gibbs_sweep(graph)
+    one = lambda i, x: draw_sweep(target, x, moves, random.fold_in(rows, i))[0]
     return jax.lax.fori_loop(0, num, one, {"x": x})["x"]
 
 
@@ -177,10 +178,10 @@ def coupled() -> None:
 @partial(jax.jit, static_argnums=(0, 1))
 def follow(graph: FactorGraph, made: tuple, params: dict, x: Array, pair: Array) -> tuple:
     """The last states, and every chain's squared magnetisation and energy a spin after every sweep."""
-    rows = random.fold_in(pair, jnp.arange(len(x)))
+    rows, target = random.fold_in(pair, jnp.arange(len(x))), Target(graph, params)
 
     def one(x: Array, i: Array) -> tuple[Array, tuple[Array, Array]]:
-        x = draw_sweep(graph, params, {"x": x}, made, random.fold_in(rows, i), {})[0]["x"]
+        x = draw_sweep(target, {"x": x}, made, random.fold_in(rows, i))[0]["x"]
         return x, (x.mean(-1) ** 2, graph.energy({"x:x": jnp.ones(())}, {"x": x}) / x.shape[-1])
 
     return jax.lax.scan(one, x, jnp.arange(BLOCK))

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp.core import random
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import run_pairs
 
@@ -85,7 +86,8 @@ def timed(rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict) -> dic
 
     def run(coupling: object) -> object:
         moves = resolve_moves(rbm, coupling)
-        return run_pairs(rbm, moves, EnergyGradient(), DEFAULT_SLOTS, params, start, start, pair, ONE)
+        target = Target(rbm, params)
+        return run_pairs(target, moves, EnergyGradient(), DEFAULT_SLOTS, start, start, pair, ONE)
 
     found = interleaved({name: lambda c=c: run(c) for name, c in names.items()}, 5)
     return {name: (run(c), found[name][1]) for name, c in names.items()}

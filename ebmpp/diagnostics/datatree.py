@@ -15,7 +15,7 @@ from ebmpp.core.version import VERSION
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.coupled import CoupledKernel
+from ebmpp.kernels.coupling import MaximalCoupling
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.ppl.exchange import Exchange
 from ebmpp.sampling.expectation import Estimate
@@ -103,7 +103,7 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
         # many short coupled chains are what a meeting time is estimated from, and no mistake
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
         tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
-    if isinstance(kernel, CoupledKernel | CoupledComposite):
+    if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
 
@@ -136,7 +136,7 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         value = value[None] if mcmc.num_chains == 1 else value
         made[name] = (["chain", *_row_dims(value.ndim - 1)], value)
     made["lag"] = mcmc.sampler.lag
-    if isinstance(mcmc.sampler, CoupledKernel):
+    if isinstance(mcmc.sampler, MaximalCoupling):
         made = made.assign(_by_sweep(mcmc))
     return made.assign_coords(chain=np.arange(made.sizes["chain"]))
 

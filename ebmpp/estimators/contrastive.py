@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
@@ -18,44 +18,21 @@ from ebmpp.estimators.phases import (
     check_posterior,
     complete_batch,
     fresh_chains,
-    row_pairs,
     sample_latents,
     sweep_chains,
     two_phases,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.moves.move import Move, draw_sweep
-from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import Move
+from ebmpp.moves.sweeps import as_moves, resolve_moves
+from ebmpp.moves.target import Target
 
 Moves = Move | Sequence[Move] | None
 
 
-def _sweeps(
-    graph: FactorGraph, params: Params, x: Rows, count: int, pair: Array, given: Moves
-) -> tuple[Rows, dict[str, Array]]:
-    """``count`` sweeps of every chain, and how many proposals were taken where moves make any."""
-    if given is None:
-        return sweep_chains(graph, params, x, count, pair), {}
-    moves, rows = resolve_moves(graph, given, exact=False), len(next(iter(x.values())))
-
-    def one(i: Array, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
-        pairs = row_pairs(random.fold_in(pair, i), rows)
-        x, taken = draw_sweep(graph, params, carry[0], moves, pairs, {})
-        return x, carry[1] + taken.sum()
-
-    x, taken = lax.fori_loop(0, count, one, (dict(x), jnp.zeros((), jnp.int32)))
-    proposals = count * rows * sum(move.proposes for move in moves)
-    return x, {"acceptance": taken / proposals} if proposals else {}
-
-
-def _as_tuple(estimator: "CD | PCD") -> None:
-    if estimator.moves is None or isinstance(estimator.moves, Move):
-        return
-    name = f"{type(estimator).__name__}: moves"
-    moves = tuple(checks.sequence(name, estimator.moves, "moves, such as ebmpp.moves.langevin_sweep makes"))
-    for move in moves:
-        checks.instance(f"{name}: each", move, Move, "a move")
-    object.__setattr__(estimator, "moves", moves)
+def _moves(graph: FactorGraph, given: Moves) -> tuple[Move, ...]:
+    return gibbs_sweep(graph) if given is None else resolve_moves(graph, given, exact=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +59,12 @@ class CD(Estimator):
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k")
-        _as_tuple(self)
+        object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> tuple:
         """Nothing is carried."""
         check_posterior(graph, "CD", self.posterior)
-        resolve_moves(graph, self.moves, exact=False)
+        _moves(graph, self.moves)
         return ()
 
     def estimate(
@@ -95,8 +72,9 @@ class CD(Estimator):
     ) -> Estimate:
         """Data minus their k-sweep reconstructions."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
-        start = sample_latents(graph, params, batch.rows, random.fold_in(pair, 0))
-        model, told = _sweeps(graph, params, start, self.k, random.fold_in(pair, 1), self.moves)
+        start = sample_latents(graph, params, batch, random.fold_in(pair, 0))
+        target, moves = Target(graph, params), _moves(graph, self.moves)
+        model, told = sweep_chains(target, start, self.k, random.fold_in(pair, 1), moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
         return Estimate(two_phases(graph, params, batch, model, **options), state, told)
 
@@ -128,12 +106,12 @@ class PCD(Estimator):
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
-        _as_tuple(self)
+        object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Rows:
         """Chains at initial draws of every block."""
         check_posterior(graph, "PCD", self.posterior)
-        resolve_moves(graph, self.moves, exact=False)
+        _moves(graph, self.moves)
         return fresh_chains(graph, self.num_chains, pair)
 
     def estimate(
@@ -146,7 +124,7 @@ class PCD(Estimator):
     ) -> Estimate:
         """Data minus the chains, k sweeps on."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
-        model, told = _sweeps(graph, params, state, self.k, pair, self.moves)
+        model, told = sweep_chains(Target(graph, params), state, self.k, pair, _moves(graph, self.moves))
         return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, told)
 
 
@@ -211,7 +189,8 @@ class FPCD(Estimator):
     ) -> Estimate:
         """Data minus the chains, k sweeps on under the sum of params and fast weights."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
-        model = sweep_chains(graph, jax.tree.map(jnp.add, params, state.fast), state.chains, self.k, pair)
+        target = Target(graph, jax.tree.map(jnp.add, params, state.fast))
+        model, _ = sweep_chains(target, state.chains, self.k, pair)
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
         return Estimate(gradient, FPCDState(model, fast), {})

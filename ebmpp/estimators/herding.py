@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Params, Rows
 from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.phases import fresh_chains, row_pairs, whole_visible
+from ebmpp.estimators.phases import fresh_chains, posterior_of, row_keys
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import weighted_gradient
-from ebmpp.moves.gibbs import hold, initial_rows
-from ebmpp.sampling.search import local_modes
+from ebmpp.moves.target import Target
+from ebmpp.sampling.search import local_modes, start
 
 
 class HerdingState(NamedTuple):
@@ -97,12 +96,10 @@ class Herding(Estimator):
     ) -> Estimate:
         """Data with their latents at a mode, minus the states, which are at modes of all blocks."""
         size = len(batch.weights)
-        keys = [row_pairs(random.fold_in(pair, i), n) for i, n in enumerate((size, size, self.num_chains))]
-        drawn = initial_rows(graph, graph.families, keys[0])
-        start = drawn | batch.rows | hold(batch.known, batch.rows, {b: drawn[b] for b in batch.known})
-        layers = schedule(graph, whole_visible(graph, batch))
-        data = local_modes(graph, params, start, layers, keys[1], batch.known).x
-        model = local_modes(graph, params, state.x, schedule(graph), keys[2], {}).x
+        keys = [row_keys(random.fold_in(pair, i), n) for i, n in enumerate((size, size, self.num_chains))]
+        target = posterior_of(graph, params, batch)
+        data = local_modes(target, start(target, keys[0]), keys[1]).x
+        model = local_modes(Target(graph, params), state.x, keys[2]).x
         equal = jnp.broadcast_to(batch.weights.sum() / self.num_chains, self.num_chains)
         both = {b: jnp.concatenate([data[b], model[b]]) for b in model}
         gradient = weighted_gradient(graph, params, both, jnp.concatenate([batch.weights, -equal]))

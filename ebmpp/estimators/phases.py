@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The positive and the negative phase, which all estimators share."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,13 +11,16 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Keep, Params, Rows
+from ebmpp.core.types import Params, Rows
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import gradient_at, weighted_gradient
-from ebmpp.moves.gibbs import hold, initial_rows, sweep_rows
+from ebmpp.graph.states import Given
+from ebmpp.moves.gibbs import hold, initial_rows
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.target import Target
 
 
 @runtime_checkable
@@ -47,15 +49,15 @@ def check_posterior(graph: FactorGraph, name: str, posterior: Posterior | None) 
         )
 
 
-def row_pairs(pair: Array, rows: int) -> Array:
-    """A key pair a row."""
-    return random.fold_in(pair, jnp.arange(rows))
+def row_keys(key: Array, rows: int) -> Array:
+    """A key a row."""
+    return random.fold_in(key, jnp.arange(rows))
 
 
 @partial(jax.jit, static_argnums=(0, 1))  # in one program: op by op it compiles for seconds
-def fresh_chains(graph: FactorGraph, count: int, pair: Array) -> Rows:
+def fresh_chains(graph: FactorGraph, count: int, key: Array) -> Rows:
     """Chains at initial draws of every block."""
-    return initial_rows(graph, graph.families, row_pairs(pair, count))
+    return initial_rows(graph, graph.families, row_keys(key, count))
 
 
 @runtime_checkable
@@ -80,43 +82,43 @@ def carried_chains(state: Any) -> Any:
 
 
 def sweep_chains(
-    graph: FactorGraph,
-    params: Params,
-    x: Rows,
-    count: int,
-    pair: Array,
-    clamped: Iterable[str] = (),
-    keep: Keep = MappingProxyType({}),
-) -> Rows:
-    """``count`` sweeps of every chain.
+    target: Target, x: Rows, count: int, key: Array, moves: Sequence[Move] = ()
+) -> tuple[Rows, dict[str, Array]]:
+    """``count`` sweeps of every chain, and how many proposals were taken where moves make any.
 
-    :param clamped: blocks that are held.
-    :param keep: units that are held.
+    :param moves: Gibbs draws of all layers unless given.
     """
-    rows, layers = len(next(iter(x.values()))), schedule(graph, clamped)
+    rows, moves = len(next(iter(x.values()))), moves or gibbs_sweep(target.graph, target.clamped)
 
-    def one(i: Array, x: Rows) -> Rows:
-        return sweep_rows(graph, params, x, layers, row_pairs(random.fold_in(pair, i), rows), keep)
+    def one(i: Array | int, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
+        moved, taken = draw_sweep(target, carry[0], moves, row_keys(random.fold_in(key, i), rows))
+        return moved, carry[1] + taken.sum()
 
+    start = dict(x), jnp.zeros((), jnp.int32)
     # One sweep is not worth a loop: without it XLA drops the last latent draw, which nothing reads.
-    return one(0, x) if count == 1 else lax.fori_loop(0, count, one, x)
+    x, taken = one(0, start) if count == 1 else lax.fori_loop(0, count, one, start)
+    proposals = count * rows * sum(move.proposes for move in moves)
+    return x, {"acceptance": taken / proposals} if proposals else {}
 
 
-def sample_latents(
-    graph: FactorGraph, params: Params, v: Rows, pair: Array, known: Keep = MappingProxyType({})
-) -> Rows:
-    """States at the rows of ``v``: the latents drawn given them, and given initial draws of what is missing.
+def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
+    """The latents, and what rows lack, given what is known of the rows."""
+    whole = {b: v for b, v in batch.rows.items() if b not in batch.known}
+    partial_ = {b: batch.rows[b] for b in batch.known}
+    return Target(graph, params, Given(whole, partial_, dict(batch.known), (len(batch.weights),)))
+
+
+def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Array) -> Rows:
+    """States at the rows: the latents drawn given them, and given initial draws of what is missing.
 
     Exact where the posterior is one layer and nothing is missing; else one sweep over the latents from
     initial draws, which is a start and not a posterior draw.
-
-    :param known: see :class:`~ebmpp.estimators.base.Batch`.
     """
-    rows = len(next(iter(v.values())))
-    first, second = (row_pairs(random.fold_in(pair, i), rows) for i in range(2))
-    drawn = initial_rows(graph, known, row_pairs(random.fold_in(pair, 2), rows)) if known else {}
-    state = {**v, **hold(known, v, drawn), **initial_rows(graph, graph.latent, first)}
-    return sweep_rows(graph, params, state, schedule(graph, clamped=graph.visible), second)
+    own = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
+    drawn = initial_rows(graph, batch.known, own[2]) if batch.known else {}
+    v = {**batch.rows, **hold(batch.known, batch.rows, drawn)}
+    target = Target(graph, params, Given(v))
+    return draw_sweep(target, v | initial_rows(graph, graph.latent, own[0]), gibbs_sweep(graph, v), own[1])[0]
 
 
 def whole_visible(graph: FactorGraph, batch: Batch) -> tuple[str, ...]:
@@ -129,7 +131,7 @@ def complete_batch(
     params: Params,
     batch: Batch,
     count: int,
-    pair: Array,
+    key: Array,
     posterior: Posterior | None = None,
 ) -> Batch:
     """The batch with its missing entries drawn given the others, by ``count`` Gibbs sweeps; the draws are
@@ -145,9 +147,9 @@ def complete_batch(
             "missing entries, which it does not know; UCD() runs coupled chains on the posterior of both, "
             "and ebmpp.complete fills the entries in"
         )
-    start = sample_latents(graph, params, batch.rows, random.fold_in(pair, 0), batch.known)
-    held = whole_visible(graph, batch)
-    x = sweep_chains(graph, params, start, count, random.fold_in(pair, 1), held, batch.known)
+    start = sample_latents(graph, params, batch, random.fold_in(key, 0))
+    target = posterior_of(graph, params, batch)
+    x, _ = sweep_chains(target, start, count, random.fold_in(key, 1))
     return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
 
 

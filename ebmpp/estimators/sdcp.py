@@ -18,15 +18,17 @@ from ebmpp.estimators.phases import (
     check_posterior,
     complete_batch,
     fresh_chains,
-    row_pairs,
+    row_keys,
     signed_gradient,
     sweep_chains,
     tractable_posterior,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import gradient_at
-from ebmpp.moves.gibbs import initial_rows, sweep_rows
+from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 
 
 class SDCPState(NamedTuple):
@@ -103,7 +105,7 @@ class SDCP(Estimator):
         size, at = len(batch.weights), random.fold_in(pair, 0)
 
         def begin() -> tuple[Params, Rows]:
-            latents = initial_rows(graph, graph.latent, row_pairs(random.fold_in(at, 0), size))
+            latents = initial_rows(graph, graph.latent, row_keys(random.fold_in(at, 0), size))
             own, posterior = random.fold_in(at, 2), self.posterior
             whole = complete_batch(graph, params, batch, self.k, own, posterior)
             return self._positive_phase(graph, params, whole), _like({**whole.rows, **latents}, state.chains)
@@ -111,9 +113,9 @@ class SDCP(Estimator):
         go_on = lambda: (state.positive, state.chains)
         positive, chains = lax.cond(state.inner == 0, begin, go_on)
         # Algorithm 2 goes on from the visible units: latents are drawn anew under the params of the step.
-        held = schedule(graph, clamped=graph.visible)
-        start = sweep_rows(graph, params, chains, held, row_pairs(random.fold_in(at, 1), size))
-        model = sweep_chains(graph, params, start, self.k, random.fold_in(pair, 1))
+        held, target = gibbs_sweep(graph, graph.visible), Target(graph, params)
+        start, _ = draw_sweep(target, chains, held, row_keys(random.fold_in(at, 1), size))
+        model, _ = sweep_chains(target, start, self.k, random.fold_in(pair, 1))
         negative = signed_gradient(graph, params, model, -batch.weights)  # a chain counts as its row does
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})

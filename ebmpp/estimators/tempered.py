@@ -16,10 +16,11 @@ from ebmpp.estimators.phases import (
     check_posterior,
     complete_batch,
     fresh_chains,
-    row_pairs,
+    row_keys,
     two_phases,
 )
 from ebmpp.graph import FactorGraph
+from ebmpp.moves.target import Target
 from ebmpp.moves.tempering import equalized, replicate, tempered_params, tempered_sweep
 
 
@@ -103,11 +104,12 @@ class TemperedPCD(Estimator):
     ) -> tuple[Rows, Array]:
         """Chains after k sweeps, and how often the swaps of each pair of neighbours are refused."""
         replicas = replicate(graph, self.num_temperatures)
-        sweep, tempered = tempered_sweep(graph), tempered_params(graph, params, state.betas)
+        sweep = tempered_sweep(graph)
+        target = Target(replicas, tempered_params(graph, params, state.betas))
 
         def half(x: Rows, i: Array) -> tuple[Rows, Array]:
-            pairs = row_pairs(random.fold_in(pair, i), self.num_chains)
-            x, _, log_ratio = sweep.half(replicas, tempered, x, pairs, {}, i % 2)
+            keys = row_keys(random.fold_in(pair, i), self.num_chains)
+            x, _, log_ratio = sweep.half(target, x, keys, i % 2)
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
         chains, refused = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))

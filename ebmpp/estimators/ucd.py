@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -12,29 +11,29 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Keep, Params, Rows
+from ebmpp.core.types import Params, Rows
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.estimators import lengths
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import (
     carried_chains,
     fresh_chains,
-    row_pairs,
+    posterior_of,
+    row_keys,
     sample_latents,
     signed_gradient,
     tractable_posterior,
-    whole_visible,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import as_rows
-from ebmpp.moves.gibbs import hold, initial_rows, sweep_rows
-from ebmpp.moves.move import Move
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.target import Target
+from ebmpp.sampling import search
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.sampling.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
 from ebmpp.sampling.expectation import check_max_sweeps
-from ebmpp.sampling.search import near_modes
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 _STARTS = ("data", "persistent", "uniform", "local_mode")
@@ -241,78 +240,66 @@ class UCD(Estimator):
     def _negative(
         self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> "_Phase":
-        pairs = self.num_pairs or len(batch.weights)
+        pairs, target = self.num_pairs or len(batch.weights), Target(graph, params)
         if self.start == "persistent":
             start = state.chains
         elif self.start == "data":
             turn = jnp.arange(pairs) % len(batch.weights)
             tile = lambda x: {b: jnp.take(v, turn, axis=0) for b, v in x.items()}
             own = random.fold_in(pair, 0)
-            start = sample_latents(graph, params, tile(batch.rows), own, tile(batch.known))
+            start = sample_latents(graph, params, Batch.of(tile(batch.rows), tile(batch.known)), own)
         else:
-            start = self._anywhere(graph, params, pairs, None, random.fold_in(pair, 0))
+            start = self._anywhere(target, pairs, random.fold_in(pair, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
         moves = resolve_moves(graph, self.coupling)
         past = (state.negative, state.seen)
-        return self._phase(graph, params, start, moves, weights, past, random.fold_in(pair, 1))
+        return self._phase(target, start, moves, weights, past, random.fold_in(pair, 1))
 
     def _positive(
         self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
     ) -> "_Phase":
         """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
+        target = posterior_of(graph, params, batch)
         if callable(self.start) or self.start in ("data", "persistent"):
-            start = sample_latents(graph, params, batch.rows, random.fold_in(pair, 0), batch.known)
+            start = sample_latents(graph, params, batch, random.fold_in(pair, 0))
         else:
-            start = self._anywhere(graph, params, len(batch.weights), batch, random.fold_in(pair, 0))
+            start = self._anywhere(target, target.num_rows, random.fold_in(pair, 0))
         coupling = self.coupling if isinstance(self.coupling, str) else None
-        moves = resolve_moves(graph, coupling, whole_visible(graph, batch))
+        moves = resolve_moves(graph, coupling, target.clamped)
         past = (state.positive, state.seen)
-        own = random.fold_in(pair, 1)
-        return self._phase(graph, params, start, moves, batch.weights, past, own, batch.known)
+        return self._phase(target, start, moves, batch.weights, past, random.fold_in(pair, 1))
 
-    def _anywhere(
-        self, graph: FactorGraph, params: Params, rows: int, held: Batch | None, pair: Array
-    ) -> Rows:
+    def _anywhere(self, target: Target, rows: int, key: Array) -> Rows:
         """Starts that owe nothing to the data, but for the units that are held."""
-        pairs = row_pairs(pair, rows)
-        x, known, layers = initial_rows(graph, graph.families, pairs), {}, schedule(graph)
-        if held is not None:
-            known, layers = held.known, schedule(graph, whole_visible(graph, held))
-            x |= held.rows | hold(known, held.rows, {b: x[b] for b in known})
+        keys, given = row_keys(key, rows), {}
         if callable(self.start):
-            made = jax.vmap(self.start)(jax.random.wrap_key_data(pairs, impl="threefry2x32"))
-            given, _ = as_rows(graph.families, made)
-            x |= {b: v.astype(x[b].dtype) for b, v in given.items()}
-        if self.start == "local_mode":
-            return near_modes(graph, params, x, layers, pairs, known)
-        return x
+            made = jax.vmap(self.start)(jax.random.wrap_key_data(keys, impl="threefry2x32"))
+            given, _ = as_rows(target.graph.families, made)
+        kind = "local_mode" if self.start == "local_mode" else "uniform"
+        return search.start(target, keys, given, kind)
 
     def _go_on(self, graph: FactorGraph, params: Params, state: UCDState, pair: Array) -> Any:
         """The persistent chains, a sweep on."""
         if self.start != "persistent":
             return state.chains
         rows = len(next(iter(state.chains.values())))
-        return sweep_rows(
-            graph, params, state.chains, schedule(graph), row_pairs(random.fold_in(pair, 3), rows)
-        )
+        keys = row_keys(random.fold_in(pair, 3), rows)
+        return draw_sweep(Target(graph, params), state.chains, gibbs_sweep(graph), keys)[0]
 
     def _phase(
         self,
-        graph: FactorGraph,
-        params: Params,
+        target: Target,
         start: Rows,
         moves: tuple[Move, ...],
         weights: Array,
         past: tuple[Array, Array],
-        pair: Array,
-        keep: Keep = MappingProxyType({}),
+        key: Array,
     ) -> "_Phase":
         window = self.window(past[0])
-        free = {b for move in moves for b in move.blocks if b not in keep}
-        accumulator = self._accumulator(graph, free, bool(keep))
+        free = {b for move in moves for b in move.blocks if b not in target.keep}
+        accumulator = self._accumulator(target.graph, free, bool(target.keep))
         slots = self.num_slots or DEFAULT_SLOTS
-        args = (graph, moves, accumulator, slots, params, start, start)
-        outcome = run_pairs(*args, pair, window, keep=dict(keep), job_weights=weights)
+        outcome = run_pairs(target, moves, accumulator, slots, start, start, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
         proposes = any(move.proposes for move in moves)
         return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window, proposes))

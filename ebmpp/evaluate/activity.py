@@ -18,6 +18,7 @@ from ebmpp.core.types import Params
 from ebmpp.errors import StateError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, states, tables
+from ebmpp.moves import Target
 from ebmpp.sampling.completion import Runs
 
 _SHARE = 1e-3  # of a unit's variance
@@ -89,7 +90,8 @@ def unit_activity(
     closed = not graph.interacting(graph.latent)
     graph.check(params)
     chains, warmup, kept = (1, 0, 1) if closed else (max(2, num_chains), num_sweeps, num_sweeps)
-    run = Runs(graph, params, states.as_given(graph.families, rows), chains, random.key_pair(rng_key))
+    target = Target(graph, params, states.as_given(graph.families, rows))
+    run = Runs(target, chains, random.key_pair(rng_key))
     # chains that have not mixed add to the error, which is taken off below
     made = run.posterior(warmup, kept, climb=False)
     noise = {} if closed or made.standard_error is None else made.standard_error

@@ -25,7 +25,7 @@ from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import gibbs
+from ebmpp.moves import Layer, Target
 from ebmpp.sampling import annealing_path, enumeration
 from ebmpp.sampling.log_partition import Bracket, Data, LogPartition
 from ebmpp.sampling.perfect import perfect_sample
@@ -317,7 +317,7 @@ def _completed(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blo
         )
     if missing:
         rows = random.fold_in(key, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
-        x = x | gibbs.draw_layer(graph, params, x, missing, rows, {})
+        x = x | Layer(missing).draw(Target(graph, params), x, rows)[0]
     return x
 
 

@@ -3,7 +3,8 @@
 """Checks of states and params: every mistake gets a message with a name, a value and a remedy."""
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
+import dataclasses
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,17 +163,25 @@ class Observed(NamedTuple):
         return cls(values, np.isfinite(values) if isinstance(values, np.ndarray) else jnp.isfinite(values))
 
 
-class Given(NamedTuple):
-    """What a call holds fixed, as rows of shape ``(rows, *shape)``; one row where nothing has an axis."""
+@partial(jax.tree_util.register_dataclass, data_fields=["whole", "partial", "keep"], meta_fields=["batch"])
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a call holds fixed, as rows of shape ``(rows, *shape)``; one row where nothing has an axis.
 
-    whole: Blocks
-    """Blocks that are clamped."""
-    partial: Blocks
-    """Blocks of which some units are observed."""
-    keep: Blocks
-    """Which units those are."""
-    batch: tuple[int, ...]
-    """The leading axes, of which ``rows`` is the product."""
+    :param whole: blocks that are clamped.
+    :param partial: blocks of which some units are observed.
+    :param keep: which units those are.
+    :param batch: the leading axes, of which ``rows`` is the product.
+    """
+
+    whole: Blocks = dataclasses.field(default_factory=dict)
+    partial: Blocks = dataclasses.field(default_factory=dict)
+    keep: Blocks = dataclasses.field(default_factory=dict)
+    batch: tuple[int, ...] = ()
+
+    def take(self, rows: Array) -> "Given":
+        """Some rows, by their numbers; one row stands for all."""
+        return jax.tree.map(lambda v: v if len(v) == 1 else v[rows], self)
 
 
 def clamps(given: Mapping[str, Any]) -> dict[str, Any]:

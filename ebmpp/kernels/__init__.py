@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPyro MCMC kernels for energy-based models."""
 
-from ebmpp.kernels.base import Conditions, RowKernel
-from ebmpp.kernels.coupled import CoupledKernel, CouplingState
-from ebmpp.kernels.coupling import MaximalCoupling, MetropolisCoupling
+from ebmpp.kernels.base import RowKernel
+from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 from ebmpp.kernels.langevin import GibbsLangevin, LangevinState
+from ebmpp.kernels.metropolis import MetropolisCoupling
 from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.kernels.swendsen_wang import SwendsenWang
@@ -20,8 +20,6 @@ from ebmpp.kernels.tempering import (
 
 __all__ = [
     "BlockedGibbs",
-    "Conditions",
-    "CoupledKernel",
     "CouplingState",
     "GibbsLangevin",
     "GibbsState",

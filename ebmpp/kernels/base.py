@@ -8,8 +8,6 @@ run, with other params, would go on sampling the old model.
 """
 
 from collections.abc import Mapping
-import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,101 +17,25 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Schedule
+from ebmpp.core import checks
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.graph.declaration import schedule
-from ebmpp.moves import gibbs
+from ebmpp.moves import sweeps
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import Move
+from ebmpp.moves.target import Target
 from ebmpp.sampling import search
-
-#: Where a kernel's chains start.
-STARTS = ("uniform", "local_mode")
-
-
-@dataclasses.dataclass(frozen=True)
-class Conditions:
-    """What one call samples: a graph with params, and the values that are held fixed.
-
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
-    :param given: clamped blocks and observed units, as rows.
-    """
-
-    graph: FactorGraph
-    params: Params
-    given: states.Given
-
-    @property
-    def clamped(self) -> dict[str, Array]:
-        """Values of the clamped blocks, each of shape ``(rows, *shape)``."""
-        return self.given.whole
-
-    @property
-    def keep(self) -> dict[str, Array]:
-        """Which units of free blocks are observed, each of shape ``(rows, *shape)``."""
-        return self.given.keep
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The leading axes of what is given, ``rows`` being their product."""
-        return self.given.batch
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of one chain: 1 unless the clamped values have leading axes."""
-        return math.prod(self.batch)
-
-    @property
-    def free(self) -> tuple[str, ...]:
-        """The blocks that are sampled."""
-        return tuple(b for b in self.graph.families if b not in self.clamped)
-
-    @property
-    def layers(self) -> Schedule:
-        """The layers of a sweep over the free blocks."""
-        return schedule(self.graph, self.clamped)
-
-    def pairs(self, rng_key: Array, index: Array | int) -> Array:
-        """Key pairs of step ``index``, one a row; step 0 draws the initial state.
-
-        :param rng_key: one jax key.
-        :return: ``uint32``, shape ``(rows, 2)``.
-        """
-        rows = jnp.arange(self.num_rows, dtype=jnp.uint32)
-        return random.fold_in(random.key_pair(rng_key), index, rows)
-
-    def to_rows(self, z: Mapping[str, Array]) -> dict[str, Array]:
-        """A full state as rows: the free blocks of ``z`` and what is given."""
-        shape = lambda b: (self.num_rows, *self.graph.families[b].shape)
-        rows = {b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped
-        return rows | {b: jnp.where(k, self.given.partial[b], rows[b]) for b, k in self.keep.items()}
-
-    def from_rows(self, x: Mapping[str, Array]) -> dict[str, Array]:
-        """The free blocks of a full state, each of shape ``(*batch, *shape)``."""
-        return {b: x[b].reshape(self.batch + self.graph.families[b].shape) for b in self.free}
-
-    def initial(
-        self, rng_key: Array, init_params: Mapping[str, Array] | None, init: str = "uniform"
-    ) -> dict[str, Array]:
-        """Step 0: uniform draws, overridden by ``init_params``, and where it leads from there."""
-        pairs = self.pairs(rng_key, 0)
-        z = self.from_rows(gibbs.initial_rows(self.graph, self.free, pairs))
-        given = {b: jnp.asarray(v).astype(z[b].dtype) for b, v in (init_params or {}).items()}
-        z |= {b: jnp.broadcast_to(v, z[b].shape) for b, v in given.items()}
-        x = self.to_rows(z)
-        if init == "local_mode":
-            x = search.near_modes(self.graph, self.params, x, self.layers, pairs, self.keep)
-        return self.from_rows(x)
+from ebmpp.sampling.search import STARTS
 
 
 class RowKernel(MCMCKernel):
     """A NumPyro kernel on the states of a graph; subclasses define one chain.
 
-    Subclasses define ``_init_one(rng_key, conditions, init_params)`` and
-    ``_sample_one(state, conditions)``, both for one chain (one key, ``conditions.num_rows`` rows),
+    Subclasses define ``_init_one(rng_key, target, init_params)`` and
+    ``_sample_one(state, target)``, both for one chain (one key, ``target.num_rows`` rows),
     with a NamedTuple state that has ``z`` (a dict of the free blocks) and ``rng_key``. They must draw
-    from ``conditions.pairs`` alone; then all of NumPyro's chain methods give the same chains.
+    from ``target.keys`` alone; then all of NumPyro's chain methods give the same chains.
 
     ``_sample_fn``, by which NumPyro tells an initialised kernel, is left undefined on purpose: a
     resumed run then calls ``init`` once more and drops its state, so that new params and clamped
@@ -170,7 +92,7 @@ class RowKernel(MCMCKernel):
             no free block.
         """
         del num_warmup
-        made = self.conditions(model_args, model_kwargs, check=True)
+        made = self.target(model_args, model_kwargs, check=True)
         chains = rng_key.shape[:1] if is_batched(rng_key) else ()
         init_params = _check_init(made, init_params, chains)
         one = lambda key, given: self._init_one(key, made, given)
@@ -181,20 +103,20 @@ class RowKernel(MCMCKernel):
 
         :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
         """
-        made = self.conditions(model_args, model_kwargs, check=False)
+        made = self.target(model_args, model_kwargs, check=False)
         batched = is_batched(state.rng_key)
         _check_state(made, state, batched)
         one = lambda s: self._sample_one(s, made)
         return jax.vmap(one)(state) if batched else one(state)
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> NamedTuple:
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> NamedTuple:
         raise NotImplementedError
 
-    def _sample_one(self, state: NamedTuple, conditions: Conditions) -> NamedTuple:
+    def _sample_one(self, state: NamedTuple, target: Target) -> NamedTuple:
         raise NotImplementedError
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        """Model arguments, as NumPyro passes them, made into :class:`Conditions`.
+    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+        """What model arguments, as NumPyro passes them, ask for.
 
         :param check: whether to look at values also (names and shapes are checked anyway).
         """
@@ -207,7 +129,21 @@ class RowKernel(MCMCKernel):
                 "sample; leave out at least one"
             )
         graph.check(params, values=check)
-        return Conditions(graph, params, given)
+        target = Target(graph, params, given)
+        if check:
+            sweeps.check_params(target, self._moves(target))
+        return target
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        """The moves of a sweep: Gibbs draws of all free layers, unless a subclass has others."""
+        return gibbs_sweep(target.graph, target.clamped)
+
+    def _start(self, target: Target, rng_key: Array, init_params: Mapping[str, Array] | None) -> Blocks:
+        """Step 0: full states, from uniform draws overridden by ``init_params``."""
+        shape = lambda b: target.graph.families[b].shape
+        rows = lambda b, v: jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
+        init = {b: rows(b, v) for b, v in (init_params or {}).items()}
+        return search.start(target, target.keys(rng_key, 0), init, self.start, target.free)
 
 
 def is_batched(rng_key: Array) -> bool:
@@ -231,7 +167,7 @@ def _only_params(model_args: tuple, kernel: str) -> Params:
 
 
 def _check_init(
-    made: Conditions, init_params: Mapping[str, Any] | None, chains: tuple[int, ...]
+    made: Target, init_params: Mapping[str, Any] | None, chains: tuple[int, ...]
 ) -> dict[str, Array] | None:
     """:raises StateError: for initial values of a wrong name, shape or value."""
     if init_params is None:
@@ -248,7 +184,7 @@ def _check_init(
     return checked
 
 
-def _check_initial_value(made: Conditions, block: str, value: Array, chains: tuple[int, ...]) -> Array:
+def _check_initial_value(made: Target, block: str, value: Array, chains: tuple[int, ...]) -> Array:
     family = made.graph.families[block]
     wanted = made.batch + family.shape
     shape = value.shape
@@ -269,7 +205,7 @@ def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
         return False
 
 
-def _check_state(made: Conditions, state: NamedTuple, batched: bool) -> None:
+def _check_state(made: Target, state: NamedTuple, batched: bool) -> None:
     """:raises StateError: when ``state`` does not fit, as on resuming with other clamped blocks."""
     wanted = {b: made.batch + made.graph.families[b].shape for b in made.free}
     given = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}

@@ -1,21 +1,52 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupled blocked Gibbs, and coupled Metropolis."""
+"""Coupled kernels: every chain is a pair that meets exactly and stays together."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import Conditions
-from ebmpp.kernels.coupled import CoupledKernel, CouplingState
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import checks
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.kernels.base import RowKernel
 from ebmpp.moves import couplings, sweeps
-from ebmpp.moves.layer import Layer
-from ebmpp.moves.move import Move
+from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
+from ebmpp.moves.target import Target
 
 
-class MaximalCoupling(CoupledKernel):
+class CouplingState(NamedTuple):
+    """The state of a coupled kernel.
+
+    - **z** - the leading chain: a dict of the free blocks, each ``(*batch, *shape)``.
+    - **y** - the chain that follows it, ``lag`` sweeps behind; equal to ``z`` once they have met.
+    - **t** - sweeps that the leading chain has done.
+    - **met** - whether the pair has met, shape ``(*batch,)``.
+    - **meeting_time** - the first t with ``z == y``, shape ``(*batch,)``; where unmet, the present ``t``, so
+      that ``(meeting_time, met)`` is a right-censored pair.
+    - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does not change.
+    - **distance** - how far apart ``z`` and ``y`` are: the L1 distance of their values (for categories, how
+      many differ), shape ``(*batch,)``.
+    - **energies** - of ``z`` and of ``y``, shape ``(2, *batch)``.
+    - **accepted** - Metropolis proposals that the two chains took so far, shape ``(*batch,)``.
+    """
+
+    z: dict[str, Array]
+    y: dict[str, Array]
+    t: Array
+    met: Array
+    meeting_time: Array
+    rng_key: Array
+    distance: Array
+    energies: Array
+    accepted: Array
+
+
+class MaximalCoupling(RowKernel):
     """Pairs of blocked Gibbs chains, coupled layer by layer: a kernel for :class:`numpyro.infer.MCMC`.
 
     The draws are those of the leading chain, each pair a chain of NumPyro's; use ``num_warmup=0`` and many
@@ -55,7 +86,8 @@ class MaximalCoupling(CoupledKernel):
         coupling: str | Sequence[str] | Move | Sequence[Move] | None = None,
         init: str = "uniform",
     ) -> None:
-        super().__init__(graph, lag, init)
+        super().__init__(graph, init)
+        self.lag = checks.count(f"{type(self).__name__}: lag", lag)
         if coupling is None or isinstance(coupling, str):
             couplings.resolve(coupling, graph.block_layers)
         single = (coupling,) if isinstance(coupling, Move) else coupling
@@ -63,84 +95,96 @@ class MaximalCoupling(CoupledKernel):
 
     def _options(self) -> dict[str, Any]:
         named = {} if self.coupling is None else {"coupling": self.coupling}
-        return super()._options() | named
+        return ({} if self.lag == 1 else {"lag": self.lag}) | super()._options() | named
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        made = super().conditions(model_args, model_kwargs, check)
-        if check and not isinstance(self.coupling, str):
-            sweeps.check_params(made.graph, made.params, self.coupling or ())
-        return made
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """What is collected without being asked for: draws, and what bounds and suggestions are made of."""
+        return ("z", "distance", "energies")
 
-    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
-        return sweeps.resolve_moves(conditions.graph, self.coupling, conditions.clamped)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)
 
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> CouplingState:
+        made = self._moves(target)
+        start = self._start(target, rng_key, init_params)
 
-class MetropolisCoupling(CoupledKernel):
-    """Pairs of Metropolis chains that share proposals, a kernel for :class:`numpyro.infer.MCMC`.
+        def ahead(t: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+            x, taken = draw_sweep(target, carry[0], made, target.keys(rng_key, t + 1))
+            return x, carry[1] + taken
 
-    Every free block is proposed at once, from a law that does not look at the chain, so nearly every
-    proposal is refused in a model of more than some ten units. From one start the two chains of a pair are
-    then equal as soon as the first proposal is refused, after one sweep: **the estimates made from such
-    pairs are unbiased in name**. The correction is carried by pairs so rare that a run never sees one.
-    The diagnostics tell how many proposals were accepted.
+        taken = jnp.zeros(target.num_rows, jnp.int32)
+        x, taken = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, (start, taken))
+        z = {b: jnp.stack([x[b], start[b]]) for b in x}
+        t = jnp.full((), self.lag, jnp.int32)
+        unmet = jnp.zeros(target.num_rows, bool)
+        together = agree(compare(target, z), target.free, target.num_rows)
+        return self._state(target, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, together, unmet)
 
-    :param graph: the declaration.
-    :param proposal: "uniform", which Bernoulli, Spin and Categorical blocks have; or "initial", the law of
-        initial values, which every family has.
-    :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param marginalize: blocks (no two of which interact) that are summed out of the acceptance ratio, and
-        drawn from their conditionals afterwards.
-    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :raises ArgumentError: for a lag below 1, an unknown proposal or start, or a block to sum out that is not
-        one or leaves none.
-    :raises DeclarationError: for a uniform proposal of a block that has no uniform law.
-    :raises IntractableError: for two blocks to sum out that interact.
+    def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
+        made = self._moves(target)
+        keys = target.keys(state.rng_key, (state.t + 1).astype(jnp.uint32))
+        x, y = target.to_rows(state.z), target.to_rows(state.y)
+        z = {b: jnp.stack([x[b], y[b]]) for b in x}
+        z, together, broken, taken = coupled_sweep(target, z, made, keys)
+        flat = lambda a: a.reshape(target.num_rows)
+        met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
+        t, taken = state.t + 1, before + taken
+        return self._state(target, z, t, met, time, state.rng_key, taken, together, broken)
 
-    **References**
-
-    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), *End-to-end training of deep Boltzmann machines by
-       unbiased contrastive divergence with local mode initialization*, Algorithms 3 and 4.
-
-    **Example**
-
-    >>> import jax
-    >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Spin, layered
-    >>> from ebmpp.kernels import MetropolisCoupling
-    >>> rbm = layered(v=Spin(4), h=Spin(3))
-    >>> pairs = MCMC(MetropolisCoupling(rbm, init="local_mode"), num_warmup=0, num_samples=30,
-    ...              num_chains=5, chain_method="vectorized", progress_bar=False)
-    >>> pairs.run(jax.random.key(1), rbm.init(jax.random.key(0)))
-    >>> pairs.last_state.met.all().item()
-    True
-    """
-
-    def __init__(
+    def _state(
         self,
-        graph: FactorGraph,
-        proposal: str = "uniform",
-        lag: int = 1,
-        marginalize: Sequence[str] = (),
-        init: str = "uniform",
-    ) -> None:
-        super().__init__(graph, lag, init)
-        self.proposal = proposal
-        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
-        sweeps.metropolis_sweep(graph, (), proposal, self.marginalize)
-
-    def _options(self) -> dict[str, Any]:
-        named = {} if self.proposal == "uniform" else {"proposal": self.proposal}
-        return named | super()._options() | ({"marginalize": self.marginalize} if self.marginalize else {})
-
-    def _moves(self, conditions: Conditions) -> tuple[Move, ...]:
-        clamped = tuple(conditions.clamped)
-        summed = tuple(b for b in self.marginalize if b not in clamped)
-        if set(summed) == set(conditions.free):  # nothing is left to propose: an exact draw
-            return (Layer(summed, "maximal"),)
-        return sweeps.metropolis_sweep(conditions.graph, clamped, self.proposal, summed)
+        target: Target,
+        z: dict[str, Array],
+        t: Array,
+        met: Array,
+        time: Array,
+        rng_key: Array,
+        accepted: Array,
+        together: Array,
+        broken: Array,
+    ) -> CouplingState:
+        """The state at t, of rows that had ``met`` at ``time`` or had not."""
+        now = met | (together & ~broken)
+        z = {b: _poison(v, broken) for b, v in z.items()}
+        shaped = lambda a: a.reshape(target.batch)
+        return CouplingState(
+            target.from_rows({b: v[0] for b, v in z.items()}),
+            target.from_rows({b: v[1] for b, v in z.items()}),
+            t,
+            shaped(now),
+            shaped(jnp.where(met, time, t)),
+            rng_key,
+            shaped(_distance(target, z)),
+            _energies(target, z).reshape(2, *target.batch),
+            shaped(accepted),
+        )
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
-        """How many pairs have met, when, and how many proposals were accepted."""
-        proposals = 2 * state.t - self.lag  # the following chain made none of the first `lag`
-        rate = np.asarray(state.accepted).mean() / np.asarray(proposals).mean()
-        return f"{super().get_diagnostics_str(state)}, acceptance {rate:.2g}"
+        """How many pairs have met, and their mean meeting time so far."""
+        met, time = np.asarray(state.met), np.asarray(state.meeting_time)
+        mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
+        return f"{int(met.sum())} of {met.size} pairs met{mean}"
+
+
+def _distance(target: Target, z: dict[str, Array]) -> Array:
+    """L1 distance of the two chains of each row; categories have no order, so they differ or not."""
+    total = jnp.zeros(target.num_rows, jnp.result_type(float))
+    for b in target.free:
+        gap = jnp.abs(z[b][0] - z[b][1])
+        if jnp.issubdtype(gap.dtype, jnp.integer):
+            gap = gap != 0
+        total += gap.reshape(target.num_rows, -1).sum(-1).astype(total.dtype)
+    return total
+
+
+def _energies(target: Target, z: dict[str, Array]) -> Array:
+    """Energies of both chains, ``(2, rows)``."""
+    graph, params = target.graph, target.params
+    return jax.vmap(jax.vmap(lambda t: energy.energy(graph, params, t)))(graph.statistics(z))
+
+
+def _poison(v: Array, broken: Array) -> Array:
+    """What no unit can be, where a log-ratio was not a number: better than a wrong draw."""
+    wrong = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
+    return jnp.where(broken.reshape(1, -1, *(1,) * (v.ndim - 2)), wrong, v)

@@ -2,16 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocked Gibbs: layer by layer, all units of a layer at once."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import Conditions, RowKernel
-from ebmpp.moves import gibbs
+from ebmpp.kernels.base import RowKernel
+from ebmpp.moves import sweeps
+from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.target import Target
 
 
 class GibbsState(NamedTuple):
@@ -19,11 +23,14 @@ class GibbsState(NamedTuple):
 
     - **z** - a dict of the free blocks, each of shape ``(*batch, *shape)``.
     - **i** - sweeps done since the initial state.
+    - **acceptance** - the share of proposals taken so far, shape ``(*batch,)``, 1 before any; None where no
+      move makes one.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
     """
 
     z: dict[str, Array]
     i: Array
+    acceptance: Array | None
     rng_key: Array
 
 
@@ -44,6 +51,11 @@ class BlockedGibbs(RowKernel):
 
     :param graph: the declaration.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
+    :param moves: of a sweep, in place of draws of all layers: such as those of
+        :func:`~ebmpp.moves.langevin_sweep`, or of one's own. Moves that are not ``exact`` **sample another
+        law**.
+    :raises ArgumentError: for what is no move, or another ``init``; in a run, for moves that do not change
+        all free blocks and no other.
 
     **References**
 
@@ -67,21 +79,44 @@ class BlockedGibbs(RowKernel):
     ['h']
     """
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> GibbsState:
-        z = conditions.initial(rng_key, init_params, self.start)
-        return GibbsState(z, jnp.zeros((), jnp.int32), rng_key)
+    def __init__(
+        self, graph: FactorGraph, init: str = "uniform", moves: Move | Sequence[Move] | None = None
+    ) -> None:
+        super().__init__(graph, init)
+        self.moves = sweeps.as_moves(f"{type(self).__name__}: moves", moves)
 
-    def _sample_one(self, state: GibbsState, conditions: Conditions) -> GibbsState:
-        x = conditions.to_rows(state.z)
+    def _options(self) -> dict[str, Any]:
+        return super()._options() | ({} if self.moves is None else {"moves": self.moves})
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return sweeps.resolve_moves(target.graph, self.moves, target.clamped, exact=False)
+
+    @property
+    def _proposes(self) -> bool:
+        """Whether there is an acceptance to be told."""
+        return any(move.proposes for move in self.moves or ())
+
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> GibbsState:
+        z = target.from_rows(self._start(target, rng_key, init_params))
+        every = jnp.ones(target.batch, jnp.result_type(float)) if self._proposes else None
+        return GibbsState(z, jnp.zeros((), jnp.int32), every, rng_key)
+
+    def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
+        moves, i, mean = self._moves(target), state.i + 1, state.acceptance
         # uint32 needs no care for x64, and wraps where int32 would go negative
-        pairs = conditions.pairs(state.rng_key, (state.i + 1).astype(jnp.uint32))
-        graph, params = conditions.graph, conditions.params
-        x = gibbs.sweep_rows(graph, params, x, conditions.layers, pairs, conditions.keep)
-        return GibbsState(conditions.from_rows(x), state.i + 1, state.rng_key)
+        keys = target.keys(state.rng_key, i.astype(jnp.uint32))
+        x, taken = draw_sweep(target, target.to_rows(state.z), moves, keys)
+        if mean is not None:
+            proposals = sum(move.proposes for move in moves)
+            share = taken.reshape(target.batch) / proposals if proposals else jnp.ones(target.batch)
+            mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
+        return GibbsState(target.from_rows(x), i, mean, state.rng_key)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
-        """Sweeps done, layers and free units, for the progress bar."""
+        """Sweeps done, layers and free units, for the progress bar; and acceptance where there is such."""
         units = sum(self.graph.families[b].size for b in state.z)
         clamped = [b for b in self.graph.families if b not in state.z]
         layers = len(schedule(self.graph, clamped))
-        return f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
+        told = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
+        mean = state.acceptance
+        return told if mean is None else f"{told}, acceptance {np.asarray(mean).mean():.2g}"

@@ -2,36 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gibbs-Langevin: real-valued blocks by Langevin steps, the others from their conditionals."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from jax import Array
-import jax.numpy as jnp
-
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 from ebmpp.moves import sweeps
-from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.move import Move
+from ebmpp.moves.target import Target
+
+LangevinState = GibbsState  # its acceptance is 1 where no proposal is made
 
 
-class LangevinState(NamedTuple):
-    """The state of :class:`GibbsLangevin`.
-
-    - **z** - a dict of the free blocks, each of shape ``(*batch, *shape)``.
-    - **i** - sweeps done since the initial state.
-    - **acceptance** - the share of proposals taken so far, shape ``(*batch,)``; 1 where none is made.
-    - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
-    """
-
-    z: dict[str, Array]
-    i: Array
-    acceptance: Array
-    rng_key: Array
-
-
-class GibbsLangevin(RowKernel):
+class GibbsLangevin(BlockedGibbs):
     """Sweeps in which real-valued blocks make Langevin steps, a kernel for :class:`numpyro.infer.MCMC`.
 
     The other blocks are drawn from their conditionals. Params and clamped blocks are passed as to
@@ -76,6 +61,8 @@ class GibbsLangevin(RowKernel):
     True
     """
 
+    _proposes = True  # acceptance is told also where it is 1 by decree
+
     def __init__(
         self,
         graph: FactorGraph,
@@ -88,33 +75,21 @@ class GibbsLangevin(RowKernel):
         super().__init__(graph, init)
         self.step_size, self.num_steps, self.adjust = step_size, num_steps, adjust
         self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
-        self._moves(())
+        self._sweep(())
 
-    def _moves(self, clamped: Sequence[str]) -> tuple[Move, ...]:
+    def _sweep(self, clamped: Iterable[str]) -> tuple[Move, ...]:
         options = self.step_size, self.num_steps, self.marginalize, self.adjust
         return sweeps.langevin_sweep(self.graph, clamped, *options)
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return self._sweep(target.clamped)
 
     def _options(self) -> dict[str, Any]:
         named = {"step_size": self.step_size, "num_steps": self.num_steps}
         named |= {} if self.adjust else {"adjust": False}
         return named | ({"marginalize": self.marginalize} if self.marginalize else {}) | super()._options()
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> LangevinState:
-        z = conditions.initial(rng_key, init_params, self.start)
-        every = jnp.ones(conditions.batch, jnp.result_type(float))
-        return LangevinState(z, jnp.zeros((), jnp.int32), every, rng_key)
-
-    def _sample_one(self, state: LangevinState, conditions: Conditions) -> LangevinState:
-        made = self._moves(tuple(conditions.clamped))
-        x, i = conditions.to_rows(state.z), state.i + 1
-        pairs = conditions.pairs(state.rng_key, i.astype(jnp.uint32))
-        x, taken = draw_sweep(conditions.graph, conditions.params, x, made, pairs, conditions.keep)
-        proposals = sum(move.proposes for move in made)
-        share = taken.reshape(conditions.batch) / proposals if proposals else jnp.ones(conditions.batch)
-        mean = state.acceptance + (share - state.acceptance) / i.astype(share.dtype)
-        return LangevinState(conditions.from_rows(x), i, mean.astype(state.acceptance.dtype), state.rng_key)
-
-    def get_diagnostics_str(self, state: LangevinState) -> str:
+    def get_diagnostics_str(self, state: GibbsState) -> str:
         """Sweeps done, and the share of proposals that were taken."""
         told = f"acceptance {np.asarray(state.acceptance).mean():.2g}" if self.adjust else "unadjusted"
         return f"{int(np.max(state.i))} sweeps, {told}"

@@ -3,8 +3,6 @@
 """Local search: to a local mode, layer by layer."""
 
 from collections.abc import Mapping
-from functools import partial
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +12,11 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import Conditions, RowKernel
-from ebmpp.moves import gibbs
+from ebmpp.kernels.base import RowKernel
+from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 
 
@@ -81,20 +78,16 @@ class LocalSearch(RowKernel):
     def __init__(self, graph: FactorGraph) -> None:
         super().__init__(graph)
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> SearchState:
-        x = conditions.to_rows(conditions.initial(rng_key, init_params))
-        graph, params, keep = conditions.graph, conditions.params, conditions.keep
-        pairs = conditions.pairs(rng_key, 1)
-        return _state(conditions, search.begin(graph, params, x, conditions.layers, pairs, keep), rng_key)
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> SearchState:
+        x = self._start(target, rng_key, init_params)
+        return _state(target, search.begin(target, x, target.keys(rng_key, 1)), rng_key)
 
-    def _sample_one(self, state: SearchState, conditions: Conditions) -> SearchState:
-        flat = lambda a: a.reshape(conditions.num_rows)
+    def _sample_one(self, state: SearchState, target: Target) -> SearchState:
+        flat = lambda a: a.reshape(target.num_rows)
         at = search.Search(
-            conditions.to_rows(state.z), flat(state.log_density), flat(state.steps), ~flat(state.found)
+            target.to_rows(state.z), flat(state.log_density), flat(state.steps), ~flat(state.found)
         )
-        graph, params, keep = conditions.graph, conditions.params, conditions.keep
-        moved = search.one_pass(graph, params, at, conditions.layers, keep)
-        return _state(conditions, moved, state.rng_key)
+        return _state(target, search.one_pass(target, at), state.rng_key)
 
     def get_diagnostics_str(self, state: SearchState) -> str:
         """How many searches have ended, and after how many passes."""
@@ -103,9 +96,9 @@ class LocalSearch(RowKernel):
         return f"{int(found.sum())} of {found.size} searches at a local mode{mean}"
 
 
-def _state(conditions: Conditions, made: search.Search, rng_key: Array) -> SearchState:
-    shaped = lambda a: a.reshape(conditions.batch)
-    z = conditions.from_rows(made.x)
+def _state(target: Target, made: search.Search, rng_key: Array) -> SearchState:
+    shaped = lambda a: a.reshape(target.batch)
+    z = target.from_rows(made.x)
     return SearchState(z, shaped(made.steps), shaped(~made.going), shaped(made.value), rng_key)
 
 
@@ -154,8 +147,7 @@ def local_search(
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
     graph.check(params)
     given = states.as_given(graph.families, clamped)
-    layers = schedule(graph, given.whole)
-    if not layers:
+    if len(given.whole) == len(graph.families):
         raise StateError("every block is clamped: there is nothing to search for")
     start, start_batch = states.as_rows(graph.families, _free_values(init, given))
     batch = _common_batch(given.batch, start_batch)
@@ -165,16 +157,21 @@ def local_search(
                 f"local_search: num_rows={num_rows} with leading axes {batch}: give one of the two"
             )
         batch = (num_rows,)
-    x, keep = _lay_out(graph, given, (start, start_batch), batch, random.key_pair(rng_key))
-    pairs = random.fold_in(random.key_pair(rng_key), 1, jnp.arange(math.prod(batch)))
-    found = _search(graph, layers, params, x, pairs, keep)
+
+    def spread(rows: Mapping[str, Array], own: tuple[int, ...]) -> Blocks:
+        shape = lambda b: graph.families[b].shape
+        over = lambda b, v: jnp.broadcast_to(v.reshape(own + shape(b)), batch + shape(b))
+        return {b: over(b, v).reshape(-1, *shape(b)) for b, v in rows.items()}
+
+    held = (spread(rows, given.batch) for rows in (given.whole, given.partial, given.keep))
+    target, key = Target(graph, params, states.Given(*held, batch)), random.key_pair(rng_key)
+    x = search.start(target, random.fold_in(key, 0, jnp.arange(target.num_rows)), spread(start, start_batch))
+    found = _search(target, x, random.fold_in(key, 1, jnp.arange(target.num_rows)))
     shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in found.x.items()}
     return LocalMode(shaped, found.steps.reshape(batch))
 
 
-_search = partial(jax.jit, static_argnums=(0, 1))(
-    lambda graph, layers, params, x, pairs, keep: search.local_modes(graph, params, x, layers, pairs, keep)
-)
+_search = jax.jit(search.local_modes)
 
 
 def _free_values(init: Any, given: states.Given) -> Mapping[str, Any]:
@@ -192,27 +189,3 @@ def _common_batch(*batches: tuple[int, ...]) -> tuple[int, ...]:
         return np.broadcast_shapes(*batches)
     except ValueError:
         raise StateError(f"leading axes of clamped blocks and of init do not broadcast: {batches}") from None
-
-
-def _lay_out(
-    graph: FactorGraph,
-    given: states.Given,
-    start: tuple[dict[str, Array], tuple[int, ...]],
-    batch: tuple[int, ...],
-    pair: Array,
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """States to search from, and held units, a row each."""
-
-    def spread(rows: Mapping[str, Array], own: tuple[int, ...]) -> dict[str, Array]:
-        made = {}
-        for b, v in rows.items():
-            shape = graph.families[b].shape
-            made[b] = jnp.broadcast_to(v.reshape(own + shape), batch + shape).reshape(-1, *shape)
-        return made
-
-    count = jnp.arange(math.prod(batch))
-    x = gibbs.initial_rows(graph, graph.families, random.fold_in(pair, 0, count))
-    both = spread(*start) | spread(given.whole, given.batch)
-    x |= {b: v.astype(x[b].dtype) for b, v in both.items()}
-    partial_, keep = spread(given.partial, given.batch), spread(given.keep, given.batch)
-    return x | {b: jnp.where(k, partial_[b], x[b]) for b, k in keep.items()}, keep

@@ -6,6 +6,7 @@ None of them samples the model that it is given, nor any other fixed model. Each
 named for what it does, and says so wherever it is printed.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,15 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Keep, Params
+from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import ArgumentError, ParameterError
-from ebmpp.graph import FactorGraph, states
-from ebmpp.kernels.base import Conditions, RowKernel
-from ebmpp.moves import gibbs
-from ebmpp.sampling import accumulators, search
+from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.states import Given
+from ebmpp.kernels.base import RowKernel
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
+from ebmpp.sampling import search
 
 
 class RatesState(NamedTuple):
@@ -63,53 +67,51 @@ class _FastWeights(RowKernel):
     def __repr__(self) -> str:
         return f"<{super().__repr__()}: {self.caveat}>"
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        """Model arguments made into conditions, the rates held in :attr:`_Rated.rates`."""
+    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+        """Model arguments made into a target, the rates held in :attr:`_Rated.rates`."""
         if len(model_args) != 2:
             raise ParameterError(
                 f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected "
                 "2, the params and the rates: "
                 "mcmc.run(key, params, ebmpp.estimators.rates(graph, params, data))"
             )
-        made = super().conditions(model_args[:1], model_kwargs, check)
-        return _Rated(made, _checked(self.graph, model_args[1], check))
+        made = super().target(model_args[:1], model_kwargs, check)
+        rates = _checked(self.graph, model_args[1], check)
+        return _Rated(made.graph, made.params, made.given, rates=rates)
 
-    def _init_one(self, rng_key: Array, conditions: "_Rated", init_params: dict | None) -> RatesState:
-        z = conditions.initial(rng_key, init_params, self.start)
-        none = jax.tree.map(lambda p: jnp.zeros((*conditions.batch, *p.shape), p.dtype), conditions.params)
-        return RatesState(z, none, jnp.zeros(conditions.batch), jnp.zeros((), jnp.int32), rng_key)
+    def _init_one(self, rng_key: Array, target: "_Rated", init_params: dict | None) -> RatesState:
+        z = target.from_rows(self._start(target, rng_key, init_params))
+        none = jax.tree.map(lambda p: jnp.zeros((*target.batch, *p.shape), p.dtype), target.params)
+        return RatesState(z, none, jnp.zeros(target.batch), jnp.zeros((), jnp.int32), rng_key)
 
-    def _sample_one(self, state: RatesState, conditions: "_Rated") -> RatesState:
-        own = len(conditions.batch)
-        fast = jax.tree.map(lambda f: f.reshape(conditions.num_rows, *f.shape[own:]), state.fast)
-        pairs = self._pairs(state, conditions)
+    def _sample_one(self, state: RatesState, target: "_Rated") -> RatesState:
+        own = len(target.batch)
+        fast = jax.tree.map(lambda f: f.reshape(target.num_rows, *f.shape[own:]), state.fast)
 
-        def one(x: dict[str, Array], fast: Params, keep: dict[str, Array], pairs: Array) -> tuple:
-            params = jax.tree.map(jnp.add, conditions.params, fast)
-            x = {b: v[None] for b, v in x.items()}
-            x = self._move(conditions, params, x, pairs, {b: k[None] for b, k in keep.items()})
-            return {b: v[0] for b, v in x.items()}, self._learn(conditions, fast, x), _size(fast)
+        def one(x: Rows, fast: Params, keep: Keep, keys: Array) -> tuple:
+            x, keep = ({b: v[None] for b, v in rows.items()} for rows in (x, keep))
+            params = jax.tree.map(jnp.add, target.params, fast)
+            x = self._move(Target(target.graph, params, Given(target.clamped, keep=keep)), x, keys)
+            return {b: v[0] for b, v in x.items()}, self._learn(target, fast, x), _size(fast)
 
-        x, fast, size = jax.vmap(one)(conditions.to_rows(state.z), fast, conditions.keep, pairs)
-        fast = jax.tree.map(lambda f: f.reshape(*conditions.batch, *f.shape[1:]), fast)
-        drift = size.reshape(conditions.batch) / jnp.maximum(_size(conditions.params), 1e-30)
+        x, fast, size = jax.vmap(one)(target.to_rows(state.z), fast, target.keep, self._keys(state, target))
+        fast = jax.tree.map(lambda f: f.reshape(*target.batch, *f.shape[1:]), fast)
+        drift = size.reshape(target.batch) / jnp.maximum(_size(target.params), 1e-30)
         drift = drift.astype(state.drift.dtype)
-        return RatesState(conditions.from_rows(x), fast, drift, state.i + 1, state.rng_key)
+        return RatesState(target.from_rows(x), fast, drift, state.i + 1, state.rng_key)
 
-    def _pairs(self, state: RatesState, conditions: "_Rated") -> Array:
-        """Key pairs of a step's moves, ``(rows, moves, 2)``."""
-        return conditions.pairs(state.rng_key, (state.i + 1).astype(jnp.uint32))[:, None]
+    def _keys(self, state: RatesState, target: "_Rated") -> Array:
+        """Keys of a step's moves, ``(rows, moves, 2)``."""
+        return target.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))[:, None]
 
-    def _move(
-        self, conditions: "_Rated", params: Params, x: dict[str, Array], pairs: Array, keep: Keep
-    ) -> dict[str, Array]:
-        """The next state of a row under ``params``."""
+    def _move(self, target: Target, x: Blocks, keys: Array) -> Blocks:
+        """The next state of a row under params of its own."""
         raise NotImplementedError
 
-    def _learn(self, conditions: "_Rated", fast: Params, x: dict[str, Array]) -> Params:
-        energy = accumulators.weighted_gradient(conditions.graph, conditions.params, x, jnp.ones(1))
+    def _learn(self, target: "_Rated", fast: Params, x: dict[str, Array]) -> Params:
+        slope = energy.weighted_gradient(target.graph, target.params, x, jnp.ones(1))
         step = lambda f, r, g: self.decay * f + self.rate * (r + g)
-        return jax.tree.map(step, fast, conditions.rates, energy)
+        return jax.tree.map(step, fast, target.rates, slope)
 
     def get_diagnostics_str(self, state: RatesState) -> str:
         """Steps done, and how far the params are from the model's."""
@@ -117,12 +119,11 @@ class _FastWeights(RowKernel):
         return f"{int(np.max(state.i))} steps, not of the model: params off by {drift:.2g} of their norm"
 
 
-class _Rated(Conditions):
-    """Conditions, and the rates."""
+@dataclasses.dataclass(frozen=True)
+class _Rated(Target):
+    """A target, and the rates."""
 
-    def __init__(self, base: Conditions, rates: Params) -> None:
-        super().__init__(base.graph, base.params, base.given)
-        object.__setattr__(self, "rates", rates)
+    rates: Params = dataclasses.field(kw_only=True)
 
 
 class RatesFPCD(_FastWeights):
@@ -183,19 +184,16 @@ class RatesFPCD(_FastWeights):
     def _options(self) -> dict[str, Any]:
         return super()._options() | ({} if self.k == 1 else {"k": self.k})
 
-    def _pairs(self, state: RatesState, conditions: _Rated) -> Array:
+    def _keys(self, state: RatesState, target: "_Rated") -> Array:
         first = self.k * state.i.astype(jnp.uint32) + 1
-        steps = [conditions.pairs(state.rng_key, first + jnp.uint32(j)) for j in range(self.k)]
+        steps = [target.keys(state.rng_key, first + jnp.uint32(j)) for j in range(self.k)]
         return jnp.stack(steps, axis=1)
 
-    def _move(
-        self, conditions: _Rated, params: Params, x: dict[str, Array], pairs: Array, keep: Keep
-    ) -> dict[str, Array]:
-        graph, layers = conditions.graph, conditions.layers
+    def _move(self, target: Target, x: Blocks, keys: Array) -> Blocks:
+        moves = gibbs_sweep(target.graph, target.clamped)
         if self.k == 1:
-            return gibbs.sweep_rows(graph, params, x, layers, pairs, keep)
-        one = lambda x, pair: (gibbs.sweep_rows(graph, params, x, layers, pair[None], keep), None)
-        return lax.scan(one, x, pairs)[0]
+            return draw_sweep(target, x, moves, keys)[0]
+        return lax.scan(lambda x, key: (draw_sweep(target, x, moves, key[None])[0], None), x, keys)[0]
 
 
 class SamplePenalization(RatesFPCD):
@@ -238,10 +236,11 @@ class SamplePenalization(RatesFPCD):
                 "states; RatesFPCD, whose rates hold it to the data, needs none"
             )
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        """Model arguments made into conditions, with rates of 0."""
-        made = RowKernel.conditions(self, model_args, model_kwargs, check)
-        return _Rated(made, jax.tree.map(jnp.zeros_like, made.params))
+    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+        """Model arguments made into a target, with rates of 0."""
+        made = RowKernel.target(self, model_args, model_kwargs, check)
+        rates = jax.tree.map(jnp.zeros_like, made.params)
+        return _Rated(made.graph, made.params, made.given, rates=rates)
 
 
 class RatesHerding(_FastWeights):
@@ -284,10 +283,8 @@ class RatesHerding(_FastWeights):
     ) -> None:
         super().__init__(graph, rate, decay, init)
 
-    def _move(
-        self, conditions: _Rated, params: Params, x: dict[str, Array], pairs: Array, keep: Keep
-    ) -> dict[str, Array]:
-        return search.climb(conditions.graph, params, x, conditions.layers, keep).x
+    def _move(self, target: Target, x: Blocks, keys: Array) -> Blocks:
+        return search.climb(target, x).x
 
 
 def _checked(graph: FactorGraph, rates: Params, values: bool) -> Params:

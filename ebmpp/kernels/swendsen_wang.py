@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cluster sampling of blocks whose units interact."""
 
-from typing import Any
-
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import Conditions
-from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
+from ebmpp.kernels.gibbs import BlockedGibbs
 from ebmpp.moves import sweeps
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.move import Move
+from ebmpp.moves.target import Target
 
 
 class SwendsenWang(BlockedGibbs):
@@ -45,15 +43,5 @@ class SwendsenWang(BlockedGibbs):
         super().__init__(graph, init)
         sweeps.cluster_sweep(graph)
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        made = super().conditions(model_args, model_kwargs, check)
-        if check:
-            sweeps.check_params(made.graph, made.params, sweeps.cluster_sweep(made.graph, made.clamped))
-        return made
-
-    def _sample_one(self, state: GibbsState, conditions: Conditions) -> GibbsState:
-        x, graph = conditions.to_rows(state.z), conditions.graph
-        pairs = conditions.pairs(state.rng_key, (state.i + 1).astype("uint32"))
-        sweep = sweeps.cluster_sweep(graph, conditions.clamped)
-        x, _ = draw_sweep(graph, conditions.params, x, sweep, pairs, conditions.keep)
-        return GibbsState(conditions.from_rows(x), state.i + 1, state.rng_key)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return sweeps.cluster_sweep(target.graph, target.clamped)

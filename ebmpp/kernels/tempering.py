@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given, Observed, as_given, clamps
-from ebmpp.kernels.base import Conditions, RowKernel
+from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.coupling import MaximalCoupling
 from ebmpp.moves import tempering
 from ebmpp.moves.move import Move
+from ebmpp.moves.target import Target
 from ebmpp.sampling.engine import DEFAULT_SLOTS
 from ebmpp.sampling.expectation import Estimate, Init, unbiased_expectation
 
@@ -77,23 +78,23 @@ class TemperingCouplingState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ensemble(Conditions):
-    """The conditions of all replicas together.
+class Ensemble(Target):
+    """All replicas together.
 
-    :param base: those of the coldest replica, which are the user's.
+    :param base: the coldest replica, which is what the user asked for.
     """
 
-    base: Conditions
+    base: Target = dataclasses.field(kw_only=True)
 
     @staticmethod
-    def of(base: Conditions, betas: Any) -> "Ensemble":
+    def of(base: Target, betas: Any) -> "Ensemble":
         """Replicas at ``betas``, with the same values held in each."""
         betas, num = jnp.asarray(betas), len(betas)
         spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}
         held = base.given
         given = Given(spread(held.whole), spread(held.partial), spread(held.keep), held.batch)
         params = tempering.tempered_params(base.graph, base.params, betas)
-        return Ensemble(tempering.replicate(base.graph, num), params, given, base)
+        return Ensemble(tempering.replicate(base.graph, num), params, given, base=base)
 
     def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
         """The coldest replica's blocks."""
@@ -105,8 +106,8 @@ class _Tempered(RowKernel):
 
     _hottest = 0.0
 
-    def conditions(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Conditions:
-        made = super().conditions(model_args, model_kwargs, check)
+    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+        made = super().target(model_args, model_kwargs, check)
         if check:
             tempering.check_hot(made.graph, made.params, self._hottest)
         return made
@@ -182,19 +183,20 @@ class ParallelTempering(_Tempered):
         state = super().init(rng_key, num_warmup, *args, **kwargs)
         return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup))
 
-    def _init_one(self, rng_key: Array, conditions: Conditions, init_params: dict | None) -> TemperingState:
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> TemperingState:
         num = self.num_temperatures if self._adapts else len(self.betas)
         betas = jnp.linspace(0.0, 1.0, num) if self._adapts else jnp.array(self.betas)
-        ensemble = Ensemble.of(conditions, betas)
-        replicas = ensemble.initial(rng_key, tempering.add_axis(conditions.graph, init_params), self.start)
-        shape, zero = (*conditions.batch, num), jnp.zeros((), jnp.int32)
+        ensemble = Ensemble.of(target, betas)
+        replicas = self._start(ensemble, rng_key, tempering.add_axis(target.graph, init_params))
+        replicas = ensemble.from_rows(replicas)
+        shape, zero = (*target.batch, num), jnp.zeros((), jnp.int32)
         origin = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
-        label, trips = jnp.zeros(shape, jnp.int32), jnp.zeros(conditions.batch, jnp.int32)
+        label, trips = jnp.zeros(shape, jnp.int32), jnp.zeros(target.batch, jnp.int32)
         swaps = betas, jnp.zeros(num - 1), zero, origin, label, trips
         return TemperingState(ensemble.cold(replicas), replicas, *swaps, zero, zero, rng_key)
 
-    def _sample_one(self, state: TemperingState, conditions: Conditions) -> TemperingState:
-        ensemble = Ensemble.of(conditions, state.betas)
+    def _sample_one(self, state: TemperingState, target: Target) -> TemperingState:
+        ensemble = Ensemble.of(target, state.betas)
         state = self._at_round_end(_sweep(state, ensemble))
         return state._replace(z=ensemble.cold(state.replicas))
 
@@ -222,11 +224,11 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     """One sweep of all replicas, with the swaps booked."""
     num, rows = len(state.betas), ensemble.num_rows
     sweep = tempering.tempered_sweep(ensemble.base.graph, clamped=ensemble.clamped)
-    pairs = ensemble.pairs(state.rng_key, (state.i + 1).astype(jnp.uint32))
+    keys = ensemble.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))
 
     def half(carry: tuple, parity: Array) -> tuple[tuple, Array]:
         x, origin, label, trips = carry
-        x, order, log_ratio = sweep.half(ensemble.graph, ensemble.params, x, pairs, ensemble.keep, parity)
+        x, order, log_ratio = sweep.half(ensemble, x, keys, parity)
         label, came = _relabel(tempering.take(label, order))
         refused = -jnp.expm1(jnp.minimum(log_ratio, 0)).mean(0)
         return (x, tempering.take(origin, order), label, trips + came), refused
@@ -303,23 +305,21 @@ class TemperingCoupling(_Tempered, MaximalCoupling):
     def _options(self) -> dict[str, Any]:
         return {"betas": self.betas} | super()._options()
 
-    def _moves(self, conditions: Ensemble) -> tuple[Move, ...]:
-        return (tempering.tempered_sweep(conditions.base.graph, self.coupling, conditions.clamped),)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return (tempering.tempered_sweep(self.graph, self.coupling, target.clamped),)
 
-    def _init_one(
-        self, rng_key: Array, conditions: Conditions, init_params: dict | None
-    ) -> TemperingCouplingState:
-        many = tempering.add_axis(conditions.graph, init_params)
-        return super()._init_one(rng_key, Ensemble.of(conditions, self.betas), many)
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> TemperingCouplingState:
+        many = tempering.add_axis(target.graph, init_params)
+        return super()._init_one(rng_key, Ensemble.of(target, self.betas), many)
 
-    def _sample_one(self, state: TemperingCouplingState, conditions: Conditions) -> TemperingCouplingState:
+    def _sample_one(self, state: TemperingCouplingState, target: Target) -> TemperingCouplingState:
         whole = state._replace(z=state.replicas, y=state.followers)
-        return super()._sample_one(whole, Ensemble.of(conditions, self.betas))
+        return super()._sample_one(whole, Ensemble.of(target, self.betas))
 
-    def _state(self, conditions: Ensemble, z: dict[str, Array], *rest: Array) -> TemperingCouplingState:
+    def _state(self, target: Ensemble, z: dict[str, Array], *rest: Array) -> TemperingCouplingState:
         """The state of all replicas, and what is told of the coldest."""
-        whole = super()._state(conditions, z, *rest)
-        told = super()._state(conditions.base, {b: v[:, :, -1] for b, v in z.items()}, *rest)
+        whole = super()._state(target, z, *rest)
+        told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, *rest)
         return TemperingCouplingState(
             *told._replace(met=whole.met, meeting_time=whole.meeting_time), whole.z, whole.y
         )

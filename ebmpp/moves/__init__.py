@@ -4,10 +4,11 @@
 
 from ebmpp.moves.clusters import Clusters
 from ebmpp.moves.langevin import Langevin
-from ebmpp.moves.layer import Layer
+from ebmpp.moves.layer import Layer, gibbs_sweep
 from ebmpp.moves.metropolis import Metropolis
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
+from ebmpp.moves.target import Target
 
 __all__ = [
     "Clusters",
@@ -15,7 +16,9 @@ __all__ = [
     "Layer",
     "Metropolis",
     "Move",
+    "Target",
     "cluster_sweep",
+    "gibbs_sweep",
     "langevin_sweep",
     "metropolis_sweep",
 ]

@@ -21,7 +21,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep, Rows
+from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Spin
 from ebmpp.graph import FactorGraph, parts, states
@@ -29,13 +29,14 @@ from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.lateral import Split
 from ebmpp.graph.factors.pairwise import Adjacency, Pairwise
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Whole
+from ebmpp.moves.move import Drawn, Move, flat
+from ebmpp.moves.target import Target
 
 _UNROLLED = 8  # neighbours of a unit that are looked at one by one in Python
 
 
 @dataclasses.dataclass(frozen=True)
-class Clusters(Whole):
+class Clusters(Move):
     """A block redrawn cluster by cluster: the algorithm of Swendsen and Wang, with fields.
 
     Far quicker than single units where pairs pull so strongly that whole regions must turn; of little use
@@ -70,8 +71,6 @@ class Clusters(Whole):
     """
 
     block: str
-    proposes = False
-    stalls = False
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -112,43 +111,43 @@ class Clusters(Whole):
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return (*graph.neighbours([self.block]), self.block)
 
-    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
-        new, broken = self._redraw(graph, self._prepare(graph, params, x), x[self.block], pairs, keep)
+    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+        new, broken = self._redraw(target, self._prepare(target, x), x[self.block], keys)
         wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1  # better than a wrong draw
-        return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(len(pairs), jnp.int32)
+        return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(len(keys), jnp.int32)
 
-    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
-        return self._prepare(graph, params, {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()})
+    def prepare(self, target: Target, z: Rows) -> Any:
+        return self._prepare(target, flat(z))
 
-    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
-        rows = z[self.block].reshape(-1, *z[self.block].shape[2:])
-        held = {b: jnp.concatenate([k, k]) if len(k) > 1 else k for b, k in keep.items()}
-        new, broken = self._redraw(graph, focused, rows, trial.pairs, held)
+    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+        new, broken = self._redraw(target.twice(), focused, flat(z)[self.block], trial.keys)
         x, y = new.reshape(z[self.block].shape)
-        every = jnp.ones(len(trial.pairs), bool)
+        every = jnp.ones(len(trial.keys), bool)
         # fields of equal states may differ in their last bits
         y = where_rows(trial.same, x, y)
         told = every, every, every & broken, {self.block: trial.same}
         return Attempt({self.block: x}, {self.block: y}, *told)
 
-    def _prepare(self, graph: FactorGraph, params: Any, x: Rows) -> tuple[Array, Array]:
+    def _prepare(self, target: Target, x: Rows) -> tuple[Array, Array]:
         """What the other factors contribute, ``(size, rows or 1, *stat_shape)``; and a weight a pair."""
+        graph, params = target.graph, target.params
         weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own]
         return parts.surround(graph, params, x, self.block).eta, jnp.concatenate(weights)
 
     def _redraw(
-        self, graph: FactorGraph, prepared: tuple[Array, Array], x: Array, pairs: Array, keep: Keep
+        self, target: Target, prepared: tuple[Array, Array], x: Array, keys: Array
     ) -> tuple[Array, Array]:
         """New values of the block, and whether the weights make no clusters.
 
-        :param pairs: key pairs; where ``x`` has twice as many rows, both halves get the same uniforms.
+        :param keys: where ``x`` has twice as many rows, both halves get the same uniforms.
         """
-        (eta, weights), split = prepared, graph.splits[self.block]
+        (eta, weights), graph, keep = prepared, target.graph, target.keep
+        split = graph.splits[self.block]
         edges = np.concatenate([f.edges(graph.families)[self.block] for f in split.own])
         held = parts.to_units(keep[self.block], split.family) if self.block in keep else None
         count = split.family.size
-        u = random.uniform(random.words(pairs, len(edges) + count)).T
-        u = jnp.tile(u, (1, len(x) // len(pairs)))
+        u = random.uniform(random.words(keys, len(edges) + count)).T
+        u = jnp.tile(u, (1, len(x) // len(keys)))
         units = _Units(eta, weights, edges, u[count:], u[:count], held)
         redraw = _categories if isinstance(split.family, Categorical) else _spins
         new, broken = redraw(split, units, parts.to_units(x, split.family))

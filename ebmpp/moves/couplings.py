@@ -39,6 +39,9 @@ from ebmpp.families.family import LogRatio
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.gibbs import draw_rows, num_words, split_words
 
+#: Natural parameters of a layer, of the leading and of the following chain.
+Etas = tuple[Rows, Rows]
+
 #: The couplings of a layer.
 KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent")
 
@@ -71,8 +74,8 @@ class Attempt(NamedTuple):
 class Trial(NamedTuple):
     """One trial of a coupled draw, a pair of chains a row: its words, and what is known of the row."""
 
-    pairs: Array
-    """Key pairs, ``(rows, 2)``."""
+    keys: Array
+    """``(rows, 2)``."""
     first: Array
     """Whether it is a row's first trial, ``(rows,)``."""
     same: Array
@@ -128,13 +131,7 @@ def stalls(kind: str) -> bool:
     return kind.startswith("maximal")
 
 
-def attempt(
-    graph: FactorGraph,
-    blocks: Sequence[str],
-    kind: str,
-    etas: tuple[Rows, Rows],
-    trial: Trial,
-) -> Attempt:
+def attempt(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
     """One trial of the coupled draw of a layer.
 
     :param etas: natural parameters of the two chains, each ``(rows, *shape, *stat_shape)``.
@@ -142,8 +139,8 @@ def attempt(
         say.
     """
     if not stalls(kind):
-        x, y, together = _unconditional(graph, blocks, kind, etas, trial.pairs)
-        accepted = jnp.ones(len(trial.pairs), bool)
+        x, y, together = _unconditional(graph, blocks, kind, etas, trial.keys)
+        accepted = jnp.ones(len(trial.keys), bool)
         attempt_ = Attempt(x, y, accepted, accepted, ~accepted, together)
     else:
         attempt_ = _maximal(graph, blocks, kind, etas, trial)
@@ -155,12 +152,12 @@ def attempt(
 
 
 def _unconditional(
-    graph: FactorGraph, blocks: Sequence[str], kind: str, etas: tuple[Rows, Rows], pairs: Array
+    graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, keys: Array
 ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
-    apart = dict.fromkeys(blocks, jnp.zeros(len(pairs), bool))
+    apart = dict.fromkeys(blocks, jnp.zeros(len(keys), bool))
     if kind == "independent":
         each = num_words(graph, blocks)
-        words = random.words(pairs, 2 * each)
+        words = random.words(keys, 2 * each)
         return (
             draw_rows(graph, blocks, etas[0], words[:, :each]),
             draw_rows(graph, blocks, etas[1], words[:, each:]),
@@ -168,8 +165,8 @@ def _unconditional(
         )
     each = num_words(graph, blocks, coupled=True)
     if kind == "common":
-        return *_couple(graph, blocks, etas, random.words(pairs, each)), apart
-    words = random.words(pairs, each + len(blocks))
+        return *_couple(graph, blocks, etas, random.words(keys, each)), apart
+    words = random.words(keys, each + len(blocks))
     parts = split_words(graph, blocks, words[:, :each], coupled=True)
     u = random.uniform(words[:, each:])
     drawn = {
@@ -180,31 +177,25 @@ def _unconditional(
 
 
 def _couple(
-    graph: FactorGraph, blocks: Sequence[str], etas: tuple[Rows, Rows], words: Array
+    graph: FactorGraph, blocks: Sequence[str], etas: Etas, words: Array
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     parts = split_words(graph, blocks, words, coupled=True)
     drawn = {b: graph.families[b].couple(parts[b], etas[0][b], etas[1][b]) for b in blocks}
     return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
 
 
-def _maximal(
-    graph: FactorGraph,
-    blocks: Sequence[str],
-    kind: str,
-    etas: tuple[Rows, Rows],
-    trial: Trial,
-) -> Attempt:
+def _maximal(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
     """Algorithm 4 (residual "independent") or 3 (shared words) of Qiu et al.
 
     A first trial proposes one x for both chains, and in the same call tries the residual with other
     words for the rows that refuse it.
     """
-    pairs, first, same = trial[:3]
+    keys, first, same = trial[:3]
     independent = kind == "maximal_independent"
     each = num_words(graph, blocks)
     rest = 2 * each if independent else num_words(graph, blocks, coupled=True)
     # Several fusions read the words: without the barrier each hashes them again, a tenth of the whole sweep.
-    words = lax.optimization_barrier(random.words(pairs, each + rest + 3))
+    words = lax.optimization_barrier(random.words(keys, each + rest + 3))
     log_u = jnp.log(random.uniform(words[:, -3:]))
     families = {b: graph.families[b] for b in blocks}
     log_ratio = LogRatio(families, *etas)

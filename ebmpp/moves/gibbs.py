@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drawing layers of many rows at once: what every sampler is made of.
 
-A *row* is one state: a dict of blocks of shape ``(rows, *shape)``, and a key pair of shape
-``(rows, 2)``. A row's draws depend on its own key pair alone. Nothing is checked here.
+A *row* is one state: of a dict of blocks of shape ``(rows, *shape)``, and of keys of shape
+``(rows, 2)``. A row's draws depend on its own key alone. Nothing is checked here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep, Rows, Schedule
+from ebmpp.core.types import Keep, Rows
 from ebmpp.graph import FactorGraph, energy, parts
+from ebmpp.moves.target import Target
 
 
 def hold(keep: Keep, x: Rows, new: Rows) -> dict[str, Array]:
@@ -28,20 +28,12 @@ def hold(keep: Keep, x: Rows, new: Rows) -> dict[str, Array]:
 New = Callable[[dict[str, Array], FactorGraph | parts.View, Any], Mapping[str, Array]]
 
 
-def visit(
-    graph: FactorGraph,
-    params: dict[str, Any],
-    x: Rows,
-    blocks: Iterable[str],
-    new: New,
-    keep: Keep = MappingProxyType({}),
-) -> dict[str, Array]:
+def visit(target: Target, x: Rows, blocks: Iterable[str], new: New) -> dict[str, Array]:
     """New values of the ``blocks`` of a layer: all at once, or part by part where the units interact.
 
-    :param new: makes the values of what can be drawn at once.
-    :param keep: units that are held.
+    :param new: makes the values of what can be drawn at once; units that are held stay as they are.
     """
-    blocks = tuple(blocks)
+    graph, params, keep, blocks = target.graph, target.params, target.keep, tuple(blocks)
     if graph.splits.keys().isdisjoint(blocks):
         eta = energy.natural_rows(graph, params, x, blocks)
         # in the layer's order, which random words go by; a gradient comes sorted by name
@@ -88,58 +80,8 @@ def draw_rows(
     return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
 
 
-def sweep_rows(
-    graph: FactorGraph,
-    params: dict[str, Any],
-    x: Rows,
-    layers: Schedule,
-    pairs: Array,
-    keep: Keep = MappingProxyType({}),
-) -> dict[str, Array]:
-    """One sweep: draw every layer given the rest, in order (blocked Gibbs).
-
-    :param pairs: key pairs of this sweep, shape ``(rows, 2)``.
-    :param keep: units that are held.
-    """
-    x = dict(x)
-    for index, blocks in enumerate(layers):
-        x |= draw_layer(graph, params, x, blocks, random.fold_in(pairs, index), keep)
-    return x
-
-
-def draw_layer(
-    graph: FactorGraph, params: dict[str, Any], x: Rows, blocks: Iterable[str], pairs: Array, keep: Keep
-) -> dict[str, Array]:
-    """New values of the ``blocks`` of a layer given the rest."""
-
-    def new(eta: dict[str, Array], view: FactorGraph | parts.View, part: Any) -> dict[str, Array]:
-        keys = pairs if part is None else random.fold_in(pairs, 0, part)
-        return draw_rows(view, eta, eta, random.words(keys, num_words(view, eta)))
-
-    return visit(graph, params, x, blocks, new, keep)
-
-
-def num_parts(graph: FactorGraph, blocks: Iterable[str]) -> int:
-    """In how many parts the ``blocks`` of a layer are drawn."""
-    return max(graph.splits[b].num_parts if b in graph.splits else 1 for b in blocks)
-
-
-def draw_part(
-    graph: FactorGraph, params: dict[str, Any], x: Rows, blocks: Iterable[str], part: Any, pairs: Array
-) -> dict[str, Array]:
-    """The ``blocks`` of a layer with new values of one part; all of them new where there is but one."""
-    (block, *_) = blocks = tuple(blocks)
-    if block not in graph.splits:
-        return draw_layer(graph, params, x, blocks, pairs, {})
-    split, around = graph.splits[block], parts.surround(graph, params, x, block)
-    units, view = parts.to_units(x[block], split.family), parts.view(graph, block, part)
-    eta = {block: parts.natural_part(graph, params, x, units, block, around, part)}
-    made = draw_rows(view, blocks, eta, random.words(pairs, num_words(view, blocks)))[block]
-    return {block: parts.to_rows(split.put(units, part, made.T), split.family)}
-
-
-def initial_rows(graph: FactorGraph, blocks: Iterable[str], pairs: Array) -> dict[str, Array]:
+def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Array) -> dict[str, Array]:
     """Initial values of ``blocks``: uniform where the family has a uniform law."""
     blocks = tuple(blocks)
-    parts = split_words(graph, blocks, random.words(pairs, num_words(graph, blocks)))
+    parts = split_words(graph, blocks, random.words(keys, num_words(graph, blocks)))
     return {b: graph.families[b].initial(parts[b]) for b in blocks}

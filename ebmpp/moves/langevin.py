@@ -14,7 +14,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Keep, Rows
+from ebmpp.core.types import Rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
 from ebmpp.families.gaussian import reflected
@@ -23,7 +23,8 @@ from ebmpp.graph.energy import natural_rows
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.gibbs import hold
 from ebmpp.moves.metropolis import refuse_held
-from ebmpp.moves.move import Drawn, Whole, agree
+from ebmpp.moves.move import Drawn, Move, agree, flat
+from ebmpp.moves.target import Target
 
 
 def is_real(family: Family) -> bool:
@@ -32,7 +33,7 @@ def is_real(family: Family) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Langevin(Whole):
+class Langevin(Move):
     """``num_steps`` Langevin steps of real-valued ``blocks``, each accepted or refused by the energy.
 
     A step goes ``step_size**2 / 2 * s**2`` times the gradient of the log-density, and adds normal noise of
@@ -69,7 +70,6 @@ class Langevin(Whole):
     num_steps: int = 10
     marginalize: tuple[str, ...] = ()
     adjust: bool = True
-    stalls = False
 
     def __post_init__(self) -> None:
         checks.number("step_size, in standard deviations of a unit given the rest,", self.step_size, above=0)
@@ -119,39 +119,34 @@ class Langevin(Whole):
 
     # -- one chain a row -------------------------------------------------------------------------
 
-    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
-        refuse_held(self.marginalize, keep)
-        density = self._density(graph, params, x, keep)
+    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+        density = self._density(target, x)
 
         def one(i: Array, carry: tuple[_Point, Array]) -> tuple[_Point, Array]:
             at, taken = carry
-            noise, log_u, _ = _noise(random.fold_in(pairs, i), density.units)
+            noise, log_u, _ = _noise(random.fold_in(keys, i), density.units)
             new = density.at(density.held(density.drift(at) + density.step * noise, at))
             took = (log_u < density.log_ratio(at, new)) | (not self.adjust)
             return density.choose(took, new, at), taken + (took & self.adjust).astype(taken.dtype)
 
-        start = density.at(density.flat(x)), jnp.zeros(len(pairs), jnp.int32)
+        start = density.at(density.flat(x)), jnp.zeros(len(keys), jnp.int32)
         end, taken = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_steps), one, start)
-        return hold(keep, x, density.blocks(end.x)), taken
+        return hold(target.keep, x, density.blocks(end.x)), taken
 
     # -- a coupled pair a row --------------------------------------------------------------------
 
-    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> "_Density":
-        refuse_held(self.marginalize, keep)
-        rows = next(iter(z.values())).shape[1]
-        keep = {b: jnp.broadcast_to(k, (rows, *k.shape[1:])) for b, k in keep.items()}
-        both = {b: jnp.concatenate([k, k]) for b, k in keep.items()}
-        return self._density(graph, params, {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}, both)
+    def prepare(self, target: Target, z: Rows) -> "_Density":
+        return self._density(target.twice(), flat(z))
 
-    def attempt(self, graph: FactorGraph, focused: "_Density", z: Rows, keep: Keep, trial: Trial) -> Attempt:
-        rows, density = len(trial.pairs), focused
+    def attempt(self, target: Target, focused: "_Density", z: Rows, trial: Trial) -> Attempt:
+        rows, density = len(trial.keys), focused
         # one density for both chains of a row
-        alike = trial.same | agree(trial.flags, self._around(graph), rows)
+        alike = trial.same | agree(trial.flags, self._around(target.graph), rows)
         halves = lambda a: (a[:rows], a[rows:])
 
         def one(i: Array, carry: tuple[_Point, Array, Array]) -> tuple[_Point, Array, Array]:
             at, taken, met = carry
-            noise, log_u, u = _noise(random.fold_in(trial.pairs, i), density.units)
+            noise, log_u, u = _noise(random.fold_in(trial.keys, i), density.units)
             (x, y), (step, to_step) = halves(density.drift(at)), halves(density.step)
             together = alike & met
             x, y, meets = reflected(noise, u, x, step, y, to_step)
@@ -169,7 +164,7 @@ class Langevin(Whole):
             )
             return chosen, taken + (both & self.adjust).sum(0, dtype=jnp.int32), met
 
-        start = density.at(density.flat({b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}))
+        start = density.at(density.flat(flat(z)))
         carry = start, jnp.zeros(rows, jnp.int32), agree(trial.flags, self.blocks, rows)
         end, taken, met = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_steps), one, carry)
         x, y = (density.blocks(half) for half in halves(end.x))
@@ -177,11 +172,14 @@ class Langevin(Whole):
         every = jnp.ones(rows, bool)
         broken = ~jnp.stack(halves(jnp.isfinite(end.value))).all(0)
         together = dict.fromkeys(self.blocks, met)
-        return Attempt(hold(keep, own[0], x), hold(keep, own[1], y), every, every, broken, together, taken)
+        held = (hold(target.keep, *both) for both in zip(own, (x, y), strict=True))
+        return Attempt(*held, every, every, broken, together, taken)
 
     # -- the density -----------------------------------------------------------------------------
 
-    def _density(self, graph: FactorGraph, params: Any, x: Rows, keep: Keep) -> "_Density":
+    def _density(self, target: Target, x: Rows) -> "_Density":
+        refuse_held(self.marginalize, target.keep)
+        graph, params, keep = target.graph, target.params, target.keep
         families = {b: graph.families[b] for b in self.blocks}
         rows = len(next(iter(x.values())))
         if self.marginalize:
@@ -276,9 +274,9 @@ class _Density:
         return chosen._replace(x=x)
 
 
-def _noise(pairs: Array, units: int) -> tuple[Array, Array, Array]:
+def _noise(keys: Array, units: int) -> tuple[Array, Array, Array]:
     """Normal noise, the log-uniform that accepts, and the uniform that decides on a reflection."""
-    words = random.words(pairs, units + 2)
+    words = random.words(keys, units + 2)
     noise = jax.scipy.special.ndtri(random.open_uniform(words[:, :units]))
     return noise, jnp.log(random.uniform(words[:, units])), random.uniform(words[:, units + 1])
 

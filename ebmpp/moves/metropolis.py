@@ -19,14 +19,15 @@ from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.gibbs import hold, num_words, split_words
-from ebmpp.moves.move import Drawn, Whole, agree
+from ebmpp.moves.move import Drawn, Move, agree, flat
+from ebmpp.moves.target import Target
 
 #: Laws to propose from: uniform, or each family's law of initial values, which every family has.
 PROPOSALS = ("uniform", "initial")
 
 
 @dataclasses.dataclass(frozen=True)
-class Metropolis(Whole):
+class Metropolis(Move):
     """``blocks`` proposed together, and accepted by the energy.
 
     The two chains of a pair get one proposal and one uniform, and meet when both accept (or, from the same
@@ -46,8 +47,7 @@ class Metropolis(Whole):
     blocks: tuple[str, ...]
     proposal: str = "uniform"
     marginalize: tuple[str, ...] = ()
-    proposes = True
-    stalls = False
+    proposes = 1
 
     def check(self, graph: FactorGraph) -> None:
         """Check proposal and blocks.
@@ -71,27 +71,21 @@ class Metropolis(Whole):
         around = (*self.blocks, *graph.neighbours((*self.blocks, *self.marginalize)))
         return tuple(b for b in dict.fromkeys(around) if b not in self.marginalize)
 
-    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
-        proposal, log_u = self._propose(graph, pairs)
-        refuse_held(self.marginalize, keep)
-        proposed = hold(keep, x, proposal)
-        ratio = self._score(graph, params, {**x, **proposed}) - self._score(graph, params, x)
+    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+        proposal, log_u = self._propose(target, keys)
+        proposed = hold(target.keep, x, proposal)
+        ratio = self._score(target, {**x, **proposed}) - self._score(target, x)
         took = log_u < ratio
         return {b: where_rows(took, v, x[b]) for b, v in proposed.items()}, took.astype(jnp.int32)
 
-    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
-        return params  # nothing is worth keeping: there is one trial
-
-    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
-        rows = len(trial.pairs)
-        proposal, log_u = self._propose(graph, trial.pairs)
+    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+        rows = len(trial.keys)
+        proposal, log_u = self._propose(target, trial.keys)
         # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
-        refuse_held(self.marginalize, keep)
-        flat = lambda x: {b: v.reshape(2 * rows, *v.shape[2:]) for b, v in x.items()}
         now = flat(z)
-        then = flat(hold(keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}))
+        then = flat(hold(target.keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}))
         stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
-        score = self._score(graph, focused, stacked)
+        score = self._score(target, stacked)
         ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)
         took = log_u[None] < ratio
         took = took.at[1].set(jnp.where(trial.same, took[0], took[1]))
@@ -103,15 +97,18 @@ class Metropolis(Whole):
         together = {b: took.all(0) | stay[b] | trial.same for b in self.blocks}
         return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), together, took.sum(0, dtype=jnp.int32))
 
-    def _propose(self, graph: FactorGraph, pairs: Array) -> tuple[dict[str, Array], Array]:
+    def _propose(self, target: Target, keys: Array) -> tuple[dict[str, Array], Array]:
+        refuse_held(self.marginalize, target.keep)
+        graph = target.graph
         count = num_words(graph, self.blocks)
-        words = random.words(pairs, count + 1)
+        words = random.words(keys, count + 1)
         parts = split_words(graph, self.blocks, words[:, :count])
         proposal = {b: graph.families[b].initial(parts[b]) for b in self.blocks}
         return proposal, jnp.log(random.uniform(words[:, count]))
 
-    def _score(self, graph: FactorGraph, params: Any, x: Rows) -> Array:
+    def _score(self, target: Target, x: Rows) -> Array:
         """Log of target over proposal, row by row, up to a constant; the base measures cancel."""
+        graph, params = target.graph, target.params
 
         def one(t: Mapping[str, Array]) -> Array:
             reference = sum((graph.families[b].default_eta() * t[b]).sum() for b in self.blocks)

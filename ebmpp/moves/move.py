@@ -17,10 +17,11 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep, Rows
+from ebmpp.core.types import Blocks, Params, Rows
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.target import Target
 
 Drawn = tuple[dict[str, Array], Array]
 #: Which parts of a block the chains of a row have as one value, ``(rows, parts)`` a block.
@@ -29,51 +30,54 @@ Flags = Mapping[str, Array]
 
 @runtime_checkable
 class Move(Protocol):
-    """One step of a sweep; an immutable, hashable value."""
+    """One step of a sweep, an immutable, hashable value: to inherit from.
+
+    A subclass has ``blocks``, ``reads``, ``draw`` and ``attempt``, and says where else it differs.
+    """
 
     blocks: tuple[str, ...]
     """The blocks that it changes."""
-    proposes: int
+    proposes: int = 0
     """How many proposals it makes that a chain may turn down, so that acceptance is worth counting."""
-    stalls: bool
+    stalls: bool = False
     """Whether a coupled trial can fail, so that more of them may be needed."""
+    exact: bool = True
+    """Whether it leaves the target's law as it is."""
+    marginalize: tuple[str, ...] = ()
+    """Blocks that it sums out, so that the next move must draw them again."""
 
     def check(self, graph: FactorGraph) -> None:
         """Whether it is a move of this graph: raises what tells why not."""
 
+    def check_params(self, graph: FactorGraph, params: Params) -> None:
+        """Whether it takes these params: raises what tells why not."""
+
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         """What its draw depends on: chains that agree there are moved alike."""
+        raise NotImplementedError
 
-    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
         """New values of ``blocks``, for one chain a row, and how many proposals each row took."""
+        raise NotImplementedError
 
     def num_parts(self, graph: FactorGraph) -> int:
         """In how many parts a coupled draw is made, each with its own trials."""
+        return 1
 
-    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
+    def prepare(self, target: Target, z: Rows) -> Any:
         """What all parts have in common; where there are several it does not depend on ``blocks``."""
 
-    def focus(self, graph: FactorGraph, prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
+    def focus(self, target: Target, prepared: Any, z: Rows, part: Any) -> Any:
         """What all trials of a part have in common."""
+        return prepared
 
-    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
         """One trial of the coupled draw of a part; both chains' values of all ``blocks``.
 
         :param focused: of :meth:`focus`, for the same ``z`` and part.
         :param trial: its words, and which part.
         """
-
-
-class Whole:
-    """A move that is made in one part: to inherit from."""
-
-    def num_parts(self, graph: FactorGraph) -> int:
-        """One."""
-        return 1
-
-    def focus(self, graph: FactorGraph, prepared: Any, z: Rows, keep: Keep, part: Any) -> Any:
-        """What was prepared."""
-        return prepared
+        raise NotImplementedError
 
 
 def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
@@ -81,13 +85,15 @@ def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
     return list(itertools.accumulate((move.num_parts(graph) for move in moves), initial=0))
 
 
-def draw_sweep(
-    graph: FactorGraph, params: Any, x: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
-) -> Drawn:
-    """One sweep of one chain a row; for layers, that of :func:`ebmpp.moves.gibbs.sweep_rows`."""
-    x, taken = dict(x), jnp.zeros(len(pairs), jnp.int32)
+def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Array) -> Drawn:
+    """One sweep of one chain a row; move i draws from ``fold_in(keys, i)``.
+
+    :param keys: of this sweep, ``(rows, 2)``.
+    :return: the rows, and how many proposals each took.
+    """
+    x, taken = dict(x), jnp.zeros(len(keys), jnp.int32)
     for index, move in enumerate(moves):
-        drawn, took = move.draw(graph, params, x, random.fold_in(pairs, index), keep)
+        drawn, took = move.draw(target, x, random.fold_in(keys, index))
         x, taken = x | drawn, taken + took
     return x, taken
 
@@ -95,10 +101,9 @@ def draw_sweep(
 # -- on what the chains agree ----------------------------------------------------------------------
 
 
-def compare(graph: FactorGraph, z: Rows) -> dict[str, Array]:
+def compare(target: Target, z: Rows) -> dict[str, Array]:
     """Flags of chains as they are stored, from their values; those that a coupling made come from it."""
-    parts = {b: graph.splits[b].num_parts if b in graph.splits else 1 for b in z}
-    return {b: jnp.tile(equal(v)[:, None], parts[b]) for b, v in z.items()}
+    return {b: jnp.tile(equal(v)[:, None], target.num_parts(b)) for b, v in z.items()}
 
 
 def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Array:
@@ -107,13 +112,18 @@ def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Array:
     return jnp.stack(read).all(0) if read else jnp.ones(rows, bool)
 
 
+def flat(z: Rows) -> Blocks:
+    """Both chains as rows, one's after the other's."""
+    return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
+
+
 def equal(z: Array) -> Array:
     """Whether the two chains have equal values of a block, row by row."""
     return (z[0] == z[1]).reshape(z.shape[1], -1).all(-1)
 
 
 def note(
-    graph: FactorGraph, move: Move, flags: Flags, z: Rows, part: Any, made: Attempt, done: Array
+    target: Target, move: Move, flags: Flags, z: Rows, part: Any, made: Attempt, done: Array
 ) -> dict[str, Array]:
     """The flags after a draw of a part.
 
@@ -123,12 +133,12 @@ def note(
     :param made: the draw, ``accept_x`` and ``accept_y`` telling which chain has taken its proposal now.
     :param done: rows in which both have.
     """
-    whole, noted = move.num_parts(graph) == 1, dict(flags)
+    whole, noted = move.num_parts(target.graph) == 1, dict(flags)
     changed, both = made.accept_x | made.accept_y, made.accept_x & made.accept_y
     for b in move.blocks:
         here = changed[:, None] & (whole | (jnp.arange(flags[b].shape[1]) == part))[None]
         noted[b] = jnp.where(here, (both & made.together[b])[:, None], flags[b])
-        if graph.families[b].support.is_discrete:
+        if target.is_discrete(b):
             noted[b] |= (done & equal(z[b]))[:, None]
     return noted
 
@@ -149,55 +159,47 @@ def _settled(z: Rows, flags: Flags) -> Rows:
 
 
 def coupled_sweep(
-    graph: FactorGraph, params: Any, z: Rows, moves: Sequence[Move], pairs: Array, keep: Keep
+    target: Target, z: Rows, moves: Sequence[Move], keys: Array
 ) -> tuple[dict[str, Array], Array, Array, Array]:
     """One sweep of both chains of every row, residual trials run to their end; the engine's own words.
 
     :param z: both chains, stacked.
-    :param pairs: key pairs of this sweep, ``(rows, 2)``; trial r of move i draws from
-        ``fold_in(pairs, i, r)``.
+    :param keys: of this sweep, ``(rows, 2)``; trial r of move i draws from ``fold_in(keys, i, r)``.
     :return: both chains; which rows agree on all blocks, whose values are then equal bit by bit; which are
         broken (see :class:`~ebmpp.moves.couplings.Attempt`); and how many proposals each row accepted.
     """
-    z, flags, rows = dict(z), compare(graph, z), len(pairs)
+    z, flags, rows = dict(z), compare(target, z), len(keys)
     broken, taken = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
-    for start, move in zip(offsets(graph, moves), moves, strict=False):
-        prepared = move.prepare(graph, params, z, keep)
+    for start, move in zip(offsets(target.graph, moves), moves, strict=False):
+        prepared = move.prepare(target, z)
 
         def step(
             part: Any, carry: tuple, start: int = start, move: Move = move, prepared: Any = prepared
         ) -> tuple:
             z, flags, broken, taken = carry
-            focused = move.focus(graph, prepared, z, keep, part)
-            trial = Trial(pairs, jnp.ones(rows, bool), agree(flags, move.reads(graph), rows), part, flags)
-            made = couple_focused(graph, focused, z, move, start + part, keep, trial)
+            focused = move.focus(target, prepared, z, part)
+            same = agree(flags, move.reads(target.graph), rows)
+            trial = Trial(keys, jnp.ones(rows, bool), same, part, flags)
+            made = couple_focused(target, focused, z, move, start + part, trial)
             z = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
-            flags = note(graph, move, flags, z, part, made, made.accept_x & made.accept_y)
+            flags = note(target, move, flags, z, part, made, made.accept_x & made.accept_y)
             return z, flags, broken | made.broken, taken + made.taken
 
-        z, flags, broken, taken = each_part(move.num_parts(graph), step, (z, flags, broken, taken))
+        z, flags, broken, taken = each_part(move.num_parts(target.graph), step, (z, flags, broken, taken))
     return _settled(z, flags), agree(flags, tuple(z), rows), broken, taken
 
 
-def couple_focused(
-    graph: FactorGraph,
-    focused: Any,
-    z: Rows,
-    move: Move,
-    index: Any,
-    keep: Keep,
-    draw: Trial,
-) -> Attempt:
+def couple_focused(target: Target, focused: Any, z: Rows, move: Move, index: Any, draw: Trial) -> Attempt:
     """Trials of step number ``index`` until every row is accepted; rows that never are come out broken.
 
     :param focused: what the move's ``focus`` made, or the like of it.
-    :param draw: the first trial, with the key pairs of the sweep.
+    :param draw: the first trial, with the keys of the sweep.
     :return: ``together`` where both chains accepted one value at once.
     """
 
     def trial(number: Array | int) -> Attempt:
-        first, pairs = draw.first & (number == 0), random.fold_in(draw.pairs, index, number)
-        return move.attempt(graph, focused, z, keep, draw._replace(pairs=pairs, first=first))
+        first, keys = draw.first & (number == 0), random.fold_in(draw.keys, index, number)
+        return move.attempt(target, focused, z, draw._replace(keys=keys, first=first))
 
     def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
         number, held = carry

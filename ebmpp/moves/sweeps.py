@@ -19,6 +19,7 @@ from ebmpp.moves.langevin import Langevin, is_real
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.metropolis import Metropolis
 from ebmpp.moves.move import Move
+from ebmpp.moves.target import Target
 
 
 def resolve_moves(
@@ -57,7 +58,7 @@ def resolve_moves(
     _check(graph, given)
     if exact:
         _check_meets(graph, given)
-    biased = [move for move in given if not getattr(move, "exact", True)]
+    biased = [move for move in given if not move.exact]
     if biased and exact:
         raise ArgumentError(
             f"{biased[0]} does not leave the model's law as it is, and what is unbiased needs moves that do: "
@@ -66,11 +67,24 @@ def resolve_moves(
     return tuple(given)
 
 
+def as_moves(name: str, given: Move | Sequence[Move] | None) -> tuple[Move, ...] | None:
+    """Moves as a tuple; None stays None.
+
+    :raises ArgumentError: for what is no move.
+    """
+    if given is None or isinstance(given, Move):
+        return given and (given,)
+    made = tuple(checks.sequence(name, given, "moves, such as ebmpp.moves.langevin_sweep makes"))
+    for move in made:
+        checks.instance(f"{name}: each", move, Move, "a move")
+    return made
+
+
 def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
     """:raises ArgumentError: for a move that is wrong in itself, or leaves what it summed out undrawn."""
     for move, following in zip(moves, (*moves[1:], None), strict=True):
         move.check(graph)
-        summed = getattr(move, "marginalize", ())
+        summed = move.marginalize
         if summed and not (isinstance(following, Layer) and set(summed) <= set(following.blocks)):
             raise ArgumentError(
                 f"{move} sums out {summed}, so the next move must be a Layer that draws them again; it is "
@@ -102,15 +116,14 @@ def _shares_noise(move: Move, family: Family) -> bool:
     return not (reflects or stalls(move.kind))
 
 
-def check_params(graph: FactorGraph, params: Any, moves: Iterable[Any]) -> None:
+def check_params(target: Target, moves: Iterable[Move]) -> None:
     """What moves ask of params, where these can be looked at.
 
     :raises ParameterError: for params that a move does not take.
     """
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves(params)):
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(target.params)):
         for move in moves:
-            if hasattr(move, "check_params"):
-                move.check_params(graph, params)
+            move.check_params(target.graph, target.params)
 
 
 def metropolis_sweep(

@@ -20,13 +20,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep, Rows
+from ebmpp.core.types import Rows
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph, parts
 from ebmpp.graph.arrays import as_array, settle
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.graph.states import Observed, as_observed, as_rows
+from ebmpp.graph.states import Given, Observed, as_observed, as_rows
 from ebmpp.graph.transforms.replicate import (
     Replicated,
     joined_places,
@@ -36,9 +36,21 @@ from ebmpp.graph.transforms.replicate import (
     tempered_params,
 )
 from ebmpp.moves.couplings import Attempt, Trial, resolve
-from ebmpp.moves.gibbs import draw_layer
 from ebmpp.moves.layer import Layer
-from ebmpp.moves.move import Drawn, Flags, Whole, agree, compare, copied, couple_focused, equal, note
+from ebmpp.moves.move import (
+    Drawn,
+    Flags,
+    Move,
+    agree,
+    compare,
+    copied,
+    couple_focused,
+    draw_sweep,
+    equal,
+    flat,
+    note,
+)
+from ebmpp.moves.target import Target
 
 
 def check_betas(betas: Any) -> tuple[float, ...]:
@@ -157,7 +169,7 @@ class OfColdest:
 
 
 @dataclasses.dataclass(frozen=True)
-class TemperedSweep(Whole):
+class TemperedSweep(Move):
     """All layers of all replicas and even swaps, then all layers once more and odd swaps: one move.
 
     Neighbouring replicas exchange states, accepted by their energies. Even swaps (of replicas 0 and 1, 2 and
@@ -178,8 +190,7 @@ class TemperedSweep(Whole):
 
     graph: FactorGraph
     layers: tuple[Layer, ...]
-    proposes = False  # rates of swaps would drown in the acceptance of Metropolis moves
-    stalls = False
+    proposes = 0  # rates of swaps would drown in the acceptance of Metropolis moves
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -195,49 +206,46 @@ class TemperedSweep(Whole):
 
     # -- one chain -------------------------------------------------------------------------------
 
-    def draw(self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep) -> Drawn:
-        half = lambda x, parity: (self.half(graph, params, x, pairs, keep, parity)[0], None)
+    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+        half = lambda x, parity: (self.half(target, x, keys, parity)[0], None)
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
-        return {b: x[b] for b in self.blocks}, jnp.zeros(len(pairs), jnp.int32)
+        return {b: x[b] for b in self.blocks}, jnp.zeros(len(keys), jnp.int32)
 
     def half(
-        self, graph: FactorGraph, params: Any, x: Rows, pairs: Array, keep: Keep, parity: Array
+        self, target: Target, x: Rows, keys: Array, parity: Array
     ) -> tuple[dict[str, Array], Array, Array]:
         """All layers, and the swaps of one parity.
 
-        :param pairs: key pairs of the sweep, ``(rows, 2)``.
+        :param keys: of the sweep, ``(rows, 2)``.
         :param parity: 0 for even swaps, 1 for odd ones.
         :return: the replicas; whose state each of them now has, ``(rows, num)``; and the log of the
             acceptance ratio of all neighbours, those of the other parity too, ``(rows, num - 1)``.
         """
-        x, pairs = dict(x), random.fold_in(pairs, parity)
-        for index, layer in enumerate(self.layers):
-            x |= draw_layer(graph, params, x, layer.blocks, random.fold_in(pairs, index), keep)
-        log_ratio = _log_ratio(graph, params, x)
-        order = _order(self._log_uniforms(pairs, log_ratio) < log_ratio, parity)
+        keys = random.fold_in(keys, parity)
+        x, _ = draw_sweep(target, x, self.layers, keys)
+        log_ratio = _log_ratio(target, x)
+        order = _order(self._log_uniforms(keys, log_ratio) < log_ratio, parity)
         return x | {b: take(x[b], order) for b in self.blocks}, order, log_ratio
 
-    def _log_uniforms(self, pairs: Array, log_ratio: Array) -> Array:
-        words = random.words(random.fold_in(pairs, len(self.layers)), log_ratio.shape[-1])
+    def _log_uniforms(self, keys: Array, log_ratio: Array) -> Array:
+        words = random.words(random.fold_in(keys, len(self.layers)), log_ratio.shape[-1])
         return jnp.log(random.uniform(words))
 
     # -- a coupled pair --------------------------------------------------------------------------
 
-    def prepare(self, graph: FactorGraph, params: Any, z: Rows, keep: Keep) -> Any:
-        return params  # the layers depend on one another: nothing can be made beforehand
-
-    def attempt(self, graph: FactorGraph, focused: Any, z: Rows, keep: Keep, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+        # the layers depend on one another: nothing could be prepared
         def half(carry: tuple[Rows, Flags], parity: Array) -> tuple[tuple[Rows, Flags], Array]:
-            own, broken = random.fold_in(trial.pairs, parity), jnp.zeros(rows, bool)
+            own, broken = random.fold_in(trial.keys, parity), jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
-                draw = trial._replace(pairs=random.fold_in(own, index))
-                carry, wrong = self._couple(graph, focused, carry, layer, draw, keep)
+                draw = trial._replace(keys=random.fold_in(own, index))
+                carry, wrong = self._couple(target, carry, layer, draw)
                 broken |= wrong
-            carry, wrong = self._swap(graph, focused, carry, own, parity)
+            carry, wrong = self._swap(target, carry, own, parity)
             return carry, broken | wrong
 
-        rows = len(trial.pairs)
-        start = dict(z), compare(self.graph, {b: _apart(v) for b, v in z.items()})
+        rows = len(trial.keys)
+        start = dict(z), compare(Target(self.graph, {}), {b: _apart(v) for b, v in z.items()})
         (z, flags), broken = lax.scan(half, start, jnp.arange(2))
         # the two chains of a replica that are one get the same bits, which is how the next sweep knows of it
         z = {b: v.reshape(z[b].shape) for b, v in copied({b: _apart(v) for b, v in z.items()}, flags).items()}
@@ -247,42 +255,36 @@ class TemperedSweep(Whole):
         return Attempt(x, y, every, every, broken.any(0), together)
 
     def _couple(
-        self,
-        graph: FactorGraph,
-        params: Any,
-        carry: tuple[Rows, Flags],
-        layer: Layer,
-        draw: Trial,
-        keep: Keep,
+        self, target: Target, carry: tuple[Rows, Flags], layer: Layer, draw: Trial
     ) -> tuple[tuple[Rows, Flags], Array]:
         """A layer of both chains, every replica a row of its own; and which rows are broken."""
-        (z, _), pairs = carry, draw.pairs
+        (z, _), graph = carry, target.graph
         rows, num = next(iter(z.values())).shape[1:3]
         together = lambda v: v.reshape(rows, num, *v.shape[1:])
-        keys = random.fold_in(pairs[:, None], jnp.arange(num)).reshape(-1, 2)
-        held = {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()}
-        prepared = layer.prepare(graph, params, z, keep)
+        keys = random.fold_in(draw.keys[:, None], jnp.arange(num)).reshape(-1, 2)
+        held = {
+            b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in target.keep.items()
+        }
+        prepared, single = layer.prepare(target, z), Target(self.graph, {}, Given(keep=held))
 
         def step(part: Any, carry: tuple[Rows, Flags, Array]) -> tuple[Rows, Flags, Array]:
             z, flags, broken = carry
-            focused = self._focus(graph, layer, prepared, z, keep, part)
+            focused = self._focus(target, layer, prepared, z, part)
             flat = {b: _apart(v) for b, v in z.items()}
             every, same = jnp.ones(rows * num, bool), agree(flags, layer.reads(graph), rows * num)
             own = Trial(keys, every, same, part, flags, draw.most)
-            made = couple_focused(self.graph, focused, flat, layer, part, held, own)
+            made = couple_focused(single, focused, flat, layer, part, own)
             new = {b: jnp.stack([together(made.x[b]), together(made.y[b])]) for b in layer.blocks}
             flat = {b: _apart(new[b]) for b in layer.blocks}
-            flags = note(self.graph, layer, flags, flat, part, made, every)
+            flags = note(single, layer, flags, flat, part, made, every)
             return z | new, flags, broken | together(made.broken).any(-1)
 
         *new, broken = each_part(layer.num_parts(graph), step, (*carry, jnp.zeros(rows, bool)))
         return tuple(new), broken
 
-    def _focus(
-        self, graph: FactorGraph, layer: Layer, prepared: Any, z: Rows, keep: Keep, part: Any
-    ) -> dict[str, Array]:
+    def _focus(self, target: Target, layer: Layer, prepared: Any, z: Rows, part: Any) -> dict[str, Array]:
         """Natural parameters of both chains, each replica a row: ``(2, rows * num, units, *stat_shape)``."""
-        focused = layer.focus(graph, prepared, z, keep, part)
+        graph, focused = target.graph, layer.focus(target, prepared, z, part)
         (block, *_), num = layer.blocks, next(iter(z.values())).shape[2]
         if block not in graph.splits:
             return {b: e.reshape(2, -1, *e.shape[3:]) for b, e in focused.items()}
@@ -293,18 +295,17 @@ class TemperedSweep(Whole):
         return {block: parts.silence(single.part_family(part), single.real(part), eta)}
 
     def _swap(
-        self, graph: FactorGraph, params: Any, carry: tuple[Rows, Flags], pairs: Array, parity: Array
+        self, target: Target, carry: tuple[Rows, Flags], keys: Array, parity: Array
     ) -> tuple[tuple[Rows, Flags], Array]:
         """Swaps in both chains; and which rows are broken."""
         z, flags = carry
         rows, num = next(iter(z.values())).shape[1:3]
-        flat = {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
-        ratio = _log_ratio(graph, params, flat)
+        ratio = _log_ratio(target, flat(z))
         ratio = ratio.reshape(2, -1, ratio.shape[-1])
         # Equal states must be moved alike, whatever the last bits of their energies say.
         alike = agree(flags, tuple(z), rows * num).reshape(rows, num)
         ratio = ratio.at[1].set(jnp.where(alike[:, :-1] & alike[:, 1:], ratio[0], ratio[1]))
-        log_u = self._log_uniforms(pairs, ratio)
+        log_u = self._log_uniforms(keys, ratio)
         orders = [_order(log_u < r, parity) for r in ratio]
         swapped = {b: jnp.stack([take(v, o) for v, o in zip(z[b], orders, strict=True)]) for b in self.blocks}
         return (z | swapped, self._swap_flags(flags, swapped, orders)), jnp.isnan(ratio).any((0, 2))
@@ -353,8 +354,9 @@ def _order(took: Array, parity: Array) -> Array:
     return stays[None] + jnp.concatenate([moved, still], 1) - jnp.concatenate([still, moved], 1)
 
 
-def _log_ratio(graph: FactorGraph, params: Any, x: Rows) -> Array:
+def _log_ratio(target: Target, x: Rows) -> Array:
     """Log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``."""
+    graph, params = target.graph, target.params
     tempered = [f for f in graph.factors if f.tempered]
 
     def one(t: Mapping[str, Array]) -> Array:

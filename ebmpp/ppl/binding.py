@@ -19,68 +19,55 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Rows, Schedule
 from ebmpp.errors import ParameterError
-from ebmpp.graph import FactorGraph, energy, parts, states
+from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import gibbs
 from ebmpp.moves.couplings import Trial, where_rows
 from ebmpp.moves.layer import Layer
-from ebmpp.moves.move import agree, compare, couple_focused
+from ebmpp.moves.move import Drawn, agree, compare, couple_focused, offsets
+from ebmpp.moves.target import Target
 
 #: log of a weight beside the energy, row by row: a function of all blocks as rows.
 LogWeight = Callable[[Rows], Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bound(Target):
     """A graph with the params and the fixed blocks of this moment.
 
-    :param graph: the declaration.
-    :param params: by factor; a leaf may have the leading axes ``rows`` where ``axes`` says 0.
-    :param axes: a pytree like ``params`` of 0 (differs by row) and None (the same for all).
-    :param clamped: fixed blocks, ``(rows, *shape)``.
-    :param layers: of a sweep, in order.
+    :param axes: a pytree like ``params`` of 0 (a row first) and None (the same for all rows).
+    :param order: the layers of a sweep.
     :param log_weight: of a state, where the target is more than the energy; None if it is not.
     :param weighted: the blocks that ``log_weight`` reads.
     """
 
-    graph: FactorGraph
-    params: dict[str, Any]
     axes: dict[str, Any]
-    clamped: dict[str, Array]
-    layers: tuple[tuple[str, ...], ...]
+    order: Schedule
     log_weight: LogWeight | None = None
     weighted: tuple[str, ...] = ()
 
+    @property
+    def layers(self) -> Schedule:
+        """In the order in which they are drawn here."""
+        return self.order
+
     def map(self, fn: Callable[..., Any], *rows: Any) -> Any:
-        """``fn(params, *rows)``, row by row where params differ by row, and at once where they do not."""
+        """``fn(target, *rows)``, row by row where params differ by row, and at once where they do not."""
         if all(axis is None for axis in jax.tree.leaves(self.axes, is_leaf=lambda a: a is None)):
-            return fn(self.params, *rows)
+            return fn(self, *rows)
 
         def one(params: Any, *row: Any) -> Any:
-            made = fn(params, *jax.tree.map(lambda a: a[None], row))
+            made = fn(dataclasses.replace(self, params=params), *jax.tree.map(lambda a: a[None], row))
             return jax.tree.map(lambda a: a[0], made)
 
         return jax.vmap(one, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
 
-    def natural(self, x: Rows, blocks: Sequence[str], part: Any = 0) -> dict[str, Array]:
-        """Natural parameters of ``blocks``, or of a part, ``(rows, *shape, *stat_shape)``."""
-
-        def at(params: Any, x: Rows) -> dict[str, Array]:
-            if blocks[0] not in self.graph.splits:
-                return energy.natural_rows(self.graph, params, x, blocks)
-            around = parts.surround(self.graph, params, x, blocks[0])
-            units = parts.to_units(x[blocks[0]], self.graph.families[blocks[0]])
-            return {blocks[0]: parts.natural_part(self.graph, params, x, units, blocks[0], around, part)}
-
-        return self.map(at, dict(x))
-
-    def steps(self) -> list[tuple[int, int, tuple[str, ...]]]:
-        """The layers with the number of their first part and how many parts they have."""
-        counts = [gibbs.num_parts(self.graph, layer) for layer in self.layers]
-        starts = itertools.accumulate(counts, initial=0)
-        return list(zip(starts, counts, self.layers, strict=False))
+    def moves(self, kinds: Sequence[str] = ()) -> list[tuple[int, Layer]]:
+        """The layers as moves, each with the number of its first part."""
+        made = list(map(Layer, self.layers, kinds or itertools.repeat("common")))
+        return list(zip(offsets(self.graph, made), made, strict=False))
 
 
 def bind_params(
@@ -121,48 +108,54 @@ def _axis(name: str, leaf: Array, shape: tuple[int, ...], batch: tuple[int, ...]
 # -- one chain a row -------------------------------------------------------------------------------
 
 
-def move(bound: Bound, x: Rows, pairs: Array, fraction: float = 1.0) -> tuple[dict[str, Array], Array]:
+def move(bound: Bound, x: Rows, keys: Array, fraction: float = 1.0) -> Drawn:
     """One sweep of every row, and how many Metropolis proposals each row took.
 
     :param x: every block, ``(rows, *shape)``.
-    :param pairs: key pairs, ``(rows, 2)``.
+    :param keys: of this sweep, ``(rows, 2)``; part i of all layers' draws from ``fold_in(keys, i)``.
     :param fraction: of a layer's units that are proposed at a time, where there is a ``log_weight``.
     """
-    carry = dict(x), jnp.zeros(len(pairs), jnp.int32)
-    for start, count, layer in bound.steps():
+    carry = dict(x), jnp.zeros(len(keys), jnp.int32)
+    for start, layer in bound.moves():
 
-        def step(part: Any, carry: tuple, start: int = start, layer: tuple[str, ...] = layer) -> tuple:
+        def step(part: Any, carry: Drawn, start: int = start, layer: Layer = layer) -> Drawn:
             x, taken = carry
-            keys = random.fold_in(pairs, start + part)
-            draw = lambda params, x, k: gibbs.draw_part(bound.graph, params, x, layer, part, k)
-            drawn = bound.map(draw, x, keys)
-            if bound.log_weight is None or set(layer).isdisjoint(bound.weighted):
-                return x | drawn, taken
-            words = _choice_words(bound.graph, layer, keys)
-            proposed = x | _some(bound.graph, words, x, drawn, fraction)
-            took = _log_uniform(words) < bound.log_weight(proposed) - bound.log_weight(x)
-            return {b: where_rows(took, proposed[b], v) for b, v in x.items()}, taken + took
+            own = random.fold_in(keys, start + part)
+            drawn = bound.map(lambda target, x, own: _draw_part(target, x, layer, part, own), x, own)
+            x, took = _accept(bound, layer, x, drawn, own, fraction)
+            return x, taken + took
 
         # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
-        carry = each_part(count, step, carry)
+        carry = each_part(layer.num_parts(bound.graph), step, carry)
     return carry
 
 
-def num_proposals(bound: Bound) -> int:
-    """Metropolis proposals of one sweep of a row."""
-    if bound.log_weight is None:
-        return 0
-    return sum(count for _, count, layer in bound.steps() if set(layer) & set(bound.weighted))
+def _natural(target: Target, x: Rows, layer: Layer, part: Any) -> dict[str, Array]:
+    """Natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``."""
+    one = {b: v[None] for b, v in x.items()}
+    focused = layer.focus(target, layer.prepare(target, one), one, part)
+    return {b: e[0] for b, e in focused.items()}
 
 
-def _choice_words(graph: FactorGraph, layer: Sequence[str], keys: Array) -> Array:
-    """Words beside those of the draw itself: one a unit, and one for the row."""
-    size = sum(graph.families[b].size for b in layer)
-    return random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
+def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array) -> dict[str, Array]:
+    """A layer with new values of one part; all of them new where there is but one."""
+    view, eta = layer.view(target.graph, part), _natural(target, x, layer, part)
+    made = gibbs.draw_rows(view, layer.blocks, eta, random.words(keys, gibbs.num_words(view, layer.blocks)))
+    return layer.put(target.graph, x, part, made)
 
 
-def _log_uniform(words: Array) -> Array:
-    return jnp.log(random.uniform(words[:, -1]))
+def _accept(
+    bound: Bound, layer: Layer, x: Rows, drawn: Rows, keys: Array, fraction: float
+) -> tuple[dict[str, Array], Array]:
+    """Rows with what was drawn, by Metropolis where there is a weight beside the energy; and who took it."""
+    if bound.log_weight is None or set(layer.blocks).isdisjoint(bound.weighted):
+        return {**x, **drawn}, jnp.zeros(len(keys), bool)
+    size = sum(bound.graph.families[b].size for b in layer.blocks)
+    # words beside those of the draw itself: one a unit, and one for the row
+    words = random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
+    proposed = {**x, **_some(bound.graph, words, x, drawn, fraction)}
+    took = jnp.log(random.uniform(words[:, -1])) < bound.log_weight(proposed) - bound.log_weight(x)
+    return {b: where_rows(took, proposed[b], v) for b, v in x.items()}, took
 
 
 def _some(graph: FactorGraph, words: Array, x: Rows, drawn: Rows, fraction: float) -> dict[str, Array]:
@@ -182,50 +175,38 @@ def _some(graph: FactorGraph, words: Array, x: Rows, drawn: Rows, fraction: floa
 
 
 def couple(
-    bounds: tuple[Bound, Bound], z: Rows, pairs: Array, kinds: Sequence[str], fraction: float = 1.0
+    bounds: tuple[Bound, Bound], z: Rows, keys: Array, kinds: Sequence[str], fraction: float = 1.0
 ) -> tuple[dict[str, Array], Array]:
     """One coupled sweep of both chains of every row, each under its own params.
 
     :param bounds: the surroundings of the leading and of the following chain.
     :param z: both chains, ``(2, rows, *shape)`` a block.
-    :param kinds: a coupling for each of ``bounds[0].layers``.
+    :param keys: of this sweep, ``(rows, 2)``.
+    :param kinds: a coupling for each layer.
     :return: both chains, and which rows are broken (see :class:`~ebmpp.moves.couplings.Attempt`).
     """
-    graph, alike = bounds[0].graph, jnp.broadcast_to(_same_params(bounds), len(pairs))
-    carry = dict(z), jnp.zeros(len(pairs), bool)
-    for (start, count, layer), kind in zip(bounds[0].steps(), kinds, strict=True):
+    graph, alike = bounds[0].graph, jnp.broadcast_to(_same_params(bounds), len(keys))
+    carry = dict(z), jnp.zeros(len(keys), bool)
+    for start, layer in bounds[0].moves(kinds):
 
-        def step(part: Any, carry: tuple, start: int = start, move: Layer = Layer(layer, kind)) -> tuple:
+        def step(part: Any, carry: tuple, start: int = start, layer: Layer = layer) -> tuple:
             z, broken = carry
-            each = [
-                bound.natural({b: v[i] for b, v in z.items()}, move.blocks, part)
-                for i, bound in enumerate(bounds)
-            ]
-            focused = {b: jnp.stack([each[0][b], each[1][b]]) for b in move.blocks}
-            same = alike & agree(compare(graph, z), move.reads(graph), len(pairs))
-            draw = Trial(pairs, jnp.ones(len(pairs), bool), same, part)
-            made = couple_focused(graph, focused, z, move, start + part, {}, draw)
-            new = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
-            keys = random.fold_in(pairs, start + part)
-            return _accepted(bounds, move.blocks, z, new, keys, fraction), broken | made.broken
+            chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
+            natural = lambda target, x: _natural(target, x, layer, part)
+            each = [bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)]
+            focused = {b: jnp.stack([each[0][b], each[1][b]]) for b in layer.blocks}
+            same = alike & agree(compare(bounds[0], z), layer.reads(graph), len(keys))
+            trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
+            made = couple_focused(bounds[0], focused, z, layer, start + part, trial)
+            own, drawn = (
+                random.fold_in(keys, start + part),
+                zip(bounds, chains, (made.x, made.y), strict=True),
+            )
+            new = [_accept(bound, layer, x, y, own, fraction)[0] for bound, x, y in drawn]
+            return {b: jnp.stack([new[0][b], new[1][b]]) for b in z}, broken | made.broken
 
-        carry = each_part(count, step, carry)
+        carry = each_part(layer.num_parts(graph), step, carry)
     return carry
-
-
-def _accepted(
-    bounds: tuple[Bound, Bound], layer: Sequence[str], z: Rows, new: Rows, keys: Array, fraction: float
-) -> dict[str, Array]:
-    """Metropolis acceptance of both chains with one uniform, where there is a weight beside the energy."""
-    if bounds[0].log_weight is None or set(layer).isdisjoint(bounds[0].weighted):
-        return dict(new)
-    words, chains = _choice_words(bounds[0].graph, layer, keys), []
-    for i, bound in enumerate(bounds):
-        now, then = ({b: v[i] for b, v in a.items()} for a in (z, new))
-        proposed = now | _some(bound.graph, words, now, {b: then[b] for b in layer}, fraction)
-        took = _log_uniform(words) < bound.log_weight(proposed) - bound.log_weight(now)
-        chains.append({b: where_rows(took, proposed[b], v) for b, v in now.items()})
-    return {b: jnp.stack([chains[0][b], chains[1][b]]) for b in z}
 
 
 def _same_params(bounds: tuple[Bound, Bound]) -> Array:

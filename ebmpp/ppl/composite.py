@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
 from ebmpp.moves import couplings
 from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.target import Target
 from ebmpp.ppl import binding
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.ppl.sites import Rows
@@ -71,6 +71,15 @@ class CompositeState(NamedTuple):
     meeting_time: Array
     rng_key: Array
     broken: Array
+
+
+class _At(NamedTuple):
+    """What a step of a sweep is called with, beside the state."""
+
+    key: Array
+    t: Array
+    args: tuple
+    kwargs: Mapping[str, Any]
 
 
 class CoupledComposite(MCMCKernel):
@@ -148,8 +157,8 @@ class CoupledComposite(MCMCKernel):
         for index, step in enumerate(self.steps):
             if isinstance(step, GibbsBlock):
                 made, own = _bind(step, z, args, kwargs, check=True)
-                pairs = step.step_pairs(jax.random.fold_in(rng_key, index), 0, _rows(step, own))
-                z |= _taken(step, step.begin(own, made, pairs), own)
+                keys = made.keys(jax.random.fold_in(rng_key, index), 0)
+                z |= _taken(step, step.begin(own, made, keys), own)
         return z
 
     def single(self, z: Rows, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]) -> dict:
@@ -162,8 +171,7 @@ class CoupledComposite(MCMCKernel):
                 z[step.site] = law.sample(jax.random.fold_in(key, t)).astype(z[step.site].dtype)
                 continue
             made, own = _bind(step, z, args, kwargs)
-            pairs = step.step_pairs(key, t, _rows(step, own))
-            x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), pairs)
+            x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), made.keys(key, t))
             z |= _taken(step, x, own)
         return z
 
@@ -174,50 +182,27 @@ class CoupledComposite(MCMCKernel):
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             together = _equal(z, y)
-            key = jax.random.fold_in(rng_key, index)
-            move = self._conjugate if isinstance(step, Conjugate) else self._block
-            *new, wrong = move(step, z, y, key, t, args, kwargs)
+            at = _At(jax.random.fold_in(rng_key, index), t, args, kwargs)
+            move = _conjugate if isinstance(step, Conjugate) else self._block
+            *new, wrong = move(step, z, y, at)
             broken |= wrong
             # equal chains stay equal, whatever the last bits of their conditionals say
             new[1] = {name: jnp.where(together, new[0][name], v) for name, v in new[1].items()}
             z, y = z | new[0], y | new[1]
         return z, y, broken
 
-    def _conjugate(
-        self,
-        step: Conjugate,
-        z: Rows,
-        y: Rows,
-        key: Array,
-        t: Array,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-    ) -> list:
-        laws = (step.conditional(chain, *args, **kwargs) for chain in (z, y))
-        *drawn, sound = maximal(jax.random.fold_in(key, t), *laws)
-        return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
-
-    def _block(
-        self,
-        step: GibbsBlock,
-        z: Rows,
-        y: Rows,
-        key: Array,
-        t: Array,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-    ) -> list:
-        bounds, own = zip(*(_bind(step, chain, args, kwargs) for chain in (z, y)), strict=True)
+    def _block(self, step: GibbsBlock, z: Rows, y: Rows, at: _At) -> list:
+        bounds, own = zip(*(_bind(step, chain, at.args, at.kwargs) for chain in (z, y)), strict=True)
         rows = [
             step.within.to_rows(o, _latents(step, chain), made)
             for o, chain, made in zip(own, (z, y), bounds, strict=True)
         ]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        pairs = step.step_pairs(key, t, _rows(step, own[0]))
+        keys = bounds[0].keys(at.key, at.t)
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
-            x, wrong = binding.couple(bounds, x, random.fold_in(pairs, sweep), kinds, step.fraction)
+            x, wrong = binding.couple(bounds, x, random.fold_in(keys, sweep), kinds, step.fraction)
             broken |= wrong.any()
         return [*(_taken(step, {b: v[i] for b, v in x.items()}, own[i]) for i in range(2)), broken]
 
@@ -277,6 +262,12 @@ class CoupledComposite(MCMCKernel):
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
+def _conjugate(step: Conjugate, z: Rows, y: Rows, at: _At) -> list:
+    laws = (step.conditional(chain, *at.args, **at.kwargs) for chain in (z, y))
+    *drawn, sound = maximal(jax.random.fold_in(at.key, at.t), *laws)
+    return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
+
+
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
     """A draw of ``p`` and one of ``q``, equal with the largest probability possible.
 
@@ -331,10 +322,6 @@ def _bind(
     return step.within.bind(own, siblings, args, kwargs, check), own
 
 
-def _rows(step: GibbsBlock, own: Rows) -> int:
-    return math.prod(step.within.batch_of(own))
-
-
 def _latents(step: GibbsBlock, z: Rows) -> dict[str, Array]:
     return {b: z[b] for b in step.within.latents}
 
@@ -347,8 +334,7 @@ def _taken(step: GibbsBlock, x: Rows, own: Rows) -> dict[str, Array]:
 
 def _uniform(step: GibbsBlock, site: str, key: Array) -> Array:
     layout, families = step.within.layouts[site], step.graph.families
-    pairs = step.step_pairs(key, 1, 1)
-    drawn = initial_rows(step.graph, layout.names, pairs)
+    drawn = initial_rows(step.graph, layout.names, Target(step.graph, {}).keys(key, 1))
     return layout.join({b: drawn[b].reshape(families[b].shape) for b in layout.names})
 
 

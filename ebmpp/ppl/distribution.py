@@ -3,7 +3,6 @@
 """An energy-based model as a NumPyro distribution, and what may be inferred about its params."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 import math
 from typing import Any, NoReturn, cast
 
@@ -25,8 +24,10 @@ from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.arrays import describe
-from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from ebmpp.ppl.layout import Layout
 
 LogPartition = Callable[[Params], Array]
@@ -99,12 +100,12 @@ def _refuse_gradient(primals: tuple, tangents: tuple) -> NoReturn:
     raise IntractableError(f"an EnergyDistribution was differentiated in its params. Its {_TWO_WAYS_OUT}")
 
 
-@partial(jax.jit, static_argnames=("graph",))
-def _draw(graph: FactorGraph, params: Params, pairs: Array, num_sweeps: Array) -> dict[str, Array]:
+@jax.jit
+def _draw(target: Target, keys: Array, num_sweeps: Array) -> dict[str, Array]:
     """Every block after ``num_sweeps`` sweeps from initial draws."""
-    layers = schedule(graph)
-    start = gibbs.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
-    one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
+    moves = gibbs_sweep(target.graph)
+    start = gibbs.initial_rows(target.graph, target.graph.families, random.fold_in(keys, 0))
+    one = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
     return jax.lax.fori_loop(1, num_sweeps + 1, one, start)
 
 
@@ -254,9 +255,9 @@ class EnergyDistribution(dist.Distribution):
         """
         _refuse_batched(self.graph, self.params)
         key, shape = checks.key("EnergyDistribution: key", key), tuple(sample_shape)
-        pairs = random.fold_in(random.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
+        keys = random.fold_in(random.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
         params = jax.lax.stop_gradient(self.params)  # a draw is no differentiable function of them
-        x = _draw(self.graph, params, pairs, self.num_sweeps)
+        x = _draw(Target(self.graph, params), keys, self.num_sweeps)
         return self.layout.join(x).reshape(shape + self.layout.shape)
 
 

@@ -22,9 +22,11 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import is_batched
 from ebmpp.moves import gibbs
+from ebmpp.moves.layer import Layer, gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from ebmpp.sampling import perfect
 
 Sites = dict[str, Array]
@@ -289,8 +291,8 @@ class Exchange(MCMCKernel):
         rows, summed = self._rows(call)
         old_params, params = self._params(z, call), self._params(new, call)
         number = len(next(iter(rows.values())))
-        pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(number, dtype=jnp.uint32))
-        drawn, perfect_rows = self._auxiliary(params, rows, summed, pairs)
+        keys = random.fold_in(random.key_pair(rng_key), jnp.arange(number, dtype=jnp.uint32))
+        drawn, perfect_rows = self._auxiliary(params, rows, summed, keys)
 
         def gain(x: Sites) -> Array:
             at = lambda p, row: energy.log_unnormalized(self.graph, p, row, summed)
@@ -302,20 +304,20 @@ class Exchange(MCMCKernel):
         return prior + gain(rows) - gain({b: drawn[b] for b in rows}), failed
 
     def _auxiliary(
-        self, params: Params, rows: Sites, summed: tuple[str, ...], pairs: Array
+        self, params: Params, rows: Sites, summed: tuple[str, ...], keys: Array
     ) -> tuple[Sites, Array]:
         """A draw of the model for every row of data, and which of them are as they should be."""
-        graph = self.graph
+        target = Target(self.graph, params)
         if isinstance(self.auxiliary, str):
-            return perfect.draw_rows(graph, params, pairs, self.auxiliary, self.max_sweeps)
-        x, first = dict(rows), random.fold_in(pairs, 0)
+            return perfect.draw_rows(target, keys, self.auxiliary, self.max_sweeps)
+        x, first = dict(rows), random.fold_in(keys, 0)
         if summed:
-            x |= gibbs.initial_rows(graph, summed, first)
-            x |= gibbs.draw_layer(graph, params, x, summed, random.fold_in(first, 1), {})
-        layers = schedule(graph)
-        one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
+            x |= gibbs.initial_rows(self.graph, summed, first)
+            x |= Layer(summed).draw(target, x, random.fold_in(first, 1))[0]
+        moves = gibbs_sweep(self.graph)
+        one = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
         x = jax.lax.fori_loop(1, self.auxiliary + 1, one, x)
-        return x, jnp.ones(len(pairs), bool)
+        return x, jnp.ones(len(keys), bool)
 
     def _check_start(self, state: ExchangeState, call: _Call) -> None:
         params = self._params(state.z, call, values=True)

@@ -3,17 +3,24 @@
 """Unbiased expectations under the posterior of a composite, from coupled pairs of it."""
 
 from collections.abc import Callable
+import dataclasses
 from functools import partial
-import math
 from typing import Any
 
+import numpy as np
+
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.ppl.composite import CompositeState, CoupledComposite
-from ebmpp.sampling.engine import Outcome, Window
+from ebmpp.core import checks, random
+from ebmpp.core.types import Blocks, Rows
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.move import Drawn, Move, equal
+from ebmpp.moves.target import Target
+from ebmpp.ppl.composite import CoupledComposite
+from ebmpp.sampling.accumulators import Function, check_function
+from ebmpp.sampling.engine import DEFAULT_SLOTS, run_pairs
 from ebmpp.sampling.expectation import Estimate, asked_for, estimate_from
 
 
@@ -31,8 +38,6 @@ def composite_expectation(
 ) -> Estimate:
     """E[fn(sites)] under the posterior, without bias, by H_{k:m} over pairs of composite chains.
 
-    All pairs run together until the last has met: what it costs is the slowest pair's time.
-
     :param kernel: the composite; its lag is the estimate's.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of numbers.
     :param model_args: of the model.
@@ -44,7 +49,7 @@ def composite_expectation(
         kernel's lag; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
     :param model_kwargs: of the model.
-    :return: an :class:`~ebmpp.sampling.expectation.Estimate`; ``trials`` and ``acceptance`` are nan.
+    :return: an :class:`~ebmpp.sampling.expectation.Estimate`; ``acceptance`` is nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for numbers out of range.
 
@@ -73,66 +78,57 @@ def composite_expectation(
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     asked = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
-    keys = jax.random.split(rng_key, num_pairs)
-    window = asked.window()
-    total, state = _run(kernel, fn, keys, window, model_args, model_kwargs)
-    met = jnp.where(state.met, state.meeting_time, -1)
-    outcome = Outcome(total, met, math.nan, None, state.broken.sum())
-    return estimate_from(outcome, asked)
+    x = _starts(kernel, jax.random.split(rng_key, num_pairs), model_args, model_kwargs)
+    sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
+    check_function("composite_expectation: fn", fn, sums.state())
+    target, moves = _Posterior(None, (model_args, model_kwargs)), (_Sweep(kernel, tuple(x)),)
+    key = random.fold_in(random.key_pair(rng_key), 1)
+    return estimate_from(run_pairs(target, moves, sums, DEFAULT_SLOTS, x, x, key, asked.window()), asked)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _run(
-    kernel: CoupledComposite,
-    fn: Callable[[dict[str, Array]], Any],
-    keys: Array,
-    window: Window,
-    args: tuple,
-    kwargs: dict[str, Any],
-) -> tuple[Any, CompositeState]:
-    """Sums of weighted values, pair by pair, and the last states."""
-    start = jax.vmap(lambda key: kernel.start(key, args, kwargs, {}))(keys)
-
-    def count(total: Any, z: dict[str, Array], weights: Array) -> Any:
-        values = jax.vmap(fn)(z)
-
-        def weigh(s: Array, v: Array) -> Array:
-            w = _after(weights, v)
-            return s + jnp.where(w == 0, 0.0, w * v.astype(w.dtype))
-
-        return jax.tree.map(weigh, total, values)
-
-    def ahead(t: Array, carry: tuple[dict[str, Array], Any]) -> tuple[dict[str, Array], Any]:
-        z, total = carry
-        total = count(total, z, jnp.broadcast_to(window.inside(t), len(keys)))
-        step = lambda z, key: kernel.single(z, key, (t + 1).astype(jnp.uint32), args, kwargs)
-        return jax.vmap(step)(z, keys), total
-
-    shapes = jax.eval_shape(jax.vmap(fn), start)
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.result_type(float)), shapes)
-    z, total = lax.fori_loop(0, window.lag, ahead, (start, zero))
-    state = jax.vmap(lambda key, z, y: kernel.state_at(key, z, y))(keys, z, start)
-    total = _count_pairs(count, total, state, window)
-
-    def going(carry: tuple[CompositeState, Any]) -> Array:
-        state, _ = carry
-        late = (window.max_sweeps > 0) & (state.t >= window.max_sweeps)
-        waits = jnp.where(state.met, state.t < window.m, ~late)
-        return (waits & ~state.broken).any()
-
-    def one(carry: tuple[CompositeState, Any]) -> tuple[CompositeState, Any]:
-        state = kernel.sample(carry[0], args, kwargs)
-        return state, _count_pairs(count, carry[1], state, window)
-
-    state, total = lax.while_loop(going, one, (state, total))
-    return total, state
+@partial(jax.jit, static_argnums=0)
+def _starts(kernel: CoupledComposite, keys: Array, args: tuple, kwargs: dict[str, Any]) -> Blocks:
+    return jax.vmap(lambda key: kernel.start(key, args, kwargs, {}))(keys)
 
 
-def _count_pairs(count: Callable[..., Any], total: Any, state: CompositeState, window: Window) -> Any:
-    correction = jnp.where(state.met, 0, window.correction(state.t))
-    total = count(total, state.z, window.inside(state.t) + correction)
-    return count(total, state.y, -correction)
+@partial(jax.tree_util.register_dataclass, data_fields=["params", "given"], meta_fields=["graph"])
+@dataclasses.dataclass(frozen=True)
+class _Posterior(Target):
+    """The posterior of all sites, which is no graph's: params are the model's arguments."""
+
+    def num_parts(self, block: str) -> int:
+        return 1
+
+    def is_discrete(self, block: str) -> bool:
+        return False  # the sweep compares what it has made
 
 
-def _after(weights: Array, value: Array) -> Array:
-    return weights.reshape(-1, *(1,) * (value.ndim - 1)).astype(jnp.result_type(float))
+@dataclasses.dataclass(frozen=True)
+class _Sweep(Move):
+    """All steps of a composite, one after the other, as one move."""
+
+    kernel: CoupledComposite
+    blocks: tuple[str, ...]
+
+    def reads(self, graph: Any) -> tuple[str, ...]:
+        return self.blocks
+
+    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+        one = lambda z, key: self.kernel.single(z, key, _NOW, *target.params)
+        return jax.vmap(one)(dict(x), _as_jax(keys)), jnp.zeros(len(keys), jnp.int32)
+
+    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+        one = lambda x, y, key: self.kernel.pair(x, y, key, _NOW, *target.params)
+        chains = ({b: v[i] for b, v in z.items()} for i in range(2))
+        x, y, broken = jax.vmap(one)(*chains, _as_jax(trial.keys))
+        together = {b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks}
+        y = {b: where_rows(together[b], x[b], v) for b, v in y.items()}
+        every = jnp.ones(len(trial.keys), bool)
+        return Attempt(x, y, every, every, broken, together)
+
+
+_NOW = np.uint32(0)  # a sweep's keys are its own already
+
+
+def _as_jax(keys: Array) -> Array:
+    return jax.random.wrap_key_data(keys, impl="threefry2x32")

@@ -3,7 +3,6 @@
 """A graph as a block of a NumPyro model's Gibbs sampler."""
 
 from collections.abc import Callable, Mapping
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,15 @@ from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
-from ebmpp.kernels.base import STARTS, is_batched
+from ebmpp.kernels.base import is_batched
 from ebmpp.moves import gibbs
+from ebmpp.moves.layer import Layer
 from ebmpp.ppl import binding
 from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.sites import Sites, Surroundings, split_siblings
 from ebmpp.ppl.verify import verify
 from ebmpp.sampling import search
+from ebmpp.sampling.search import STARTS
 
 
 class BlockState(NamedTuple):
@@ -121,32 +122,22 @@ class GibbsBlock(MCMCKernel):
 
     # -- states ----------------------------------------------------------------------------------
 
-    def begin(self, values: Rows, made: Bound, pairs: Array) -> dict[str, Array]:
+    def begin(self, values: Rows, made: Bound, keys: Array) -> dict[str, Array]:
         """Rows of the first state: sites where ``values`` are, latents drawn."""
-        drawn = gibbs.initial_rows(self.graph, tuple(self.graph.families), pairs)
-        x = drawn | self.within.to_rows(values, {}, made)
-        if self.start == "local_mode":
-            x = made.map(lambda params, x, k: self._near_mode(params, x, k), x, pairs)
-        return x
+        x = search.start(made, keys, self.within.to_rows(values, {}, made))
+        return made.map(search.near_modes, x, keys) if self.start == "local_mode" else x
 
-    def _near_mode(self, params: Any, x: Rows, pairs: Array) -> dict[str, Array]:
-        return search.near_modes(self.graph, params, x, self.within.layers, pairs, {})
-
-    def advance(self, made: Bound, x: Rows, pairs: Array) -> tuple[dict[str, Array], Array]:
+    def advance(self, made: Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
         """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            moved, took = binding.move(made, carry[0], random.fold_in(pairs, s), self.fraction)
+            moved, took = binding.move(made, carry[0], random.fold_in(keys, s), self.fraction)
             return moved, carry[1] + took
 
-        carry = dict(x), jnp.zeros(len(pairs), jnp.int32)
+        carry = dict(x), jnp.zeros(len(keys), jnp.int32)
         if self.num_sweeps == 1:
             return one(jnp.uint32(0), carry)
         return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, carry)
-
-    def step_pairs(self, rng_key: Array, index: Array | int, rows: int) -> Array:
-        """Key pairs of step ``index``, one a row."""
-        return random.fold_in(random.key_pair(rng_key), index, jnp.arange(rows, dtype=jnp.uint32))
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 
@@ -178,9 +169,8 @@ class GibbsBlock(MCMCKernel):
                 check_values(b, self.graph.families[b], v)
         siblings, kwargs = split_siblings(model_kwargs)
         made = self.within.bind(values, siblings, model_args, kwargs, check=True)
-        rows = math.prod(self.within.batch_of(values))
-        x = self.begin(values, made, self.step_pairs(rng_key, 0, rows))
-        return self._state(x, values, jnp.zeros((), jnp.int32), jnp.zeros(rows, jnp.int32), rng_key)
+        x, none = self.begin(values, made, made.keys(rng_key, 0)), jnp.zeros(made.num_rows, jnp.int32)
+        return self._state(x, values, jnp.zeros((), jnp.int32), none, rng_key)
 
     def sample(
         self, state: BlockState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
@@ -189,8 +179,7 @@ class GibbsBlock(MCMCKernel):
         siblings, kwargs = split_siblings(model_kwargs)
         made = self.within.bind(state.z, siblings, model_args, kwargs)
         x = self.within.to_rows(state.z, state.latents, made)
-        pairs = self.step_pairs(state.rng_key, (state.i + 1).astype(jnp.uint32), len(state.accepted))
-        x, took = self.advance(made, x, pairs)
+        x, took = self.advance(made, x, made.keys(state.rng_key, (state.i + 1).astype(jnp.uint32)))
         return self._state(x, state.z, state.i + 1, state.accepted + took, state.rng_key)
 
     def _state(self, x: Rows, like: Rows, i: Array, accepted: Array, rng_key: Array) -> BlockState:
@@ -213,7 +202,7 @@ class GibbsBlock(MCMCKernel):
         """Steps done, and acceptance where there are Metropolis steps."""
         steps = int(np.max(state.i))
         sites = [layer for layer in self.within.layers if set(layer) & set(self.within.site_blocks)]
-        layers = sum(gibbs.num_parts(self.graph, layer) for layer in sites)
+        layers = sum(Layer(layer).num_parts(self.graph) for layer in sites)
         told = f"{steps} steps of {list(self.within.layouts)}"
         if self.within.log_weight is None:
             return told
@@ -281,9 +270,7 @@ class GibbsFunction:
     def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
         within = self.block.within
         made = within.bind(gibbs_sites, hmc_sites, (), {})
-        batch = within.batch_of(gibbs_sites)
-        rows = math.prod(batch)
-        drawn = gibbs.initial_rows(within.graph, within.latents, self.block.step_pairs(rng_key, 0, rows))
+        drawn = gibbs.initial_rows(within.graph, within.latents, made.keys(rng_key, 0))
         x = within.to_rows(gibbs_sites, drawn, made)
-        x, _ = self.block.advance(made, x, self.block.step_pairs(rng_key, 1, rows))
-        return within.to_sites(x, gibbs_sites, batch)
+        x, _ = self.block.advance(made, x, made.keys(rng_key, 1))
+        return within.to_sites(x, gibbs_sites, made.batch)

@@ -15,6 +15,7 @@ from ebmpp.core import checks
 from ebmpp.core.types import Rows
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
+from ebmpp.graph.states import Given
 from ebmpp.ppl import binding
 from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.layout import Layout
@@ -127,7 +128,15 @@ class Surroundings:
             weight = lambda x: jnp.reshape(
                 self.log_weight(self.to_sites(x, values, batch), dict(siblings), *args, **kwargs), (-1,)
             )
-        return Bound(self.graph, params, axes, clamped, self.layers, weight, self.site_blocks)
+        return Bound(
+            self.graph,
+            params,
+            Given(clamped, batch=batch),
+            axes=axes,
+            order=self.layers,
+            log_weight=weight,
+            weighted=self.site_blocks,
+        )
 
     def _evaluate(
         self, siblings: Rows, args: tuple, kwargs: Mapping[str, Any]

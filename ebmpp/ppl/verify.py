@@ -3,7 +3,6 @@
 """Is a graph the posterior of its sites? A comparison of log densities with the model's own."""
 
 from collections.abc import Callable
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import energy
 from ebmpp.moves import gibbs
@@ -62,10 +60,8 @@ def verify(
         own = {name: values[name] for name in within.layouts}
         batch = within.batch_of(own)
         made = within.bind(own, siblings, model_args, model_kwargs, check=True)
-        rows = math.prod(batch)
         for index in range(_STATES):
-            pairs = random.fold_in(random.key_pair(k), index, jnp.arange(rows, dtype=jnp.uint32))
-            x = gibbs.initial_rows(within.graph, within.site_blocks, pairs) | made.clamped
+            x = gibbs.initial_rows(within.graph, within.site_blocks, made.keys(k, index)) | made.clamped
             sites = within.to_sites(x, own, batch)
             theirs.append(log_density(model, model_args, model_kwargs, siblings | sites)[0])
             ours.append(_log_density(within, made, x))
@@ -74,8 +70,8 @@ def verify(
 
 def _log_density(within: Surroundings, made: Any, x: dict[str, Array]) -> Array:
     graph, latents = within.graph, within.latents
-    one = lambda p, row: energy.log_unnormalized(graph, p, row, latents)
-    value = made.map(lambda p, rows: jax.vmap(lambda row: one(p, row))(rows), x).sum()
+    one = lambda target, row: energy.log_unnormalized(graph, target.params, row, latents)
+    value = made.map(lambda target, rows: jax.vmap(lambda row: one(target, row))(rows), x).sum()
     return value if made.log_weight is None else value + jnp.sum(made.log_weight(x))
 
 

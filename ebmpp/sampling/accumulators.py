@@ -11,31 +11,26 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.types import Blocks
 from ebmpp.errors import ArgumentError
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import energy
+from ebmpp.moves.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
 class EnergyGradient:
     """The sum over all jobs of w dE/dparams: one weighted product a flush, nothing a pair."""
 
-    def init(self, graph: FactorGraph, params: Any, num_jobs: int) -> Any:
+    def init(self, target: Target, num_jobs: int) -> Any:
         """Zeros like ``params``."""
-        del graph, num_jobs
-        return jax.tree.map(jnp.zeros_like, params)
+        del num_jobs
+        return jax.tree.map(jnp.zeros_like, target.params)
 
-    def add(
-        self,
-        graph: FactorGraph,
-        params: Any,
-        total: Any,
-        x: dict[str, Array],
-        weights: Array,
-        jobs: Array,
-    ) -> Any:
+    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
         del jobs
-        return jax.tree.map(jnp.add, total, energy.weighted_gradient(graph, params, x, weights))
+        made = energy.weighted_gradient(target.graph, target.params, x, weights)
+        return jax.tree.map(jnp.add, total, made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,23 +49,15 @@ class MarginalGradient(EnergyGradient):
 
     groups: tuple[tuple[str, ...], ...]
 
-    def add(
-        self,
-        graph: FactorGraph,
-        params: Any,
-        total: Any,
-        x: dict[str, Array],
-        weights: Array,
-        jobs: Array,
-    ) -> Any:
+    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
         """Add the gradient of the weighted sum of energies with a group summed out."""
         del jobs
 
         def marginal(p: Any) -> Array:
-            each = [energy.summed_out(graph, p, x, group) for group in self.groups]
+            each = [energy.summed_out(target.graph, p, x, group) for group in self.groups]
             return -(weights @ sum(each)) / len(self.groups)
 
-        return jax.tree.map(jnp.add, total, jax.grad(marginal)(params))
+        return jax.tree.map(jnp.add, total, jax.grad(marginal)(target.params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,23 +71,15 @@ class Function:
         """What ``fn`` is called with, in shapes."""
         return {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
 
-    def init(self, graph: FactorGraph, params: Any, num_jobs: int) -> Any:
+    def init(self, target: Target, num_jobs: int) -> Any:
         """Zeros with a leading axis of pairs."""
-        del graph, params
+        del target
         shapes = jax.eval_shape(self.fn, self.state())
         return jax.tree.map(lambda s: jnp.zeros((num_jobs, *s.shape), jnp.result_type(float)), shapes)
 
-    def add(
-        self,
-        graph: FactorGraph,
-        params: Any,
-        total: Any,
-        x: dict[str, Array],
-        weights: Array,
-        jobs: Array,
-    ) -> Any:
+    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
         """Add each weighted value to its own pair's sum."""
-        del graph, params
+        del target
         values = jax.vmap(self.fn)(x)
 
         def put(total: Array, value: Array) -> Array:

@@ -30,6 +30,9 @@ from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from ebmpp.sampling import enumeration
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
@@ -124,7 +127,7 @@ def equal_speed(
 def reference(
     graph: FactorGraph,
     params: Params,
-    pair: Array,
+    key: Array,
     data: Mapping[str, Array] | Array | None = None,
     given: Mapping[str, Array] | None = None,
 ) -> Blocks:
@@ -137,7 +140,7 @@ def reference(
 
     :param graph: the model.
     :param params: its params.
-    :param pair: a key pair, for the pilot alone.
+    :param key: ``(2,)``, for the pilot alone.
     :param data: rows of the visible blocks: a unit's mean statistics there are those of its reference, and
         latents have the family's default law. There is no pilot then.
     :param given: natural parameters of some blocks, which go before.
@@ -153,7 +156,7 @@ def reference(
     fixed = _given_reference(graph, {} if given is None else given)
     if data is not None:
         return base_rates(graph, data) | fixed
-    return fixed if fixed.keys() == graph.families.keys() else _pilot(graph, params, pair) | fixed
+    return fixed if fixed.keys() == graph.families.keys() else _pilot(Target(graph, params), key) | fixed
 
 
 def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array) -> Blocks:
@@ -167,25 +170,23 @@ def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array) -> Blocks:
     return default | {b: initialization.base_rate(families[b], *m, default[b]) for b, m in mean.items()}
 
 
-@partial(jax.jit, static_argnames="graph")
-def _short_chains(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Blocks, Blocks]:
+@jax.jit
+def _short_chains(target: Target, keys: Array) -> tuple[Blocks, Blocks]:
     """Where chains from initial draws have come to: blocks' mean statistics given the rest, averaged over the
     chains, and their natural parameters given the rest, averaged likewise.
     """
-    layers = schedule(graph)
-    one = lambda i, x: gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, i))
-    x = gibbs.initial_rows(graph, graph.families, random.fold_in(pairs, 0))
+    graph, moves = target.graph, gibbs_sweep(target.graph)
+    one = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
+    x = gibbs.initial_rows(graph, graph.families, random.fold_in(keys, 0))
     x = jax.lax.fori_loop(1, _PILOT_SWEEPS + 1, one, x)
-    eta = {b: energy.natural_rows(graph, params, x, [b])[b] for b in graph.families}
+    eta = {b: energy.natural_rows(graph, target.params, x, [b])[b] for b in graph.families}
     mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
     return mean, {b: e.mean(0) for b, e in eta.items()}
 
 
-def _pilot(graph: FactorGraph, params: Params, pair: Array) -> Blocks:
-    mean, eta = _short_chains(
-        graph, params, random.fold_in(pair, jnp.arange(_PILOT_CHAINS, dtype=jnp.uint32))
-    )
-    return {b: _of_mean(family, mean[b], eta[b]) for b, family in graph.families.items()}
+def _pilot(target: Target, key: Array) -> Blocks:
+    mean, eta = _short_chains(target, random.fold_in(key, jnp.arange(_PILOT_CHAINS)))
+    return {b: _of_mean(family, mean[b], eta[b]) for b, family in target.graph.families.items()}
 
 
 def _of_mean(family: Family, mean: Array, otherwise: Array) -> Array:
@@ -264,24 +265,24 @@ def _between(eta0: Array, eta1: Array, beta: Array) -> Array:
     return (1 - beta) * eta0 + beta * eta1  # exact at both ends
 
 
-@partial(jax.jit, static_argnames=("graph", "summed"))
+@partial(jax.jit, static_argnames="summed")
 def _carry(
-    graph: FactorGraph,
+    target: Target,
     summed: tuple[str, ...],
-    params: Params,
     eta0: Eta,
     betas: Array,
     count: Array,
     x: Blocks,
-    pairs: Array,
+    keys: Array,
 ) -> tuple[Blocks, Array, Array]:
     """``count`` steps of all particles, from each beta to the next.
 
     :param betas: shape ``(_STEPS + 1,)``; the first ``count + 1`` are used.
     :param x: the kept blocks, ``(rows, *shape)``.
-    :param pairs: key pairs of these steps, ``(rows, 2)``.
+    :param keys: of these steps, ``(rows, 2)``.
     :return: the kept blocks; the log-weights' increment; the spread of each step's, ``(_STEPS,)``.
     """
+    graph, params = target.graph, target.params
     layers = schedule(graph, clamped=summed)
 
     def at(x: Blocks) -> tuple[Array, Blocks]:
@@ -292,14 +293,14 @@ def _carry(
         alone = sum(units(t[b]) @ eta0[b].ravel() for b in t)
         return value - alone, eta
 
-    def draw(blocks: Iterable[str], eta: Eta, beta: Array, pairs: Array) -> Blocks:
+    def draw(blocks: Iterable[str], eta: Eta, beta: Array, keys: Array) -> Blocks:
         eta = {b: _between(eta0[b], eta[b], beta) for b in blocks}
-        words = random.words(pairs, gibbs.num_words(graph, blocks))
+        words = random.words(keys, gibbs.num_words(graph, blocks))
         return gibbs.draw_rows(graph, blocks, eta, words)
 
     def step(i: Array, carry: tuple) -> tuple:
         x, log_weight, spread = carry
-        low, high, own = betas[i], betas[i + 1], random.fold_in(pairs, i)
+        low, high, own = betas[i], betas[i + 1], random.fold_in(keys, i)
         slope, eta = at(x)
         gain = (high - low) * slope
         for b in summed:
@@ -308,28 +309,27 @@ def _carry(
         # the summed blocks first: then a sweep leaves the law of the kept ones as it is
         x = x | draw(summed, eta, high, random.fold_in(own, 0))
         for index, blocks in enumerate(layers, 1):
-            keys = random.fold_in(own, index)
+            at_layer = random.fold_in(own, index)
 
-            def new(eta: Eta, view: Any, part: Any, keys: Array = keys) -> Blocks:
-                words = random.words(
-                    keys if part is None else random.fold_in(keys, 0, part), gibbs.num_words(view, eta)
-                )
+            def new(eta: Eta, view: Any, part: Any, own: Array = at_layer) -> Blocks:
+                own = own if part is None else random.fold_in(own, 0, part)
+                words = random.words(own, gibbs.num_words(view, eta))
                 start = {b: eta0[b] if part is None else _of_part(graph, eta0, b, part) for b in eta}
                 eta = {b: _between(start[b], e, high) for b, e in eta.items()}
                 return gibbs.draw_rows(view, eta, eta, words)
 
-            x = x | gibbs.visit(graph, params, x, blocks, new)
+            x = x | gibbs.visit(target, x, blocks, new)
         kept = {b: v for b, v in x.items() if b not in summed}
         return kept, log_weight + gain, spread.at[i].set(gain.std())
 
-    start = x, jnp.zeros(len(pairs)), jnp.zeros(len(betas) - 1)
+    start = x, jnp.zeros(len(keys)), jnp.zeros(len(betas) - 1)
     return jax.lax.fori_loop(0, count, step, start)
 
 
 @partial(jax.jit, static_argnames=("graph", "blocks"))
-def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, pairs: Array) -> Blocks:
-    eta = {b: jnp.broadcast_to(eta0[b], (len(pairs), *eta0[b].shape)) for b in blocks}
-    return gibbs.draw_rows(graph, blocks, eta, random.words(pairs, gibbs.num_words(graph, blocks)))
+def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array) -> Blocks:
+    eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
+    return gibbs.draw_rows(graph, blocks, eta, random.words(keys, gibbs.num_words(graph, blocks)))
 
 
 def anneal(
@@ -337,7 +337,7 @@ def anneal(
     params: Params,
     eta0: Eta,
     betas: np.ndarray,
-    pair: Array,
+    key: Array,
     num: int,
     x: Blocks | None = None,
     progress_bar: bool = False,
@@ -346,7 +346,7 @@ def anneal(
 
     :param eta0: of the reference.
     :param betas: from 0 to 1, or from 1 to 0.
-    :param pair: a key pair.
+    :param key: ``(2,)``.
     :param num: how many particles; a particle depends on the key and on its own number.
     :param x: where they start, at ``betas[0]``: drawn from the reference if None.
     :param progress_bar: show one.
@@ -354,9 +354,9 @@ def anneal(
     """
     summed = summed_blocks(graph)
     kept = tuple(b for b in graph.families if b not in summed)
-    pairs = random.fold_in(pair, jnp.arange(num, dtype=jnp.uint32))
-    start = _draw_reference(graph, kept, eta0, random.fold_in(pairs, 0)) if x is None else x
-    x = {b: start[b] for b in kept}
+    keys = random.fold_in(key, jnp.arange(num))
+    start = _draw_reference(graph, kept, eta0, random.fold_in(keys, 0)) if x is None else x
+    x, target = {b: start[b] for b in kept}, Target(graph, params)
     # summed on the host, in float64: ten thousand small gains would lose digits in float32
     total, spreads = np.zeros(num), []
     with tqdm(total=len(betas) - 1, disable=not progress_bar, desc="annealing", unit="step") as bar:
@@ -364,8 +364,8 @@ def anneal(
             part = betas[first : first + _STEPS + 1]
             count = len(part) - 1
             padded = np.pad(part, (0, _STEPS - count), mode="edge")
-            own = random.fold_in(pairs, 1, first)
-            x, gain, spread = _carry(graph, summed, params, eta0, padded, np.int32(count), x, own)
+            own = random.fold_in(keys, 1, first)
+            x, gain, spread = _carry(target, summed, eta0, padded, np.int32(count), x, own)
             total += np.asarray(gain, float)
             spreads.append(np.asarray(spread, float)[:count])
             bar.update(count)

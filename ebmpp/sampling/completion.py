@@ -17,11 +17,12 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Schedule
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.declaration import schedule
-from ebmpp.moves import gibbs
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 
 METHODS = ("posterior", "local_mode")
@@ -123,9 +124,9 @@ def complete(
     checks.choice("complete: method", method, METHODS)
     graph.check(params)
     known = states.as_given(graph.families, given)
-    if not schedule(graph, known.whole):
+    if len(known.whole) == len(graph.families):
         raise StateError("complete: every block is given whole, so nothing is missing; leave one out")
-    run = Runs(graph, params, known, num_chains, random.key_pair(rng_key))
+    run = Runs(Target(graph, params, known), num_chains, random.key_pair(rng_key))
     made = run.local_mode() if method == "local_mode" else run.posterior(num_warmup, num_samples)
     if made.r_hat is not None and (made.r_hat > _HIGH).any():
         high = int((made.r_hat > _HIGH).sum())
@@ -146,19 +147,9 @@ def complete(
 class Runs:
     """One call. Rows are worked on in chunks of one shape, ``num_chains`` copies of each side by side."""
 
-    graph: FactorGraph
-    params: Params
-    given: states.Given
+    target: Target
     chains: int
-    pair: Array
-
-    @property
-    def free(self) -> tuple[str, ...]:
-        return tuple(b for b in self.graph.families if b not in self.given.whole)
-
-    @property
-    def layers(self) -> Schedule:
-        return schedule(self.graph, self.given.whole)
+    key: Array
 
     def posterior(self, num_warmup: int, num_samples: int, climb: bool = True) -> Completion:
         """Chains.
@@ -166,41 +157,37 @@ class Runs:
         :param climb: whether to search for modes from where they end.
         """
         parts = []
-        for x, keep, pairs, count in self._chunks():
-            x, mean, trace = _sample(
-                self.graph, self.layers, num_samples, self.params, x, keep, pairs, num_warmup
-            )
-            found, value = self._climb(x, keep, pairs) if climb else (None, None)
+        for target, x, keys, count in self._chunks():
+            x, mean, trace = _sample(target, num_samples, x, keys, num_warmup)
+            found, value = self._climb(target, x, keys) if climb else (None, None)
             parts.append(self._part(count, x, mean, found, value, np.asarray(trace)))
         return self._joined(parts, "posterior")
 
     def local_mode(self) -> Completion:
         """Searches."""
         parts = []
-        for x, keep, pairs, count in self._chunks():
-            found, value = _search(self.graph, self.layers, self.params, x, keep, random.fold_in(pairs, 2))
+        for target, x, keys, count in self._chunks():
+            found, value = _search(target, x, keys)
             best = self._best(found, np.asarray(value))
             at = {b: jnp.asarray(np.tile(v, (self.chains, *(1,) * (v.ndim - 1)))) for b, v in best.items()}
-            mean = _means(self.graph, self.layers, self.params, at)
+            mean = _means(target, at)
             parts.append(self._part(count, found, mean, found, value, None))
         return self._joined(parts, "local_mode")
 
-    def _chunks(self) -> Iterator[tuple[dict[str, Array], dict[str, Array], Array, int]]:
-        """Starts, held units and key pairs of ``chains`` copies of some rows; and how many are no filling."""
-        rows = math.prod(self.given.batch)
+    def _chunks(self) -> Iterator[tuple[Target, Blocks, Array, int]]:
+        """Targets, starts and keys of ``chains`` copies of some rows; and how many are no filling."""
+        rows = self.target.num_rows
         size = min(rows, max(1, _MOST_CHAINS // self.chains))
         for first in range(0, rows, size):
             row = np.minimum(np.arange(first, first + size), rows - 1)
             every = np.tile(row, self.chains)
-            pairs = _pairs(self.pair, np.repeat(np.arange(self.chains), size), every)
-            given = jax.tree.map(lambda v: v[every], self.given[:3])
-            yield _start(self.graph, *given, pairs), given[2], pairs, min(size, rows - first)
+            keys = _keys(self.key, np.repeat(np.arange(self.chains), size), every)
+            target = self.target.take(every)
+            yield target, _start(target, keys), keys, min(size, rows - first)
 
-    def _climb(self, x: Mapping[str, Array], keep: Mapping[str, Array], pairs: Array) -> tuple[Any, Any]:
+    def _climb(self, target: Target, x: Blocks, keys: Array) -> tuple[Any, Any]:
         try:
-            return _search(
-                self.graph, self.layers, self.params, dict(x), dict(keep), random.fold_in(pairs, 2)
-            )
+            return _search(target, x, keys)
         except NotImplementedError:
             return None, None
 
@@ -215,12 +202,12 @@ class Runs:
 
     def _part(self, count: int, x: Any, mean: Any, found: Any, value: Any, trace: Any) -> dict[str, Any]:
         """A chunk's share of the result, its filling cut off."""
-        each = {b: self._by_chain(mean[b])[:, :count] for b in self.free}
+        each = {b: self._by_chain(mean[b])[:, :count] for b in self.target.free}
         made: dict[str, Any] = {"mean": {b: v.mean(0) for b, v in each.items()}}
-        made["draws"] = {b: self._by_chain(x[b])[:, :count] for b in self.free}
+        made["draws"] = {b: self._by_chain(x[b])[:, :count] for b in self.target.free}
         if found is not None:
             best = self._best(found, np.asarray(value))
-            made["mode"] = {b: best[b][:count] for b in self.free}
+            made["mode"] = {b: best[b][:count] for b in self.target.free}
             made["log_density"] = self._by_chain(value).max(0)[:count]
         if trace is not None:
             error = lambda v: v.std(0, ddof=1) / math.sqrt(self.chains)
@@ -233,7 +220,7 @@ class Runs:
 
     def _joined(self, parts: list[dict[str, Any]], method: str) -> Completion:
         """All chunks, with the leading axes of what was given."""
-        batch = self.given.batch
+        batch = self.target.batch
         joined: dict[str, Any] = {"standard_error": None, "mode": None, "log_density": None, "r_hat": None}
         for name in parts[0]:
             axis = 1 if name == "draws" else 0
@@ -246,9 +233,9 @@ class Runs:
 
     def _put_known(self, joined: dict[str, Any]) -> None:
         """Means of observed units: their statistics, without error."""
-        for b, k in self.given.keep.items():
-            family, batch = self.graph.families[b], self.given.batch
-            stats = np.asarray(family.statistics(self.given.partial[b]), float)
+        for b, k in self.target.keep.items():
+            family, batch = self.target.graph.families[b], self.target.batch
+            stats = np.asarray(family.statistics(self.target.given.partial[b]), float)
             known = np.asarray(k).reshape(k.shape + (1,) * len(family.stat_shape))
             shape = batch + family.statistic_shape
             known = np.broadcast_to(known, stats.shape).reshape(shape)
@@ -271,67 +258,49 @@ def _r_hat(trace: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def _pairs(pair: Array, chain: Array, row: Array) -> Array:
-    return random.fold_in(random.fold_in(pair, 1, chain), row)
+def _keys(key: Array, chain: Array, row: Array) -> Array:
+    return random.fold_in(random.fold_in(key, 1, chain), row)
 
 
-@partial(jax.jit, static_argnums=0)
-def _start(graph: FactorGraph, whole: Any, partial_: Any, keep: Any, pairs: Array) -> dict[str, Array]:
-    x = gibbs.initial_rows(graph, tuple(graph.families), random.fold_in(pairs, 0)) | whole
-    return x | {b: jnp.where(k, partial_[b], x[b]) for b, k in keep.items()}
+@jax.jit
+def _start(target: Target, keys: Array) -> Blocks:
+    return search.start(target, random.fold_in(keys, 0))
 
 
-def _conditional_means(graph: FactorGraph, layers: Schedule, params: Params, x: Any) -> dict:
-    made = {}
-    for blocks in layers:
-        eta = energy.natural_rows(graph, params, x, blocks)
+@jax.jit
+def _means(target: Target, x: Blocks) -> Blocks:
+    """Conditional means of all free blocks."""
+    made, graph = {}, target.graph
+    for blocks in target.layers:
+        eta = energy.natural_rows(graph, target.params, x, blocks)
         made |= {b: graph.families[b].mean(e) for b, e in eta.items()}
     return made
 
 
-_means = jax.jit(_conditional_means, static_argnums=(0, 1))
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnames="num_samples")
 def _sample(
-    graph: FactorGraph,
-    layers: Schedule,
-    num_samples: int,
-    params: Params,
-    x: dict[str, Array],
-    keep: dict[str, Array],
-    pairs: Array,
-    num_warmup: Array,
-) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    target: Target, num_samples: int, x: Blocks, keys: Array, num_warmup: Array
+) -> tuple[Blocks, Blocks, Array]:
     """The last states, means of the conditional means, and the log densities ``(num_samples, chains)``."""
+    moves = gibbs_sweep(target.graph, target.clamped)
 
-    def sweep(index: Array, x: dict[str, Array]) -> dict[str, Array]:
-        return gibbs.sweep_rows(graph, params, x, layers, random.fold_in(pairs, 1, index), keep)
+    def sweep(index: Array, x: Blocks) -> Blocks:
+        return draw_sweep(target, x, moves, random.fold_in(keys, 1, index))[0]
 
     def step(carry: tuple, index: Array) -> tuple:
         x, mean = carry
         x = sweep(num_warmup + index, x)
-        now = _conditional_means(graph, layers, params, x)
+        now = _means(target, x)
         mean = jax.tree.map(lambda m, n: m + (n - m) / (index + 1).astype(m.dtype), mean, now)
-        return (x, mean), energy.log_density(graph, params, x)
+        return (x, mean), energy.log_density(target.graph, target.params, x)
 
     x = lax.fori_loop(0, num_warmup, sweep, x)
-    none = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype),
-        jax.eval_shape(lambda x: _conditional_means(graph, layers, params, x), x),
-    )
+    none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(_means, target, x))
     (x, mean), trace = lax.scan(step, (x, none), jnp.arange(num_samples))
     return x, mean, trace
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _search(
-    graph: FactorGraph,
-    layers: Schedule,
-    params: Params,
-    x: dict[str, Array],
-    keep: dict[str, Array],
-    pairs: Array,
-) -> tuple[dict[str, Array], Array]:
-    found = search.local_modes(graph, params, x, layers, pairs, keep)
+@jax.jit
+def _search(target: Target, x: Blocks, keys: Array) -> tuple[Blocks, Array]:
+    found = search.local_modes(target, x, random.fold_in(keys, 2))
     return found.x, found.value

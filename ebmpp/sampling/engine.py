@@ -22,11 +22,11 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep
-from ebmpp.graph import FactorGraph
+from ebmpp.core.types import Blocks
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
-from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, note, offsets
+from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
+from ebmpp.moves.target import Target
 from ebmpp.sampling.slots import Jobs, Slots, first_size, stage_sizes
 
 #: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
@@ -39,18 +39,10 @@ _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is b
 class Accumulator(Protocol):
     """Sums weighted values of states; a hashable value."""
 
-    def init(self, graph: FactorGraph, params: Any, num_jobs: int) -> Any:
+    def init(self, target: Target, num_jobs: int) -> Any:
         """The empty sum."""
 
-    def add(
-        self,
-        graph: FactorGraph,
-        params: Any,
-        total: Any,
-        x: dict[str, Array],
-        weights: Array,
-        jobs: Array,
-    ) -> Any:
+    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
         """``total`` plus the weighted values of rows ``x`` that belong to ``jobs``."""
 
 
@@ -109,38 +101,36 @@ class _Count(NamedTuple):
     broken: Array  # pairs
 
 
-@partial(jax.jit, static_argnames=("graph", "moves", "accumulator", "num_slots"))
+@partial(jax.jit, static_argnames=("moves", "accumulator", "num_slots"))
 def run_pairs(
-    graph: FactorGraph,
+    target: Target,
     moves: tuple[Move, ...],
     accumulator: Accumulator,
     num_slots: int,
-    params: Any,
-    x: dict[str, Array],
-    y: dict[str, Array],
-    pair: Array,
+    x: Blocks,
+    y: Blocks,
+    key: Array,
     window: Window,
-    keep: Keep | None = None,
     job_weights: Array | None = None,
 ) -> Outcome:
     """Run every job to its meeting and to time ``m``.
 
+    :param target: units are held in all pairs alike (one row), or in each its own (a row a job).
     :param moves: of a sweep; blocks of ``x`` that they do not change stay as they are.
     :param x: starts of the leading chains, ``(jobs, *shape)`` a block.
     :param y: starts of the following chains.
-    :param pair: the key pair of the run; job j draws from ``fold_in(pair, j)``.
-    :param keep: units that are held: masks of shape ``(1, *shape)`` for all pairs, or ``(jobs, *shape)``.
+    :param key: of the run, ``(2,)``; job j draws from ``fold_in(key, j)``.
     :param job_weights: what a job counts in the sum, ``(jobs,)``; 1 each by default.
     """
-    engine = _Engine(graph, moves, accumulator, params, window, keep or {}, job_weights)
+    engine = _Engine(target, moves, accumulator, window, job_weights)
     num_jobs = len(next(iter(x.values())))
-    keys = random.fold_in(pair, jnp.arange(num_jobs))
-    total = accumulator.init(graph, params, num_jobs)
+    keys = random.fold_in(key, jnp.arange(num_jobs))
+    total = accumulator.init(target, num_jobs)
     x, total, count = engine.advance(x, keys, total)
     starts = {b: jnp.stack([x[b], y[b]]) for b in x}
-    same = compare(graph, starts)
+    same = compare(target, starts)
     total, met = engine.load(starts, same, total)
-    met &= _finite(params)  # draws of params that are not finite can agree, and mean nothing
+    met &= _finite(target.params)  # draws of params that are not finite can agree, and mean nothing
     done = met & (window.lag >= window.m)
     queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
     meeting_time = jnp.where(met, window.lag, -1)
@@ -153,25 +143,23 @@ class _Engine:
 
     def __init__(
         self,
-        graph: FactorGraph,
+        target: Target,
         moves: tuple[Move, ...],
         accumulator: Accumulator,
-        params: Any,
         window: Window,
-        keep: Keep,
         job_weights: Array | None,
     ) -> None:
-        self.graph, self.moves, self.keep, self.job_weights = graph, moves, keep, job_weights
-        self.accumulator, self.params, self.window = accumulator, params, window
+        self.target, self.moves, self.job_weights = target, moves, job_weights
+        self.accumulator, self.window = accumulator, window
         self.free = tuple({b: None for move in moves for b in move.blocks})
-        self.offsets = offsets(graph, moves)
+        self.offsets = offsets(target.graph, moves)
         self.proposes = sum(move.proposes for move in moves)
         limit = jnp.minimum(window.max_sweeps, MOST_TRIALS // _TRIALS_A_SWEEP) * _TRIALS_A_SWEEP
         self.most_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
 
-    def advance(self, x: dict[str, Array], keys: Array, total: Any) -> tuple:
+    def advance(self, x: Blocks, keys: Array, total: Any) -> tuple:
         """``lag`` sweeps of every leading chain, those at times k to m counted."""
         jobs = jnp.arange(len(keys))
 
@@ -180,8 +168,7 @@ class _Engine:
             weights = jnp.broadcast_to(self.window.inside(t), jobs.shape)
             add = lambda total: self._add(total, x, weights, jobs)
             total = lax.cond(weights[0] > 0, add, lambda total: total, total)
-            pairs = random.fold_in(keys, t + 1)
-            x, took = draw_sweep(self.graph, self.params, x, self.moves, pairs, self.keep)
+            x, took = draw_sweep(self.target, x, self.moves, random.fold_in(keys, t + 1))
             return x, total, taken + took.sum().astype(taken.dtype)
 
         zero = jnp.zeros((), jnp.float32)
@@ -189,12 +176,12 @@ class _Engine:
         proposals = (self.window.lag * (self.proposes * len(keys))).astype(jnp.float32)
         return x, total, _Count(zero, zero, proposals, taken, zero)
 
-    def load(self, starts: dict[str, Array], same: Flags, total: Any) -> tuple[Any, Array]:
+    def load(self, starts: Blocks, same: Flags, total: Any) -> tuple[Any, Array]:
         """Count the pairs (X_lag, Y_0); which of them are equal already."""
         met = agree(same, self.free, len(same[self.free[0]]))
         weights = self._weights(jnp.broadcast_to(self.window.lag, met.shape), met)
         jobs = jnp.arange(len(met))
-        add = lambda total: self._add(total, _flat(starts), weights.reshape(-1), jnp.tile(jobs, 2))
+        add = lambda total: self._add(total, flat(starts), weights.reshape(-1), jnp.tile(jobs, 2))
         return lax.cond((weights != 0).any(), add, lambda total: total, total), met
 
     def _weights(self, t: Array, met: Array) -> Array:
@@ -202,11 +189,11 @@ class _Engine:
         correction = jnp.where(met, 0, self.window.correction(t))
         return jnp.stack([self.window.inside(t) + correction, -correction])
 
-    def _add(self, total: Any, x: dict[str, Array], weights: Array, jobs: Array) -> Any:
+    def _add(self, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
         weights = weights.astype(jnp.result_type(float))
         if self.job_weights is not None:
             weights = weights * self.job_weights[jobs]
-        return self.accumulator.add(self.graph, self.params, total, x, weights, jobs)
+        return self.accumulator.add(self.target, total, x, weights, jobs)
 
     # -- slots -----------------------------------------------------------------------------------
 
@@ -228,7 +215,7 @@ class _Engine:
     def _work(self, jobs: Jobs) -> int:
         """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""
         units = sum(math.prod(v.shape[2:]) for v in jobs.starts.values())
-        return sum(leaf.size for leaf in jax.tree.leaves(self.params)) + 16 * units
+        return sum(leaf.size for leaf in jax.tree.leaves(self.target.params)) + 16 * units
 
     def _stage(self, run: _Run, jobs: Jobs, size: int, smaller: int, refills: bool) -> _Run:
         repeats = max(1, _FLUSH_ROWS // (2 * size))
@@ -255,38 +242,38 @@ class _Engine:
         if repeats == 1:
             run, counted = one(run, None)
             states, weights, owners = counted
-            return run, _flat(states), weights.reshape(-1), owners.reshape(-1)
+            return run, flat(states), weights.reshape(-1), owners.reshape(-1)
         run, (states, weights, owners) = lax.scan(one, run, None, length=repeats)
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
         return run, rows, weights.reshape(-1), owners.reshape(-1)
 
     def _sweep(self, run: _Run, keys: Array) -> _Run:
         """One attempt at each part of each move, in order; a row that is refused stalls at its part."""
-        pairs = random.fold_in(keys[run.slots.job], run.slots.t + 1)
+        keys = random.fold_in(keys[run.slots.job], run.slots.t + 1)
         # from what the loop carries, which has the same bits wherever it is read
         run = run._replace(slots=run.slots._replace(z=copied(run.slots.z, run.slots.same)))
-        keep = {b: k if len(k) == 1 else k[run.slots.job] for b, k in self.keep.items()}
+        target = self.target.take(run.slots.job)
         for start, move in zip(self.offsets, self.moves, strict=False):
-            prepared = move.prepare(self.graph, self.params, run.slots.z, keep)
-            step = partial(self._step, move=move, prepared=prepared, start=start, pairs=pairs, keep=keep)
-            run = each_part(move.num_parts(self.graph), step, run)
+            prepared = move.prepare(target, run.slots.z)
+            step = partial(self._step, target=target, move=move, prepared=prepared, start=start, keys=keys)
+            run = each_part(move.num_parts(target.graph), step, run)
         return run
 
     def _step(
-        self, part: Any, run: _Run, move: Move, prepared: Any, start: int, pairs: Array, keep: Keep
+        self, part: Any, run: _Run, target: Target, move: Move, prepared: Any, start: int, keys: Array
     ) -> _Run:
         slots, index = run.slots, start + part
         at = slots.active & (slots.move == index)
         trial = Trial(
-            random.fold_in(pairs, index, slots.trial),
+            random.fold_in(keys, index, slots.trial),
             slots.trial == 0,
-            agree(slots.same, move.reads(self.graph), len(at)),
+            agree(slots.same, move.reads(target.graph), len(at)),
             part,
             slots.same,
             self.most_trials,
         )
-        focused = move.focus(self.graph, prepared, slots.z, keep, part)
-        tried = move.attempt(self.graph, focused, slots.z, keep, trial)
+        focused = move.focus(target, prepared, slots.z, part)
+        tried = move.attempt(target, focused, slots.z, trial)
         take = at[None] & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted.all(0)
@@ -299,7 +286,7 @@ class _Engine:
         now = tried._replace(accept_x=take[0], accept_y=take[1])
         slots = slots._replace(
             z=z,
-            same=note(self.graph, move, slots.same, z, part, now, ready),
+            same=note(target, move, slots.same, z, part, now, ready),
             move=jnp.where(ready, index + 1, slots.move),
             trial=jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial)),
             accepted=jnp.where(ready, False, accepted),
@@ -341,7 +328,3 @@ class _Engine:
 def _finite(params: Any) -> Array:
     finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
     return jnp.stack([jnp.array(True), *finite]).all()
-
-
-def _flat(z: dict[str, Array]) -> dict[str, Array]:
-    return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}

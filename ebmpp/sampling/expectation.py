@@ -16,17 +16,17 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.types import Blocks
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.declaration import schedule
-from ebmpp.graph.states import Given, Observed, as_given, as_rows
+from ebmpp.graph.states import Observed, as_given, as_rows
 from ebmpp.moves.couplings import MOST_TRIALS
-from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import check_params, resolve_moves
+from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import Function, check_function
 from ebmpp.sampling.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
-from ebmpp.sampling.search import near_modes
+from ebmpp.sampling.search import STARTS, start
 
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | None
@@ -181,22 +181,19 @@ def unbiased_expectation(
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.count("unbiased_expectation: num_slots", num_slots)
     graph.check(params)
-    given = as_given(graph.families, clamped)
-    if not schedule(graph, given.whole):
+    target = Target(graph, params, as_given(graph.families, clamped))
+    if not target.free:
         raise StateError("every block is clamped: there is nothing to sample")
-    moves = resolve_moves(graph, coupling, given.whole)
-    check_params(graph, params, moves)
-    pair = random.key_pair(rng_key)
-    begin = lambda second, key: _starts(
-        graph, params, init, given, random.fold_in(pair, 0, second), num_pairs, key
-    )
+    moves = resolve_moves(graph, coupling, target.clamped)
+    check_params(target, moves)
+    own = random.key_pair(rng_key)
+    begin = lambda second, key: _starts(target, init, random.fold_in(own, 0, second), num_pairs, key)
     x = begin(1, rng_key)
     y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
     shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
-    jobs = random.fold_in(pair, 1, 1)
     window, sums = asked.window(), Function(fn, shapes)
     check_function("unbiased_expectation: fn", fn, sums.state())
-    made = run_pairs(graph, moves, sums, num_slots, params, x, y, jobs, window, given.keep)
+    made = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(own, 1, 1), window)
     estimate = estimate_from(made, asked)
     if estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
         warnings.warn(
@@ -208,30 +205,21 @@ def unbiased_expectation(
     return estimate
 
 
-_initial_rows = jax.jit(initial_rows, static_argnums=(0, 1))
-_near_modes = jax.jit(near_modes, static_argnums=(0, 3))
+_start = jax.jit(start, static_argnames="kind")
 
 
-def _starts(
-    graph: FactorGraph,
-    params: Any,
-    init: Init,
-    held: Given,
-    pair: Array,
-    num_pairs: int,
-    rng_key: Array,
-) -> dict[str, Array]:
+def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array) -> Blocks:
     """One start a pair, checked: shapes ``(num_pairs, *shape)``."""
-    given = init
+    given, held, kind = init, target.given, "uniform"
     if isinstance(init, str):
-        checks.choice("init", init, ("uniform", "local_mode"), also="states, a function of a key or None")
+        kind = checks.choice("init", init, STARTS, also="states, a function of a key or None")
         given = None
     if callable(init):
         checks.function("init", init, "a jax key", arguments=1)
         given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
     if given is not None and not isinstance(given, Mapping):
         raise StateError(f"init gives a dict of blocks, not {checks.tell(given)}")
-    rows, batch = as_rows(graph.families, {} if given is None else given)
+    rows, batch = as_rows(target.graph.families, {} if given is None else given)
     clash = sorted(set(rows) & set(held.whole))
     if clash:
         raise StateError(f"block {clash[0]!r} is clamped and in init: give it once")
@@ -240,15 +228,7 @@ def _starts(
             raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")
     if held.keep and held.batch:
         raise StateError("observed units are the same in all pairs: give Observed without leading axes")
-    pairs = random.fold_in(pair, jnp.arange(num_pairs))
-    drawn = _initial_rows(graph, tuple(graph.families), pairs)
-    for b, v in (rows | held.whole).items():
-        drawn[b] = jnp.broadcast_to(v, drawn[b].shape).astype(drawn[b].dtype)
-    for b, known in held.keep.items():
-        drawn[b] = jnp.where(known, held.partial[b], drawn[b])
-    if init == "local_mode":
-        return _near_modes(graph, params, drawn, schedule(graph, held.whole), pairs, held.keep)
-    return drawn
+    return _start(target, random.fold_in(key, jnp.arange(num_pairs)), rows, kind=kind)
 
 
 def check_max_sweeps(name: str, value: object, lag: int) -> int | None:

@@ -24,6 +24,8 @@ from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import gibbs
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.target import Target
 from ebmpp.sampling import enumeration, random_cluster
 from ebmpp.sampling.past import check_edges, from_the_past, slopes
 
@@ -53,7 +55,8 @@ def _pick(u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"])
     return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
 
-def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[Blocks, Array]:
+def _enumerated_rows(target: Target, keys: Array) -> tuple[Blocks, Array]:
+    graph, params = target.graph, target.params
     plan = _plan(graph)
     listed, drawn = plan.enumerated, plan.summed
     count = enumeration.num_states(graph, listed)
@@ -63,14 +66,14 @@ def _enumerated_rows(graph: FactorGraph, params: Params, pairs: Array) -> tuple[
     term = lambda i: enumeration.log_term(graph, params, {}, plan, i)
     value = jax.lax.map(term, jnp.minimum(index, count - 1), batch_size=enumeration.chunk_size(graph, plan))
     table = jnp.where(index < count, value, -jnp.inf).reshape(-1, width)
-    u = random.uniform(random.words(random.fold_in(pairs, 0), 2))
+    u = random.uniform(random.words(random.fold_in(keys, 0), 2))
     group = _pick(u[:, 0], jax.nn.logsumexp(table, axis=-1)[None])
     chosen = group * width + _pick(u[:, 1], table[group])
-    x = gibbs.initial_rows(graph, drawn, random.fold_in(pairs, 1)) if drawn else {}
+    x = gibbs.initial_rows(graph, drawn, random.fold_in(keys, 1)) if drawn else {}
     x |= jax.vmap(lambda i: enumeration.decode(graph, listed, i))(chosen)
     if drawn:
-        x |= gibbs.draw_layer(graph, params, x, drawn, random.fold_in(pairs, 2), {})
-    return {b: x[b] for b in graph.families}, jnp.isfinite(table).any() & jnp.ones(len(pairs), bool)
+        x |= Layer(drawn).draw(target, x, random.fold_in(keys, 2))[0]
+    return {b: x[b] for b in graph.families}, jnp.isfinite(table).any() & jnp.ones(len(keys), bool)
 
 
 # -- which models are attractive -------------------------------------------------------------------
@@ -150,27 +153,28 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     return values[_pick(random.uniform(words[..., 0]), log_weight)]
 
 
-def _both_sweep(graph: FactorGraph, params: Params, x: Blocks, pairs: Array) -> Blocks:
+def _both_sweep(target: Target, x: Blocks, keys: Array) -> Blocks:
     """One sweep of the rows from below and, after them, of those from above, by the same words."""
-    for index, blocks in enumerate(graph.block_layers):
+    for index, blocks in enumerate(target.graph.block_layers):
 
         def new(eta: dict[str, Array], view: Any, part: Any, index: int = index) -> Blocks:
             made = {}
             for place, (b, e) in enumerate(eta.items()):
-                family, keys = view.families[b], random.fold_in(pairs, index, place)
-                words = random.words(keys if part is None else random.fold_in(keys, 0, part), family.size)
+                family, own = view.families[b], random.fold_in(keys, index, place)
+                words = random.words(own if part is None else random.fold_in(own, 0, part), family.size)
                 words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
                 made[b] = _monotone(family, words, e)
             return made
 
-        x = x | gibbs.visit(graph, params, x, blocks, new)
+        x = x | gibbs.visit(target, x, blocks, new)
     return x
 
 
-def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: int) -> tuple[Blocks, Array]:
-    sign, fine = _orientation(graph, params)
+def _coupled_rows(target: Target, keys: Array, max_sweeps: int) -> tuple[Blocks, Array]:
+    graph = target.graph
+    sign, fine = _orientation(graph, target.params)
     attractive = jnp.all(jnp.stack([jnp.bool_(True), *fine.values()]))
-    rows = len(pairs)
+    rows = len(keys)
     start = {}
     for b, family in graph.families.items():
         values = enumeration.values_of(family).astype(family.dtype)
@@ -182,7 +186,7 @@ def _coupled_rows(graph: FactorGraph, params: Params, pairs: Array, max_sweeps: 
         same = [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
         return jnp.stack(same).all(0)
 
-    sweep = lambda time, x: _both_sweep(graph, params, x, random.fold_in(pairs, time))
+    sweep = lambda time, x: _both_sweep(target, x, random.fold_in(keys, time))
     x = from_the_past(sweep, met, start, max_sweeps, attractive)
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
@@ -227,25 +231,23 @@ def check(graph: FactorGraph, params: Params, method: str) -> None:
         random_cluster.check_params(graph, params)
 
 
-def draw_rows(
-    graph: FactorGraph, params: Params, pairs: Array, method: str, max_sweeps: int = MAX_SWEEPS
-) -> tuple[Blocks, Array]:
+def draw_rows(target: Target, keys: Array, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Array]:
     """Perfect draws as a pure function, for use under ``jit`` and ``vmap``.
 
-    :param pairs: key pairs, shape ``(rows, 2)``.
+    :param keys: shape ``(rows, 2)``.
     :param method: what :func:`method_for` returned.
     :param max_sweeps: how far into the past to go.
     :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws, shape ``(rows,)``. The
         others had not met, or the params are not attractive: they must not be used.
     """
     if method == "enumerate":
-        return _enumerated_rows(graph, params, pairs)
+        return _enumerated_rows(target, keys)
     if method == "random_cluster":
-        return random_cluster.draw_rows(graph, params, pairs, max_sweeps)
-    return _coupled_rows(graph, params, pairs, max_sweeps)
+        return random_cluster.draw_rows(target, keys, max_sweeps)
+    return _coupled_rows(target, keys, max_sweeps)
 
 
-_draw = jax.jit(draw_rows, static_argnames=("graph", "method", "max_sweeps"))
+_draw = jax.jit(draw_rows, static_argnames=("method", "max_sweeps"))
 
 
 def perfect_sample(
@@ -306,8 +308,8 @@ def perfect_sample(
     known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
     if known:
         check(graph, params, chosen)
-    pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
-    x, perfect = _draw(graph, params, pairs, chosen, max_sweeps)
+    keys = random.fold_in(random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
+    x, perfect = _draw(Target(graph, params), keys, chosen, max_sweeps)
     if not known:
         each = lambda v: perfect.reshape(-1, *(1,) * (v.ndim - 1))
         return {b: jnp.where(each(v), v, jnp.nan) for b, v in x.items()}

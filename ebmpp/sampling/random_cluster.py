@@ -33,6 +33,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves.clusters import components
+from ebmpp.moves.target import Target
 from ebmpp.sampling.past import check_edges, from_the_past, slopes
 
 
@@ -66,17 +67,18 @@ def check_params(graph: FactorGraph, params: Any) -> None:
             )
 
 
-def draw_rows(graph: FactorGraph, params: Any, pairs: Array, max_sweeps: int) -> tuple[Blocks, Array]:
+def draw_rows(target: Target, keys: Array, max_sweeps: int) -> tuple[Blocks, Array]:
     """Perfect draws, and which rows are such; see :func:`ebmpp.sampling.perfect.draw_rows`."""
-    bonds, edges = _bonds(graph, params), _edges(graph)
-    size, rows = sum(f.size for f in graph.families.values()), len(pairs)
+    graph, rows = target.graph, len(keys)
+    bonds, edges = _bonds(graph, target.params), _edges(graph)
+    size = sum(f.size for f in graph.families.values())
     neighbours, fine = pairwise.table(size + 1, edges), jnp.stack(list(bonds.told.values())).all()
     ends, joined = jnp.asarray(edges), -jnp.expm1(-bonds.gains)
     apart = joined / (2 - joined)
 
     def sweep(time: Array, opened: Array) -> Array:
         """Every bond anew, given all others, in both chains by the same uniforms."""
-        u = jnp.tile(random.uniform(random.words(random.fold_in(pairs, time), len(edges))).T, 2)
+        u = jnp.tile(random.uniform(random.words(random.fold_in(keys, time), len(edges))).T, 2)
 
         def one(e: Array, opened: Array) -> Array:
             without = opened.at[e].set(False)
@@ -97,7 +99,7 @@ def draw_rows(graph: FactorGraph, params: Any, pairs: Array, max_sweeps: int) ->
     opened = from_the_past(sweep, met, start, max_sweeps, fine)
     label = components(neighbours, opened[:, :rows])
     coin = (
-        random.uniform(random.words(random.fold_in(pairs, 0), size + 1)).T < 0.5
+        random.uniform(random.words(random.fold_in(keys, 0), size + 1)).T < 0.5
     )  # times before 0 begin at 1
     spin = jnp.where(jnp.take_along_axis(coin, label, 0), 1.0, -1.0)
     spin = jnp.where(label == label[size], bonds.up, spin)

@@ -9,16 +9,20 @@ states could come round again; a pass is a function of the state, so they are se
 of the past, taken anew after 1, 2, 4, ... passes (Brent's algorithm), and the search ends as well.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep, Rows, Schedule
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.core.types import Blocks, Rows
+from ebmpp.graph import energy
 from ebmpp.moves.couplings import where_rows
-from ebmpp.moves.gibbs import sweep_rows, visit
+from ebmpp.moves.gibbs import initial_rows, visit
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 
 
 class Search(NamedTuple):
@@ -34,56 +38,50 @@ class Search(NamedTuple):
     """Whether the last pass did: otherwise the search is over."""
 
 
-def begin(graph: FactorGraph, params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep) -> Search:
+def begin(target: Target, x: Rows, keys: Array) -> Search:
     """Each row starts at a layer of its own, at random: the layers from there on, in a first part of a pass.
 
     With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1 and 5.
 
-    :param pairs: key pairs, one a row.
-    :param keep: units that are held.
+    :param keys: one a row.
     """
-    rows = len(pairs)
-    search = Search(
-        dict(x), energy.log_density(graph, params, x), jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
-    )
-    first = random.words(pairs, 1)[:, 0] % jnp.uint32(len(layers))
+    search = _not_yet(target, x)
+    first = random.words(keys, 1)[:, 0] % jnp.uint32(len(target.layers))
     moved = dict(x)
-    for index, blocks in enumerate(layers):
+    for index, blocks in enumerate(target.layers):
         at = (first > 0) & (first <= index)
-        moved |= {
-            b: where_rows(at, v, moved[b]) for b, v in _modes(graph, params, moved, blocks, keep).items()
-        }
-    return _improve(graph, params, search, moved)._replace(going=search.going)
+        moved |= {b: where_rows(at, v, moved[b]) for b, v in _modes(target, moved, blocks).items()}
+    return _improve(target, search, moved)._replace(going=search.going)
 
 
-def one_pass(graph: FactorGraph, params: Any, search: Search, layers: Schedule, keep: Keep) -> Search:
+def one_pass(target: Target, search: Search) -> Search:
     """One pass over the layers; rows whose search is over stay."""
     moved = dict(search.x)
-    for blocks in layers:
-        moved |= _modes(graph, params, moved, blocks, keep)
-    return _improve(graph, params, search, moved)
+    for blocks in target.layers:
+        moved |= _modes(target, moved, blocks)
+    return _improve(target, search, moved)
 
 
-def local_modes(
-    graph: FactorGraph, params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
-) -> Search:
+def local_modes(target: Target, x: Rows, keys: Array) -> Search:
     """Passes until no row changes."""
-    return _to_the_end(graph, params, begin(graph, params, x, layers, pairs, keep), layers, keep)
+    return _to_the_end(target, begin(target, x, keys))
 
 
-def climb(graph: FactorGraph, params: Any, x: Rows, layers: Schedule, keep: Keep) -> Search:
+def climb(target: Target, x: Rows) -> Search:
     """The same from the first layer on in every row: a function of ``x``, without a random word."""
+    return _to_the_end(target, _not_yet(target, x))
+
+
+def _not_yet(target: Target, x: Rows) -> Search:
     rows = len(next(iter(x.values())))
-    zero, going = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
-    return _to_the_end(
-        graph, params, Search(dict(x), energy.log_density(graph, params, x), zero, going), layers, keep
-    )
+    value = energy.log_density(target.graph, target.params, x)
+    return Search(dict(x), value, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
 
-def _to_the_end(graph: FactorGraph, params: Any, start: Search, layers: Schedule, keep: Keep) -> Search:
+def _to_the_end(target: Target, start: Search) -> Search:
     def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
         number, past, search = carry
-        search = one_pass(graph, params, search, layers, keep)
+        search = one_pass(target, search)
         search = search._replace(going=search.going & ~_equal(search.x, past))  # rounding goes in circles
         anew = number & (number - 1) == 0
         return number + 1, {b: jnp.where(anew, v, past[b]) for b, v in search.x.items()}, search
@@ -92,33 +90,54 @@ def _to_the_end(graph: FactorGraph, params: Any, start: Search, layers: Schedule
     return lax.while_loop(lambda carry: carry[2].going.any(), step, carry)[2]
 
 
-def near_modes(
-    graph: FactorGraph, params: Any, x: Rows, layers: Schedule, pairs: Array, keep: Keep
-) -> dict[str, Array]:
-    """One Gibbs sweep from a local mode: a start that can be anywhere, likely where the density is high.
-
-    Taniguchi et al. (2023), section 3.3.
-    """
-    found = local_modes(graph, params, x, layers, random.fold_in(pairs, 1), keep).x
-    return sweep_rows(graph, params, found, layers, random.fold_in(pairs, 2), keep)
-
-
-def _modes(graph: FactorGraph, params: Any, x: Rows, blocks: tuple[str, ...], keep: Keep) -> dict[str, Array]:
+def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
     new = lambda eta, view, _: {b: view.families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
-    return visit(graph, params, x, blocks, new, keep)
+    return visit(target, x, blocks, new)
 
 
-def _improve(graph: FactorGraph, params: Any, search: Search, moved: Rows) -> Search:
+def _improve(target: Target, search: Search, moved: Rows) -> Search:
     """Take ``moved`` where it is another state. Not where the density rises: in float32 the energy of many
     units does not see one of them change."""
     changed = search.going & ~_equal(moved, search.x)
     x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
-    return Search(
-        x, energy.log_density(graph, params, x), search.steps + changed.astype(search.steps.dtype), changed
-    )
+    value = energy.log_density(target.graph, target.params, x)
+    return Search(x, value, search.steps + changed.astype(search.steps.dtype), changed)
 
 
 def _equal(x: Rows, y: Rows) -> Array:
     """Which rows are one state; nan is equal to itself, for nothing moves it."""
     alike = [((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1) for b, v in y.items()]
     return jnp.stack(alike).all(0)
+
+
+# -- where chains start ----------------------------------------------------------------------------
+
+#: Where chains start that are told no more.
+STARTS = ("uniform", "local_mode")
+
+
+def start(
+    target: Target, keys: Array, init: Rows | None = None, kind: str = "uniform", blocks: Iterable[str] = ()
+) -> Blocks:
+    """Rows at initial draws, where ``init`` and what is given do not say otherwise; and what that leads to.
+
+    :param keys: one a row.
+    :param init: values of some blocks, as rows or one row for all.
+    :param kind: "uniform" to stay there, or "local_mode": see :func:`near_modes`.
+    :param blocks: those that words are drawn for; all by default.
+    """
+    graph = target.graph
+    x = initial_rows(graph, tuple(blocks) or tuple(graph.families), keys)
+    spread = lambda b, v: jnp.broadcast_to(v, (len(keys), *v.shape[1:])).astype(graph.families[b].dtype)
+    x |= {b: spread(b, v) for b, v in {**(init or {}), **target.clamped}.items()}
+    return near_modes(target, target.hold(x), keys) if kind == "local_mode" else target.hold(x)
+
+
+def near_modes(target: Target, x: Rows, keys: Array) -> Blocks:
+    """One Gibbs sweep from a local mode: a start that can be anywhere, likely where the density is high.
+
+    Taniguchi et al. (2023), section 3.3.
+    """
+    found = local_modes(target, x, random.fold_in(keys, 1)).x
+    moves = tuple(map(Layer, target.layers))
+    return draw_sweep(target, found, moves, random.fold_in(keys, 2))[0]

@@ -24,7 +24,7 @@ from ebmpp.estimators.base import check_whole
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.graph.arrays import describe
-from ebmpp.moves.gibbs import draw_layer
+from ebmpp.moves import Layer, Target
 from ebmpp.training.batches import Selection
 
 Units = str | Family | Callable[[int], Family]
@@ -144,7 +144,7 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Arra
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
             key = random.fold_in(rows, i, index)
-            x |= draw_layer(graph, params, x, (block,), key, {})
+            x |= Layer((block,)).draw(Target(graph, params), x, key)[0]
         return x["v"]
 
     return lax.fori_loop(0, count, one, v)

@@ -26,7 +26,6 @@ from ebmpp.core import checks, random
 from ebmpp.errors import DivergenceError, NormalizationError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
-from ebmpp.evaluate.chunks import chunks, fitting
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.sklearn.harmonium import Units
@@ -364,9 +363,11 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return rows if self.scaler_ is None else self.scaler_.inverse_transform(rows)
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
-        """Rows through ``fn``, in chunks: few shapes are compiled."""
-        parts, params = chunks(rows, fitting(_MOST_ROWS, rows)), jax.tree.map(jnp.asarray, self.params_)
-        return np.concatenate([np.asarray(fn(self.graph_, params, x))[:count] for _, x, count in parts])
+        """Rows through ``fn``, in chunks of a power of two, the last filled up: few shapes are compiled."""
+        params, size = jax.tree.map(jnp.asarray, self.params_), min(_MOST_ROWS, _power_of_two(len(rows)))
+        parts = (rows[first : first + size] for first in range(0, len(rows), size))
+        fill = lambda part: np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+        return np.concatenate([np.asarray(fn(self.graph_, params, fill(p)))[: len(p)] for p in parts])
 
     def _log_scale(self) -> np.ndarray:
         """log of the volume that standardising divides by."""
@@ -388,3 +389,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))
+
+
+def _power_of_two(number: int) -> int:
+    """The least that is no less."""
+    return 1 << max(0, number - 1).bit_length()

@@ -276,7 +276,7 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
 
 
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, pair: Array) -> Array:
-    statistics = graph.statistics(sample_latents(graph, params, rows, pair))
+    statistics = graph.statistics(sample_latents(graph, params, Batch.of(rows), pair))
     total, count = jnp.zeros(()), 0
     for b in graph.visible:
         mean = lambda t, b=b: graph.families[b].mean(energy.natural(graph, params, t, [b])[b])

@@ -22,7 +22,7 @@ from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.transforms.rewire import Initial, mean_params
-from ebmpp.moves import gibbs
+from ebmpp.moves import Layer, Target
 from ebmpp.training.fitting import fit
 
 
@@ -200,6 +200,6 @@ def _draw(
 ) -> dict[str, Array]:
     """One draw of the upper level for each row of the lower."""
     count = len(next(iter(rows.values())))
-    pairs = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
-    drawn = gibbs.draw_layer(graph, params, rows, level, pairs, {})
+    keys = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
+    drawn, _ = Layer(level).draw(Target(graph, params), rows, keys)
     return {b: drawn[b] for b in level}

@@ -28,7 +28,10 @@ from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import Centered, LocalModeUCD, lengths
 from ebmpp.estimators.base import Batch, Estimate
-from ebmpp.moves.gibbs import initial_rows, sweep_rows
+from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.sampling.search import near_modes
 from helpers import assert_rows_law, pair, random_params
@@ -195,9 +198,8 @@ def test_persistent_chains_go_on_by_one_sweep_whatever_the_pairs_do() -> None:
     for before, after in itertools.pairwise(moved):
         assert any((before.chains[b] != after.chains[b]).any() for b in before.chains)
     # what the pairs do is no business of the chains: they are those of the sweep alone
-    alone = sweep_rows(
-        graph, params, first.chains, graph.layers, random.fold_in(random.fold_in(key(1), 3), jnp.arange(6))
-    )
+    own = random.fold_in(random.fold_in(key(1), 3), jnp.arange(6))
+    alone, _ = draw_sweep(Target(graph, params), first.chains, gibbs_sweep(graph), own)
     jax.tree.map(np.testing.assert_array_equal, alone, moved[1].chains)
 
 
@@ -250,12 +252,12 @@ def test_summing_layers_out_lowers_the_variance() -> None:
     graph, params, _ = problem("deep")
     groups = {"h1": (("h1",),), "h1 of a posterior": (("h1",), ("h2",)), "layers": graph.layers}
     draws = perfect_sample(graph, params, jax.random.key(0), num_samples=4000)
-    one, jobs = jnp.ones(1), jnp.zeros(1, int)
+    one, jobs, target = jnp.ones(1), jnp.zeros(1, int), Target(graph, params)
 
     def spread(accumulator: Any) -> tuple[float, np.ndarray]:
         def gradient(x: Any) -> Any:
             row = {b: v[None] for b, v in x.items()}
-            return accumulator.add(graph, params, accumulator.init(graph, params, 1), row, one, jobs)
+            return accumulator.add(target, accumulator.init(target, 1), row, one, jobs)
 
         made = jax.tree.leaves(jax.jit(jax.vmap(gradient))(draws))
         flat = np.concatenate([np.asarray(g).reshape(4000, -1) for g in made], axis=1)
@@ -339,7 +341,7 @@ def test_local_modes_of_a_model_of_real_size_meet_at_once_and_say_so() -> None:
     @jax.jit
     def gradient(params: Any) -> Any:
         free = initial_rows(graph, graph.families, pairs)
-        modes = near_modes(graph, params, free, (("v",), ("h",)), pairs, {})
+        modes = near_modes(Target(graph, params), free, pairs)
 
         def loss(p: Any) -> jax.Array:
             model = graph.free_energy(p, {"v": modes["v"]}) + graph.free_energy(p, {"h": modes["h"]})

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from ebmpp import FactorGraph, Observed, exact
 from ebmpp.core import random
 from ebmpp.graph import states
-from ebmpp.graph.declaration import schedule
-from ebmpp.moves import gibbs
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from helpers import assert_law
 
 ROWS = 3000
@@ -37,9 +38,9 @@ def derive(graph: FactorGraph, observed: dict[str, np.ndarray], params: Any, x: 
     made["eta"] = {b: graph.natural_parameters(params, x, b) for b in graph.families}
     if not graph.interacting(graph.latent):
         made["free_energy"] = graph.free_energy(params, {"a": x["a"]})
-    keep = states.as_given(graph.families, {b: Observed(start[b], k) for b, k in observed.items()}).keep
+    held = states.as_given(graph.families, {b: Observed(start[b], k) for b, k in observed.items()})
     pairs = random.fold_in(random.key_pair(jax.random.key(0)), jnp.arange(ROWS))
-    made["swept"] = gibbs.sweep_rows(graph, params, start, schedule(graph), pairs, keep)
+    made["swept"] = draw_sweep(Target(graph, params, held), start, gibbs_sweep(graph), pairs)[0]
     return made
 
 

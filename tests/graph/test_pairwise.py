@@ -30,6 +30,7 @@ from ebmpp.errors import ArgumentError, DeclarationError, DomainError, Intractab
 from ebmpp.graph import rename
 from ebmpp.graph.energy import natural_rows
 from ebmpp.moves.gibbs import visit
+from ebmpp.moves.target import Target
 from helpers import enumerate_numpy, numpy_energy, random_params, random_state
 
 
@@ -249,7 +250,7 @@ def test_parts_have_the_natural_parameters_of_the_energy(family: str, network: s
         seen.append(eta["x"].shape[1])
         return {"x": eta["x"] if made.stat_shape == () else eta["x"][..., 0]}
 
-    moved = visit(graph, params, rows, ("x",), new)["x"]
+    moved = visit(Target(graph, params), rows, ("x",), new)["x"]
     assert max(seen) == max(len(u) for u in graph.splits["x"].units)
     # one part at a time: units of the first part saw the state as it was
     whole = natural_rows(graph, params, rows, ("x",))["x"]

@@ -16,6 +16,7 @@ import ebmpp
 from ebmpp.core import random
 from ebmpp.moves import gibbs
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
 
@@ -84,7 +85,7 @@ def test_kernel_and_engine_meet_at_the_same_times() -> None:
     start = gibbs.initial_rows(RBM, RBM.families, rows)
     window = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))
     engine = run_pairs(
-        RBM, resolve_moves(RBM, None), EnergyGradient(), 16, PARAMS, start, start,
+        Target(RBM, PARAMS), resolve_moves(RBM, None), EnergyGradient(), 16, start, start,
         random.key_pair(jax.random.key(0)), window,
     )  # fmt: skip
     ours, theirs = np.asarray(mcmc.last_state.meeting_time), np.asarray(engine.meeting_time)

@@ -21,6 +21,7 @@ from ebmpp.kernels import GibbsLangevin
 from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import coupled_sweep, draw_sweep, equal
+from ebmpp.moves.target import Target
 from helpers import assert_law, assert_rows_law
 
 GRAPH = layered(v=Gaussian(3, variance="learned"), h=Bernoulli(2))
@@ -210,12 +211,12 @@ def both(moves: Any, z: dict, sweeps: int) -> dict:
     rows = z["v"].shape[1]
     for t in range(sweeps):
         pairs = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(jax.random.key(9)), t, jnp.arange(rows))
-        z, _, broken, _ = SWEEP(GRAPH, PARAMS, z, moves, pairs, {})
+        z, _, broken, _ = SWEEP(Target(GRAPH, PARAMS), z, moves, pairs)
         assert not broken.any()
     return z
 
 
-SWEEP = jax.jit(coupled_sweep, static_argnums=(0, 3))
+SWEEP = jax.jit(coupled_sweep, static_argnums=2)
 FIXED = ebmpp.moves.langevin_sweep(GRAPH, step_size=1.0, num_steps=3)
 MARGINAL = ebmpp.moves.langevin_sweep(GRAPH, step_size=1.0, num_steps=3, marginalize="h")
 
@@ -240,8 +241,8 @@ def test_each_chain_of_a_pair_keeps_the_law_and_pairs_meet_and_stay(moves: Any) 
 def test_the_leading_chain_is_the_chain_alone(moves: Any) -> None:
     x, y = stationary(500, 5), stationary(500, 6)
     pairs = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(jax.random.key(9)), 0, jnp.arange(500))
-    z, _, _, taken = SWEEP(GRAPH, PARAMS, {b: jnp.stack([x[b], y[b]]) for b in x}, moves[:1], pairs, {})
-    alone, took = draw_sweep(GRAPH, PARAMS, x, moves[:1], pairs, {})
+    z, _, _, taken = SWEEP(Target(GRAPH, PARAMS), {b: jnp.stack([x[b], y[b]]) for b in x}, moves[:1], pairs)
+    alone, took = draw_sweep(Target(GRAPH, PARAMS), x, moves[:1], pairs)
     np.testing.assert_allclose(z["v"][0], alone["v"], rtol=0, atol=1e-5)
     assert (taken >= took).all() and (taken <= 2 * moves[0].num_steps).all()
 

@@ -16,7 +16,7 @@ import jax
 
 import ebmpp
 from ebmpp import FactorGraph
-from ebmpp.graph.declaration import schedule
+from ebmpp.moves.move import draw_sweep
 from helpers import assert_law, assert_rows_law, numpy_states, numpy_statistics, random_params
 from models import convolutional, custom_energy, third_order
 from shared import digit_images
@@ -76,10 +76,8 @@ def test_sweeps_have_the_declared_law(kind: str) -> None:
 def _draws(graph: FactorGraph, params: Any, key: jax.Array) -> dict:
     rows = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(key), jax.numpy.arange(4000))
     start = ebmpp.moves.gibbs.initial_rows(graph, graph.families, rows)
-    layers = schedule(graph)
-    one = lambda i, x: ebmpp.moves.gibbs.sweep_rows(
-        graph, params, x, layers, ebmpp.core.random.fold_in(rows, i)
-    )
+    target, moves = ebmpp.moves.Target(graph, params), ebmpp.moves.gibbs_sweep(graph)
+    one = lambda i, x: draw_sweep(target, x, moves, ebmpp.core.random.fold_in(rows, i))[0]
     return graph.statistics(jax.lax.fori_loop(1, 40, one, start))
 
 

@@ -36,6 +36,7 @@ from ebmpp.moves import Clusters, cluster_sweep
 from ebmpp.moves.clusters import components
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.move import coupled_sweep, equal
+from ebmpp.moves.target import Target
 from helpers import assert_law, assert_rows_law, random_params
 
 CHAINS = 3000
@@ -185,15 +186,15 @@ def test_pairs_given_held_units_agree_there_and_meet() -> None:
 )
 def test_pairs_that_agree_stay_together_and_others_have_chains_of_their_own(name: str) -> None:
     graph, params, key = GRAPHS[name], PARAMS[name], random.key_pair(jax.random.key(5))
-    sweep, rows = jax.jit(coupled_sweep, static_argnums=(0, 3)), jnp.arange(40)
+    sweep, rows = jax.jit(coupled_sweep, static_argnums=2), jnp.arange(40)
     x = initial_rows(graph, graph.families, random.fold_in(key, 0, rows))
     other = initial_rows(graph, graph.families, random.fold_in(key, 1, rows))
     together, apart = ({b: jnp.stack([x[b], y[b]]) for b in x} for y in (x, other))
-    met = []
+    met, target = [], Target(graph, params)
     for t in range(6):
         pairs = random.fold_in(key, 2 + t, rows)
-        together, _, broken, _ = sweep(graph, params, together, cluster_sweep(graph), pairs, {})
-        apart, *_ = sweep(graph, params, apart, cluster_sweep(graph), pairs, {})
+        together, _, broken, _ = sweep(target, together, cluster_sweep(graph), pairs)
+        apart, *_ = sweep(target, apart, cluster_sweep(graph), pairs)
         assert not broken.any() and all(equal(v).all() for v in together.values())
         met.append(np.all([equal(v) for v in apart.values()], axis=0))
         if graph.families.keys() == {"x"}:  # no trial can fail, so the leader does not see its follower
@@ -240,10 +241,10 @@ def test_categories_that_repel_make_no_clusters(kernel) -> None:
 def test_where_weights_cannot_be_looked_at_no_draw_is_wrong() -> None:
     graph, rows = GRAPHS["potts"], jnp.zeros((4, 2), jnp.uint32)
     x = {"x": jnp.zeros((4, 5), jnp.int32)}
-    new, _ = jax.jit(lambda p: Clusters("x").draw(graph, p, x, rows, {}))(NEGATIVE)
+    new, _ = jax.jit(lambda p: Clusters("x").draw(Target(graph, p), x, rows))(NEGATIVE)
     assert (new["x"] == -1).all()
     z = {"x": jnp.zeros((2, 4, 5), jnp.int32)}
-    _, _, broken, _ = jax.jit(lambda p: coupled_sweep(graph, p, z, (Clusters("x"),), rows, {}))(NEGATIVE)
+    _, _, broken, _ = jax.jit(lambda p: coupled_sweep(Target(graph, p), z, (Clusters("x"),), rows))(NEGATIVE)
     assert broken.all()
 
 

@@ -14,6 +14,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian
 from ebmpp.errors import DeclarationError, DomainError
 from ebmpp.moves import tempering
+from ebmpp.moves.target import Target
 from helpers import alone, numpy_energy, pair, random_params, random_state
 
 MIXED = pair(Gaussian(2, "learned"), Categorical(3, 4))
@@ -146,7 +147,7 @@ def test_swaps_are_accepted_by_energies():
     x = ensemble(3)
     graph = tempering.replicate(MIXED, 3)
     tempered = tempering.tempered_params(MIXED, PARAMS, jnp.asarray(BETAS))
-    given = tempering._log_ratio(graph, tempered, x)
+    given = tempering._log_ratio(Target(graph, tempered), x)
     for low in range(2):
         order = np.arange(3)
         order[[low, low + 1]] = low + 1, low

@@ -129,7 +129,7 @@ def test_rows_of_a_plate_have_their_own_params() -> None:
     block = GibbsBlock(graph, ["x"], {"x": lambda sites, y: 2 * y * sites["precision"]})
     block.verify(rows_model, y)
     made = block.within.bind({"x": jnp.zeros((3, 2))}, {"precision": 1.5}, (y,), {})
-    draw = lambda key: block.advance(made, {"x": jnp.zeros((3, 2))}, block.step_pairs(key, 1, 3))[0]["x"]
+    draw = lambda key: block.advance(made, {"x": jnp.zeros((3, 2))}, made.keys(key, 1))[0]["x"]
     draws = jax.vmap(draw)(jax.random.split(jax.random.key(0), 4000))
     assert_rows_law(draws, jax.nn.sigmoid(3.0 * y))
 

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered
 from ebmpp.core import random
-from ebmpp.graph.declaration import schedule
 from ebmpp.moves.couplings import resolve
-from ebmpp.moves.gibbs import initial_rows, sweep_rows
+from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.target import Target
 from ebmpp.sampling import slots
 from ebmpp.sampling.accumulators import EnergyGradient, Function
 from ebmpp.sampling.engine import Outcome, Window, run_pairs
@@ -77,7 +79,7 @@ def run(
     x = start(graph, jobs) if x is None else x
     window = Window(*(jnp.int32(n) for n in (*window, max_sweeps)))
     moves = resolve_moves(graph, coupling)
-    return run_pairs(graph, moves, accumulator, num_slots, params, x, x, key(seed), window)
+    return run_pairs(Target(graph, params), moves, accumulator, num_slots, x, x, key(seed), window)
 
 
 def expected_gradient(graph: FactorGraph, params: Any) -> dict[str, np.ndarray]:
@@ -141,7 +143,7 @@ def test_an_uncorrected_chain_would_fail() -> None:
     gradient = expected_gradient(graph, params)
     wanted = np.concatenate([gradient["a"], gradient["b"]])
     pairs = random.fold_in(key(0), jnp.arange(JOBS))
-    x = sweep_rows(graph, params, start(graph, JOBS), schedule(graph), pairs)
+    x = draw_sweep(Target(graph, params), start(graph, JOBS), gibbs_sweep(graph), pairs)[0]
     after = np.concatenate([x["a"], x["b"]], -1).mean(0)
     assert np.abs(after + wanted).max() > 0.1
 

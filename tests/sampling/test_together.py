@@ -21,13 +21,14 @@ from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.target import Target
 from ebmpp.sampling import engine
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
 from helpers import pair
 
 PAIRS = 64
-SWEEP = jax.jit(coupled_sweep, static_argnums=(0, 3))
+SWEEP = jax.jit(coupled_sweep, static_argnums=2)
 REFLECTED = (Layer(("v",), "reflection"), Layer(("h",), "maximal"))
 SMALL_STEPS = (Langevin(("v",), 1.0, 2), Layer(("h",), "maximal"))
 
@@ -51,13 +52,12 @@ def at_scale(size: int, scale: float, mean: float) -> dict[str, jax.Array]:
 def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, key: jax.Array, x: dict) -> np.ndarray:
     """Meeting times by ``coupled_sweep`` from one start, with the words that the engine draws."""
     keys = random.fold_in(key, jnp.arange(PAIRS))
-    ahead, _ = jax.jit(draw_sweep, static_argnums=(0, 3))(
-        graph, params, x, moves, random.fold_in(keys, 1), {}
-    )
+    target = Target(graph, params)
+    ahead, _ = jax.jit(draw_sweep, static_argnums=2)(target, x, moves, random.fold_in(keys, 1))
     z = {b: jnp.stack([ahead[b], x[b]]) for b in x}
     found = np.full(PAIRS, -1)
     for t in range(2, 60):
-        z, together, broken, _ = SWEEP(graph, params, z, moves, random.fold_in(keys, t), {})
+        z, together, broken, _ = SWEEP(target, z, moves, random.fold_in(keys, t))
         assert not broken.any()
         same = np.all([equal(v) for v in z.values()], axis=0)
         np.testing.assert_array_equal(same, together)  # one value has the same bits in both chains
@@ -80,7 +80,7 @@ def test_pairs_of_reals_meet_at_every_size_and_scale(size: int, moves: Any) -> N
         params = at_scale(size, scale, 1.0)
         start = x | {"v": scale * x["v"]}
         window = Window(*(jnp.int32(n) for n in (1, 1, 1, 60)))
-        made = run_pairs(graph, moves, EnergyGradient(), 16, params, start, start, key, window)
+        made = run_pairs(Target(graph, params), moves, EnergyGradient(), 16, start, start, key, window)
         tau = np.asarray(made.meeting_time)
         np.testing.assert_array_equal(tau, times_of_sweeps(graph, params, moves, key, start))
         assert int(made.broken) == 0 and tau.max() > 2
@@ -146,7 +146,7 @@ def test_a_sweep_gives_up_a_residual_without_mass() -> None:
     z = {"a": jnp.zeros((2, 9, 2)), "b": jnp.zeros((2, 9, 2))}
     pairs = random.fold_in(random.key_pair(jax.random.key(0)), jnp.arange(9))
     draw = Trial(pairs, rows, ~rows, most=50)
-    made = couple_focused(graph, eta, z, Layer(("a",), "maximal"), 0, {}, draw)
+    made = couple_focused(Target(graph, {}), eta, z, Layer(("a",), "maximal"), 0, draw)
     np.testing.assert_array_equal(made.broken, ~made.together["a"])
     assert made.broken.any() and not (made.broken & made.accept_y).any()
 
