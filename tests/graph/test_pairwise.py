@@ -108,6 +108,8 @@ def test_wrong_networks_are_refused() -> None:
     partly = nx.Graph([(0, 1, {"weight": 2.0}), (1, 2)])
     with pytest.raises(DeclarationError, match="1 of 2 edges have a weight"):
         FactorGraph.from_networkx(partly, Spin)
+    with pytest.raises(DeclarationError, match=r"Pairwise\('x'\): 1 of 2 edges have a weight"):
+        Pairwise("x", partly)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,11 @@ def test_weights_of_a_network_are_where_its_params_start() -> None:
     # nodes in their order: b is unit 0, a unit 1, c unit 2
     assert graph.init(jax.random.key(0))["x:x"].tolist() == [2.0, -1.0]
     assert float(graph.energy(graph.init(jax.random.key(0)), {"x": jnp.array([1.0, 1.0, -1.0])})) == -3.0
+    numbered = nx.relabel_nodes(network, {"b": 0, "a": 1, "c": 2})
+    assert alone(Spin(3), numbered).init(jax.random.key(0))["x:x"].tolist() == [2.0, -1.0]
+    given = Pairwise("x", numbered, init=[3.0, 4.0])
+    graph = FactorGraph({"x": Spin(3)}, factors=[Bias("x"), given])
+    assert graph.init(jax.random.key(0))["x:x"].tolist() == [3.0, 4.0]
 
 
 def test_graphs_compare_by_value_and_know_their_pairs() -> None:

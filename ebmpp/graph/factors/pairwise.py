@@ -37,7 +37,7 @@ class Pairwise(Factor):
 
     :param block: the block's name.
     :param edges: pairs of units, by their numbers in the flattened block or by their indices; or a networkx
-        graph over the units, undirected and of one edge a pair.
+        graph over the units, undirected and of one edge a pair, whose ``weight`` is where the weights start.
     :param shared: one weight for all pairs; ``w`` is then a scalar.
     :param init: where the weights start, an array or a function of a jax key; zeros, or what the scheme of
         :meth:`ebmpp.FactorGraph.init` says, unless given.
@@ -61,6 +61,8 @@ class Pairwise(Factor):
         self, block: str, edges: Any, *, shared: bool = False, init: Any = None, name: str | None = None
     ) -> None:
         name = f"{block}:{block}" if name is None else name
+        if isinstance(edges, nx.Graph) and init is None:
+            init = _edge_weights(f"Pairwise({block!r})", edges, shared)
         super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral={block: edges})
         object.__setattr__(self, "shared", bool(shared))
 
@@ -118,15 +120,23 @@ def declare(
         )
     number = {node: i for i, node in enumerate(graph.nodes)}
     edges = np.array([(number[a], number[b]) for a, b in graph.edges], np.int64).reshape(-1, 2)
-    weights = [w for _, _, w in graph.edges(data="weight") if w is not None]
-    if weights and (shared or len(weights) < len(edges)):
-        raise DeclarationError(
-            f"from_networkx: {len(weights)} of {len(edges)} edges have a weight; give each one its own and "
-            "shared=False, or none"
-        )
-    init = np.array(weights, float) if weights else None
+    init = _edge_weights("from_networkx", graph, shared)
     joined = [Pairwise(block, edges, shared=shared, init=init)] if len(edges) else []
     return made, [Bias(block)] * bias + joined
+
+
+def _edge_weights(what: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
+    """The weight of each edge, None where none has one.
+
+    :raises DeclarationError: where some have, or all share one.
+    """
+    weights = [w for _, _, w in graph.edges(data="weight") if w is not None]
+    if weights and (shared or len(weights) < graph.number_of_edges()):
+        raise DeclarationError(
+            f"{what}: {len(weights)} of {graph.number_of_edges()} edges have a weight; give each one its "
+            "own and shared=False, or none"
+        )
+    return np.array(weights, float) if weights else None
 
 
 def _is_dense(size: int, edges: np.ndarray) -> bool:
