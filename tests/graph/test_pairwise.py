@@ -139,7 +139,7 @@ def test_weights_of_a_network_are_where_its_params_start() -> None:
     assert float(graph.energy(graph.init(jax.random.key(0)), {"x": jnp.array([1.0, 1.0, -1.0])})) == -3.0
     numbered = nx.relabel_nodes(network, {"b": 0, "a": 1, "c": 2})
     assert alone(Spin(3), numbered).init(jax.random.key(0))["x:x"].tolist() == [2.0, -1.0]
-    given = Pairwise("x", numbered, init=[3.0, 4.0])
+    given = Pairwise("x", numbered, init=np.array([3.0, 4.0]))
     graph = FactorGraph({"x": Spin(3)}, factors=[Bias("x"), given])
     assert graph.init(jax.random.key(0))["x:x"].tolist() == [3.0, 4.0]
 
