@@ -1,0 +1,55 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What stands at the root, what stands in the rooms' faces, and what one version says everywhere."""
+
+import importlib
+from pathlib import Path
+import re
+import tomllib
+
+import pytest
+
+import ebmpp
+
+ROOT = Path(__file__).parents[1]
+ROOMS = sorted(p.name for p in (ROOT / "ebmpp").iterdir() if (p / "__init__.py").exists())
+
+
+def test_the_root_is_small_and_true() -> None:
+    assert len(ebmpp.__all__) <= 56
+    assert len(set(ebmpp.__all__)) == len(ebmpp.__all__)
+    assert not [name for name in ebmpp.__all__ if not hasattr(ebmpp, name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Herding", r"ebmpp\.Herding is now ebmpp\.estimators\.Herding"),
+        ("reverse_ais", r"is now ebmpp\.evaluate\.reverse_ais"),
+        ("clamp", r"ebmpp\.clamp is now ebmpp\.condition"),
+        ("no_such_thing", "has no attribute 'no_such_thing'"),
+    ],
+)
+def test_a_name_that_moved_is_told(name: str, told: str) -> None:
+    with pytest.raises(AttributeError, match=told):
+        getattr(ebmpp, name)
+
+
+def test_every_name_that_moved_is_there() -> None:
+    for room, names in vars(ebmpp)["_MOVED"].items():
+        face = importlib.import_module(f"ebmpp.{room}")
+        assert not [name for name in names.split() if name not in face.__all__], room
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_module_is_not_called_like_a_name_of_its_room(room: str) -> None:
+    """Else the name would be one thing or the other, by what was imported before."""
+    face = importlib.import_module(f"ebmpp.{room}")
+    modules = {p.stem for p in (ROOT / "ebmpp" / room).iterdir() if p.suffix == ".py" or p.is_dir()}
+    functions = {n for n in getattr(face, "__all__", ()) if callable(getattr(face, n))}
+    assert not modules & functions
+
+
+def test_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
