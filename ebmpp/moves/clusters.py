@@ -131,7 +131,7 @@ class Clusters(Move):
     def _prepare(self, target: Target, x: Rows) -> tuple[Array, Array]:
         """What the other factors contribute, ``(size, rows or 1, *stat_shape)``; and a weight a pair."""
         graph, params = target.graph, target.params
-        weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own]
+        weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own if isinstance(f, Pairwise)]
         return parts.surround(graph, params, x, self.block).eta, jnp.concatenate(weights)
 
     def _redraw(

@@ -203,11 +203,10 @@ class Langevin(Move):
             rest = eta = natural_rows(graph, params, x, self.blocks)
 
             def log_density(v: Rows, rest: Rows) -> Array:
-                return sum(_log_density(f, v[b], rest[b]) for b, f in families.items())
+                return jnp.asarray(sum(_log_density(f, v[b], rest[b]) for b, f in families.items()))
 
         scale = {b: jax.vmap(lambda e, f=f: _scale(f, e))(eta[b]) for b, f in families.items()}
-        free = {b: ~jnp.broadcast_to(keep[b], v.shape) if b in keep else None for b, v in scale.items()}
-        free = {b: jnp.ones(v.shape, bool) if free[b] is None else free[b] for b, v in scale.items()}
+        free = {b: ~jnp.broadcast_to(keep.get(b, False), v.shape) for b, v in scale.items()}
         shapes = {b: f.shape for b, f in families.items()}
         step = jnp.where(_join(free), _join(scale) * self.step_size, 1.0)  # held units have no say in meeting
         return _Density(log_density, rest, step, _join(free), shapes)

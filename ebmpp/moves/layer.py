@@ -53,7 +53,7 @@ class Layer(Move):
         return graph.neighbours(self.blocks) + inside
 
     def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
-        def new(eta: Eta, view: FactorGraph | parts.View, part: Any) -> Blocks:
+        def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
             own = keys if part is None else random.fold_in(keys, 0, part)
             return gibbs.draw_rows(view, eta, eta, random.words(own, gibbs.num_words(view, eta)))
 
@@ -88,18 +88,18 @@ class Layer(Move):
 
         Units that are held have one law in both chains, and so no say in whether the chains meet.
         """
-        graph, etas = target.graph, tuple({b: e[i] for b, e in focused.items()} for i in range(2))
-        made = attempt(self.view(graph, trial.part), self.blocks, self.kind, etas, trial)
+        graph, (eta, other) = target.graph, ({b: e[i] for b, e in focused.items()} for i in range(2))
+        made = attempt(self.view(graph, trial.part), self.blocks, self.kind, (eta, other), trial)
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         new = lambda x, drawn: gibbs.hold(target.keep, x, self.put(graph, x, trial.part, drawn))
         return made._replace(x=new(x, made.x), y=new(y, made.y))
 
-    def view(self, graph: FactorGraph, part: Any) -> FactorGraph | parts.View:
+    def view(self, graph: FactorGraph, part: Any) -> gibbs.Families:
         """The families of what is drawn at once."""
         block = self.blocks[0]
         return parts.view(graph, block, part) if block in graph.splits else graph
 
-    def put(self, graph: FactorGraph, x: Rows, part: Any, new: Rows) -> Rows:
+    def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
         """``x`` with the values of a part in their places; ``new`` where it is the whole."""
         block = self.blocks[0]
         if block not in graph.splits:

@@ -137,4 +137,4 @@ def _is_uniform(family: Family) -> bool:
     with jax.ensure_compile_time_eval():
         values = jnp.asarray(states)[:, None]
         inner = (unit.default_eta()[None] * unit.statistics(values)).reshape(len(states), -1).sum(-1)
-        return bool(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0])) < 1e-6)
+        return float(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0]))) < 1e-6

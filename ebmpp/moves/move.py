@@ -11,7 +11,7 @@ Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *sha
 
 from collections.abc import Mapping, Sequence
 import itertools
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -23,13 +23,12 @@ from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.target import Target
 
-Drawn = tuple[dict[str, Array], Array]
+Drawn = tuple[Blocks, Array]
 #: Which parts of a block the chains of a row have as one value, ``(rows, parts)`` a block.
 Flags = Mapping[str, Array]
 
 
-@runtime_checkable
-class Move(Protocol):
+class Move:
     """One step of a sweep, an immutable, hashable value: to inherit from.
 
     A subclass has ``blocks``, ``reads``, ``draw`` and ``attempt``, and says where else it differs.
@@ -143,12 +142,12 @@ def note(
     return noted
 
 
-def copied(z: Rows, flags: Flags) -> dict[str, Array]:
+def copied(z: Rows, flags: Flags) -> Blocks:
     """Both chains, the following one with the leading one's values of the blocks on which they agree."""
     return {b: v.at[1].set(where_rows(flags[b].all(-1), v[0], v[1])) for b, v in z.items()}
 
 
-def _settled(z: Rows, flags: Flags) -> Rows:
+def _settled(z: Rows, flags: Flags) -> Blocks:
     """:func:`copied` from what a loop carries: that is stored, so a copy of it has the same bits."""
     once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))
     some = jnp.stack([f.any() for f in flags.values()]).any()
@@ -160,7 +159,7 @@ def _settled(z: Rows, flags: Flags) -> Rows:
 
 def coupled_sweep(
     target: Target, z: Rows, moves: Sequence[Move], keys: Array
-) -> tuple[dict[str, Array], Array, Array, Array]:
+) -> tuple[Blocks, Array, Array, Array]:
     """One sweep of both chains of every row, residual trials run to their end; the engine's own words.
 
     :param z: both chains, stacked.

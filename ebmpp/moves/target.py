@@ -12,7 +12,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keep, Params, Rows, Schedule
+from ebmpp.core.types import Blocks, Keep, Numbers, Params, Rows, Schedule
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import Given
@@ -95,7 +95,7 @@ class Target:
         """The free blocks of a full state, ``(*batch, *shape)`` each."""
         return {b: x[b].reshape(self.batch + self.graph.families[b].shape) for b in self.free}
 
-    def take(self, rows: Array) -> "Target":
+    def take(self, rows: Numbers) -> "Target":
         """The target of some rows, by their numbers."""
         return dataclasses.replace(self, given=self.given.take(rows))
 

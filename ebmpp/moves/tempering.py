@@ -20,7 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Blocks, Rows
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph, parts
 from ebmpp.graph.arrays import as_array, settle
@@ -235,7 +235,7 @@ class TemperedSweep(Move):
 
     def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
         # the layers depend on one another: nothing could be prepared
-        def half(carry: tuple[Rows, Flags], parity: Array) -> tuple[tuple[Rows, Flags], Array]:
+        def half(carry: tuple[Blocks, Flags], parity: Array) -> tuple[tuple[Blocks, Flags], Array]:
             own, broken = random.fold_in(trial.keys, parity), jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
                 draw = trial._replace(keys=random.fold_in(own, index))
@@ -255,8 +255,8 @@ class TemperedSweep(Move):
         return Attempt(x, y, every, every, broken.any(0), together)
 
     def _couple(
-        self, target: Target, carry: tuple[Rows, Flags], layer: Layer, draw: Trial
-    ) -> tuple[tuple[Rows, Flags], Array]:
+        self, target: Target, carry: tuple[Blocks, Flags], layer: Layer, draw: Trial
+    ) -> tuple[tuple[Blocks, Flags], Array]:
         """A layer of both chains, every replica a row of its own; and which rows are broken."""
         (z, _), graph = carry, target.graph
         rows, num = next(iter(z.values())).shape[1:3]
@@ -267,7 +267,7 @@ class TemperedSweep(Move):
         }
         prepared, single = layer.prepare(target, z), Target(self.graph, {}, Given(keep=held))
 
-        def step(part: Any, carry: tuple[Rows, Flags, Array]) -> tuple[Rows, Flags, Array]:
+        def step(part: Any, carry: tuple[Blocks, Flags, Array]) -> tuple[Blocks, Flags, Array]:
             z, flags, broken = carry
             focused = self._focus(target, layer, prepared, z, part)
             flat = {b: _apart(v) for b, v in z.items()}
@@ -295,8 +295,8 @@ class TemperedSweep(Move):
         return {block: parts.silence(single.part_family(part), single.real(part), eta)}
 
     def _swap(
-        self, target: Target, carry: tuple[Rows, Flags], keys: Array, parity: Array
-    ) -> tuple[tuple[Rows, Flags], Array]:
+        self, target: Target, carry: tuple[Blocks, Flags], keys: Array, parity: Array
+    ) -> tuple[tuple[Blocks, Flags], Array]:
         """Swaps in both chains; and which rows are broken."""
         z, flags = carry
         rows, num = next(iter(z.values())).shape[1:3]
@@ -322,7 +322,7 @@ class TemperedSweep(Move):
 
 
 def tempered_sweep(
-    graph: FactorGraph, coupling: str | Sequence[str] | None = None, clamped: Iterable[str] = ()
+    graph: FactorGraph, coupling: str | Sequence[Any] | None = None, clamped: Iterable[str] = ()
 ) -> TemperedSweep:
     """The move of :class:`TemperingCoupling` and :class:`ParallelTempering`.
 
@@ -357,14 +357,13 @@ def _order(took: Array, parity: Array) -> Array:
 def _log_ratio(target: Target, x: Rows) -> Array:
     """Log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``."""
     graph, params = target.graph, target.params
-    tempered = [f for f in graph.factors if f.tempered]
+    tempered = [f for f in graph.factors if isinstance(f, Replicated) and f.tempered]
 
     def one(t: Mapping[str, Array]) -> Array:
         """What beta weighs of each replica's energy."""
         families = lambda f: tuple(graph.families[b] for b in f.blocks)
-        return sum(
-            f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered
-        )
+        each = (f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered)
+        return jnp.asarray(sum(each))
 
     betas = params[tempered[0].name][0]
     return jnp.diff(betas)[None] * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)

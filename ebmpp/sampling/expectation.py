@@ -118,7 +118,7 @@ def unbiased_expectation(
     max_sweeps: int | None = None,
     unmet: str = "raise",
     num_slots: int = DEFAULT_SLOTS,
-    **clamped: Array | Observed,
+    **clamped: Array | Observed | Mapping[str, Array | Observed],
 ) -> Estimate:
     """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains.
 
