@@ -29,11 +29,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool
+
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Rows
+from ebmpp.core.types import Blocks, Counts, Keys, Rows, Which
 from ebmpp.errors import ArgumentError
 from ebmpp.families.family import LogRatio
 from ebmpp.moves.gibbs import Families, draw_rows, num_words, split_words
@@ -58,31 +60,30 @@ class Attempt(NamedTuple):
     """Proposed values of the leading chain."""
     y: Blocks
     """Proposed values of the following chain."""
-    accept_x: Array
+    accept_x: Which
     """Whether the leading chain takes its proposal (if it has not taken one before)."""
-    accept_y: Array
-    broken: Array
+    accept_y: Which
+    broken: Which
     """Whether a natural parameter is outside its family's domain, a log-ratio is not a number, or a residual
     has no mass."""
-    together: Blocks
-    """Whether the coupling made one value of a block for both chains, ``(rows,)`` a block."""
-    taken: Array | int = 0
+    together: dict[str, Which]
+    """Whether the coupling made one value of a block for both chains."""
+    taken: Counts | int = 0
     """How many of the two chains took a Metropolis proposal."""
 
 
 class Trial(NamedTuple):
     """One trial of a coupled draw, a pair of chains a row: its words, and what is known of the row."""
 
-    keys: Array
-    """``(rows, 2)``."""
-    first: Array
-    """Whether it is a row's first trial, ``(rows,)``."""
-    same: Array
+    keys: Keys
+    first: Which
+    """Whether it is a row's first trial."""
+    same: Which
     """Whether the chains of a row agree on all that the draw depends on, so that they have one law, whatever
-    the last bits of natural parameters say; ``(rows,)``."""
+    the last bits of natural parameters say."""
     part: Any = 0
     """Which part of a move that is made in parts."""
-    flags: Mapping[str, Array] = MappingProxyType({})
+    flags: Mapping[str, Bool[Array, "rows ..."]] = MappingProxyType({})
     """On which blocks the chains of a row agree, ``(rows, parts)`` a block."""
     most: Array | int = MOST_TRIALS
     """How many trials a draw within this one may take."""
@@ -151,8 +152,8 @@ def attempt(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial
 
 
 def _unconditional(
-    graph: Families, blocks: Sequence[str], kind: str, etas: Etas, keys: Array
-) -> tuple[Blocks, Blocks, Blocks]:
+    graph: Families, blocks: Sequence[str], kind: str, etas: Etas, keys: Keys
+) -> tuple[Blocks, Blocks, dict[str, Which]]:
     apart = dict.fromkeys(blocks, jnp.zeros(len(keys), bool))
     if kind == "independent":
         each = num_words(graph, blocks)
@@ -218,7 +219,7 @@ def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, tria
     return Attempt(x, y, *accept, broken, dict.fromkeys(blocks, together))
 
 
-def _all(a: Array) -> Array:
+def _all(a: Bool[Array, "rows ..."]) -> Which:
     return a.reshape(len(a), -1).all(-1)
 
 

@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keep, Rows
+from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.graph import FactorGraph, energy, parts
 from ebmpp.moves.target import Target
 
@@ -77,7 +77,7 @@ def draw_rows(graph: Families, blocks: Iterable[str], eta: Rows, words: Array) -
     return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
 
 
-def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Array) -> Blocks:
+def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:
     """Initial values of ``blocks``: uniform where the family has a uniform law."""
     blocks = tuple(blocks)
     parts = split_words(graph, blocks, random.words(keys, num_words(graph, blocks)))

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 import dataclasses
 from typing import Any
 
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Eta, Rows
+from ebmpp.core.types import Blocks, Chains, Eta, Keys, Rows
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.graph import FactorGraph, parts
 from ebmpp.graph.declaration import schedule
@@ -52,7 +51,7 @@ class Layer(Move):
         inside = tuple(b for b in self.blocks if b in graph.splits)
         return graph.neighbours(self.blocks) + inside
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
             own = keys if part is None else random.fold_in(keys, 0, part)
             return gibbs.draw_rows(view, eta, eta, random.words(own, gibbs.num_words(view, eta)))
@@ -63,13 +62,13 @@ class Layer(Move):
         split = graph.splits.get(self.blocks[0])
         return 1 if split is None else split.num_parts
 
-    def prepare(self, target: Target, z: Rows) -> Any:
+    def prepare(self, target: Target, z: Chains) -> Any:
         """Natural parameters, ``(2 rows, *shape, *stat_shape)`` a block; or what surrounds its parts."""
         if self.blocks[0] in target.graph.splits:
             return parts.surround(target.graph, target.params, flat(z), self.blocks[0])
         return natural_rows(target.graph, target.params, flat(z), self.blocks)
 
-    def focus(self, target: Target, prepared: Any, z: Rows, part: Any) -> Any:
+    def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
         """Natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         graph, rows = target.graph, next(iter(z.values())).shape[1]
         apart = lambda e: e.reshape(-1, rows, *e.shape[1:])
@@ -83,7 +82,7 @@ class Layer(Move):
         real = split.take(parts.to_units(held[block], split.family), part).T if held else None
         return {block: parts.silence(split.part_family(part), real, eta)}
 
-    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
 
         Units that are held have one law in both chains, and so no say in whether the chains meet.
