@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Bool, Float, Real, Shaped, UInt32
+from jaxtyping import Bool, Float, Integer, Real, Shaped, UInt32
 import numpy as np
 
 from jax import Array
@@ -36,7 +36,9 @@ StateLike = Mapping[str, Any] | ArrayLike
 State = Mapping[str, Array]
 #: Many states: an array a block, ``(rows, *shape)``.
 Rows = Mapping[str, Shaped[Array, "rows ..."]]
-#: The same, or one state, where it was made here and may be added to.
+#: Chains side by side, the two of a pair: ``(chains, rows, *shape)`` a block.
+Chains = Mapping[str, Shaped[Array, "chains rows ..."]]
+#: Rows, or one state, where it was made here and may be added to.
 Blocks = dict[str, Array]
 #: Sufficient statistics, or their means: an array a block, ``(*batch, *shape, *stat_shape)``.
 Statistics = Mapping[str, Float[Array, "..."]]
@@ -47,5 +49,9 @@ Keep = Mapping[str, Bool[Array, "rows_or_1 ..."]]
 #: A number, and a number a row.
 Scalar = Float[Array, ""]
 PerRow = Float[Array, "rows"]
+#: Which rows, how many of something in each, and a key pair for each.
+Which = Bool[Array, "rows"]
+Counts = Integer[Array, "rows"]
+Keys = UInt32[Array, "rows 2"]
 #: The blocks of one sweep, a tuple of blocks that do not interact at a time.
 Schedule = tuple[tuple[str, ...], ...]

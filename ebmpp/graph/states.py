@@ -179,7 +179,7 @@ class Given:
     keep: Blocks = dataclasses.field(default_factory=dict)
     batch: tuple[int, ...] = ()
 
-    def take(self, rows: Array) -> "Given":
+    def take(self, rows: Numbers) -> "Given":
         """Some rows, by their numbers; one row stands for all."""
         return jax.tree.map(lambda v: v if len(v) == 1 else v[rows], self)
 

@@ -8,7 +8,7 @@ run, with other params, would go on sampling the old model.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
@@ -18,7 +18,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core.types import Blocks, Numbers, Params
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import sweeps
@@ -29,13 +29,24 @@ from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
 
 
-class RowKernel(MCMCKernel):
+class ChainState(Protocol):
+    """What every kernel's state has, a named tuple: the free blocks, and the run's key."""
+
+    @property
+    def z(self) -> Blocks: ...
+    @property
+    def rng_key(self) -> Array: ...
+
+
+S = TypeVar("S", bound=ChainState)
+
+
+class RowKernel(MCMCKernel, Generic[S]):
     """A NumPyro kernel on the states of a graph; subclasses define one chain.
 
-    Subclasses define ``_init_one(rng_key, target, init_params)`` and
-    ``_sample_one(state, target)``, both for one chain (one key, ``target.num_rows`` rows),
-    with a NamedTuple state that has ``z`` (a dict of the free blocks) and ``rng_key``. They must draw
-    from ``target.keys`` alone; then all of NumPyro's chain methods give the same chains.
+    Subclasses define ``_init_one(rng_key, target, init_params)`` and ``_sample_one(state, target)``, both for
+    one chain (one key, ``target.num_rows`` rows), of what their ``target`` makes. They must draw from
+    ``target.keys`` alone; then all of NumPyro's chain methods give the same chains.
 
     ``_sample_fn``, by which NumPyro tells an initialised kernel, is left undefined on purpose: a
     resumed run then calls ``init`` once more and drops its state, so that new params and clamped
@@ -77,7 +88,7 @@ class RowKernel(MCMCKernel):
         init_params: Mapping[str, Array] | None,
         model_args: tuple,
         model_kwargs: dict[str, Any],
-    ) -> NamedTuple:
+    ) -> S:
         """The initial state; what can be looked at now (not under a transformation) is checked.
 
         :param rng_key: one key, or a batch of keys (``chain_method="vectorized"``).
@@ -98,7 +109,7 @@ class RowKernel(MCMCKernel):
         one = lambda key, given: self._init_one(key, made, given)
         return jax.vmap(one)(rng_key, init_params) if chains else one(rng_key, init_params)
 
-    def sample(self, state: NamedTuple, model_args: tuple, model_kwargs: dict[str, Any]) -> NamedTuple:
+    def sample(self, state: S, model_args: tuple, model_kwargs: dict[str, Any]) -> S:
         """One step of every chain in ``state``.
 
         :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
@@ -109,10 +120,10 @@ class RowKernel(MCMCKernel):
         one = lambda s: self._sample_one(s, made)
         return jax.vmap(one)(state) if batched else one(state)
 
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> NamedTuple:
+    def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> S:
         raise NotImplementedError
 
-    def _sample_one(self, state: NamedTuple, target: Target) -> NamedTuple:
+    def _sample_one(self, state: S, target: Any) -> S:
         raise NotImplementedError
 
     def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
@@ -168,7 +179,7 @@ def _only_params(model_args: tuple, kernel: str) -> Params:
 
 def _check_init(
     made: Target, init_params: Mapping[str, Any] | None, chains: tuple[int, ...]
-) -> dict[str, Array] | None:
+) -> Blocks | None:
     """:raises StateError: for initial values of a wrong name, shape or value."""
     if init_params is None:
         return None
@@ -184,7 +195,7 @@ def _check_init(
     return checked
 
 
-def _check_initial_value(made: Target, block: str, value: Array, chains: tuple[int, ...]) -> Array:
+def _check_initial_value(made: Target, block: str, value: Numbers, chains: tuple[int, ...]) -> Array:
     family = made.graph.families[block]
     wanted = made.batch + family.shape
     shape = value.shape
@@ -205,7 +216,7 @@ def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
         return False
 
 
-def _check_state(made: Target, state: NamedTuple, batched: bool) -> None:
+def _check_state(made: Target, state: ChainState, batched: bool) -> None:
     """:raises StateError: when ``state`` does not fit, as on resuming with other clamped blocks."""
     wanted = {b: made.batch + made.graph.families[b].shape for b in made.free}
     given = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}

@@ -46,7 +46,7 @@ class CouplingState(NamedTuple):
     accepted: Array
 
 
-class MaximalCoupling(RowKernel):
+class MaximalCoupling(RowKernel[CouplingState]):
     """Pairs of blocked Gibbs chains, coupled layer by layer: a kernel for :class:`numpyro.infer.MCMC`.
 
     The draws are those of the leading chain, each pair a chain of NumPyro's; use ``num_warmup=0`` and many
@@ -143,6 +143,7 @@ class MaximalCoupling(RowKernel):
         accepted: Array,
         together: Array,
         broken: Array,
+        /,
     ) -> CouplingState:
         """The state at t, of rows that had ``met`` at ``time`` or had not."""
         now = met | (together & ~broken)

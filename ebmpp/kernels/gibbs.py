@@ -34,7 +34,7 @@ class GibbsState(NamedTuple):
     rng_key: Array
 
 
-class BlockedGibbs(RowKernel):
+class BlockedGibbs(RowKernel[GibbsState]):
     """Gibbs sweeps over the layers of a graph, a kernel for :class:`numpyro.infer.MCMC`.
 
     Params are the first argument of ``mcmc.run``, clamped blocks its keyword arguments. Clamped

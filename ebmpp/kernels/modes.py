@@ -46,7 +46,7 @@ class SearchState(NamedTuple):
     rng_key: Array
 
 
-class LocalSearch(RowKernel):
+class LocalSearch(RowKernel[SearchState]):
     """Every block of a layer set to its conditional mode, layer after layer: a kernel that climbs.
 
     A step is a pass over the layers; a search that has found its local mode stays there. Each row starts at

@@ -45,7 +45,7 @@ class RatesState(NamedTuple):
     rng_key: Array
 
 
-class _FastWeights(RowKernel):
+class _FastWeights(RowKernel[RatesState]):
     """What these kernels share: a move under params plus fast weights, then the fast weights' own step.
 
     fast <- decay * fast + rate * (rates - statistics of the new state), where the statistics are minus the

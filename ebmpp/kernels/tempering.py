@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given, Observed, as_given, clamps
-from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.coupling import MaximalCoupling
+from ebmpp.kernels.base import RowKernel, S
+from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.moves import tempering
 from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
@@ -101,7 +101,7 @@ class Ensemble(Target):
         return {b: jnp.moveaxis(v, len(self.batch), 0)[-1] for b, v in replicas.items()}
 
 
-class _Tempered(RowKernel):
+class _Tempered(RowKernel[S]):
     """What tempered kernels share: the hottest replica is checked as the model is."""
 
     _hottest = 0.0
@@ -113,7 +113,7 @@ class _Tempered(RowKernel):
         return made
 
 
-class ParallelTempering(_Tempered):
+class ParallelTempering(_Tempered[TemperingState]):
     """Blocked Gibbs in replicas from hot to cold that swap states, for :class:`numpyro.infer.MCMC`.
 
     For models whose modes :class:`~ebmpp.BlockedGibbs` does not leave. Replica r has the factors of one
@@ -164,7 +164,7 @@ class ParallelTempering(_Tempered):
             checks.choice("ParallelTempering: betas", betas, ("auto",), also="numbers that increase to 1")
         self.num_temperatures = checks.count("ParallelTempering: num_temperatures", num_temperatures, least=2)
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
-        self._hottest = 0.0 if self._adapts else self.betas[0]
+        self._hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
 
     @property
     def _adapts(self) -> bool:
@@ -187,8 +187,8 @@ class ParallelTempering(_Tempered):
         num = self.num_temperatures if self._adapts else len(self.betas)
         betas = jnp.linspace(0.0, 1.0, num) if self._adapts else jnp.array(self.betas)
         ensemble = Ensemble.of(target, betas)
-        replicas = self._start(ensemble, rng_key, tempering.add_axis(target.graph, init_params))
-        replicas = ensemble.from_rows(replicas)
+        given = tempering.add_axis(target.graph, init_params)
+        replicas = ensemble.from_rows(self._start(ensemble, rng_key, given))
         shape, zero = (*target.batch, num), jnp.zeros((), jnp.int32)
         origin = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
         label, trips = jnp.zeros(shape, jnp.int32), jnp.zeros(target.batch, jnp.int32)
@@ -205,9 +205,9 @@ class ParallelTempering(_Tempered):
         # The last round is half of the warm-up, the one before it a quarter: so it ends with the longest.
         over = (state.i == state.num_warmup >> jnp.arange(31)).any()
         made = tempering.equalized(state.betas, state.rejection) if self._adapts else state.betas
-        round_ = ("rejection", "count", "label", "round_trips")
-        anew = {f: jnp.where(over, 0, getattr(state, f)) for f in round_}
-        return state._replace(betas=jnp.where(over, made, state.betas), **anew)
+        betas, counts = jnp.where(over, made, state.betas), (state.count, state.label, state.round_trips)
+        rejection, count, label, trips = (jnp.where(over, 0, a) for a in (state.rejection, *counts))
+        return state._replace(betas=betas, rejection=rejection, count=count, label=label, round_trips=trips)
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
         """Sweeps, temperatures, how often swaps are accepted, and round trips."""
@@ -255,7 +255,7 @@ def _relabel(label: Array) -> tuple[Array, Array]:
     return label.at[:, -1].set(jnp.where(label[:, -1] == 1, 2, label[:, -1])), came
 
 
-class TemperingCoupling(_Tempered, MaximalCoupling):
+class TemperingCoupling(_Tempered[CouplingState], MaximalCoupling):
     """Pairs of tempered ensembles that meet exactly, a kernel for :class:`numpyro.infer.MCMC`.
 
     For models on which pairs of plain Gibbs chains (:class:`~ebmpp.MaximalCoupling`) stay in modes of their
@@ -308,15 +308,16 @@ class TemperingCoupling(_Tempered, MaximalCoupling):
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return (tempering.tempered_sweep(self.graph, self.coupling, target.clamped),)
 
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> TemperingCouplingState:
+    # Its states are a CouplingState's fields and more, which named tuples cannot inherit: hence Any.
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> Any:
         many = tempering.add_axis(target.graph, init_params)
         return super()._init_one(rng_key, Ensemble.of(target, self.betas), many)
 
-    def _sample_one(self, state: TemperingCouplingState, target: Target) -> TemperingCouplingState:
+    def _sample_one(self, state: Any, target: Target) -> Any:
         whole = state._replace(z=state.replicas, y=state.followers)
         return super()._sample_one(whole, Ensemble.of(target, self.betas))
 
-    def _state(self, target: Ensemble, z: dict[str, Array], *rest: Array) -> TemperingCouplingState:
+    def _state(self, target: Any, z: dict[str, Array], *rest: Array) -> Any:
         """The state of all replicas, and what is told of the coldest."""
         whole = super()._state(target, z, *rest)
         told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, *rest)
@@ -341,7 +342,7 @@ def tempered_expectation(
     max_sweeps: int | None = None,
     unmet: str = "raise",
     num_slots: int = DEFAULT_SLOTS,
-    **clamped: Array | Observed,
+    **clamped: Array | Observed | Mapping[str, Array | Observed],
 ) -> Estimate:
     """E[fn(state)] under the model, without bias, from pairs of tempered ensembles.
 

@@ -21,7 +21,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Chains, Keys, Rows
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Spin
 from ebmpp.graph import FactorGraph, parts, states
@@ -111,15 +111,15 @@ class Clusters(Move):
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return (*graph.neighbours([self.block]), self.block)
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         new, broken = self._redraw(target, self._prepare(target, x), x[self.block], keys)
         wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1  # better than a wrong draw
         return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(len(keys), jnp.int32)
 
-    def prepare(self, target: Target, z: Rows) -> Any:
+    def prepare(self, target: Target, z: Chains) -> Any:
         return self._prepare(target, flat(z))
 
-    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         new, broken = self._redraw(target.twice(), focused, flat(z)[self.block], trial.keys)
         x, y = new.reshape(z[self.block].shape)
         every = jnp.ones(len(trial.keys), bool)
@@ -131,11 +131,11 @@ class Clusters(Move):
     def _prepare(self, target: Target, x: Rows) -> tuple[Array, Array]:
         """What the other factors contribute, ``(size, rows or 1, *stat_shape)``; and a weight a pair."""
         graph, params = target.graph, target.params
-        weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own]
+        weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own if isinstance(f, Pairwise)]
         return parts.surround(graph, params, x, self.block).eta, jnp.concatenate(weights)
 
     def _redraw(
-        self, target: Target, prepared: tuple[Array, Array], x: Array, keys: Array
+        self, target: Target, prepared: tuple[Array, Array], x: Array, keys: Keys
     ) -> tuple[Array, Array]:
         """New values of the block, and whether the weights make no clusters.
 

@@ -29,15 +29,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool
+
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Blocks, Counts, Keys, Rows, Which
 from ebmpp.errors import ArgumentError
 from ebmpp.families.family import LogRatio
-from ebmpp.graph import FactorGraph
-from ebmpp.moves.gibbs import draw_rows, num_words, split_words
+from ebmpp.moves.gibbs import Families, draw_rows, num_words, split_words
 
 #: Natural parameters of a layer, of the leading and of the following chain.
 Etas = tuple[Rows, Rows]
@@ -55,41 +56,40 @@ MOST_TRIALS = 2**24
 class Attempt(NamedTuple):
     """One trial of a coupled draw, row by row."""
 
-    x: dict[str, Array]
+    x: Blocks
     """Proposed values of the leading chain."""
-    y: dict[str, Array]
+    y: Blocks
     """Proposed values of the following chain."""
-    accept_x: Array
+    accept_x: Which
     """Whether the leading chain takes its proposal (if it has not taken one before)."""
-    accept_y: Array
-    broken: Array
+    accept_y: Which
+    broken: Which
     """Whether a natural parameter is outside its family's domain, a log-ratio is not a number, or a residual
     has no mass."""
-    together: dict[str, Array]
-    """Whether the coupling made one value of a block for both chains, ``(rows,)`` a block."""
-    taken: Array | int = 0
+    together: dict[str, Which]
+    """Whether the coupling made one value of a block for both chains."""
+    taken: Counts | int = 0
     """How many of the two chains took a Metropolis proposal."""
 
 
 class Trial(NamedTuple):
     """One trial of a coupled draw, a pair of chains a row: its words, and what is known of the row."""
 
-    keys: Array
-    """``(rows, 2)``."""
-    first: Array
-    """Whether it is a row's first trial, ``(rows,)``."""
-    same: Array
+    keys: Keys
+    first: Which
+    """Whether it is a row's first trial."""
+    same: Which
     """Whether the chains of a row agree on all that the draw depends on, so that they have one law, whatever
-    the last bits of natural parameters say; ``(rows,)``."""
+    the last bits of natural parameters say."""
     part: Any = 0
     """Which part of a move that is made in parts."""
-    flags: Mapping[str, Array] = MappingProxyType({})
+    flags: Mapping[str, Bool[Array, "rows ..."]] = MappingProxyType({})
     """On which blocks the chains of a row agree, ``(rows, parts)`` a block."""
     most: Array | int = MOST_TRIALS
     """How many trials a draw within this one may take."""
 
 
-def resolve(coupling: str | Sequence[str] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """One kind a layer.
 
     :param coupling: one of :data:`KINDS` for every layer, or one a layer; None for the default, "maximal"
@@ -131,7 +131,7 @@ def stalls(kind: str) -> bool:
     return kind.startswith("maximal")
 
 
-def attempt(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
+def attempt(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
     """One trial of the coupled draw of a layer.
 
     :param etas: natural parameters of the two chains, each ``(rows, *shape, *stat_shape)``.
@@ -152,8 +152,8 @@ def attempt(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, tr
 
 
 def _unconditional(
-    graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, keys: Array
-) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    graph: Families, blocks: Sequence[str], kind: str, etas: Etas, keys: Keys
+) -> tuple[Blocks, Blocks, dict[str, Which]]:
     apart = dict.fromkeys(blocks, jnp.zeros(len(keys), bool))
     if kind == "independent":
         each = num_words(graph, blocks)
@@ -176,15 +176,13 @@ def _unconditional(
     return x, y, together
 
 
-def _couple(
-    graph: FactorGraph, blocks: Sequence[str], etas: Etas, words: Array
-) -> tuple[dict[str, Array], dict[str, Array]]:
+def _couple(graph: Families, blocks: Sequence[str], etas: Etas, words: Array) -> tuple[Blocks, Blocks]:
     parts = split_words(graph, blocks, words, coupled=True)
     drawn = {b: graph.families[b].couple(parts[b], etas[0][b], etas[1][b]) for b in blocks}
     return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
 
 
-def _maximal(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
+def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
     """Algorithm 4 (residual "independent") or 3 (shared words) of Qiu et al.
 
     A first trial proposes one x for both chains, and in the same call tries the residual with other
@@ -221,7 +219,7 @@ def _maximal(graph: FactorGraph, blocks: Sequence[str], kind: str, etas: Etas, t
     return Attempt(x, y, *accept, broken, dict.fromkeys(blocks, together))
 
 
-def _all(a: Array) -> Array:
+def _all(a: Bool[Array, "rows ..."]) -> Which:
     return a.reshape(len(a), -1).all(-1)
 
 

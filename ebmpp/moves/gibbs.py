@@ -6,29 +6,30 @@ A *row* is one state: of a dict of blocks of shape ``(rows, *shape)``, and of ke
 ``(rows, 2)``. A row's draws depend on its own key alone. Nothing is checked here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep, Rows
+from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.graph import FactorGraph, energy, parts
 from ebmpp.moves.target import Target
 
+#: All that a draw needs of a graph: its families.
+Families = FactorGraph | parts.View
+#: From natural parameters, the families and the part of a visit to new values; the part is None where a
+#: layer is drawn at once.
+New = Callable[[Blocks, Families, Any], Rows]
 
-def hold(keep: Keep, x: Rows, new: Rows) -> dict[str, Array]:
+
+def hold(keep: Keep, x: Rows, new: Rows) -> Blocks:
     """``new`` where units are free, ``x`` where they are held."""
     return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
 
 
-#: From natural parameters, the families and the part of a visit to new values; the part is None where a
-#: layer is drawn at once.
-New = Callable[[dict[str, Array], FactorGraph | parts.View, Any], Mapping[str, Array]]
-
-
-def visit(target: Target, x: Rows, blocks: Iterable[str], new: New) -> dict[str, Array]:
+def visit(target: Target, x: Rows, blocks: Iterable[str], new: New) -> Blocks:
     """New values of the ``blocks`` of a layer: all at once, or part by part where the units interact.
 
     :param new: makes the values of what can be drawn at once; units that are held stay as they are.
@@ -52,15 +53,13 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: New) -> dict[str,
     return {block: parts.to_rows(split.each(step, parts.to_units(x[block], split.family)), split.family)}
 
 
-def num_words(graph: FactorGraph | parts.View, blocks: Iterable[str], *, coupled: bool = False) -> int:
+def num_words(graph: Families, blocks: Iterable[str], *, coupled: bool = False) -> int:
     """How many random words a row's draw of ``blocks`` takes."""
     families = [graph.families[b] for b in blocks]
     return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families)
 
 
-def split_words(
-    graph: FactorGraph | parts.View, blocks: Iterable[str], words: Array, *, coupled: bool = False
-) -> dict[str, Array]:
+def split_words(graph: Families, blocks: Iterable[str], words: Array, *, coupled: bool = False) -> Blocks:
     """The words of each block, of shape ``(rows, *shape, words a unit)``."""
     parts, start = {}, 0
     for b in blocks:
@@ -72,15 +71,13 @@ def split_words(
     return parts
 
 
-def draw_rows(
-    graph: FactorGraph | parts.View, blocks: Iterable[str], eta: Mapping[str, Array], words: Array
-) -> dict[str, Array]:
+def draw_rows(graph: Families, blocks: Iterable[str], eta: Rows, words: Array) -> Blocks:
     """Draw ``blocks`` from their families at ``eta``."""
     parts = split_words(graph, blocks, words)
     return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
 
 
-def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Array) -> dict[str, Array]:
+def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:
     """Initial values of ``blocks``: uniform where the family has a uniform law."""
     blocks = tuple(blocks)
     parts = split_words(graph, blocks, random.words(keys, num_words(graph, blocks)))

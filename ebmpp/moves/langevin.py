@@ -14,7 +14,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
 from ebmpp.families.gaussian import reflected
@@ -119,7 +119,7 @@ class Langevin(Move):
 
     # -- one chain a row -------------------------------------------------------------------------
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         density = self._density(target, x)
 
         def one(i: Array, carry: tuple[_Point, Array]) -> tuple[_Point, Array]:
@@ -135,10 +135,10 @@ class Langevin(Move):
 
     # -- a coupled pair a row --------------------------------------------------------------------
 
-    def prepare(self, target: Target, z: Rows) -> "_Density":
+    def prepare(self, target: Target, z: Chains) -> "_Density":
         return self._density(target.twice(), flat(z))
 
-    def attempt(self, target: Target, focused: "_Density", z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: "_Density", z: Chains, trial: Trial) -> Attempt:
         rows, density = len(trial.keys), focused
         # one density for both chains of a row
         alike = trial.same | agree(trial.flags, self._around(target.graph), rows)
@@ -203,11 +203,10 @@ class Langevin(Move):
             rest = eta = natural_rows(graph, params, x, self.blocks)
 
             def log_density(v: Rows, rest: Rows) -> Array:
-                return sum(_log_density(f, v[b], rest[b]) for b, f in families.items())
+                return jnp.asarray(sum(_log_density(f, v[b], rest[b]) for b, f in families.items()))
 
         scale = {b: jax.vmap(lambda e, f=f: _scale(f, e))(eta[b]) for b, f in families.items()}
-        free = {b: ~jnp.broadcast_to(keep[b], v.shape) if b in keep else None for b, v in scale.items()}
-        free = {b: jnp.ones(v.shape, bool) if free[b] is None else free[b] for b, v in scale.items()}
+        free = {b: ~jnp.broadcast_to(keep.get(b, False), v.shape) for b, v in scale.items()}
         shapes = {b: f.shape for b, f in families.items()}
         step = jnp.where(_join(free), _join(scale) * self.step_size, 1.0)  # held units have no say in meeting
         return _Density(log_density, rest, step, _join(free), shapes)
@@ -274,7 +273,7 @@ class _Density:
         return chosen._replace(x=x)
 
 
-def _noise(keys: Array, units: int) -> tuple[Array, Array, Array]:
+def _noise(keys: Keys, units: int) -> tuple[Array, Array, Array]:
     """Normal noise, the log-uniform that accepts, and the uniform that decides on a reflection."""
     words = random.words(keys, units + 2)
     noise = jax.scipy.special.ndtri(random.open_uniform(words[:, :units]))

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 import dataclasses
 from typing import Any
 
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Eta, Rows
+from ebmpp.core.types import Blocks, Chains, Eta, Keys, Rows
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.graph import FactorGraph, parts
 from ebmpp.graph.declaration import schedule
@@ -52,8 +51,8 @@ class Layer(Move):
         inside = tuple(b for b in self.blocks if b in graph.splits)
         return graph.neighbours(self.blocks) + inside
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
-        def new(eta: Eta, view: FactorGraph | parts.View, part: Any) -> Blocks:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
+        def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
             own = keys if part is None else random.fold_in(keys, 0, part)
             return gibbs.draw_rows(view, eta, eta, random.words(own, gibbs.num_words(view, eta)))
 
@@ -63,13 +62,13 @@ class Layer(Move):
         split = graph.splits.get(self.blocks[0])
         return 1 if split is None else split.num_parts
 
-    def prepare(self, target: Target, z: Rows) -> Any:
+    def prepare(self, target: Target, z: Chains) -> Any:
         """Natural parameters, ``(2 rows, *shape, *stat_shape)`` a block; or what surrounds its parts."""
         if self.blocks[0] in target.graph.splits:
             return parts.surround(target.graph, target.params, flat(z), self.blocks[0])
         return natural_rows(target.graph, target.params, flat(z), self.blocks)
 
-    def focus(self, target: Target, prepared: Any, z: Rows, part: Any) -> Any:
+    def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
         """Natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         graph, rows = target.graph, next(iter(z.values())).shape[1]
         apart = lambda e: e.reshape(-1, rows, *e.shape[1:])
@@ -83,23 +82,23 @@ class Layer(Move):
         real = split.take(parts.to_units(held[block], split.family), part).T if held else None
         return {block: parts.silence(split.part_family(part), real, eta)}
 
-    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
 
         Units that are held have one law in both chains, and so no say in whether the chains meet.
         """
-        graph, etas = target.graph, tuple({b: e[i] for b, e in focused.items()} for i in range(2))
-        made = attempt(self.view(graph, trial.part), self.blocks, self.kind, etas, trial)
+        graph, (eta, other) = target.graph, ({b: e[i] for b, e in focused.items()} for i in range(2))
+        made = attempt(self.view(graph, trial.part), self.blocks, self.kind, (eta, other), trial)
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         new = lambda x, drawn: gibbs.hold(target.keep, x, self.put(graph, x, trial.part, drawn))
         return made._replace(x=new(x, made.x), y=new(y, made.y))
 
-    def view(self, graph: FactorGraph, part: Any) -> FactorGraph | parts.View:
+    def view(self, graph: FactorGraph, part: Any) -> gibbs.Families:
         """The families of what is drawn at once."""
         block = self.blocks[0]
         return parts.view(graph, block, part) if block in graph.splits else graph
 
-    def put(self, graph: FactorGraph, x: Rows, part: Any, new: Rows) -> Rows:
+    def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
         """``x`` with the values of a part in their places; ``new`` where it is the whole."""
         block = self.blocks[0]
         if block not in graph.splits:

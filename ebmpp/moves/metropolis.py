@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Keep, Rows
+from ebmpp.core.types import Chains, Keep, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph, energy
@@ -71,14 +71,14 @@ class Metropolis(Move):
         around = (*self.blocks, *graph.neighbours((*self.blocks, *self.marginalize)))
         return tuple(b for b in dict.fromkeys(around) if b not in self.marginalize)
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         proposal, log_u = self._propose(target, keys)
         proposed = hold(target.keep, x, proposal)
         ratio = self._score(target, {**x, **proposed}) - self._score(target, x)
         took = log_u < ratio
         return {b: where_rows(took, v, x[b]) for b, v in proposed.items()}, took.astype(jnp.int32)
 
-    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         rows = len(trial.keys)
         proposal, log_u = self._propose(target, trial.keys)
         # Blocks and units that are not proposed may differ, so each chain has its own score of a proposal.
@@ -97,7 +97,7 @@ class Metropolis(Move):
         together = {b: took.all(0) | stay[b] | trial.same for b in self.blocks}
         return Attempt(x, y, every, every, jnp.isnan(ratio).any(0), together, took.sum(0, dtype=jnp.int32))
 
-    def _propose(self, target: Target, keys: Array) -> tuple[dict[str, Array], Array]:
+    def _propose(self, target: Target, keys: Keys) -> tuple[dict[str, Array], Array]:
         refuse_held(self.marginalize, target.keep)
         graph = target.graph
         count = num_words(graph, self.blocks)
@@ -137,4 +137,4 @@ def _is_uniform(family: Family) -> bool:
     with jax.ensure_compile_time_eval():
         values = jnp.asarray(states)[:, None]
         inner = (unit.default_eta()[None] * unit.statistics(values)).reshape(len(states), -1).sum(-1)
-        return bool(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0])) < 1e-6)
+        return float(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0]))) < 1e-6

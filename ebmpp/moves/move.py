@@ -11,25 +11,26 @@ Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *sha
 
 from collections.abc import Mapping, Sequence
 import itertools
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
+
+from jaxtyping import Bool, Shaped
 
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Params, Rows
+from ebmpp.core.types import Blocks, Chains, Counts, Keys, Params, Rows, Which
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.target import Target
 
-Drawn = tuple[dict[str, Array], Array]
+Drawn = tuple[Blocks, Counts]
 #: Which parts of a block the chains of a row have as one value, ``(rows, parts)`` a block.
-Flags = Mapping[str, Array]
+Flags = Mapping[str, Bool[Array, "rows ..."]]
 
 
-@runtime_checkable
-class Move(Protocol):
+class Move:
     """One step of a sweep, an immutable, hashable value: to inherit from.
 
     A subclass has ``blocks``, ``reads``, ``draw`` and ``attempt``, and says where else it differs.
@@ -56,7 +57,7 @@ class Move(Protocol):
         """What its draw depends on: chains that agree there are moved alike."""
         raise NotImplementedError
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         """New values of ``blocks``, for one chain a row, and how many proposals each row took."""
         raise NotImplementedError
 
@@ -64,14 +65,14 @@ class Move(Protocol):
         """In how many parts a coupled draw is made, each with its own trials."""
         return 1
 
-    def prepare(self, target: Target, z: Rows) -> Any:
+    def prepare(self, target: Target, z: Chains) -> Any:
         """What all parts have in common; where there are several it does not depend on ``blocks``."""
 
-    def focus(self, target: Target, prepared: Any, z: Rows, part: Any) -> Any:
+    def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
         """What all trials of a part have in common."""
         return prepared
 
-    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """One trial of the coupled draw of a part; both chains' values of all ``blocks``.
 
         :param focused: of :meth:`focus`, for the same ``z`` and part.
@@ -85,7 +86,7 @@ def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
     return list(itertools.accumulate((move.num_parts(graph) for move in moves), initial=0))
 
 
-def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Array) -> Drawn:
+def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Drawn:
     """One sweep of one chain a row; move i draws from ``fold_in(keys, i)``.
 
     :param keys: of this sweep, ``(rows, 2)``.
@@ -101,30 +102,28 @@ def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Array) -> D
 # -- on what the chains agree ----------------------------------------------------------------------
 
 
-def compare(target: Target, z: Rows) -> dict[str, Array]:
+def compare(target: Target, z: Chains) -> Flags:
     """Flags of chains as they are stored, from their values; those that a coupling made come from it."""
     return {b: jnp.tile(equal(v)[:, None], target.num_parts(b)) for b, v in z.items()}
 
 
-def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Array:
+def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Which:
     """Whether the chains of each row agree on all of ``blocks``."""
     read = [flags[b].all(-1) for b in blocks]
     return jnp.stack(read).all(0) if read else jnp.ones(rows, bool)
 
 
-def flat(z: Rows) -> Blocks:
+def flat(z: Chains) -> Blocks:
     """Both chains as rows, one's after the other's."""
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
 
 
-def equal(z: Array) -> Array:
+def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
     """Whether the two chains have equal values of a block, row by row."""
     return (z[0] == z[1]).reshape(z.shape[1], -1).all(-1)
 
 
-def note(
-    target: Target, move: Move, flags: Flags, z: Rows, part: Any, made: Attempt, done: Array
-) -> dict[str, Array]:
+def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, made: Attempt, done: Which) -> Flags:
     """The flags after a draw of a part.
 
     Values of discrete units may also coincide, drawn in different trials; these compare exactly.
@@ -143,12 +142,12 @@ def note(
     return noted
 
 
-def copied(z: Rows, flags: Flags) -> dict[str, Array]:
+def copied(z: Chains, flags: Flags) -> Blocks:
     """Both chains, the following one with the leading one's values of the blocks on which they agree."""
     return {b: v.at[1].set(where_rows(flags[b].all(-1), v[0], v[1])) for b, v in z.items()}
 
 
-def _settled(z: Rows, flags: Flags) -> Rows:
+def _settled(z: Chains, flags: Flags) -> Blocks:
     """:func:`copied` from what a loop carries: that is stored, so a copy of it has the same bits."""
     once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))
     some = jnp.stack([f.any() for f in flags.values()]).any()
@@ -159,8 +158,8 @@ def _settled(z: Rows, flags: Flags) -> Rows:
 
 
 def coupled_sweep(
-    target: Target, z: Rows, moves: Sequence[Move], keys: Array
-) -> tuple[dict[str, Array], Array, Array, Array]:
+    target: Target, z: Chains, moves: Sequence[Move], keys: Keys
+) -> tuple[Blocks, Which, Which, Counts]:
     """One sweep of both chains of every row, residual trials run to their end; the engine's own words.
 
     :param z: both chains, stacked.
@@ -189,7 +188,7 @@ def coupled_sweep(
     return _settled(z, flags), agree(flags, tuple(z), rows), broken, taken
 
 
-def couple_focused(target: Target, focused: Any, z: Rows, move: Move, index: Any, draw: Trial) -> Attempt:
+def couple_focused(target: Target, focused: Any, z: Chains, move: Move, index: Any, draw: Trial) -> Attempt:
     """Trials of step number ``index`` until every row is accepted; rows that never are come out broken.
 
     :param focused: what the move's ``focus`` made, or the like of it.

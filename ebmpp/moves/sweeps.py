@@ -73,7 +73,7 @@ def as_moves(name: str, given: Move | Sequence[Move] | None) -> tuple[Move, ...]
     :raises ArgumentError: for what is no move.
     """
     if given is None or isinstance(given, Move):
-        return given and (given,)
+        return None if given is None else (given,)
     made = tuple(checks.sequence(name, given, "moves, such as ebmpp.moves.langevin_sweep makes"))
     for move in made:
         checks.instance(f"{name}: each", move, Move, "a move")

@@ -12,7 +12,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keep, Params, Rows, Schedule
+from ebmpp.core.types import Blocks, Keep, Keys, Numbers, Params, Rows, Schedule
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import Given
@@ -74,11 +74,10 @@ class Target:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def keys(self, rng_key: Array, index: Array | int) -> Array:
+    def keys(self, rng_key: Array, index: Array | int) -> Keys:
         """Keys of step ``index``, one a row; step 0 draws the initial state.
 
         :param rng_key: one jax key.
-        :return: ``uint32``, shape ``(rows, 2)``.
         """
         return random.fold_in(random.key_pair(rng_key), index, jnp.arange(self.num_rows, dtype=jnp.uint32))
 
@@ -95,7 +94,7 @@ class Target:
         """The free blocks of a full state, ``(*batch, *shape)`` each."""
         return {b: x[b].reshape(self.batch + self.graph.families[b].shape) for b in self.free}
 
-    def take(self, rows: Array) -> "Target":
+    def take(self, rows: Numbers) -> "Target":
         """The target of some rows, by their numbers."""
         return dataclasses.replace(self, given=self.given.take(rows))
 

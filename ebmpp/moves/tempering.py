@@ -20,7 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph, parts
 from ebmpp.graph.arrays import as_array, settle
@@ -206,13 +206,13 @@ class TemperedSweep(Move):
 
     # -- one chain -------------------------------------------------------------------------------
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         half = lambda x, parity: (self.half(target, x, keys, parity)[0], None)
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
         return {b: x[b] for b in self.blocks}, jnp.zeros(len(keys), jnp.int32)
 
     def half(
-        self, target: Target, x: Rows, keys: Array, parity: Array
+        self, target: Target, x: Rows, keys: Keys, parity: Array
     ) -> tuple[dict[str, Array], Array, Array]:
         """All layers, and the swaps of one parity.
 
@@ -227,15 +227,15 @@ class TemperedSweep(Move):
         order = _order(self._log_uniforms(keys, log_ratio) < log_ratio, parity)
         return x | {b: take(x[b], order) for b in self.blocks}, order, log_ratio
 
-    def _log_uniforms(self, keys: Array, log_ratio: Array) -> Array:
+    def _log_uniforms(self, keys: Keys, log_ratio: Array) -> Array:
         words = random.words(random.fold_in(keys, len(self.layers)), log_ratio.shape[-1])
         return jnp.log(random.uniform(words))
 
     # -- a coupled pair --------------------------------------------------------------------------
 
-    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         # the layers depend on one another: nothing could be prepared
-        def half(carry: tuple[Rows, Flags], parity: Array) -> tuple[tuple[Rows, Flags], Array]:
+        def half(carry: tuple[Blocks, Flags], parity: Array) -> tuple[tuple[Blocks, Flags], Array]:
             own, broken = random.fold_in(trial.keys, parity), jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
                 draw = trial._replace(keys=random.fold_in(own, index))
@@ -255,8 +255,8 @@ class TemperedSweep(Move):
         return Attempt(x, y, every, every, broken.any(0), together)
 
     def _couple(
-        self, target: Target, carry: tuple[Rows, Flags], layer: Layer, draw: Trial
-    ) -> tuple[tuple[Rows, Flags], Array]:
+        self, target: Target, carry: tuple[Blocks, Flags], layer: Layer, draw: Trial
+    ) -> tuple[tuple[Blocks, Flags], Array]:
         """A layer of both chains, every replica a row of its own; and which rows are broken."""
         (z, _), graph = carry, target.graph
         rows, num = next(iter(z.values())).shape[1:3]
@@ -267,7 +267,7 @@ class TemperedSweep(Move):
         }
         prepared, single = layer.prepare(target, z), Target(self.graph, {}, Given(keep=held))
 
-        def step(part: Any, carry: tuple[Rows, Flags, Array]) -> tuple[Rows, Flags, Array]:
+        def step(part: Any, carry: tuple[Blocks, Flags, Array]) -> tuple[Blocks, Flags, Array]:
             z, flags, broken = carry
             focused = self._focus(target, layer, prepared, z, part)
             flat = {b: _apart(v) for b, v in z.items()}
@@ -282,7 +282,7 @@ class TemperedSweep(Move):
         *new, broken = each_part(layer.num_parts(graph), step, (*carry, jnp.zeros(rows, bool)))
         return tuple(new), broken
 
-    def _focus(self, target: Target, layer: Layer, prepared: Any, z: Rows, part: Any) -> dict[str, Array]:
+    def _focus(self, target: Target, layer: Layer, prepared: Any, z: Chains, part: Any) -> dict[str, Array]:
         """Natural parameters of both chains, each replica a row: ``(2, rows * num, units, *stat_shape)``."""
         graph, focused = target.graph, layer.focus(target, prepared, z, part)
         (block, *_), num = layer.blocks, next(iter(z.values())).shape[2]
@@ -295,8 +295,8 @@ class TemperedSweep(Move):
         return {block: parts.silence(single.part_family(part), single.real(part), eta)}
 
     def _swap(
-        self, target: Target, carry: tuple[Rows, Flags], keys: Array, parity: Array
-    ) -> tuple[tuple[Rows, Flags], Array]:
+        self, target: Target, carry: tuple[Blocks, Flags], keys: Keys, parity: Array
+    ) -> tuple[tuple[Blocks, Flags], Array]:
         """Swaps in both chains; and which rows are broken."""
         z, flags = carry
         rows, num = next(iter(z.values())).shape[1:3]
@@ -310,7 +310,7 @@ class TemperedSweep(Move):
         swapped = {b: jnp.stack([take(v, o) for v, o in zip(z[b], orders, strict=True)]) for b in self.blocks}
         return (z | swapped, self._swap_flags(flags, swapped, orders)), jnp.isnan(ratio).any((0, 2))
 
-    def _swap_flags(self, flags: Flags, swapped: Rows, orders: list[Array]) -> Flags:
+    def _swap_flags(self, flags: Flags, swapped: Blocks, orders: list[Array]) -> Flags:
         """Flags of states that moved: two that come from different replicas are not one."""
         moved, alike = dict(flags), (orders[0] == orders[1])[..., None]
         for b in self.blocks:
@@ -322,7 +322,7 @@ class TemperedSweep(Move):
 
 
 def tempered_sweep(
-    graph: FactorGraph, coupling: str | Sequence[str] | None = None, clamped: Iterable[str] = ()
+    graph: FactorGraph, coupling: str | Sequence[Any] | None = None, clamped: Iterable[str] = ()
 ) -> TemperedSweep:
     """The move of :class:`TemperingCoupling` and :class:`ParallelTempering`.
 
@@ -357,14 +357,13 @@ def _order(took: Array, parity: Array) -> Array:
 def _log_ratio(target: Target, x: Rows) -> Array:
     """Log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``."""
     graph, params = target.graph, target.params
-    tempered = [f for f in graph.factors if f.tempered]
+    tempered = [f for f in graph.factors if isinstance(f, Replicated) and f.tempered]
 
     def one(t: Mapping[str, Array]) -> Array:
         """What beta weighs of each replica's energy."""
         families = lambda f: tuple(graph.families[b] for b in f.blocks)
-        return sum(
-            f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered
-        )
+        each = (f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered)
+        return jnp.asarray(sum(each))
 
     betas = params[tempered[0].name][0]
     return jnp.diff(betas)[None] * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)

@@ -77,7 +77,7 @@ class _At(NamedTuple):
     """What a step of a sweep is called with, beside the state."""
 
     key: Array
-    t: Array
+    t: Array | int
     args: tuple
     kwargs: Mapping[str, Any]
 
@@ -161,7 +161,7 @@ class CoupledComposite(MCMCKernel):
                 z |= _taken(step, step.begin(own, made, keys), own)
         return z
 
-    def single(self, z: Rows, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]) -> dict:
+    def single(self, z: Rows, rng_key: Array, t: Array | int, args: tuple, kwargs: Mapping[str, Any]) -> dict:
         """One sweep of one chain, over all steps."""
         z = dict(z)
         for index, step in enumerate(self.steps):
@@ -176,7 +176,7 @@ class CoupledComposite(MCMCKernel):
         return z
 
     def pair(
-        self, z: Rows, y: Rows, rng_key: Array, t: Array, args: tuple, kwargs: Mapping[str, Any]
+        self, z: Rows, y: Rows, rng_key: Array, t: Array | int, args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
         """One coupled sweep; also whether a conditional had no law."""
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
@@ -285,7 +285,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     """
     density = lambda law, x: jnp.sum(law.log_prob(x))
     first, second, rest = jax.random.split(key, 3)
-    x = p.sample(first)
+    x = jnp.asarray(p.sample(first))
     gap = density(q, x) - density(p, x)
     together = jnp.log(jax.random.uniform(second)) <= gap
 
@@ -294,7 +294,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 
     def again(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         a, b = jax.random.split(jax.random.fold_in(rest, carry[0]))
-        y = q.sample(a)
+        y = jnp.asarray(q.sample(a))
         gap = density(p, y) - density(q, y)
         return carry[0] + 1, y, jnp.log(jax.random.uniform(b)) > gap, ~jnp.isnan(gap)
 

@@ -7,14 +7,12 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Rows
+from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
@@ -96,6 +94,9 @@ def _starts(kernel: CoupledComposite, keys: Array, args: tuple, kwargs: dict[str
 class _Posterior(Target):
     """The posterior of all sites, which is no graph's: params are the model's arguments."""
 
+    graph: None
+    params: tuple
+
     def num_parts(self, block: str) -> int:
         return 1
 
@@ -113,11 +114,11 @@ class _Sweep(Move):
     def reads(self, graph: Any) -> tuple[str, ...]:
         return self.blocks
 
-    def draw(self, target: Target, x: Rows, keys: Array) -> Drawn:
+    def draw(self, target: Any, x: Rows, keys: Keys) -> Drawn:
         one = lambda z, key: self.kernel.single(z, key, _NOW, *target.params)
         return jax.vmap(one)(dict(x), _as_jax(keys)), jnp.zeros(len(keys), jnp.int32)
 
-    def attempt(self, target: Target, focused: Any, z: Rows, trial: Trial) -> Attempt:
+    def attempt(self, target: Any, focused: Any, z: Chains, trial: Trial) -> Attempt:
         one = lambda x, y, key: self.kernel.pair(x, y, key, _NOW, *target.params)
         chains = ({b: v[i] for b, v in z.items()} for i in range(2))
         x, y, broken = jax.vmap(one)(*chains, _as_jax(trial.keys))
@@ -127,7 +128,7 @@ class _Sweep(Move):
         return Attempt(x, y, every, every, broken, together)
 
 
-_NOW = np.uint32(0)  # a sweep's keys are its own already
+_NOW = 0  # a sweep's keys are its own already
 
 
 def _as_jax(keys: Array) -> Array:

@@ -124,9 +124,9 @@ class Surroundings:
         params, axes = binding.bind_params(self.graph, seen, batch, check)
         clamped = self._clamped(_Seen(siblings), args, kwargs, batch, check)
         weight = None
-        if self.log_weight is not None:
+        if (log_weight := self.log_weight) is not None:
             weight = lambda x: jnp.reshape(
-                self.log_weight(self.to_sites(x, values, batch), dict(siblings), *args, **kwargs), (-1,)
+                log_weight(self.to_sites(x, values, batch), dict(siblings), *args, **kwargs), (-1,)
             )
         return Bound(
             self.graph,

@@ -11,7 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Blocks
+from ebmpp.core.types import Counts, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import energy
 from ebmpp.moves.target import Target
@@ -26,7 +26,7 @@ class EnergyGradient:
         del num_jobs
         return jax.tree.map(jnp.zeros_like, target.params)
 
-    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
+    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
         del jobs
         made = energy.weighted_gradient(target.graph, target.params, x, weights)
@@ -49,7 +49,7 @@ class MarginalGradient(EnergyGradient):
 
     groups: tuple[tuple[str, ...], ...]
 
-    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
+    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add the gradient of the weighted sum of energies with a group summed out."""
         del jobs
 
@@ -77,10 +77,10 @@ class Function:
         shapes = jax.eval_shape(self.fn, self.state())
         return jax.tree.map(lambda s: jnp.zeros((num_jobs, *s.shape), jnp.result_type(float)), shapes)
 
-    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
+    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add each weighted value to its own pair's sum."""
         del target
-        values = jax.vmap(self.fn)(x)
+        values = jax.vmap(self.fn)(dict(x))
 
         def put(total: Array, value: Array) -> Array:
             w = weights.reshape(-1, *(1,) * (value.ndim - 1))

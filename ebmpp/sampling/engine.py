@@ -17,12 +17,14 @@ from functools import partial
 import math
 from typing import Any, NamedTuple, Protocol
 
+from jaxtyping import Integer, UInt32
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks
+from ebmpp.core.types import Chains, Counts, Keys, PerRow, Rows, Scalar, Which
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
@@ -42,7 +44,7 @@ class Accumulator(Protocol):
     def init(self, target: Target, num_jobs: int) -> Any:
         """The empty sum."""
 
-    def add(self, target: Target, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
+    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """``total`` plus the weighted values of rows ``x`` that belong to ``jobs``."""
 
 
@@ -72,13 +74,13 @@ class Outcome(NamedTuple):
 
     total: Any
     """The accumulator's sum, to be divided by ``m - k + 1``."""
-    meeting_time: Array
-    """First t with X_t = Y_{t - lag}, shape ``(jobs,)``; -1 where unmet."""
-    trials: Array
+    meeting_time: Integer[Array, "jobs"]
+    """First t with X_t = Y_{t - lag}; -1 where unmet."""
+    trials: Scalar
     """Coupled trials of a move, those of residuals included, over moves done."""
-    acceptance: Array | None
+    acceptance: Scalar | None
     """Proposals that a chain took over those it was made; None without Metropolis moves."""
-    broken: Array | int = 0
+    broken: Scalar | int = 0
     """Pairs that were stopped because a draw could not be made: see
     :class:`~ebmpp.moves.couplings.Attempt`."""
 
@@ -107,11 +109,11 @@ def run_pairs(
     moves: tuple[Move, ...],
     accumulator: Accumulator,
     num_slots: int,
-    x: Blocks,
-    y: Blocks,
-    key: Array,
+    x: Rows,
+    y: Rows,
+    key: UInt32[Array, "2"],
     window: Window,
-    job_weights: Array | None = None,
+    job_weights: PerRow | None = None,
 ) -> Outcome:
     """Run every job to its meeting and to time ``m``.
 
@@ -147,7 +149,7 @@ class _Engine:
         moves: tuple[Move, ...],
         accumulator: Accumulator,
         window: Window,
-        job_weights: Array | None,
+        job_weights: PerRow | None,
     ) -> None:
         self.target, self.moves, self.job_weights = target, moves, job_weights
         self.accumulator, self.window = accumulator, window
@@ -159,7 +161,7 @@ class _Engine:
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
 
-    def advance(self, x: Blocks, keys: Array, total: Any) -> tuple:
+    def advance(self, x: Rows, keys: Keys, total: Any) -> tuple:
         """``lag`` sweeps of every leading chain, those at times k to m counted."""
         jobs = jnp.arange(len(keys))
 
@@ -176,7 +178,7 @@ class _Engine:
         proposals = (self.window.lag * (self.proposes * len(keys))).astype(jnp.float32)
         return x, total, _Count(zero, zero, proposals, taken, zero)
 
-    def load(self, starts: Blocks, same: Flags, total: Any) -> tuple[Any, Array]:
+    def load(self, starts: Chains, same: Flags, total: Any) -> tuple[Any, Which]:
         """Count the pairs (X_lag, Y_0); which of them are equal already."""
         met = agree(same, self.free, len(same[self.free[0]]))
         weights = self._weights(jnp.broadcast_to(self.window.lag, met.shape), met)
@@ -184,12 +186,12 @@ class _Engine:
         add = lambda total: self._add(total, flat(starts), weights.reshape(-1), jnp.tile(jobs, 2))
         return lax.cond((weights != 0).any(), add, lambda total: total, total), met
 
-    def _weights(self, t: Array, met: Array) -> Array:
-        """Weights of the two chains at time t, shape (2, rows)."""
+    def _weights(self, t: Counts, met: Which) -> Integer[Array, "2 rows"]:
+        """Weights of the two chains at time t."""
         correction = jnp.where(met, 0, self.window.correction(t))
         return jnp.stack([self.window.inside(t) + correction, -correction])
 
-    def _add(self, total: Any, x: Blocks, weights: Array, jobs: Array) -> Any:
+    def _add(self, total: Any, x: Rows, weights: Counts, jobs: Counts) -> Any:
         weights = weights.astype(jnp.result_type(float))
         if self.job_weights is not None:
             weights = weights * self.job_weights[jobs]
@@ -260,7 +262,7 @@ class _Engine:
         return run
 
     def _step(
-        self, part: Any, run: _Run, target: Target, move: Move, prepared: Any, start: int, keys: Array
+        self, part: Any, run: _Run, target: Target, move: Move, prepared: Any, start: int, keys: Keys
     ) -> _Run:
         slots, index = run.slots, start + part
         at = slots.active & (slots.move == index)

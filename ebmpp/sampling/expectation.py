@@ -8,6 +8,7 @@ import math
 from typing import Any, NamedTuple
 import warnings
 
+from jaxtyping import Bool, Float
 import numpy as np
 from scipy import stats
 
@@ -58,12 +59,11 @@ class Estimate:
     """Mean over the pairs, a pytree shaped like the function's value."""
     standard_error: Any
     """Of ``value``: the pairs are independent, so no autocorrelation enters; nan where one pair alone met."""
-    meeting_time: np.ndarray
-    """First t with X_t = Y_{t - lag}, shape ``(num_pairs,)``; inf where unmet."""
-    met: np.ndarray
-    """Shape ``(num_pairs,)``."""
-    cost: np.ndarray
-    """Sweeps of both chains, shape ``(num_pairs,)``; inf where unmet."""
+    meeting_time: Float[np.ndarray, "pairs"]
+    """First t with X_t = Y_{t - lag}; inf where unmet."""
+    met: Bool[np.ndarray, "pairs"]
+    cost: Float[np.ndarray, "pairs"]
+    """Sweeps of both chains; inf where unmet."""
     k: int
     m: int
     lag: int
@@ -118,7 +118,7 @@ def unbiased_expectation(
     max_sweeps: int | None = None,
     unmet: str = "raise",
     num_slots: int = DEFAULT_SLOTS,
-    **clamped: Array | Observed,
+    **clamped: Array | Observed | Mapping[str, Array | Observed],
 ) -> Estimate:
     """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains.
 

@@ -19,7 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
@@ -55,7 +55,7 @@ def _pick(u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"])
     return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
 
-def _enumerated_rows(target: Target, keys: Array) -> tuple[Blocks, Array]:
+def _enumerated_rows(target: Target, keys: Keys) -> tuple[Blocks, Which]:
     graph, params = target.graph, target.params
     plan = _plan(graph)
     listed, drawn = plan.enumerated, plan.summed
@@ -153,7 +153,7 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     return values[_pick(random.uniform(words[..., 0]), log_weight)]
 
 
-def _both_sweep(target: Target, x: Blocks, keys: Array) -> Blocks:
+def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
     """One sweep of the rows from below and, after them, of those from above, by the same words."""
     for index, blocks in enumerate(target.graph.block_layers):
 
@@ -170,7 +170,7 @@ def _both_sweep(target: Target, x: Blocks, keys: Array) -> Blocks:
     return x
 
 
-def _coupled_rows(target: Target, keys: Array, max_sweeps: int) -> tuple[Blocks, Array]:
+def _coupled_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
     graph = target.graph
     sign, fine = _orientation(graph, target.params)
     attractive = jnp.all(jnp.stack([jnp.bool_(True), *fine.values()]))
@@ -231,7 +231,7 @@ def check(graph: FactorGraph, params: Params, method: str) -> None:
         random_cluster.check_params(graph, params)
 
 
-def draw_rows(target: Target, keys: Array, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Array]:
+def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Which]:
     """Perfect draws as a pure function, for use under ``jit`` and ``vmap``.
 
     :param keys: shape ``(rows, 2)``.

@@ -26,7 +26,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks
+from ebmpp.core.types import Blocks, Keys, Which
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, energy
@@ -67,7 +67,7 @@ def check_params(graph: FactorGraph, params: Any) -> None:
             )
 
 
-def draw_rows(target: Target, keys: Array, max_sweeps: int) -> tuple[Blocks, Array]:
+def draw_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
     """Perfect draws, and which rows are such; see :func:`ebmpp.sampling.perfect.draw_rows`."""
     graph, rows = target.graph, len(keys)
     bonds, edges = _bonds(graph, target.params), _edges(graph)

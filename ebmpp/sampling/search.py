@@ -16,7 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Rows
+from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, State, Which
 from ebmpp.graph import energy
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.gibbs import initial_rows, visit
@@ -28,17 +28,17 @@ from ebmpp.moves.target import Target
 class Search(NamedTuple):
     """Searches under way, one a row."""
 
-    x: dict[str, Array]
-    """Full states, ``(rows, *shape)`` a block."""
-    value: Array
+    x: Blocks
+    """Full states."""
+    value: PerRow
     """Unnormalised log-density of each."""
-    steps: Array
+    steps: Counts
     """Passes over the layers that changed the state."""
-    going: Array
+    going: Which
     """Whether the last pass did: otherwise the search is over."""
 
 
-def begin(target: Target, x: Rows, keys: Array) -> Search:
+def begin(target: Target, x: Rows, keys: Keys) -> Search:
     """Each row starts at a layer of its own, at random: the layers from there on, in a first part of a pass.
 
     With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1 and 5.
@@ -62,7 +62,7 @@ def one_pass(target: Target, search: Search) -> Search:
     return _improve(target, search, moved)
 
 
-def local_modes(target: Target, x: Rows, keys: Array) -> Search:
+def local_modes(target: Target, x: Rows, keys: Keys) -> Search:
     """Passes until no row changes."""
     return _to_the_end(target, begin(target, x, keys))
 
@@ -104,7 +104,7 @@ def _improve(target: Target, search: Search, moved: Rows) -> Search:
     return Search(x, value, search.steps + changed.astype(search.steps.dtype), changed)
 
 
-def _equal(x: Rows, y: Rows) -> Array:
+def _equal(x: Rows, y: Rows) -> Which:
     """Which rows are one state; nan is equal to itself, for nothing moves it."""
     alike = [((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1) for b, v in y.items()]
     return jnp.stack(alike).all(0)
@@ -117,7 +117,7 @@ STARTS = ("uniform", "local_mode")
 
 
 def start(
-    target: Target, keys: Array, init: Rows | None = None, kind: str = "uniform", blocks: Iterable[str] = ()
+    target: Target, keys: Keys, init: State | None = None, kind: str = "uniform", blocks: Iterable[str] = ()
 ) -> Blocks:
     """Rows at initial draws, where ``init`` and what is given do not say otherwise; and what that leads to.
 
@@ -133,7 +133,7 @@ def start(
     return near_modes(target, target.hold(x), keys) if kind == "local_mode" else target.hold(x)
 
 
-def near_modes(target: Target, x: Rows, keys: Array) -> Blocks:
+def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:
     """One Gibbs sweep from a local mode: a start that can be anywhere, likely where the density is high.
 
     Taniguchi et al. (2023), section 3.3.

@@ -4,8 +4,13 @@
 
 from typing import NamedTuple
 
+from jaxtyping import Bool
+
 from jax import Array, lax
 import jax.numpy as jnp
+
+from ebmpp.core.types import Chains, Counts, Keys, Which
+from ebmpp.moves.move import Flags
 
 # Each stage of the tail takes some 1.6 s to compile. At 784x1000, where a pair takes 37 sweeps and the last
 # 1389, stages of 64, 32, 16 and 4 slots take 1.8 s; ending at 8 costs 15 % more, a stage of 8 gains nothing.
@@ -18,13 +23,13 @@ _SMALL = 2**15
 class Jobs(NamedTuple):
     """The pairs to be run."""
 
-    starts: dict[str, Array]
-    """Both chains of each, ``(2, jobs, *shape)``."""
-    same: dict[str, Array]
-    """On which parts of a block they agree, ``(jobs, parts)``."""
-    keys: Array
+    starts: Chains
+    """Both chains of each."""
+    same: Flags
+    """On which parts of a block they agree."""
+    keys: Keys
     """A key pair each."""
-    queue: Array
+    queue: Counts
     """Numbers of jobs, those that wait first."""
     waiting: Array
     """How many wait."""
@@ -33,19 +38,19 @@ class Jobs(NamedTuple):
 class Slots(NamedTuple):
     """What runs in each slot."""
 
-    z: dict[str, Array]
-    """Both chains, ``(2, slots, *shape)``."""
-    same: dict[str, Array]
-    """On which parts of a block the two chains agree, ``(slots, parts)``: see :func:`ebmpp.moves.note`."""
-    job: Array
-    t: Array
+    z: Chains
+    """Both chains."""
+    same: Flags
+    """On which parts of a block the two chains agree: see :func:`ebmpp.moves.note`."""
+    job: Counts
+    t: Counts
     """Time of the leading chain."""
-    move: Array
+    move: Counts
     """The next part of a move to make, counted through all moves."""
-    trial: Array
-    accepted: Array
-    """Which chain has made it, ``(2, slots)``."""
-    active: Array
+    trial: Counts
+    accepted: Bool[Array, "2 rows"]
+    """Which chain has made it."""
+    active: Which
 
     @classmethod
     def empty(cls, jobs: Jobs, size: int) -> "Slots":
