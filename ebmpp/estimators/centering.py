@@ -116,13 +116,13 @@ class Centered(Estimator):
 
     # -- the state -------------------------------------------------------------------------------
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> CenteredState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Array) -> CenteredState:
         """Offsets at the data's mean and at the mean of each latent family's default law.
 
         :raises DeclarationError: for a graph that has no centered form, naming the factor.
         """
         _check_closed(graph)
-        inner = self.estimator.init(graph, params, data, batch, pair)
+        inner = self.estimator.init(graph, params, data, batch, key)
         offsets = {b: f.mean(f.default_eta()) for b, f in graph.latent.items()}
         offsets |= {b: graph.families[b].statistics(v).mean(0) for b, v in data.items()}
         if self.offsets == "zero":
@@ -140,10 +140,10 @@ class Centered(Estimator):
     # -- a step ----------------------------------------------------------------------------------
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch, key: Array
     ) -> Estimate:
         """The gradient of the estimator inside, then the offsets, then the direction."""
-        made = self.estimator.estimate(graph, params, state.inner, batch, pair)
+        made = self.estimator.estimate(graph, params, state.inner, batch, key)
         means = self._means(graph, params, state, batch)
         offsets = self._slide(graph, state.offsets, means, made.gradient, batch.weights.sum())
         step = (state.step + 1) % self.steps_per_batch

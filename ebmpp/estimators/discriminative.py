@@ -79,7 +79,7 @@ class Discriminative(Estimator):
         """That of the estimator beside."""
         return None if self.generative is None else self.generative.max_sweeps
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Array) -> Any:
         """The state of the estimator beside.
 
         :raises DeclarationError: for a target that is no visible block, or the only one.
@@ -87,13 +87,13 @@ class Discriminative(Estimator):
         """
         _check_target(graph, self.target)
         check_posterior(graph, "Discriminative", None)
-        return () if self.generative is None else self.generative.init(graph, params, data, batch, pair)
+        return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
 
     def adopt(self, before: Any, fresh: Any) -> Any:
         """What the estimator beside adopts."""
         return fresh if self.generative is None else self.generative.adopt(before, fresh)
 
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, pair: Array) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Array) -> Estimate:
         """The exact conditional gradient, and the weighted one of the estimator beside."""
 
         def loss(p: Params) -> Array:
@@ -106,7 +106,7 @@ class Discriminative(Estimator):
         told = {"conditional_log_likelihood": -value / _nonzero(batch.weights.sum())}
         if self.generative is None:
             return Estimate(gradient, state, told)
-        made = self.generative.estimate(graph, params, state, batch, pair)
+        made = self.generative.estimate(graph, params, state, batch, key)
         both = jax.tree.map(lambda g, h: g + self.weight * h, gradient, made.gradient)
         return Estimate(both, made.state, {**made.metrics, **told})
 

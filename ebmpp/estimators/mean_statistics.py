@@ -76,7 +76,7 @@ def rates(
 def _subtract_gradient(
     graph: FactorGraph, posterior: Posterior | None, params: Params, total: Params, rows: Rows, w: Array
 ) -> Params:
-    if tractable_posterior(graph):
+    if posterior is None or tractable_posterior(graph):
         gradient = signed_gradient(graph, params, rows, w)
     else:
         gradient = gradient_at(graph, params, posterior.statistics(graph, params, rows), w)

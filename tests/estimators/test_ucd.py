@@ -231,7 +231,7 @@ def test_coldest_replicas_and_past_times_are_taken_over() -> None:
         jax.tree.map(np.testing.assert_array_equal, taken, {b: v[:, -1] for b, v in replicas.items()})
     went = fresh._replace(negative=jnp.array(30.0), positive=jnp.array(2.0), seen=jnp.array(4))
     taken = UCD().adopt(went, UCD().init(graph, params, data, ROWS, key(0)))
-    assert (float(taken.negative), float(taken.positive), taken.chains, int(taken.seen)) == (30, 2, (), 4)
+    assert (float(taken.negative), float(taken.positive), taken.chains, int(taken.seen)) == (30, 2, {}, 4)
 
 
 def test_early_steps_weigh_alike() -> None:
