@@ -149,7 +149,7 @@ class Log:
         return made.assign(values).assign_coords(monitor_step=at)
 
 
-def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Array:
+def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Array | float:
     """:raises ArgumentError: for a monitor that leaves jax, or returns no number."""
     given = jax.tree.map(lambda leaf: leaf, params)  # dicts of its own
     try:

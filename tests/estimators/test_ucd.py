@@ -113,7 +113,7 @@ def test_adaptive_lag_follows_the_past_only() -> None:
     estimator = UCD(num_slots=16)
     assert estimator.adaptive and not UCD(k=1).adaptive
     first = estimator.init(graph, params, data, ROWS, key(0))
-    assert first == (1.0, 1.0, (), 0)
+    assert first == (1.0, 1.0, {}, 0)
     first = first._replace(seen=jnp.int32(9))  # the next step is the tenth
     for past, lag in ((1.0, 1), (2.4, 2), (2.6, 3), (0.1, 1), (30.0, 30)):
         made = [
