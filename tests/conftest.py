@@ -24,7 +24,8 @@ import pytest
 import jax
 
 # The rooms whose functions check the shapes of what they are called with; before ebmpp is imported.
-install_import_hook(["ebmpp.core.random", "ebmpp.families", "ebmpp.graph"], "shapes.check")
+_CHECKED = ("core.random", "families", "graph", "estimators", "training")
+install_import_hook([f"ebmpp.{room}" for room in _CHECKED], "shapes.check")
 
 # Examples of such a function are those of the one that is wrapped.
 _from_module = doctest.DocTestFinder._from_module

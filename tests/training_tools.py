@@ -32,7 +32,7 @@ class Recorder(Estimator):
         gradient = jax.tree.map(lambda p: p - 1, params)
         seen = {f"row {i}": row for i, row in enumerate(first)}
         seen |= {f"weight {i}": weight for i, weight in enumerate(batch.weights)}
-        return Estimate(gradient, state, {"word": pair[0], **seen})
+        return Estimate(gradient, state, {"word": key[0], **seen})
 
 
 def numbered(data: Any = ROWS, estimator: Any = Recorder(), **given: Any) -> Fit:

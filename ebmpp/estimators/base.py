@@ -9,7 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
@@ -19,7 +19,7 @@ class Batch(NamedTuple):
 
     rows: Rows
     """The visible blocks, ``(rows, *shape)`` each."""
-    weights: Array
+    weights: PerRow
     """``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. 1/rows each where rows are not weighted;
     where they are, the sum is 1 on average over batches."""
 
@@ -66,7 +66,7 @@ class Estimator(Protocol):
         """For how many steps in a row it needs the same rows."""
         return 1
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
 
     def estimate(
@@ -75,7 +75,7 @@ class Estimator(Protocol):
         params: Params,
         state: Any,
         batch: Batch,
-        key: Array,
+        key: Key,
     ) -> Estimate:
         """One step: traced once, so everything that changes is an array."""
 

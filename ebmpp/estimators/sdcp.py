@@ -10,7 +10,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, Rows
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
@@ -89,7 +89,7 @@ class SDCP(Estimator):
         """Steps in a row that need the same rows: d."""
         return self.d
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """At inner step 0, which reads neither chains nor the positive phase; nothing is carried if d = 1."""
         check_posterior(graph, "SDCP", self.posterior)
         if self.d == 1:
@@ -97,7 +97,7 @@ class SDCP(Estimator):
         chains = fresh_chains(graph, batch, key)
         return SDCPState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), chains)
 
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Array) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """The tangent's gradient minus that of chains k sweeps on."""
         if self.d == 1:
             return CD(self.k, self.posterior).estimate(graph, params, state, batch, key)

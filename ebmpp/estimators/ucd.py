@@ -11,7 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.estimators import lengths
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -42,9 +42,9 @@ _STARTS = ("data", "persistent", "uniform", "local_mode")
 class UCDState(NamedTuple):
     """What :class:`UCD` carries."""
 
-    negative: Array
+    negative: Scalar
     """How far the pairs of the next step run, if that is adaptive."""
-    positive: Array
+    positive: Scalar
     """The same for the pairs on the posterior, where there are such."""
     chains: Rows
     """Persistent chains, with ``start="persistent"``; else none."""
@@ -169,7 +169,7 @@ class UCD(Estimator):
 
     # -- the state -------------------------------------------------------------------------------
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Array) -> UCDState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> UCDState:
         """Pairs run one sweep at first; persistent chains start at initial draws of every block."""
         resolve_moves(graph, self.coupling)
         self._check_marginals(graph)
@@ -202,7 +202,7 @@ class UCD(Estimator):
                 'marginalize="layers" sums out every layer in turn'
             )
 
-    def window(self, length: Array) -> Window:
+    def window(self, length: Scalar) -> Window:
         """k, m, lag and the limit, as arrays."""
         limit = self.max_sweeps or 0
         if self.adaptive:
@@ -218,7 +218,7 @@ class UCD(Estimator):
     # -- a step ----------------------------------------------------------------------------------
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
         state = state._replace(seen=state.seen + 1)
@@ -238,7 +238,7 @@ class UCD(Estimator):
         return Estimate(gradient, state, metrics)
 
     def _negative(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> "_Phase":
         pairs, target = self.num_pairs or len(batch.weights), Target(graph, params)
         if self.start == "persistent":
@@ -256,7 +256,7 @@ class UCD(Estimator):
         return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
 
     def _positive(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> "_Phase":
         """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
         target = posterior_of(graph, params, batch)
@@ -269,7 +269,7 @@ class UCD(Estimator):
         past = (state.positive, state.seen)
         return self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
 
-    def _anywhere(self, target: Target, rows: int, key: Array) -> Rows:
+    def _anywhere(self, target: Target, rows: int, key: Key) -> Rows:
         """Starts that owe nothing to the data, but for the units that are held."""
         keys, given = row_keys(key, rows), {}
         if not isinstance(self.start, str):
@@ -278,7 +278,7 @@ class UCD(Estimator):
         kind = "local_mode" if self.start == "local_mode" else "uniform"
         return search.start(target, keys, given, kind)
 
-    def _go_on(self, graph: FactorGraph, params: Params, state: UCDState, key: Array) -> Rows:
+    def _go_on(self, graph: FactorGraph, params: Params, state: UCDState, key: Key) -> Rows:
         """The persistent chains, a sweep on."""
         if self.start != "persistent":
             return state.chains
@@ -291,9 +291,9 @@ class UCD(Estimator):
         target: Target,
         start: Rows,
         moves: tuple[Move, ...],
-        weights: Array,
+        weights: PerRow,
         past: tuple[Array, Array],
-        key: Array,
+        key: Key,
     ) -> "_Phase":
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
@@ -312,7 +312,7 @@ class UCD(Estimator):
         groups = tuple(left for group in groups if (left := tuple(b for b in group if b in free)))
         return MarginalGradient(groups) if groups else EnergyGradient()
 
-    def _follow(self, before: Array, seen: Array, outcome: Outcome, window: Window) -> Array:
+    def _follow(self, before: Scalar, seen: Array, outcome: Outcome, window: Window) -> Scalar:
         """The next length; an unmet pair counts as the limit it was stopped at."""
         met = outcome.meeting_time >= 0
         times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
@@ -330,7 +330,7 @@ class _Phase(NamedTuple):
     """What a set of coupled pairs gives."""
 
     gradient: Params
-    length: Array
+    length: Scalar
     metrics: dict[str, Array]
 
 

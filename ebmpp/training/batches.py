@@ -16,7 +16,7 @@ from jax import Array
 
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
-from ebmpp.core.types import Blocks, Numbers
+from ebmpp.core.types import Blocks, Key, Numbers
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.graph.states import Observed
@@ -100,7 +100,7 @@ class Order:
     A batch is a function of its number, so a resumed run goes on at once.
     """
 
-    def __init__(self, key: Array, size: int, batch_size: int) -> None:
+    def __init__(self, key: Key, size: int, batch_size: int) -> None:
         self.key, self.size, self.batch_size = np.asarray(key).tolist(), size, min(size, batch_size)
         self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may run across the end of one
 

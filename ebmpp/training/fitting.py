@@ -17,6 +17,7 @@ import optax
 
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
+from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph, describe
@@ -30,7 +31,6 @@ from ebmpp.training.schedule import Stage, Stages
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
-Params = Any
 _DEFAULT_STEPS = 1000
 
 
@@ -209,14 +209,12 @@ def fit(
     finally:
         if save is not None:
             save.close()
-    kept = {} if best is None else {"best_params": best.params, "best_step": best.step}
+    kept = () if best is None else (best.params, best.step)
     history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
-    return Fit(graph, state.params, history, state.optimizer, state.estimator, **kept)
+    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept)
 
 
-def _monitors(
-    given: Mapping[str, Watch] | None,
-) -> dict[str, Watch]:
+def _monitors(given: Mapping[str, Watch] | None) -> dict[str, Watch]:
     checks.instance(
         "fit: monitors", {} if given is None else given, Mapping, "a dict of functions of the params"
     )

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core.archive import digest, hashed
-
-Params = Any
+from ebmpp.core.types import Params
 
 #: Step counts at which schedules are looked at.
 _COUNTS = tuple(digit * 10**power for power in range(1, 6) for digit in (1, 2, 5))

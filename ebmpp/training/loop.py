@@ -7,6 +7,7 @@ import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxtyping import Float, Integer
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -18,7 +19,7 @@ import optax
 
 from ebmpp.core import checks, random
 from ebmpp.core.programs import compiled
-from ebmpp.core.types import Numbers, Rows
+from ebmpp.core.types import Key, Numbers, Params, Rows
 from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
@@ -31,7 +32,6 @@ from ebmpp.training.history import Log
 from ebmpp.training.monitors import Watch
 from ebmpp.training.schedule import Stages
 
-Params = Any
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
 
 
@@ -52,11 +52,11 @@ def estimate_step(
     params: Params,
     state: Any,
     rows: Rows,
-    index: Array | None,
-    key: Array,
+    index: Integer[Array, "batch"] | None,
+    key: Key,
     step: Array,
-    weights: Array | None = None,
-    known: Mapping[str, Array] = MappingProxyType({}),
+    weights: Float[Array, "batch"] | None = None,
+    known: Rows = MappingProxyType({}),
 ) -> tuple[Params, Any, dict[str, Array]]:
     """One gradient estimate from the rows ``index``; from all of them where that is None.
 
@@ -98,7 +98,7 @@ def one_step(
     graph: FactorGraph,
     estimator: Estimator,
     optimizer: optax.GradientTransformation,
-    key: Array,
+    key: Key,
     state: State,
     step: ArrayLike,
     given: Selection,
@@ -117,7 +117,7 @@ def several_steps(
     graph: FactorGraph,
     estimator: Estimator,
     optimizer: optax.GradientTransformation,
-    key: Array,
+    key: Key,
     state: State,
     steps: Array,
     given: Selection,
@@ -161,7 +161,7 @@ class Loop:
         graph: FactorGraph,
         stages: Stages,
         source: Source,
-        key: Array,
+        key: Key,
         params: Params,
         *,
         monitors: Mapping[str, Watch] = MappingProxyType({}),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Key, Keys, Params, Rows, Scalar, State
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, check_estimator
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
@@ -25,7 +25,6 @@ from ebmpp.evaluate import annealed, exact, pseudo
 from ebmpp.graph import FactorGraph, energy, tables
 from ebmpp.training.optimizers import shapes
 
-Params = Any
 #: A function of the params to a scalar.
 Watch = Callable[..., Array | float]
 
@@ -209,7 +208,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     return Monitor(_Of(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
 
 
-def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: Rows) -> Array:
+def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: State) -> Scalar:
     return graph.free_energy(params, held_out).mean() - graph.free_energy(params, train).mean()
 
 
@@ -240,7 +239,7 @@ def pseudo_log_likelihood(
 
 
 def _pseudo_log_likelihood(
-    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Array
+    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
 ) -> Array:
     return pseudo.by_row(graph, num_units, params, rows, keys).mean()
 
@@ -277,7 +276,7 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     return Monitor(_Of(_reconstruction, (graph,)), (_rows(graph, data), random.key_pair(rng_key)))
 
 
-def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Array) -> Array:
+def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
     statistics = graph.statistics(sample_latents(graph, params, Batch.of(rows), key))
     total, count = jnp.zeros(()), 0
     for b in graph.visible:
@@ -335,7 +334,7 @@ def gradient_variance(
 
 
 def _gradient_variance_without(
-    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, rows: Rows, key: Array
+    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, rows: Rows, key: Key
 ) -> Array:
     state = estimator.init(graph, params, rows, len(next(iter(rows.values()))), key)  # no arrays
     return _gradient_variance(graph, estimator, num_repeats, params, state, rows, key)
@@ -348,7 +347,7 @@ def _gradient_variance(
     params: Params,
     state: Any,
     rows: Rows,
-    key: Array,
+    key: Key,
 ) -> Array:
     batch = Batch.of(rows)
     fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), key), params)
