@@ -69,14 +69,7 @@ class Estimator(Protocol):
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
 
-    def estimate(
-        self,
-        graph: FactorGraph,
-        params: Params,
-        state: Any,
-        batch: Batch,
-        key: Key,
-    ) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """One step: traced once, so everything that changes is an array."""
 
     def adopt(self, before: Any, fresh: Any) -> Any:

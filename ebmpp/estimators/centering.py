@@ -5,8 +5,6 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from jaxtyping import Int32
-
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
@@ -34,7 +32,7 @@ class CenteredState(NamedTuple):
     """A block's offset, of its statistics' shape."""
     means: Statistics
     """Mean statistics given the batch's rows, as they were at the first of its steps."""
-    step: Int32[Array, ""]
+    step: Array
     """Which of the batch's steps is next, counted from 0."""
 
     @property

@@ -111,14 +111,7 @@ class PCD(Estimator):
         _moves(graph, self.moves)
         return fresh_chains(graph, self.num_chains, key)
 
-    def estimate(
-        self,
-        graph: FactorGraph,
-        params: Params,
-        state: Any,
-        batch: Batch,
-        key: Key,
-    ) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """Data minus the chains, k sweeps on."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         model, told = sweep_chains(Target(graph, params), state, self.k, key, _moves(graph, self.moves))

@@ -79,11 +79,7 @@ def estimate_step(
 
 @compiled(statics=1)
 def _update(
-    optimizer: optax.GradientTransformation,
-    gradient: Params,
-    params: Params,
-    state: Any,
-    ok: Array,
+    optimizer: optax.GradientTransformation, gradient: Params, params: Params, state: Any, ok: Array
 ) -> tuple[Params, Any, Array, Array]:
     updates, moved = optimizer.update(gradient, state, params)
     proposed = optax.apply_updates(params, updates)
