@@ -26,7 +26,8 @@ import jax
 # Whose functions check the shapes of what they are called with; before ebmpp is imported. A check adds a
 # frame to the stack, so files that warn at a line of their caller stay out.
 _SAMPLING = ("accumulators", "engine", "past", "perfect", "random_cluster", "search", "slots")
-_CHECKED = ["core.random", "families", "graph", "moves", *(f"sampling.{name}" for name in _SAMPLING)]
+_ROOMS = ("core.random", "families", "graph", "moves", "estimators", "training")
+_CHECKED = [*_ROOMS, *(f"sampling.{name}" for name in _SAMPLING)]
 install_import_hook([f"ebmpp.{name}" for name in _CHECKED], "shapes.check")
 
 # Examples of such a function are those of the one that is wrapped.

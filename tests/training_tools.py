@@ -24,15 +24,15 @@ ROWS = np.arange(10, dtype=np.float32)[:, None]
 class Recorder(Estimator):
     """An estimator of one's own: its history tells which rows a step saw, its gradient pulls to zero."""
 
-    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, pair: jax.Array) -> jax.Array:
+    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, key: jax.Array) -> jax.Array:
         return jnp.array(batch)
 
-    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
         first = next(iter(batch.rows.values())).reshape(len(batch.weights), -1)[:, 0]
         gradient = jax.tree.map(lambda p: p - 1, params)
         seen = {f"row {i}": row for i, row in enumerate(first)}
         seen |= {f"weight {i}": weight for i, weight in enumerate(batch.weights)}
-        return Estimate(gradient, state, {"word": pair[0], **seen})
+        return Estimate(gradient, state, {"word": key[0], **seen})
 
 
 def numbered(data: Any = ROWS, estimator: Any = Recorder(), **given: Any) -> Fit:
@@ -81,12 +81,12 @@ class Walker(Recorder):
     adopts: bool = False
     metric: str = "walk"
 
-    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, pair: jax.Array) -> dict:
-        return {"at": jax.random.normal(jax.random.wrap_key_data(pair)), "steps": jnp.array(0)}
+    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, key: jax.Array) -> dict:
+        return {"at": jax.random.normal(jax.random.wrap_key_data(key)), "steps": jnp.array(0)}
 
-    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
-        made = super().estimate(graph, params, state, batch, pair)
-        walk = state["at"] + jax.random.normal(jax.random.wrap_key_data(pair))
+    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
+        made = super().estimate(graph, params, state, batch, key)
+        walk = state["at"] + jax.random.normal(jax.random.wrap_key_data(key))
         metrics = made.metrics | {self.metric: walk, "count": state["steps"]}
         gradient = jax.tree.map(lambda g: g + 0.1 * walk, made.gradient)
         return Estimate(gradient, {"at": walk, "steps": state["steps"] + 1}, metrics)

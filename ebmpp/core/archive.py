@@ -74,7 +74,7 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
     write_once(path, fill)
 
 
-def write_once(path: Path, fill: Callable[[BinaryIO], None]) -> None:
+def write_once(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Beside the file first, then on the disk, and then in its place at once.
 
     A process that is killed on the way leaves ``.<name>.<letters>.tmp``, and nothing else.

@@ -46,6 +46,9 @@ Statistics = Mapping[str, Float[Array, "..."]]
 Eta = dict[str, Float[Array, "..."]]
 #: Units of a block that stay as they are: a mask a block, of shape ``(rows or 1, *shape)``.
 Keep = Mapping[str, Bool[Array, "rows_or_1 ..."]]
+#: Two words of random bits from which others are drawn, and two a row.
+Key = UInt32[Array, "2"]
+Keys = UInt32[Array, "rows 2"]
 #: A number, and a number a row.
 Scalar = Float[Array, ""]
 PerRow = Float[Array, "rows"]

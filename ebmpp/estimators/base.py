@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an estimator is: what it is given at a step, and what it makes of it."""
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -10,7 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core.types import Key, Params, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
@@ -18,19 +17,19 @@ from ebmpp.graph import FactorGraph
 class Batch(NamedTuple):
     """The rows of one step."""
 
-    rows: Blocks
+    rows: Rows
     """The visible blocks, ``(rows, *shape)`` each."""
-    weights: Array
+    weights: PerRow
     """``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. 1/rows each where rows are not weighted;
     where they are, the sum is 1 on average over batches."""
 
-    known: Blocks = {}
+    known: Rows = {}
     """Of the visible blocks that lack units, which are known, ``(rows, *shape)`` each; at the others stands
     something in the support, which means nothing. Always empty for estimators that do not say that they
     take missing entries."""
 
     @classmethod
-    def of(cls, rows: Blocks, known: Mapping[str, Array] = MappingProxyType({})) -> "Batch":
+    def of(cls, rows: Rows, known: Rows = MappingProxyType({})) -> "Batch":
         """Rows of equal weight."""
         size = len(next(iter(rows.values())))
         return cls(rows, jnp.full(size, 1 / size), dict(known))
@@ -67,17 +66,10 @@ class Estimator(Protocol):
         """For how many steps in a row it needs the same rows."""
         return 1
 
-    def init(self, graph: FactorGraph, params: Params, data: Blocks, batch: int, pair: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
 
-    def estimate(
-        self,
-        graph: FactorGraph,
-        params: Params,
-        state: Any,
-        batch: Batch,
-        pair: Array,
-    ) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """One step: traced once, so everything that changes is an array."""
 
     def adopt(self, before: Any, fresh: Any) -> Any:

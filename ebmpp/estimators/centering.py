@@ -10,7 +10,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, check_estimator
 from ebmpp.estimators.phases import Posterior, carried_chains
@@ -28,9 +28,9 @@ class CenteredState(NamedTuple):
 
     inner: Any
     """The state of the estimator inside."""
-    offsets: Rows
+    offsets: Statistics
     """A block's offset, of its statistics' shape."""
-    means: Rows
+    means: Statistics
     """Mean statistics given the batch's rows, as they were at the first of its steps."""
     step: Array
     """Which of the batch's steps is next, counted from 0."""
@@ -116,13 +116,13 @@ class Centered(Estimator):
 
     # -- the state -------------------------------------------------------------------------------
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> CenteredState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> CenteredState:
         """Offsets at the data's mean and at the mean of each latent family's default law.
 
         :raises DeclarationError: for a graph that has no centered form, naming the factor.
         """
         _check_closed(graph)
-        inner = self.estimator.init(graph, params, data, batch, pair)
+        inner = self.estimator.init(graph, params, data, batch, key)
         offsets = {b: f.mean(f.default_eta()) for b, f in graph.latent.items()}
         offsets |= {b: graph.families[b].statistics(v).mean(0) for b, v in data.items()}
         if self.offsets == "zero":
@@ -140,17 +140,17 @@ class Centered(Estimator):
     # -- a step ----------------------------------------------------------------------------------
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch, key: Key
     ) -> Estimate:
         """The gradient of the estimator inside, then the offsets, then the direction."""
-        made = self.estimator.estimate(graph, params, state.inner, batch, pair)
+        made = self.estimator.estimate(graph, params, state.inner, batch, key)
         means = self._means(graph, params, state, batch)
         offsets = self._slide(graph, state.offsets, means, made.gradient, batch.weights.sum())
         step = (state.step + 1) % self.steps_per_batch
         direction = centered_direction(graph, params, offsets, made.gradient)
         return Estimate(direction, CenteredState(made.state, offsets, means, step), made.metrics)
 
-    def _means(self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch) -> Rows:
+    def _means(self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch) -> Statistics:
         """Mean statistics given the batch's rows, at the params that the batch meets first."""
         if self.offsets == "zero" or self.sliding == 0:
             return state.means
@@ -159,7 +159,9 @@ class Centered(Estimator):
             return fresh()
         return lax.cond(state.step == 0, fresh, lambda: state.means)
 
-    def _slide(self, graph: FactorGraph, offsets: Rows, means: Rows, gradient: Params, weight: Array) -> Rows:
+    def _slide(
+        self, graph: FactorGraph, offsets: Statistics, means: Statistics, gradient: Params, weight: Scalar
+    ) -> Statistics:
         if self.offsets == "zero" or self.sliding == 0:
             return offsets
         share = {"data": 0.0, "average": 0.5, "model": 1.0}[self.offsets]
@@ -198,7 +200,7 @@ def CSDCP(
     return Centered(SDCP(d, k, posterior), sliding, offsets)
 
 
-def centered_direction(graph: FactorGraph, params: Params, offsets: Rows, gradient: Params) -> Params:
+def centered_direction(graph: FactorGraph, params: Params, offsets: Statistics, gradient: Params) -> Params:
     """J J^T ``gradient``, J the derivative of the map from centered params to the graph's own."""
     to_own = lambda centered: _own_params(graph, centered, offsets)
     _, transposed = jax.vjp(to_own, params)
@@ -207,7 +209,7 @@ def centered_direction(graph: FactorGraph, params: Params, offsets: Rows, gradie
     return direction
 
 
-def _own_params(graph: FactorGraph, centered: Params, offsets: Rows) -> Params:
+def _own_params(graph: FactorGraph, centered: Params, offsets: Statistics) -> Params:
     """S: the graph's params under which its energy is the centered one, up to a constant."""
     pairs = [f for f in graph.factors if len(f.blocks) == 2]
     if not pairs:
@@ -223,7 +225,7 @@ def _own_params(graph: FactorGraph, centered: Params, offsets: Rows) -> Params:
     return {**centered, **shifted}
 
 
-def _data_means(graph: FactorGraph, params: Params, offsets: Rows, batch: Batch) -> Rows:
+def _data_means(graph: FactorGraph, params: Params, offsets: Statistics, batch: Batch) -> Statistics:
     """Mean statistics of every block given the rows: a pass over the latent layers, which are at offsets."""
     size = len(batch.weights)
     t = {b: jnp.broadcast_to(offsets[b], (size, *offsets[b].shape)) for b in graph.latent}
@@ -234,7 +236,7 @@ def _data_means(graph: FactorGraph, params: Params, offsets: Rows, batch: Batch)
     return {b: jnp.tensordot(share, v, 1) for b, v in t.items()}
 
 
-def _nonzero(total: Array) -> Array:
+def _nonzero(total: Scalar) -> Scalar:
     return jnp.where(total == 0, 1.0, total)
 
 

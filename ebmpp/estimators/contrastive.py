@@ -7,11 +7,10 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import (
     Posterior,
@@ -61,20 +60,18 @@ class CD(Estimator):
         checks.set_counts(self, "k")
         object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> tuple:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> tuple:
         """Nothing is carried."""
         check_posterior(graph, "CD", self.posterior)
         _moves(graph, self.moves)
         return ()
 
-    def estimate(
-        self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, pair: Array
-    ) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, key: Key) -> Estimate:
         """Data minus their k-sweep reconstructions."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
-        start = sample_latents(graph, params, batch, random.fold_in(pair, 0))
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        start = sample_latents(graph, params, batch, random.fold_in(key, 0))
         target, moves = Target(graph, params), _moves(graph, self.moves)
-        model, told = sweep_chains(target, start, self.k, random.fold_in(pair, 1), moves)
+        model, told = sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
         return Estimate(two_phases(graph, params, batch, model, **options), state, told)
 
@@ -108,23 +105,16 @@ class PCD(Estimator):
         checks.set_counts(self, "k", "num_chains")
         object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Rows:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> State:
         """Chains at initial draws of every block."""
         check_posterior(graph, "PCD", self.posterior)
         _moves(graph, self.moves)
-        return fresh_chains(graph, self.num_chains, pair)
+        return fresh_chains(graph, self.num_chains, key)
 
-    def estimate(
-        self,
-        graph: FactorGraph,
-        params: Params,
-        state: Any,
-        batch: Batch,
-        pair: Array,
-    ) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """Data minus the chains, k sweeps on."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
-        model, told = sweep_chains(Target(graph, params), state, self.k, pair, _moves(graph, self.moves))
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        model, told = sweep_chains(Target(graph, params), state, self.k, key, _moves(graph, self.moves))
         return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, told)
 
 
@@ -178,19 +168,19 @@ class FPCD(Estimator):
         checks.number("FPCD: rate", self.rate, least=0)
         checks.number("FPCD: decay", self.decay, least=0, below=1)
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> FPCDState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> FPCDState:
         """Chains at initial draws of every block, and fast weights of 0."""
         check_posterior(graph, "FPCD", self.posterior)
-        chains = fresh_chains(graph, self.num_chains, pair)
+        chains = fresh_chains(graph, self.num_chains, key)
         return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: FPCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: FPCDState, batch: Batch, key: Key
     ) -> Estimate:
         """Data minus the chains, k sweeps on under the sum of params and fast weights."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         target = Target(graph, jax.tree.map(jnp.add, params, state.fast))
-        model, _ = sweep_chains(target, state.chains, self.k, pair)
+        model, _ = sweep_chains(target, state.chains, self.k, key)
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
         return Estimate(gradient, FPCDState(model, fast), {})

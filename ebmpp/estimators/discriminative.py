@@ -7,6 +7,7 @@ from functools import partial
 import itertools
 from typing import Any
 
+from jaxtyping import Float
 import numpy as np
 
 import jax
@@ -14,7 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, check_estimator
 from ebmpp.estimators.phases import check_posterior
@@ -79,7 +80,7 @@ class Discriminative(Estimator):
         """That of the estimator beside."""
         return None if self.generative is None else self.generative.max_sweeps
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """The state of the estimator beside.
 
         :raises DeclarationError: for a target that is no visible block, or the only one.
@@ -87,13 +88,13 @@ class Discriminative(Estimator):
         """
         _check_target(graph, self.target)
         check_posterior(graph, "Discriminative", None)
-        return () if self.generative is None else self.generative.init(graph, params, data, batch, pair)
+        return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
 
     def adopt(self, before: Any, fresh: Any) -> Any:
         """What the estimator beside adopts."""
         return fresh if self.generative is None else self.generative.adopt(before, fresh)
 
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, pair: Array) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """The exact conditional gradient, and the weighted one of the estimator beside."""
 
         def loss(p: Params) -> Array:
@@ -106,24 +107,26 @@ class Discriminative(Estimator):
         told = {"conditional_log_likelihood": -value / _nonzero(batch.weights.sum())}
         if self.generative is None:
             return Estimate(gradient, state, told)
-        made = self.generative.estimate(graph, params, state, batch, pair)
+        made = self.generative.estimate(graph, params, state, batch, key)
         both = jax.tree.map(lambda g, h: g + self.weight * h, gradient, made.gradient)
         return Estimate(both, made.state, {**made.metrics, **told})
 
 
 @partial(jax.jit, static_argnums=(0, 3))
-def label_log_probabilities(graph: FactorGraph, params: Params, rest: Rows, target: str) -> Array:
+def label_log_probabilities(
+    graph: FactorGraph, params: Params, rest: Rows, target: str
+) -> Float[Array, "rows values"]:
     """log p(target | rest) of every value of the target, the latents summed out.
 
     :param graph: latents of one layer.
     :param params: its params.
     :param rest: the other visible blocks, ``(rows, *shape)`` each.
     :param target: a visible block of few values.
-    :return: ``(rows, values)``; the values in the order of ``itertools.product`` over the units.
+    :return: the values in the order of ``itertools.product`` over the units.
     """
     values, latents = jnp.asarray(_values(graph, target)), tuple(graph.latent)
 
-    def one(row: Rows) -> Array:
+    def one(row: State) -> Array:
         given = lambda y: energy.log_unnormalized(graph, params, {**row, target: y}, latents)
         return jax.nn.log_softmax(jax.vmap(given)(values))
 

@@ -9,7 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, Rows
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import fresh_chains, posterior_of, row_keys
 from ebmpp.graph import FactorGraph
@@ -85,18 +85,18 @@ class Herding(Estimator):
         checks.count("Herding: num_chains", self.num_chains)
         checks.count("Herding: num_kept", self.num_kept, least=self.num_chains)
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> HerdingState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> HerdingState:
         """States at initial draws of every block, none of them visited."""
-        x = fresh_chains(graph, self.num_chains, pair)
+        x = fresh_chains(graph, self.num_chains, key)
         kept = {b: jnp.zeros((self.num_kept, *v.shape[1:]), v.dtype) for b, v in x.items()}
         return HerdingState(x, kept, jnp.array(0, jnp.int32), jnp.array(0, jnp.int32))
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: HerdingState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: HerdingState, batch: Batch, key: Key
     ) -> Estimate:
         """Data with their latents at a mode, minus the states, which are at modes of all blocks."""
         size = len(batch.weights)
-        keys = [row_keys(random.fold_in(pair, i), n) for i, n in enumerate((size, size, self.num_chains))]
+        keys = [row_keys(random.fold_in(key, i), n) for i, n in enumerate((size, size, self.num_chains))]
         target = posterior_of(graph, params, batch)
         data = local_modes(target, start(target, keys[0]), keys[1]).x
         model = local_modes(Target(graph, params), state.x, keys[2]).x

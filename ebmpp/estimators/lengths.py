@@ -9,25 +9,29 @@ variance of independent draws. T hardly depends on L, so the times of past steps
 cost and brought.
 """
 
+from jaxtyping import Real
 import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.types import Scalar
+
+Times = Real[Array, "pairs"]
 #: Candidates for L: some 5 % apart, up to 2^30 sweeps.
 _LENGTHS = np.unique(np.geomspace(1, 2**30, 430).round().astype(np.int32))
 
 
-def quantile(times: Array, q: float) -> Array:
+def quantile(times: Times, q: float) -> Scalar:
     """The L within which a share ``q`` of the pairs meets."""
     return jnp.quantile(times.astype(jnp.result_type(float)), q)
 
 
-def for_variance(times: Array, target: float) -> Array:
+def for_variance(times: Times, target: float) -> Array:
     """The least L at which the predicted variance is ``target`` times that of independent draws.
 
-    :param times: T of each pair, ``(pairs,)``.
+    :param times: T of each pair.
     :param target: above 1.
 
     **Example**
@@ -41,10 +45,10 @@ def for_variance(times: Array, target: float) -> Array:
     return lengths[jnp.argmax(predicted <= target)]
 
 
-def for_cost(times: Array, target: float) -> Array:
+def for_cost(times: Times, target: float) -> Array:
     """The L at which a pair costs ``target`` sweeps on average, at least 1.
 
-    :param times: T of each pair, ``(pairs,)``.
+    :param times: T of each pair.
     :param target: sweeps of both chains a pair.
 
     **Example**
@@ -56,7 +60,7 @@ def for_cost(times: Array, target: float) -> Array:
     return jnp.maximum(1.0, target - 2 * times.astype(jnp.result_type(float)).mean())
 
 
-def inflation(times: Array, length: Array) -> Array:
+def inflation(times: Times, length: Array) -> Scalar:
     """Predicted variance at k = m = lag = ``length`` over that of independent draws: 1 + 2 E[corrections]."""
     corrections = jnp.maximum(0, -(-times // length) - 1)
     return 1 + 2 * corrections.astype(jnp.result_type(float)).mean()

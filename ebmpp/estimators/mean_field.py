@@ -9,7 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Params, Rows, State, Statistics
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.mean_field import mean_field
 
@@ -46,14 +46,14 @@ class MeanField:
     def __post_init__(self) -> None:
         checks.set_counts(self, "passes")
 
-    def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Rows:
+    def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
         """Mean statistics of every block given the rows; the visible blocks' are their own.
 
         :param rows: the visible blocks, ``(rows, *shape)`` each.
         :return: ``(rows, *statistic_shape)`` a block.
         """
 
-        def one(row: Rows) -> Rows:
+        def one(row: State) -> Statistics:
             # at first the latents under their own biases, as if they were alone
             alone = {b: _alone(graph, params, b) for b in graph.latent}
             return mean_field(graph, params, graph.statistics(row), alone, self.passes)[0]

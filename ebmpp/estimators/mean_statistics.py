@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Params, PerRow, Rows
 from ebmpp.estimators.phases import Posterior, check_posterior, signed_gradient, tractable_posterior
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.energy import gradient_at
@@ -74,9 +73,9 @@ def rates(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _subtract_gradient(
-    graph: FactorGraph, posterior: Posterior | None, params: Params, total: Params, rows: Rows, w: Array
+    graph: FactorGraph, posterior: Posterior | None, params: Params, total: Params, rows: Rows, w: PerRow
 ) -> Params:
-    if tractable_posterior(graph):
+    if posterior is None or tractable_posterior(graph):
         gradient = signed_gradient(graph, params, rows, w)
     else:
         gradient = gradient_at(graph, params, posterior.statistics(graph, params, rows), w)

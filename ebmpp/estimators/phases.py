@@ -11,7 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
@@ -27,7 +27,7 @@ from ebmpp.moves.target import Target
 class Posterior(Protocol):
     """An approximation of the posterior, for graphs whose latents are not one layer; a hashable value."""
 
-    def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Rows:
+    def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
         """Mean statistics of every block given the rows, ``(rows, *statistic_shape)`` each."""
 
 
@@ -49,13 +49,13 @@ def check_posterior(graph: FactorGraph, name: str, posterior: Posterior | None) 
         )
 
 
-def row_keys(key: Array, rows: int) -> Array:
+def row_keys(key: Key, rows: int) -> Keys:
     """A key a row."""
     return random.fold_in(key, jnp.arange(rows))
 
 
 @partial(jax.jit, static_argnums=(0, 1))  # in one program: op by op it compiles for seconds
-def fresh_chains(graph: FactorGraph, count: int, key: Array) -> Rows:
+def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
     """Chains at initial draws of every block."""
     return initial_rows(graph, graph.families, row_keys(key, count))
 
@@ -82,7 +82,7 @@ def carried_chains(state: Any) -> Any:
 
 
 def sweep_chains(
-    target: Target, x: Rows, count: int, key: Array, moves: Sequence[Move] = ()
+    target: Target, x: Rows, count: int, key: Key, moves: Sequence[Move] = ()
 ) -> tuple[Rows, dict[str, Array]]:
     """``count`` sweeps of every chain, and how many proposals were taken where moves make any.
 
@@ -108,7 +108,7 @@ def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
     return Target(graph, params, Given(whole, partial_, dict(batch.known), (len(batch.weights),)))
 
 
-def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Array) -> Rows:
+def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -> Rows:
     """States at the rows: the latents drawn given them, and given initial draws of what is missing.
 
     Exact where the posterior is one layer and nothing is missing; else one sweep over the latents from
@@ -131,7 +131,7 @@ def complete_batch(
     params: Params,
     batch: Batch,
     count: int,
-    key: Array,
+    key: Key,
     posterior: Posterior | None = None,
 ) -> Batch:
     """The batch with its missing entries drawn given the others, by ``count`` Gibbs sweeps; the draws are
@@ -153,7 +153,7 @@ def complete_batch(
     return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
 
 
-def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: Array) -> Params:
+def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: PerRow) -> Params:
     """Gradient of ``sum_i w_i E`` over rows, the latents summed out where that is exact.
 
     With weights 1/n on data rows and -1/N on model rows this is the gradient of the mean negative
@@ -164,7 +164,7 @@ def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: Array)
     return jax.grad(lambda p: _weighted_free_energy(graph, p, x, weights))(params)
 
 
-def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: Array) -> Array:
+def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: PerRow) -> Scalar:
     v, latents = {b: x[b] for b in graph.visible}, tuple(graph.latent)
     return -(weights @ jax.vmap(lambda row: energy.log_unnormalized(graph, params, row, latents))(v))
 
@@ -175,7 +175,7 @@ def two_phases(
     batch: Batch,
     model: Rows,
     *,
-    weights: Array | None = None,
+    weights: PerRow | None = None,
     posterior: Posterior | None = None,
 ) -> Params:
     """Gradient of the batch's loss, with rows ``model`` for draws of the model.

@@ -10,7 +10,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, Rows
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
@@ -89,20 +89,20 @@ class SDCP(Estimator):
         """Steps in a row that need the same rows: d."""
         return self.d
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> Any:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """At inner step 0, which reads neither chains nor the positive phase; nothing is carried if d = 1."""
         check_posterior(graph, "SDCP", self.posterior)
         if self.d == 1:
             return ()
-        chains = fresh_chains(graph, batch, pair)
+        chains = fresh_chains(graph, batch, key)
         return SDCPState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), chains)
 
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, pair: Array) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """The tangent's gradient minus that of chains k sweeps on."""
         if self.d == 1:
-            return CD(self.k, self.posterior).estimate(graph, params, state, batch, pair)
+            return CD(self.k, self.posterior).estimate(graph, params, state, batch, key)
 
-        size, at = len(batch.weights), random.fold_in(pair, 0)
+        size, at = len(batch.weights), random.fold_in(key, 0)
 
         def begin() -> tuple[Params, Rows]:
             latents = initial_rows(graph, graph.latent, row_keys(random.fold_in(at, 0), size))
@@ -115,7 +115,7 @@ class SDCP(Estimator):
         # Algorithm 2 goes on from the visible units: latents are drawn anew under the params of the step.
         held, target = gibbs_sweep(graph, graph.visible), Target(graph, params)
         start, _ = draw_sweep(target, chains, held, row_keys(random.fold_in(at, 1), size))
-        model, _ = sweep_chains(target, start, self.k, random.fold_in(pair, 1))
+        model, _ = sweep_chains(target, start, self.k, random.fold_in(key, 1))
         negative = signed_gradient(graph, params, model, -batch.weights)  # a chain counts as its row does
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})

@@ -5,11 +5,13 @@
 import dataclasses
 from typing import NamedTuple
 
+from jaxtyping import Float
+
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, Rows
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import (
     Posterior,
@@ -29,7 +31,7 @@ class TemperedState(NamedTuple):
 
     chains: Rows
     """``(num_chains, num_temperatures, *shape)`` a block, from hot to cold."""
-    betas: Array
+    betas: Float[Array, "temperatures"]
     """Inverse temperatures, from 0 to 1."""
 
     @property
@@ -80,19 +82,19 @@ class TemperedPCD(Estimator):
         checks.set_counts(self, "k", "num_chains")
         checks.set_counts(self, "num_temperatures", least=2)
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> TemperedState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> TemperedState:
         """Replicas at initial draws of every block, temperatures in equal steps of beta."""
         check_posterior(graph, "TemperedPCD", self.posterior)
         replicas = replicate(graph, self.num_temperatures)
-        chains = fresh_chains(replicas, self.num_chains, pair)
+        chains = fresh_chains(replicas, self.num_chains, key)
         return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: TemperedState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: TemperedState, batch: Batch, key: Key
     ) -> Estimate:
         """Data minus the coldest replicas, k tempered sweeps on."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(pair, 9), self.posterior)
-        chains, rejection = self._sweeps(graph, params, state, pair)
+        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        chains, rejection = self._sweeps(graph, params, state, key)
         state = TemperedState(chains, state.betas)
         gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
         betas = state.betas + 0.1 * (equalized(state.betas, rejection) - state.betas)
@@ -100,7 +102,7 @@ class TemperedPCD(Estimator):
         return Estimate(gradient, TemperedState(chains, betas), metrics)
 
     def _sweeps(
-        self, graph: FactorGraph, params: Params, state: TemperedState, pair: Array
+        self, graph: FactorGraph, params: Params, state: TemperedState, key: Key
     ) -> tuple[Rows, Array]:
         """Chains after k sweeps, and how often the swaps of each pair of neighbours are refused."""
         replicas = replicate(graph, self.num_temperatures)
@@ -108,7 +110,7 @@ class TemperedPCD(Estimator):
         target = Target(replicas, tempered_params(graph, params, state.betas))
 
         def half(x: Rows, i: Array) -> tuple[Rows, Array]:
-            keys = row_keys(random.fold_in(pair, i), self.num_chains)
+            keys = row_keys(random.fold_in(key, i), self.num_chains)
             x, _, log_ratio = sweep.half(target, x, keys, i % 2)
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 

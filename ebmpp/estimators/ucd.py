@@ -11,7 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params, Rows
+from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.errors import ArgumentError, IntractableError, clash
 from ebmpp.estimators import lengths
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -42,12 +42,12 @@ _STARTS = ("data", "persistent", "uniform", "local_mode")
 class UCDState(NamedTuple):
     """What :class:`UCD` carries."""
 
-    negative: Array
+    negative: Scalar
     """How far the pairs of the next step run, if that is adaptive."""
-    positive: Array
+    positive: Scalar
     """The same for the pairs on the posterior, where there are such."""
-    chains: Rows | tuple[()]
-    """Persistent chains, with ``start="persistent"``."""
+    chains: Rows
+    """Persistent chains, with ``start="persistent"``; else none."""
     seen: Array
     """Steps whose times to meet went into the first two."""
 
@@ -169,13 +169,13 @@ class UCD(Estimator):
 
     # -- the state -------------------------------------------------------------------------------
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, pair: Array) -> UCDState:
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> UCDState:
         """Pairs run one sweep at first; persistent chains start at initial draws of every block."""
         resolve_moves(graph, self.coupling)
         self._check_marginals(graph)
-        chains: Any = ()
+        chains: Rows = {}
         if self.start == "persistent":
-            chains = fresh_chains(graph, self.num_pairs or batch, pair)
+            chains = fresh_chains(graph, self.num_pairs or batch, key)
         return UCDState(jnp.ones(()), jnp.ones(()), chains, jnp.zeros((), jnp.int32))
 
     def adopt(self, before: Any, fresh: UCDState) -> UCDState:
@@ -202,7 +202,7 @@ class UCD(Estimator):
                 'marginalize="layers" sums out every layer in turn'
             )
 
-    def window(self, length: Array) -> Window:
+    def window(self, length: Scalar) -> Window:
         """k, m, lag and the limit, as arrays."""
         limit = self.max_sweeps or 0
         if self.adaptive:
@@ -218,17 +218,17 @@ class UCD(Estimator):
     # -- a step ----------------------------------------------------------------------------------
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
         state = state._replace(seen=state.seen + 1)
-        negative = self._negative(graph, params, state, batch, pair)
+        negative = self._negative(graph, params, state, batch, key)
         metrics, unmet = dict(negative.metrics), negative.metrics["num_unmet"]
-        state = state._replace(negative=negative.length, chains=self._go_on(graph, params, state, pair))
+        state = state._replace(negative=negative.length, chains=self._go_on(graph, params, state, key))
         if tractable_posterior(graph) and not batch.known:
             positive = signed_gradient(graph, params, batch.rows, batch.weights)
         else:
-            other = self._positive(graph, params, state, batch, random.fold_in(pair, 7))
+            other = self._positive(graph, params, state, batch, random.fold_in(key, 7))
             positive, state = other.gradient, state._replace(positive=other.length)
             metrics |= {f"posterior_{name}": v for name, v in other.metrics.items()}
             unmet = unmet + other.metrics["num_unmet"]
@@ -238,7 +238,7 @@ class UCD(Estimator):
         return Estimate(gradient, state, metrics)
 
     def _negative(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> "_Phase":
         pairs, target = self.num_pairs or len(batch.weights), Target(graph, params)
         if self.start == "persistent":
@@ -246,44 +246,44 @@ class UCD(Estimator):
         elif self.start == "data":
             turn = jnp.arange(pairs) % len(batch.weights)
             tile = lambda x: {b: jnp.take(v, turn, axis=0) for b, v in x.items()}
-            own = random.fold_in(pair, 0)
+            own = random.fold_in(key, 0)
             start = sample_latents(graph, params, Batch.of(tile(batch.rows), tile(batch.known)), own)
         else:
-            start = self._anywhere(target, pairs, random.fold_in(pair, 0))
+            start = self._anywhere(target, pairs, random.fold_in(key, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
         moves = resolve_moves(graph, self.coupling)
         past = (state.negative, state.seen)
-        return self._phase(target, start, moves, weights, past, random.fold_in(pair, 1))
+        return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
 
     def _positive(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, pair: Array
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> "_Phase":
         """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
         target = posterior_of(graph, params, batch)
         if callable(self.start) or self.start in ("data", "persistent"):
-            start = sample_latents(graph, params, batch, random.fold_in(pair, 0))
+            start = sample_latents(graph, params, batch, random.fold_in(key, 0))
         else:
-            start = self._anywhere(target, target.num_rows, random.fold_in(pair, 0))
+            start = self._anywhere(target, target.num_rows, random.fold_in(key, 0))
         coupling = self.coupling if isinstance(self.coupling, str) else None
         moves = resolve_moves(graph, coupling, target.clamped)
         past = (state.positive, state.seen)
-        return self._phase(target, start, moves, batch.weights, past, random.fold_in(pair, 1))
+        return self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
 
-    def _anywhere(self, target: Target, rows: int, key: Array) -> Rows:
+    def _anywhere(self, target: Target, rows: int, key: Key) -> Rows:
         """Starts that owe nothing to the data, but for the units that are held."""
         keys, given = row_keys(key, rows), {}
-        if callable(self.start):
+        if not isinstance(self.start, str):
             made = jax.vmap(self.start)(jax.random.wrap_key_data(keys, impl="threefry2x32"))
             given, _ = as_rows(target.graph.families, made)
         kind = "local_mode" if self.start == "local_mode" else "uniform"
         return search.start(target, keys, given, kind)
 
-    def _go_on(self, graph: FactorGraph, params: Params, state: UCDState, pair: Array) -> Any:
+    def _go_on(self, graph: FactorGraph, params: Params, state: UCDState, key: Key) -> Rows:
         """The persistent chains, a sweep on."""
         if self.start != "persistent":
             return state.chains
         rows = len(next(iter(state.chains.values())))
-        keys = row_keys(random.fold_in(pair, 3), rows)
+        keys = row_keys(random.fold_in(key, 3), rows)
         return draw_sweep(Target(graph, params), state.chains, gibbs_sweep(graph), keys)[0]
 
     def _phase(
@@ -291,9 +291,9 @@ class UCD(Estimator):
         target: Target,
         start: Rows,
         moves: tuple[Move, ...],
-        weights: Array,
+        weights: PerRow,
         past: tuple[Array, Array],
-        key: Array,
+        key: Key,
     ) -> "_Phase":
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
@@ -301,8 +301,7 @@ class UCD(Estimator):
         slots = self.num_slots or DEFAULT_SLOTS
         outcome = run_pairs(target, moves, accumulator, slots, start, start, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
-        proposes = any(move.proposes for move in moves)
-        return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window, proposes))
+        return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window))
 
     def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
         groups = (self.marginalize,)
@@ -313,7 +312,7 @@ class UCD(Estimator):
         groups = tuple(left for group in groups if (left := tuple(b for b in group if b in free)))
         return MarginalGradient(groups) if groups else EnergyGradient()
 
-    def _follow(self, before: Array, seen: Array, outcome: Outcome, window: Window) -> Array:
+    def _follow(self, before: Scalar, seen: Array, outcome: Outcome, window: Window) -> Scalar:
         """The next length; an unmet pair counts as the limit it was stopped at."""
         met = outcome.meeting_time >= 0
         times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
@@ -331,11 +330,11 @@ class _Phase(NamedTuple):
     """What a set of coupled pairs gives."""
 
     gradient: Params
-    length: Array
+    length: Scalar
     metrics: dict[str, Array]
 
 
-def _metrics(outcome: Outcome, window: Window, proposes: bool) -> dict[str, Array]:
+def _metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
     met = outcome.meeting_time >= 0
     tau = jnp.where(met, outcome.meeting_time, 0)
     made = {
@@ -347,7 +346,7 @@ def _metrics(outcome: Outcome, window: Window, proposes: bool) -> dict[str, Arra
         "trials": outcome.trials,
         "corrected": (~met | (tau > window.k + window.lag)).mean(),
     }
-    return made | {"acceptance": outcome.acceptance} if proposes else made
+    return made if outcome.acceptance is None else made | {"acceptance": outcome.acceptance}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -5,14 +5,14 @@
 from functools import partial
 from typing import Any
 
-from jaxtyping import Float, Integer, UInt32
+from jaxtyping import Float, Integer
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params, Rows
+from ebmpp.core.types import Blocks, Keys, Params, Rows
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.sampling import enumeration
@@ -69,9 +69,7 @@ def pseudo_log_likelihood(
     return by_row(graph, num_units, params, rows, keys).reshape(batch)
 
 
-def check_units(
-    graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows
-) -> UInt32[Array, "rows 2"]:
+def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows) -> Keys:
     """Checks of what is asked for; a key a row.
 
     :raises IntractableError: where a unit's conditional is not available.
@@ -105,7 +103,7 @@ def _check_tractable(graph: FactorGraph) -> None:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def by_row(
-    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: UInt32[Array, "rows 2"]
+    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
 ) -> Float[Array, "rows"]:
     """The value of every row; nothing is checked.
 

@@ -151,11 +151,12 @@ def energies(graph: FactorGraph) -> dict[str, list]:
         generator = np.random.default_rng(number)
         noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
         value, size = _value(factor, graph.families, noisy)
-        if None in (value, size):  # an energy that restricts its params is told at its init
+        if value is None or size is None:  # an energy that restricts its params is told at its init
             value, size = _value(factor, graph.families, params)
-        known = None not in (value, size)
-        share = round(value / size, 3) + 0.0 if known and size else 0.0  # no -0
-        told = f"{share:.3f} of {size:.3g}" if known else "not finite"
+        if value is None or size is None:
+            told = "not finite"
+        else:
+            told = f"{round(value / size, 3) + 0.0 if size else 0.0:.3f} of {size:.3g}"  # no -0
         made[factor.name] = [told, digest(factor.edges(graph.families))]
     return made
 

@@ -105,7 +105,7 @@ class Epoch:
         shares = real * size / real.sum(1, keepdims=True)
         if weights is not None:
             shares = shares * (weights / weights.mean())[index]
-        self._rows = {"v": rows}
+        self._rows = {"v": jnp.asarray(rows)}
         self._index, self._shares = index.astype(np.int32), shares.astype(jnp.result_type(float))
 
     def sample(self) -> Selection:
@@ -136,15 +136,14 @@ def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def gibbs(graph: FactorGraph, params: Params, v: Array, pair: Array, count: Array) -> Array:
+def gibbs(graph: FactorGraph, params: Params, v: Array, key: Array, count: Array) -> Array:
     """``count`` sweeps from rows of the visibles: latents first, then visibles."""
-    rows = random.fold_in(pair, jnp.arange(len(v)))
+    keys = random.fold_in(key, jnp.arange(len(v)))
 
     def one(i: Array, v: Array) -> Array:
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
-            key = random.fold_in(rows, i, index)
-            x |= Layer((block,)).draw(Target(graph, params), x, key)[0]
+            x |= Layer((block,)).draw(Target(graph, params), x, random.fold_in(keys, i, index))[0]
         return x["v"]
 
     return lax.fori_loop(0, count, one, v)

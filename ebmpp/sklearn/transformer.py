@@ -173,14 +173,14 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             within = bool(((values >= 0) & (values <= 1)).all())
             units = "bernoulli" if within else "gaussian"
             self.scaler_ = None if within else StandardScaler().fit(values, sample_weight=weights)
-        visible = harmonium.family_of("visible", units, self.n_features_in_)
+        visible = harmonium.family_of("visible", units, values.shape[1])
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
         self.graph_ = harmonium.harmonium(visible, latent)
         self._n_features_out = math.prod(latent.statistic_shape)
         rows = self._as_units(values)
         self.random_state_ = check_random_state(self.random_state)
         key = self._key()
-        self._pair = np.asarray(random.key_pair(key))
+        self._words = np.asarray(random.key_pair(key))
         self.params_ = jax.device_get(harmonium.start(self.graph_, key, rows, weights))
         self._carried = None
         self.history_ = xr.Dataset(coords={"step": np.arange(0)})
@@ -191,13 +191,13 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """One pass over the rows, which goes on from where the last one ended."""
         begin = time.monotonic()
         estimator, optimizer = self._estimator(), self._optimizer()
-        seed = [*self._pair.tolist(), self.n_iter_]
+        seed = [*self._words.tolist(), self.n_iter_]
         each = estimator.steps_per_batch
         source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // each)
         end = self.n_steps_ + source.num_batches * each
         stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)
         stages = Stages([stage], scheduled=False)
-        loop = Loop(self.graph_, stages, source, self._pair, self.params_, together=True)
+        loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_, together=True)
         if self._carried is None:
             self._carried = loop.begin(0, self.params_)
         try:
@@ -282,8 +282,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """
         check_is_fitted(self)
         checks.count("n_sweeps", n_sweeps)
-        rows, pair = self._rows(v), random.key_pair(self._key())
-        made = harmonium.gibbs(self.graph_, self.params_, rows, pair, int(n_sweeps))
+        rows, key = self._rows(v), random.key_pair(self._key())
+        made = harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps))
         return self._as_columns(np.asarray(made))
 
     def sample(self, n_samples: int = 1, n_sweeps: int = 1000) -> np.ndarray:
@@ -299,9 +299,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         check_is_fitted(self)
         checks.count("n_samples", n_samples)
         checks.count("n_sweeps", n_sweeps)
-        first, pair = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
+        first, key = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
         start = gibbs.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
-        made = harmonium.gibbs(self.graph_, self.params_, start, pair, int(n_sweeps))
+        made = harmonium.gibbs(self.graph_, self.params_, start, key, int(n_sweeps))
         return self._as_columns(np.asarray(made))
 
     @property
@@ -379,13 +379,14 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return PCD(num_chains=int(self.batch_size)) if self.estimator is None else self.estimator
 
     def _optimizer(self) -> _Optimizer:
-        if hasattr(self.optimizer, "update"):
-            return self.optimizer
+        make = optax.sgd if self.optimizer is None else self.optimizer
+        if not callable(make):
+            return make
         rate = self.learning_rate
         if rate == "auto":
             bounded = all(np.isfinite(family.bounds).all() for family in self.graph_.families.values())
             rate = 0.1 if bounded else 0.01
-        return harmonium.make_optimizer(self.optimizer or optax.sgd, float(rate))
+        return harmonium.make_optimizer(make, float(rate))
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))

@@ -16,7 +16,7 @@ from jax import Array
 
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
-from ebmpp.core.types import Blocks
+from ebmpp.core.types import Blocks, Key, Numbers
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.graph.states import Observed
@@ -35,9 +35,9 @@ class Selection(NamedTuple):
 
     rows: Blocks
     """The visible blocks, ``(rows, *shape)`` each."""
-    index: np.ndarray | None = None
+    index: Numbers | None = None
     """Which rows; None for all, as they are."""
-    weights: np.ndarray | Array | None = None
+    weights: Numbers | None = None
     """One a row that is meant, of mean 1 over the data; None for equal ones."""
     known: Blocks = {}
     """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
@@ -100,12 +100,12 @@ class Order:
     A batch is a function of its number, so a resumed run goes on at once.
     """
 
-    def __init__(self, pair: Array, size: int, batch_size: int) -> None:
-        self.pair, self.size, self.batch_size = np.asarray(pair).tolist(), size, min(size, batch_size)
+    def __init__(self, key: Key, size: int, batch_size: int) -> None:
+        self.key, self.size, self.batch_size = np.asarray(key).tolist(), size, min(size, batch_size)
         self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may run across the end of one
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([*self.pair, epoch]).permutation(self.size)
+        return np.random.default_rng([*self.key, epoch]).permutation(self.size)
 
     def batch(self, number: int) -> np.ndarray:
         """Row numbers, ``(batch_size,)``."""

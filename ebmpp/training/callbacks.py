@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 
-Params = Any
 _MODES = ("max", "min")
 
 

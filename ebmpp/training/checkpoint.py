@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a training run: written whole or not at all, checked when they are read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 import contextlib
 import errno
 import fcntl
@@ -211,7 +211,7 @@ class Checkpoints:
         return handle
 
     @contextlib.contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
+    def _telling(self, what: str) -> Generator[None]:
         try:
             yield
         except OSError as error:

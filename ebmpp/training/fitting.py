@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fit``: data, an estimator, an optimiser, and a history."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import os
 from typing import Any
@@ -17,6 +17,7 @@ import optax
 
 from ebmpp.core import checks, random
 from ebmpp.core.archive import digest
+from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph, describe
@@ -25,11 +26,11 @@ from ebmpp.training.callbacks import Best, Callback
 from ebmpp.training.checkpoint import Checkpoints
 from ebmpp.training.identity import monitor_identity
 from ebmpp.training.loop import Loop, State, estimate_step
+from ebmpp.training.monitors import Watch
 from ebmpp.training.schedule import Stage, Stages
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
-Params = Any
 _DEFAULT_STEPS = 1000
 
 
@@ -71,7 +72,7 @@ def fit(
     weights: Array | None = None,
     params: Params | None = None,
     scheme: str | Mapping[str, str] = "gaussian",
-    monitors: Mapping[str, Callable[..., Array]] | None = None,
+    monitors: Mapping[str, Watch] | None = None,
     monitor_every: int = 100,
     callbacks: Sequence[Callback] = (),
     keep_best: str | tuple[str, str] | None = None,
@@ -162,7 +163,7 @@ def fit(
     rng_key = checks.key("fit: rng_key", rng_key)
     num_steps = checks.optional_count("fit: num_steps", num_steps)
     batch_size = checks.optional_count("fit: batch_size", batch_size)
-    monitor_every = checks.count("fit: monitor_every", monitor_every)
+    every = checks.count("fit: monitor_every", monitor_every)
     checkpoint_every = checks.count("fit: checkpoint_every", checkpoint_every)
     resume, progress_bar = checks.flag("fit: resume", resume), checks.flag("fit: progress_bar", progress_bar)
     if resume and checkpoint_dir is None:
@@ -181,8 +182,10 @@ def fit(
     own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
     params = jax.tree.map(own, params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
-    watched = {"monitors": monitors, "every": monitor_every, "callbacks": callbacks, "best": best}
-    loop = Loop(graph, stages, source, random.key_pair(base_key), params, **watched)
+    key = random.key_pair(base_key)
+    loop = Loop(
+        graph, stages, source, key, params, monitors=monitors, every=every, callbacks=callbacks, best=best
+    )
     start, state = 0, loop.begin(0, params)
     save = None
     if checkpoint_dir is not None:
@@ -193,7 +196,7 @@ def fit(
             "batch_size": source.batch_size,
             "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
             "monitors": monitor_identity(monitors),
-            "monitor_every": monitor_every,
+            "monitor_every": every,
             "keep_best": None if best is None else [best.name, best.mode],
             **_state_identity(state),
             **source.identity(),
@@ -206,12 +209,12 @@ def fit(
     finally:
         if save is not None:
             save.close()
-    kept = {} if best is None else {"best_params": best.params, "best_step": best.step}
+    kept = () if best is None else (best.params, best.step)
     history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
-    return Fit(graph, state.params, history, state.optimizer, state.estimator, **kept)
+    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept)
 
 
-def _monitors(given: Mapping[str, Callable[..., Array]] | None) -> dict[str, Callable[..., Array]]:
+def _monitors(given: Mapping[str, Watch] | None) -> dict[str, Watch]:
     checks.instance(
         "fit: monitors", {} if given is None else given, Mapping, "a dict of functions of the params"
     )
@@ -238,7 +241,7 @@ def _stages(
     single = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
     given = {name: value for name, value in single.items() if value is not None}
     if schedule is None:
-        return Stages([Stage(**{"num_steps": _DEFAULT_STEPS, **given})], scheduled=False)
+        return Stages([dataclasses.replace(Stage(num_steps=_DEFAULT_STEPS), **given)], scheduled=False)
     if given:
         raise ArgumentError(f"fit: schedule takes the place of {', '.join(given)}; give them to its stages")
     return Stages(schedule, scheduled=True)

@@ -4,18 +4,17 @@
 
 import math
 import time
-from typing import Any
 
 import numpy as np
 
 from jax import Array
 
+from ebmpp.core.types import Params
 from ebmpp.errors import DivergenceError, DomainError, NormalizationError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training.history import Log
 
-Params = Any
 # A check of 1000 Gaussian units beside 1000 others takes 13 s on two cores: looks in passing take a
 # twentieth of the time at most.
 _REST = 20

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a training run, as it comes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-from ebmpp.training.monitors import Monitor
+from ebmpp.training.monitors import Monitor, Watch
 
 #: What happens where a traced array is taken for a number or for numpy's.
 _LEAVES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
@@ -30,13 +30,13 @@ class Table:
 
     def __init__(self, columns: Mapping[str, np.ndarray] = MappingProxyType({})) -> None:
         self._parts = [dict(columns)] if columns else []  # of rows that have the same names
-        self._waiting: list[dict[str, Any]] = []
-        self.last = {name: v[-1] for name, v in columns.items() if len(v)}
+        self._waiting: list[Mapping[str, Any]] = []
+        self.last: Mapping[str, Any] = {name: v[-1] for name, v in columns.items() if len(v)}
 
     def __len__(self) -> int:
         return sum(map(_length, self._parts)) + len(self._waiting)
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: Mapping[str, Any]) -> None:
         """One more row."""
         if len(self._waiting) >= _MOST_WAITING or (self._waiting and row.keys() != self.last.keys()):
             self._fetch()
@@ -83,11 +83,11 @@ class Log:
     :param monitors: functions of the params, or :class:`~ebmpp.monitors.Monitor`.
     """
 
-    def __init__(self, monitors: Mapping[str, Callable[..., Array]]) -> None:
+    def __init__(self, monitors: Mapping[str, Watch]) -> None:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
 
-    def append(self, metrics: dict[str, Array], several: bool = False) -> None:
+    def append(self, metrics: Mapping[str, Any], several: bool = False) -> None:
         """The metrics of the next step, or of several, a column each.
 
         :raises ArgumentError: for a monitor of the name of one, which would take its place in the history.
@@ -149,7 +149,7 @@ class Log:
         return made.assign(values).assign_coords(monitor_step=at)
 
 
-def _value(name: str, monitor: Callable[..., Array], params: Any, estimator_state: Any) -> Array:
+def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Array | float:
     """:raises ArgumentError: for a monitor that leaves jax, or returns no number."""
     given = jax.tree.map(lambda leaf: leaf, params)  # dicts of its own
     try:

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core.archive import digest, hashed
-
-Params = Any
+from ebmpp.core.types import Params
 
 #: Step counts at which schedules are looked at.
 _COUNTS = tuple(digit * 10**power for power in range(1, 6) for digit in (1, 2, 5))
@@ -149,7 +148,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
         if name == _MOVES:
             wrong = [i for i, (x, y) in enumerate(zip(a or (), b or (), strict=False)) if not _close(x, y)]
             if wrong:
-                stage = f" of stage {wrong[0]}" if len(b) > 1 else ""
+                stage = f" of stage {wrong[0]}" if len(b or ()) > 1 else ""
                 told.append(
                     f"optimizer{stage}: it makes other updates here of the same gradients (another rate?)"
                 )

@@ -2,22 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a training run, and what happens between them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxtyping import Float, Integer
 import numpy as np
 from tqdm.auto import tqdm
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import optax
 
 from ebmpp.core import checks, random
 from ebmpp.core.programs import compiled
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Key, Numbers, Params, Rows
 from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
@@ -27,9 +29,9 @@ from ebmpp.training.callbacks import Best, Callback, Progress
 from ebmpp.training.checkpoint import Checkpoints
 from ebmpp.training.guard import Guard
 from ebmpp.training.history import Log
+from ebmpp.training.monitors import Watch
 from ebmpp.training.schedule import Stages
 
-Params = Any
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
 
 
@@ -50,11 +52,11 @@ def estimate_step(
     params: Params,
     state: Any,
     rows: Rows,
-    index: Array | None,
-    pair: Array,
+    index: Integer[Array, "batch"] | None,
+    key: Key,
     step: Array,
-    weights: Array | None = None,
-    known: Mapping[str, Array] = MappingProxyType({}),
+    weights: Float[Array, "batch"] | None = None,
+    known: Rows = MappingProxyType({}),
 ) -> tuple[Params, Any, dict[str, Array]]:
     """One gradient estimate from the rows ``index``; from all of them where that is None.
 
@@ -66,7 +68,7 @@ def estimate_step(
     batch = Batch.of(take(rows), take(known))
     if weights is not None:
         batch = batch._replace(weights=weights * batch.weights)
-    made = estimator.estimate(graph, params, state, batch, random.fold_in(pair, step, 2))
+    made = estimator.estimate(graph, params, state, batch, random.fold_in(key, step, 2))
     if optimizers.shapes(made.gradient) != optimizers.shapes(params):
         raise ArgumentError(
             f"{type(estimator).__name__}.estimate returned a gradient of shapes "
@@ -77,11 +79,7 @@ def estimate_step(
 
 @compiled(statics=1)
 def _update(
-    optimizer: optax.GradientTransformation,
-    gradient: Params,
-    params: Params,
-    state: Any,
-    ok: Array,
+    optimizer: optax.GradientTransformation, gradient: Params, params: Params, state: Any, ok: Array
 ) -> tuple[Params, Any, Array, Array]:
     updates, moved = optimizer.update(gradient, state, params)
     proposed = optax.apply_updates(params, updates)
@@ -96,14 +94,14 @@ def one_step(
     graph: FactorGraph,
     estimator: Estimator,
     optimizer: optax.GradientTransformation,
-    pair: Array,
+    key: Key,
     state: State,
-    step: Array,
+    step: ArrayLike,
     given: Selection,
 ) -> tuple[State, dict[str, Array]]:
     """One gradient and one update; after a failure the state stays as it was."""
     rows, index, weights, known = given
-    told = (rows, index, pair, step, weights, known)
+    told = (rows, index, key, step, weights, known)
     gradient, carried, metrics = estimate_step(graph, estimator, state.params, state.estimator, *told)
     # Two programs: trying another optimiser does not compile the estimator again.
     params, moved, ok, norm = _update(optimizer, gradient, state.params, state.optimizer, state.ok)
@@ -115,9 +113,9 @@ def several_steps(
     graph: FactorGraph,
     estimator: Estimator,
     optimizer: optax.GradientTransformation,
-    pair: Array,
+    key: Key,
     state: State,
-    first: Array,
+    steps: Array,
     given: Selection,
 ) -> tuple[State, dict[str, Array]]:
     """:func:`one_step` after the other in one program: small steps cost no more than their sums.
@@ -125,12 +123,11 @@ def several_steps(
     :param given: ``index`` and ``weights`` have a leading axis of steps, and ``rows`` are those of all steps.
     :return: the state after them, and metrics with a leading axis of steps.
     """
-    steps = first + jnp.arange(len(given.index), dtype=jnp.uint32)
 
-    def one(state: State, at: tuple[Array, Array, Array | None]) -> tuple[State, dict[str, Array]]:
+    def one(state: State, at: tuple[Array, Numbers | None, Numbers | None]) -> tuple[State, dict[str, Array]]:
         step, index, weights = at
         chosen = given._replace(index=index, weights=weights)
-        return one_step(graph, estimator, optimizer, pair, state, step, chosen)
+        return one_step(graph, estimator, optimizer, key, state, step, chosen)
 
     return lax.scan(one, state, (steps, given.index, given.weights))
 
@@ -147,7 +144,7 @@ def _check_missing(estimator: Estimator, given: Selection) -> None:
 class Loop:
     """A run: the source's batches through the stages' estimators and optimisers, with what looks on.
 
-    :param pair: the run's key pair; a step's draws depend on it and on the step's number.
+    :param key: the run's; a step's draws depend on it and on the step's number.
     :param params: where it starts: a model that normalises.
     :param every: steps between monitor values.
     :param best: what keeps the best params, or None.
@@ -160,16 +157,16 @@ class Loop:
         graph: FactorGraph,
         stages: Stages,
         source: Source,
-        pair: Array,
+        key: Key,
         params: Params,
         *,
-        monitors: Mapping[str, Callable[..., Array]] = MappingProxyType({}),
+        monitors: Mapping[str, Watch] = MappingProxyType({}),
         every: int = checks.LARGEST,
         callbacks: Sequence[Callback] = (),
         best: Best | None = None,
         together: bool = False,
     ) -> None:
-        self.graph, self.stages, self.source, self.pair = graph, stages, source, pair
+        self.graph, self.stages, self.source, self.key = graph, stages, source, key
         self.every, self.callbacks, self.best, self.together = every, callbacks, best, together
         self.log = Log(monitors)
         self.guard = Guard(graph, params, self.log)
@@ -188,8 +185,8 @@ class Loop:
         """
         stage, rows = self.stages[number], self.source.sample().rows
         optimizers.check(stage.optimizer, params)
-        pair = random.fold_in(self.pair, number, 1)
-        estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, pair)
+        key = random.fold_in(self.key, number, 1)
+        estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, key)
         return State(params, stage.optimizer.init(params), estimator, jnp.array(True))
 
     def _enter(self, number: int, state: State) -> State:
@@ -270,14 +267,14 @@ class Loop:
         """The steps from ``step`` to before ``stop``, all of one stage."""
         stage, chosen = self.stages[number], [self._select(at, state) for at in range(step, stop)]
         told = {"stage": np.int32(number)} if self.stages.scheduled else {}
-        args = (self.graph, stage.estimator, stage.optimizer, self.pair, state, np.uint32(step))
+        args = (self.graph, stage.estimator, stage.optimizer, self.key, state)
         if not self.together:
-            state, metrics = one_step(*args, chosen[0])
+            state, metrics = one_step(*args, np.uint32(step), chosen[0])
             self.log.append({**metrics, **told})
             return state
-        index = np.stack([c.index for c in chosen])
-        weights = None if chosen[0].weights is None else np.stack([c.weights for c in chosen])
-        state, metrics = several_steps(*args, chosen[0]._replace(index=index, weights=weights))
+        index, weights = jax.tree.map(lambda *each: np.stack(each), *((c.index, c.weights) for c in chosen))
+        steps = np.arange(step, stop, dtype=np.uint32)
+        state, metrics = several_steps(*args, steps, chosen[0]._replace(index=index, weights=weights))
         each = {name: np.full(stop - step, value) for name, value in told.items()}
         self.log.append({**jax.device_get(metrics), **each}, several=True)
         return state

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Rows
+from ebmpp.core.types import Key, Keys, Params, Rows, Scalar, State
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, Estimator, check_estimator
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
@@ -25,7 +25,8 @@ from ebmpp.evaluate import annealed, exact, pseudo
 from ebmpp.graph import FactorGraph, energy, tables
 from ebmpp.training.optimizers import shapes
 
-Params = Any
+#: A function of the params to a scalar.
+Watch = Callable[..., Array | float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # known by itself: arrays have no hash
@@ -49,12 +50,12 @@ class Monitor:
     2.0
     """
 
-    fn: Callable[..., Array]
+    fn: Watch
     arguments: tuple[Any, ...] = ()
     takes_state: bool = False
     compiled: bool = True
 
-    def __call__(self, params: Params, estimator_state: Any = None) -> Array:
+    def __call__(self, params: Params, estimator_state: Any = None) -> Array | float:
         """The value."""
         state = (estimator_state,) if self.takes_state else ()
         given = (params, *state, *self.arguments)
@@ -62,7 +63,7 @@ class Monitor:
 
 
 @partial(jax.jit, static_argnums=0)
-def _evaluate(fn: Callable[..., Array], *given: Any) -> Array:
+def _evaluate(fn: Watch, *given: Any) -> Array | float:
     return fn(*given)
 
 
@@ -70,10 +71,10 @@ def _evaluate(fn: Callable[..., Array], *given: Any) -> Array:
 class _Of:
     """A function with values that do not change, known by both."""
 
-    fn: Callable[..., Array]
+    fn: Watch
     fixed: tuple[Any, ...]
 
-    def __call__(self, *given: Any) -> Array:
+    def __call__(self, *given: Any) -> Array | float:
         return self.fn(*self.fixed, *given)
 
 
@@ -169,11 +170,11 @@ def estimated_log_likelihood(
     _check_free_energy(graph, "estimated_log_likelihood")
     rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
     num_particles = checks.count("estimated_log_likelihood: num_particles", num_particles, least=2)
-    options = {"num_particles": num_particles, "num_temperatures": num_temperatures, "ladder": ladder}
-    options |= {"rng_key": rng_key, "data": rows if base is None else _rows(graph, base)}
+    start = rows if base is None else _rows(graph, base)
+    run = partial(annealed.ais, rng_key=rng_key, data=start, num_particles=num_particles, ladder=ladder)
 
     def estimate(params: Params) -> float:
-        return annealed.ais(graph, params, **options).average_log_likelihood(rows).value
+        return run(graph, params, num_temperatures=num_temperatures).average_log_likelihood(rows).value
 
     return Monitor(estimate, compiled=False)
 
@@ -207,7 +208,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     return Monitor(_Of(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
 
 
-def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: Rows) -> Array:
+def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: State) -> Scalar:
     return graph.free_energy(params, held_out).mean() - graph.free_energy(params, train).mean()
 
 
@@ -233,14 +234,14 @@ def pseudo_log_likelihood(
     >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
     -6.2383
     """
-    pairs = pseudo.check_units(graph, num_units, rng_key, _rows(graph, data))
-    return Monitor(_Of(_pseudo_log_likelihood, (graph, num_units)), (_rows(graph, data), pairs))
+    keys = pseudo.check_units(graph, num_units, rng_key, _rows(graph, data))
+    return Monitor(_Of(_pseudo_log_likelihood, (graph, num_units)), (_rows(graph, data), keys))
 
 
 def _pseudo_log_likelihood(
-    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, pairs: Array
+    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
 ) -> Array:
-    return pseudo.by_row(graph, num_units, params, rows, pairs).mean()
+    return pseudo.by_row(graph, num_units, params, rows, keys).mean()
 
 
 # -- reconstruction ------------------------------------------------------------------------------
@@ -275,8 +276,8 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     return Monitor(_Of(_reconstruction, (graph,)), (_rows(graph, data), random.key_pair(rng_key)))
 
 
-def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, pair: Array) -> Array:
-    statistics = graph.statistics(sample_latents(graph, params, Batch.of(rows), pair))
+def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
+    statistics = graph.statistics(sample_latents(graph, params, Batch.of(rows), key))
     total, count = jnp.zeros(()), 0
     for b in graph.visible:
         mean = lambda t, b=b: graph.families[b].mean(energy.natural(graph, params, t, [b])[b])
@@ -324,19 +325,19 @@ def gradient_variance(
     check_estimator("gradient_variance: estimator", estimator, "an estimator such as CD(k=1)")
     num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
     rng_key = checks.key("gradient_variance: rng_key", rng_key)
-    rows, pair = _rows(graph, data), random.key_pair(rng_key)
+    rows, key = _rows(graph, data), random.key_pair(rng_key)
     size = len(next(iter(rows.values())))
-    start = lambda p: estimator.init(graph, p, rows, size, pair)
+    start = lambda p: estimator.init(graph, p, rows, size, key)
     carries = bool(jax.tree.leaves(jax.eval_shape(start, graph.param_shapes)))
     fn = _gradient_variance if carries else _gradient_variance_without
-    return Monitor(_Of(fn, (graph, estimator, num_repeats)), (rows, pair), takes_state=carries)
+    return Monitor(_Of(fn, (graph, estimator, num_repeats)), (rows, key), takes_state=carries)
 
 
 def _gradient_variance_without(
-    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, rows: Rows, pair: Array
+    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, rows: Rows, key: Key
 ) -> Array:
-    state = estimator.init(graph, params, rows, len(next(iter(rows.values()))), pair)  # no arrays
-    return _gradient_variance(graph, estimator, num_repeats, params, state, rows, pair)
+    state = estimator.init(graph, params, rows, len(next(iter(rows.values()))), key)  # no arrays
+    return _gradient_variance(graph, estimator, num_repeats, params, state, rows, key)
 
 
 def _gradient_variance(
@@ -346,17 +347,17 @@ def _gradient_variance(
     params: Params,
     state: Any,
     rows: Rows,
-    pair: Array,
+    key: Key,
 ) -> Array:
     batch = Batch.of(rows)
-    fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), pair), params)
+    fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), key), params)
     if shapes(fresh) != shapes(state):
         return jnp.full((), jnp.nan)
 
     def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:
         """Welford's update: no difference of large sums, and no more than two gradients in memory."""
         mean, total = carry
-        made = estimator.estimate(graph, params, state, batch, random.fold_in(pair, repeat)).gradient
+        made = estimator.estimate(graph, params, state, batch, random.fold_in(key, repeat)).gradient
         off = jax.tree.map(jnp.subtract, made, mean)
         mean = jax.tree.map(lambda m, d: m + d / (repeat + 1), mean, off)
         return (mean, total + optax.tree.vdot(off, jax.tree.map(jnp.subtract, made, mean))), None

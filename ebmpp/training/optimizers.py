@@ -191,7 +191,7 @@ def averaged(
         return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)
 
     def update(
-        updates: Params, state: AveragedState, params: Params | None = None, **extra: Any
+        updates: Params, state: Any, params: Params | None = None, **extra: Any
     ) -> tuple[Params, AveragedState]:
         params = _needed("averaged", params)
         updates, inner = optimizer.update(updates, state.inner, params, **extra)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core.types import Blocks, Params, Rows
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
 from ebmpp.families import Family
@@ -85,18 +85,19 @@ def pretrain(
     init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))
     rows, _, _ = tables.as_data(graph, data, "pretrain")
     params = graph.init(init_key, rows, scheme)
-    settings = {
-        "estimator": CD(k=1) if estimator is None else estimator,
-        "optimizer": optax.sgd(0.05) if optimizer is None else optimizer,
-        "num_steps": num_steps,
-        "batch_size": batch_size,
-        "progress_bar": progress_bar,
-    }
+    train = partial(
+        fit,
+        estimator=CD(k=1) if estimator is None else estimator,
+        optimizer=optax.sgd(0.05) if optimizer is None else optimizer,
+        num_steps=num_steps,
+        batch_size=batch_size,
+        progress_bar=progress_bar,
+    )
     found: dict[str, list[Any]] = {name: [] for name in params}
     for i in range(len(levels) - 1):
         model = _Pair.of(graph, levels, i)
         start = {f.name: params[f.name] for f in model.graph.factors}
-        made = fit(model.graph, model.rows(rows), params=start, rng_key=keys[2 * i], **settings)
+        made = train(model.graph, model.rows(rows), params=start, rng_key=keys[2 * i])
         for name, value in made.params.items():
             found[name].append(value)
         if i + 2 < len(levels):
@@ -151,7 +152,7 @@ class _Pair:
         visible, latent = ({b: family(b) for b in level if b in used} for level in (lower, upper))
         return cls(FactorGraph(visible, latent, made), copied)
 
-    def rows(self, x: Mapping[str, Array]) -> dict[str, Array]:
+    def rows(self, x: Rows) -> Blocks:
         """Rows of the visible blocks, copied where the model has two."""
         kept = {b: x[b] for b in self.graph.visible}
         return {b: jnp.stack([v, v], axis=1) if b in self.copied else v for b, v in kept.items()}
@@ -187,7 +188,7 @@ class _Tied:
 
     def __call__(self, params: Any, *statistics: Array) -> Array:
         families = tuple(family for _, family in self.families)
-        total = 0.0
+        total = jnp.zeros(())
         for copy in range(2 if any(self.copied) else 1):
             own = [t[copy] if twice else t for t, twice in zip(statistics, self.copied, strict=True)]
             total = total + self.factor.evaluate(params, *own, families=families)
@@ -195,9 +196,7 @@ class _Tied:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draw(
-    graph: FactorGraph, level: tuple[str, ...], params: Params, rows: dict[str, Array], rng_key: Array
-) -> dict[str, Array]:
+def _draw(graph: FactorGraph, level: tuple[str, ...], params: Params, rows: Rows, rng_key: Array) -> Blocks:
     """One draw of the upper level for each row of the lower."""
     count = len(next(iter(rows.values())))
     keys = random.fold_in(random.key_pair(rng_key), jnp.arange(count))

@@ -113,7 +113,7 @@ def test_adaptive_lag_follows_the_past_only() -> None:
     estimator = UCD(num_slots=16)
     assert estimator.adaptive and not UCD(k=1).adaptive
     first = estimator.init(graph, params, data, ROWS, key(0))
-    assert first == (1.0, 1.0, (), 0)
+    assert first == (1.0, 1.0, {}, 0)
     first = first._replace(seen=jnp.int32(9))  # the next step is the tenth
     for past, lag in ((1.0, 1), (2.4, 2), (2.6, 3), (0.1, 1), (30.0, 30)):
         made = [
@@ -231,7 +231,7 @@ def test_coldest_replicas_and_past_times_are_taken_over() -> None:
         jax.tree.map(np.testing.assert_array_equal, taken, {b: v[:, -1] for b, v in replicas.items()})
     went = fresh._replace(negative=jnp.array(30.0), positive=jnp.array(2.0), seen=jnp.array(4))
     taken = UCD().adopt(went, UCD().init(graph, params, data, ROWS, key(0)))
-    assert (float(taken.negative), float(taken.positive), taken.chains, int(taken.seen)) == (30, 2, (), 4)
+    assert (float(taken.negative), float(taken.positive), taken.chains, int(taken.seen)) == (30, 2, {}, 4)
 
 
 def test_early_steps_weigh_alike() -> None:

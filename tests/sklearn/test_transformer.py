@@ -203,10 +203,10 @@ class Mean(Estimator):
 
     steps_per_batch = 2
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, pair: Any) -> tuple:
+    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
         return ()
 
-    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
+    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
         gradient = jax.tree.map(jnp.zeros_like, params) | {"v": -batch.weights @ batch.rows["v"]}
         return Estimate(gradient, state, {"rows": (batch.weights > 0).sum(), "total": batch.weights.sum()})
 

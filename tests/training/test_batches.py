@@ -40,10 +40,10 @@ def mapped(rows, path):
 class Exact(Estimator):
     """The loss's gradient, log Z by enumeration."""
 
-    def init(self, graph, params, data, batch, pair):
+    def init(self, graph, params, data, batch, key):
         return ()
 
-    def estimate(self, graph, params, state, batch, pair):
+    def estimate(self, graph, params, state, batch, key):
         data = signed_gradient(graph, params, batch.rows, batch.weights)
         model = jax.grad(lambda p: exact.log_partition(graph, p))(params)
         share = batch.weights.sum()

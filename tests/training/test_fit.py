@@ -33,10 +33,10 @@ MEETING = {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "tr
 class Broken(Recorder):
     """Its gradient is not a number from the fourth step on."""
 
-    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, pair: jax.Array) -> jax.Array:
+    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, key: jax.Array) -> jax.Array:
         return jnp.array(0)
 
-    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
         bad = jnp.where(state >= 3, jnp.nan, 0.5)
         return Estimate(jax.tree.map(lambda p: jnp.full_like(p, bad), params), state + 1, {"at": state})
 
@@ -227,9 +227,9 @@ class Counted(Recorder):
 
     traced: ClassVar[list[int]] = []
 
-    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
+    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
         self.traced.append(graph.families["b"].size)
-        return super().estimate(graph, params, state, batch, pair)
+        return super().estimate(graph, params, state, batch, key)
 
 
 def test_steps_and_optimisers_do_not_trace_again() -> None:

@@ -28,7 +28,7 @@ KEY = jax.random.key(0)
 class Pushing(Recorder):
     """Its gradient is -1 everywhere, so a step of rate 1 adds 1 to each param."""
 
-    def estimate(self, graph, params, state, batch, pair):
+    def estimate(self, graph, params, state, batch, key):
         return Estimate(jax.tree.map(lambda p: -jnp.ones_like(p), params), state, {})
 
 
@@ -102,7 +102,7 @@ def test_unmet_pairs_without_a_limit_are_told_without_it():
     rbm = layered(v=Bernoulli(3), h=Bernoulli(2))
 
     class Unmet(Recorder):
-        def estimate(self, graph, params, state, batch, pair):
+        def estimate(self, graph, params, state, batch, key):
             nan = jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params)
             return Estimate(nan, state, {"num_unmet": jnp.array(3)})
 

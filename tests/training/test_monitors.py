@@ -133,12 +133,12 @@ class Noise(Estimator):
 
     scale: float
 
-    def init(self, graph, params, data, batch, pair):
+    def init(self, graph, params, data, batch, key):
         return ()
 
-    def estimate(self, graph, params, state, batch, pair):
+    def estimate(self, graph, params, state, batch, key):
         flat, unravel = jax.flatten_util.ravel_pytree(params)
-        noise = jax.random.normal(jax.random.wrap_key_data(pair), flat.shape)
+        noise = jax.random.normal(jax.random.wrap_key_data(key), flat.shape)
         return Estimate(unravel(100 + self.scale * noise), state, {})
 
 

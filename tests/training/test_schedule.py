@@ -78,10 +78,10 @@ def test_adopting_keeps_the_structure():
 
 
 class Bare:
-    def init(self, graph, params, data, batch, pair):
+    def init(self, graph, params, data, batch, key):
         return ()
 
-    def estimate(self, graph, params, state, batch, pair):
+    def estimate(self, graph, params, state, batch, key):
         return None
 
 
