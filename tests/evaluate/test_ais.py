@@ -28,6 +28,7 @@ from ebmpp import (
     layered,
 )
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
+from ebmpp.moves import Target
 from ebmpp.sampling import annealing_path
 from helpers import assert_law, assert_rows_law, pair, random_params
 
@@ -96,10 +97,10 @@ def test_a_step_leaves_the_law_at_its_end() -> None:
     params = random_params(graph, 1, 2.0)
     x = ebmpp.perfect_sample(graph, params, jax.random.key(3), NUM)
     summed, betas = annealing_path.summed_blocks(graph), np.float32([0] + [1] * 100)
-    pairs = ebmpp.core.random.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
+    keys = ebmpp.core.random.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
     x = {b: v for b, v in x.items() if b not in summed}
     eta = annealing_path.reference(graph, params, PAIR)
-    made, _, _ = annealing_path._carry(graph, summed, params, eta, betas, 1, x, pairs)
+    made, _, _ = annealing_path._carry(Target(graph, params), summed, eta, betas, 1, x, keys)
     moments = exact.moments(graph, params)
     assert set(made) == {"b", "c"}
     for b, v in made.items():
@@ -187,9 +188,9 @@ def test_both_sides_of_a_bracket_share_a_reference_of_draws_of_its_own(
         keys.append(pair)
         return anneal(graph, params, eta0, betas, pair, *rest)
 
-    def piloted(graph: FactorGraph, params: dict, pair: jax.Array) -> dict:
-        keys.append(pair)
-        return pilot(graph, params, pair)
+    def piloted(target: Target, key: jax.Array) -> dict:
+        keys.append(key)
+        return pilot(target, key)
 
     monkeypatch.setattr(annealing_path, "anneal", watched)
     monkeypatch.setattr(annealing_path, "_pilot", piloted)
