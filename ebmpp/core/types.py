@@ -52,9 +52,8 @@ Keys = UInt32[Array, "rows 2"]
 #: A number, and a number a row.
 Scalar = Float[Array, ""]
 PerRow = Float[Array, "rows"]
-#: Which rows, how many of something in each, and a key pair for each.
+#: Which rows, and how many of something in each.
 Which = Bool[Array, "rows"]
 Counts = Integer[Array, "rows"]
-Keys = UInt32[Array, "rows 2"]
 #: The blocks of one sweep, a tuple of blocks that do not interact at a time.
 Schedule = tuple[tuple[str, ...], ...]

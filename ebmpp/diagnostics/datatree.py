@@ -64,14 +64,14 @@ def to_datatree(result: Any) -> xr.DataTree:
     )
 
 
-def _attributes(graph: object, kernel: object = None) -> dict[str, str]:
+def _attributes(graph: object, kernel: RowKernel | CoupledComposite | None = None) -> dict[str, str]:
     attrs: dict[str, str] = {"inference_library": "ebmpp", "inference_library_version": VERSION}
     if graph is not None:
         attrs["graph"] = repr(graph)
     if kernel is not None:
         attrs["inference_kernel"] = type(kernel).__name__
-        if hasattr(kernel, "caveat"):
-            attrs["inference_caveat"] = str(kernel.caveat)
+        if isinstance(kernel, RowKernel) and kernel.caveat:
+            attrs["inference_caveat"] = kernel.caveat
     return attrs
 
 
@@ -97,8 +97,9 @@ def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
     plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray) and name not in _BY_SWEEP}
     if plain:
         groups["sample_stats"] = plain
-    attrs = _attributes(getattr(kernel, "graph", None), kernel)
-    dims = _dims(kernel, samples) if isinstance(kernel, RowKernel) else None
+    of_rows = isinstance(kernel, RowKernel)
+    attrs = _attributes(kernel.graph if of_rows else None, kernel)
+    dims = _dims(kernel, samples) if of_rows else None
     with warnings.catch_warnings():
         # many short coupled chains are what a meeting time is estimated from, and no mistake
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)

@@ -59,6 +59,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     :raises ArgumentError: for another ``init``.
     """
 
+    caveat = ""  #: what whoever reads the draws must know: that they are not of the model, say
     model = None  #: there is none to trace: what ``arviz_base.from_numpyro`` asks for
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:

@@ -184,11 +184,9 @@ class Exchange(MCMCKernel):
         call = _sort(model_args, model_kwargs)
         one = lambda s: self._sample_one(s, call)
         new = jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
-        if self._may_fail:
-            # a loop on the device has no other way to be heard
+        if self._may_fail:  # a loop on the device has no other way to be heard
             dead = ((new.failures > 0) & (state.failures == 0)).sum()
-            tell = lambda: jax.debug.callback(_warn_dead, dead)
-            jax.lax.cond(dead > 0, tell, lambda: None)
+            jax.lax.cond(dead > 0, lambda: jax.debug.callback(_warn_dead, dead), lambda: None)
         return new
 
     @property
