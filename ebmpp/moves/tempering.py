@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from jaxtyping import Bool
 import numpy as np
 
 import jax
@@ -39,7 +40,6 @@ from ebmpp.moves.couplings import Attempt, Trial, resolve
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import (
     Drawn,
-    Flags,
     Move,
     agree,
     compare,
@@ -51,6 +51,9 @@ from ebmpp.moves.move import (
     note,
 )
 from ebmpp.moves.target import Target
+
+#: As :data:`ebmpp.moves.move.Flags`, where each replica of a row is a row of its own.
+_Flags = Mapping[str, Bool[Array, "replicas ..."]]
 
 
 def check_betas(betas: Any) -> tuple[float, ...]:
@@ -235,7 +238,7 @@ class TemperedSweep(Move):
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         # the layers depend on one another: nothing could be prepared
-        def half(carry: tuple[Blocks, Flags], parity: Array) -> tuple[tuple[Blocks, Flags], Array]:
+        def half(carry: tuple[Blocks, _Flags], parity: Array) -> tuple[tuple[Blocks, _Flags], Array]:
             own, broken = random.fold_in(trial.keys, parity), jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
                 draw = trial._replace(keys=random.fold_in(own, index))
@@ -255,8 +258,8 @@ class TemperedSweep(Move):
         return Attempt(x, y, every, every, broken.any(0), together)
 
     def _couple(
-        self, target: Target, carry: tuple[Blocks, Flags], layer: Layer, draw: Trial
-    ) -> tuple[tuple[Blocks, Flags], Array]:
+        self, target: Target, carry: tuple[Blocks, _Flags], layer: Layer, draw: Trial
+    ) -> tuple[tuple[Blocks, _Flags], Array]:
         """A layer of both chains, every replica a row of its own; and which rows are broken."""
         (z, _), graph = carry, target.graph
         rows, num = next(iter(z.values())).shape[1:3]
@@ -267,7 +270,7 @@ class TemperedSweep(Move):
         }
         prepared, single = layer.prepare(target, z), Target(self.graph, {}, Given(keep=held))
 
-        def step(part: Any, carry: tuple[Blocks, Flags, Array]) -> tuple[Blocks, Flags, Array]:
+        def step(part: Any, carry: tuple[Blocks, _Flags, Array]) -> tuple[Blocks, _Flags, Array]:
             z, flags, broken = carry
             focused = self._focus(target, layer, prepared, z, part)
             flat = {b: _apart(v) for b, v in z.items()}
@@ -295,8 +298,8 @@ class TemperedSweep(Move):
         return {block: parts.silence(single.part_family(part), single.real(part), eta)}
 
     def _swap(
-        self, target: Target, carry: tuple[Blocks, Flags], keys: Keys, parity: Array
-    ) -> tuple[tuple[Blocks, Flags], Array]:
+        self, target: Target, carry: tuple[Blocks, _Flags], keys: Keys, parity: Array
+    ) -> tuple[tuple[Blocks, _Flags], Array]:
         """Swaps in both chains; and which rows are broken."""
         z, flags = carry
         rows, num = next(iter(z.values())).shape[1:3]
@@ -310,8 +313,8 @@ class TemperedSweep(Move):
         swapped = {b: jnp.stack([take(v, o) for v, o in zip(z[b], orders, strict=True)]) for b in self.blocks}
         return (z | swapped, self._swap_flags(flags, swapped, orders)), jnp.isnan(ratio).any((0, 2))
 
-    def _swap_flags(self, flags: Flags, swapped: Blocks, orders: list[Array]) -> Flags:
-        """Flags of states that moved: two that come from different replicas are not one."""
+    def _swap_flags(self, flags: _Flags, swapped: Blocks, orders: list[Array]) -> _Flags:
+        """_Flags of states that moved: two that come from different replicas are not one."""
         moved, alike = dict(flags), (orders[0] == orders[1])[..., None]
         for b in self.blocks:
             own = take(flags[b].reshape(*alike.shape[:2], -1), orders[0]) & alike

@@ -247,7 +247,7 @@ def test_one_kernel_serves_two_runs():
     single = draws(one, jax.random.key(0), other)
     assert_same(draws(many, jax.random.key(0), PARAMS), first)
     assert_same(single, draws(sampler(RBM, 6), jax.random.key(0), other))
-    assert vars(kernel) == before == {"graph": RBM, "start": "uniform"}
+    assert vars(kernel) == before == {"graph": RBM, "start": "uniform", "moves": None}
 
 
 def test_pickle():

@@ -220,7 +220,7 @@ def test_a_kernel_is_what_its_repr_says() -> None:
         ebmpp.MaximalCoupling(DEEP, lag=2, coupling=["common", "maximal"], init="local_mode"),
     ]
     for kernel in kernels:
-        again = eval(repr(kernel), vars(ebmpp) | {"__builtins__": {}})
+        again = eval(repr(kernel), vars(ebmpp) | vars(ebmpp.kernels) | {"__builtins__": {}})
         assert type(again) is type(kernel) and vars(again) == vars(kernel)
         copied = pickle.loads(pickle.dumps(kernel))
         assert vars(copied) == vars(kernel) and repr(copied) == repr(kernel)
