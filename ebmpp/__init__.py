@@ -32,7 +32,7 @@ from ebmpp.graph import (
 )
 from ebmpp.kernels import BlockedGibbs, MaximalCoupling, ParallelTempering, local_search
 from ebmpp.ppl import EnergyDistribution, GibbsBlock
-from ebmpp.sampling import complete, perfect_sample, unbiased_expectation
+from ebmpp.sampling import complete, particle_expectation, perfect_sample, smc, unbiased_expectation
 from ebmpp.training import Fit, Stage, fit, monitors, optimizers
 
 __all__ = [
@@ -77,10 +77,12 @@ __all__ = [
     "marginalize",
     "monitors",
     "optimizers",
+    "particle_expectation",
     "perfect_sample",
     "plots",
     "report",
     "save",
+    "smc",
     "to_datatree",
     "tv_upper_bound",
     "unbiased_expectation",

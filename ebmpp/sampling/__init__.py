@@ -4,6 +4,18 @@
 
 from ebmpp.sampling.completion import Completion, complete
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+from ebmpp.sampling.particles import ParticleSystem, particle_expectation, smc
+from ebmpp.sampling.path import Path
 from ebmpp.sampling.perfect import perfect_sample
 
-__all__ = ["Completion", "Estimate", "complete", "perfect_sample", "unbiased_expectation"]
+__all__ = [
+    "Completion",
+    "Estimate",
+    "ParticleSystem",
+    "Path",
+    "complete",
+    "particle_expectation",
+    "perfect_sample",
+    "smc",
+    "unbiased_expectation",
+]

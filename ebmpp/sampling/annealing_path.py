@@ -11,8 +11,7 @@ temperatures of an importance weight and the draw that follows, and a step costs
 An independent set of blocks is summed out of the weights in closed form, and only the others are kept.
 """
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Float, Float32
@@ -20,7 +19,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
@@ -28,12 +27,11 @@ from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
-from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
 from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
-from ebmpp.sampling import enumeration
+from ebmpp.sampling.path import Path, draw_reference, kept_blocks
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling
 FEWEST = 2
@@ -234,41 +232,9 @@ def log_partition_of(graph: FactorGraph, eta: Eta) -> float:
 # -- chains along the path -------------------------------------------------------------------------
 
 
-def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
-    """The independent blocks to sum out of the weights: as many units as can be; one block stays.
-
-    **Example**
-
-    >>> from ebmpp import Bernoulli, layered
-    >>> summed_blocks(layered(v=Bernoulli(20), h1=Bernoulli(30), h2=Bernoulli(15)))
-    ('v', 'h2')
-    """
-    place = {b: i for i, b in enumerate(graph.families)}
-    size = lambda blocks: sum(graph.families[b].size for b in blocks)
-    whole = graph.to_networkx().subgraph(b for b in graph.families if b not in graph.splits)
-    sets = enumeration.independent_sets(whole, graph.block_layers)
-    found = [sorted(s, key=place.__getitem__) for s in sets]
-    # the places break ties, so that the choice does not depend on the hashes of the names
-    best = min(found, key=lambda s: (-size(s), [place[b] for b in s]))
-    if len(best) == len(place):  # no two blocks interact
-        best.remove(min(best, key=lambda b: graph.families[b].size))
-    return tuple(best)
-
-
-def _of_part(graph: FactorGraph, eta0: Eta, block: str, part: Any) -> Array:
-    split = graph.splits[block]
-    return split.take(eta0[block].reshape(split.family.size, *split.family.stat_shape), part)
-
-
-def _between(eta0: Array, eta1: Array, beta: Array) -> Array:
-    eta0 = lax.broadcast_to_rank(eta0, eta1.ndim)
-    return (1 - beta) * eta0 + beta * eta1  # exact at both ends
-
-
-@partial(jax.jit, static_argnames="summed")
+@jax.jit
 def _carry(
     target: Target,
-    summed: tuple[str, ...],
     eta0: Eta,
     betas: Array,
     count: Array,
@@ -282,54 +248,18 @@ def _carry(
     :param keys: of these steps, ``(rows, 2)``.
     :return: the kept blocks; the log-weights' increment; the spread of each step's, ``(_STEPS,)``.
     """
-    graph, params = target.graph, target.params
-    layers = schedule(graph, clamped=summed)
-
-    def at(x: Blocks) -> tuple[Array, Blocks]:
-        """How fast the kept blocks' log density grows with beta, the summed blocks at 0; and their eta."""
-        t = graph.statistics(x)
-        value, eta = jax.vmap(lambda t: energy.affine(graph, params, t, summed))(t)
-        units = lambda a: a.reshape(len(a), -1)
-        alone = sum(units(t[b]) @ eta0[b].ravel() for b in t)
-        return value - alone, eta
-
-    def draw(blocks: Iterable[str], eta: Eta, beta: Array, keys: Array) -> Blocks:
-        eta = {b: _between(eta0[b], eta[b], beta) for b in blocks}
-        words = random.words(keys, gibbs.num_words(graph, blocks))
-        return gibbs.draw_rows(graph, blocks, eta, words)
+    path = Path.line(target.graph, eta0, target.params)
 
     def step(i: Array, carry: tuple) -> tuple:
         x, log_weight, spread = carry
-        low, high, own = betas[i], betas[i + 1], random.fold_in(keys, i)
-        slope, eta = at(x)
-        gain = (high - low) * slope
-        for b in summed:
-            ends = (_between(eta0[b], eta[b], beta) for beta in (low, high))
-            gain += graph.families[b].log_normalizer_difference(*ends).reshape(len(gain), -1).sum(-1)
-        # the summed blocks first: then a sweep leaves the law of the kept ones as it is
-        x = x | draw(summed, eta, high, random.fold_in(own, 0))
-        for index, blocks in enumerate(layers, 1):
-            at_layer = random.fold_in(own, index)
-
-            def new(eta: Eta, view: Any, part: Any, own: Array = at_layer) -> Blocks:
-                own = own if part is None else random.fold_in(own, 0, part)
-                words = random.words(own, gibbs.num_words(view, eta))
-                start = {b: eta0[b] if part is None else _of_part(graph, eta0, b, part) for b in eta}
-                eta = {b: _between(start[b], e, high) for b, e in eta.items()}
-                return gibbs.draw_rows(view, eta, eta, words)
-
-            x = x | gibbs.visit(target, x, blocks, new)
-        kept = {b: v for b, v in x.items() if b not in summed}
-        return kept, log_weight + gain, spread.at[i].set(gain.std())
+        low, high = path.at(betas[i]), path.at(betas[i + 1])
+        here = path.slope(low.params, x)
+        gain = path.gain(low, high, here, here)
+        x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
+        return x, log_weight + gain, spread.at[i].set(gain.std())
 
     start = x, jnp.zeros(len(keys)), jnp.zeros(len(betas) - 1)
     return jax.lax.fori_loop(0, count, step, start)
-
-
-@partial(jax.jit, static_argnames=("graph", "blocks"))
-def _draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array) -> Blocks:
-    eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
-    return gibbs.draw_rows(graph, blocks, eta, random.words(keys, gibbs.num_words(graph, blocks)))
 
 
 def anneal(
@@ -352,11 +282,10 @@ def anneal(
     :param progress_bar: show one.
     :return: the log-weights, float64, ``(num,)``; and the spread of each step's, ``(len(betas) - 1,)``.
     """
-    summed = summed_blocks(graph)
-    kept = tuple(b for b in graph.families if b not in summed)
+    kept, target = kept_blocks(graph), Target(graph, params)
     keys = random.fold_in(key, jnp.arange(num))
-    start = _draw_reference(graph, kept, eta0, random.fold_in(keys, 0)) if x is None else x
-    x, target = {b: start[b] for b in kept}, Target(graph, params)
+    start = draw_reference(graph, kept, eta0, random.fold_in(keys, 0)) if x is None else x
+    x = {b: start[b] for b in kept}
     # summed on the host, in float64: ten thousand small gains would lose digits in float32
     total, spreads = np.zeros(num), []
     with tqdm(total=len(betas) - 1, disable=not progress_bar, desc="annealing", unit="step") as bar:
@@ -365,7 +294,7 @@ def anneal(
             count = len(part) - 1
             padded = np.pad(part, (0, _STEPS - count), mode="edge")
             own = random.fold_in(keys, 1, first)
-            x, gain, spread = _carry(target, summed, eta0, padded, np.int32(count), x, own)
+            x, gain, spread = _carry(target, eta0, padded, np.int32(count), x, own)
             total += np.asarray(gain, float)
             spreads.append(np.asarray(spread, float)[:count])
             bar.update(count)

@@ -26,6 +26,7 @@ from ebmpp import (
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.moves import Target
 from ebmpp.sampling import annealing_path
+from ebmpp.sampling.path import summed_blocks
 from helpers import assert_law, assert_rows_law, random_params
 
 # -- the law of the weights ------------------------------------------------------------------------
@@ -57,11 +58,11 @@ def test_a_step_leaves_the_law_at_its_end() -> None:
     graph = RING
     params = random_params(graph, 1, 2.0)
     x = ebmpp.perfect_sample(graph, params, jax.random.key(3), NUM)
-    summed, betas = annealing_path.summed_blocks(graph), np.float32([0] + [1] * 100)
+    summed, betas = summed_blocks(graph), np.float32([0] + [1] * 100)
     keys = ebmpp.core.random.fold_in(jnp.zeros(2, jnp.uint32), jnp.arange(NUM))
     x = {b: v for b, v in x.items() if b not in summed}
     eta = annealing_path.reference(graph, params, PAIR)
-    made, _, _ = annealing_path._carry(Target(graph, params), summed, eta, betas, 1, x, keys)
+    made, _, _ = annealing_path._carry(Target(graph, params), eta, betas, 1, x, keys)
     moments = exact.moments(graph, params)
     assert set(made) == {"b", "c"}
     for b, v in made.items():
@@ -169,10 +170,10 @@ def test_independent_blocks_are_exact() -> None:
 
 
 def test_as_many_units_as_can_be_are_summed_out() -> None:
-    assert annealing_path.summed_blocks(GRAPHS["rbm"]) == ("v",)
-    assert annealing_path.summed_blocks(GRAPHS["dbm"]) == ("v", "h2")
-    assert annealing_path.summed_blocks(layered(v=Bernoulli(2), h1=Bernoulli(9), h2=Bernoulli(2))) == ("h1",)
-    assert annealing_path.summed_blocks(RING) == ("a",)
+    assert summed_blocks(GRAPHS["rbm"]) == ("v",)
+    assert summed_blocks(GRAPHS["dbm"]) == ("v", "h2")
+    assert summed_blocks(layered(v=Bernoulli(2), h1=Bernoulli(9), h2=Bernoulli(2))) == ("h1",)
+    assert summed_blocks(RING) == ("a",)
 
 
 # -- ladders ---------------------------------------------------------------------------------------
