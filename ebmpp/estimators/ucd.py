@@ -228,7 +228,8 @@ class UCD(Estimator):
         if tractable_posterior(graph) and not batch.known:
             positive = signed_gradient(graph, params, batch.rows, batch.weights)
         else:
-            other = self._positive(graph, params, state, batch, random.fold_in(key, 7))
+            past = (state.positive, state.seen)
+            other = self.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
             positive, state = other.gradient, state._replace(positive=other.length)
             metrics |= {f"posterior_{name}": v for name, v in other.metrics.items()}
             unmet = unmet + other.metrics["num_unmet"]
@@ -239,7 +240,7 @@ class UCD(Estimator):
 
     def _negative(
         self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> "_Phase":
+    ) -> "Phase":
         pairs, target = self.num_pairs or len(batch.weights), Target(graph, params)
         if self.start == "persistent":
             start = state.chains
@@ -255,10 +256,15 @@ class UCD(Estimator):
         past = (state.negative, state.seen)
         return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
 
-    def _positive(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> "_Phase":
-        """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
+    def posterior_phase(
+        self, graph: FactorGraph, params: Params, past: tuple[Scalar, Array], batch: Batch, key: Key
+    ) -> "Phase":
+        """The positive phase by coupled pairs, one a row, on the posterior of the latents and of what is
+        missing; for estimators that have another negative phase too.
+
+        :param past: how far pairs run, if that is adaptive (1 at first, then ``length`` of the phase of the
+            step before), and how many steps there are with this one.
+        """
         target = posterior_of(graph, params, batch)
         if callable(self.start) or self.start in ("data", "persistent"):
             start = sample_latents(graph, params, batch, random.fold_in(key, 0))
@@ -266,7 +272,6 @@ class UCD(Estimator):
             start = self._anywhere(target, target.num_rows, random.fold_in(key, 0))
         coupling = self.coupling if isinstance(self.coupling, str) else None
         moves = resolve_moves(graph, coupling, target.clamped)
-        past = (state.positive, state.seen)
         return self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
 
     def _anywhere(self, target: Target, rows: int, key: Key) -> Rows:
@@ -294,14 +299,14 @@ class UCD(Estimator):
         weights: PerRow,
         past: tuple[Array, Array],
         key: Key,
-    ) -> "_Phase":
+    ) -> "Phase":
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
         slots = self.num_slots or DEFAULT_SLOTS
         outcome = run_pairs(target, moves, accumulator, slots, start, start, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
-        return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window))
+        return Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window))
 
     def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
         groups = (self.marginalize,)
@@ -326,12 +331,15 @@ class UCD(Estimator):
         return before + share * (now - before)
 
 
-class _Phase(NamedTuple):
+class Phase(NamedTuple):
     """What a set of coupled pairs gives."""
 
     gradient: Params
+    """The weighted sum of energy gradients over the pairs."""
     length: Scalar
+    """How far the pairs of the next step run, if that is adaptive."""
     metrics: dict[str, Array]
+    """Meeting times, and what else the history keeps."""
 
 
 def _metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
