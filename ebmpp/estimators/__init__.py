@@ -7,11 +7,12 @@ from ebmpp.estimators.centering import CSDCP, Centered
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
 from ebmpp.estimators.discriminative import Discriminative
 from ebmpp.estimators.herding import Herding
+from ebmpp.estimators.local_modes import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
 from ebmpp.estimators.mean_statistics import rates
 from ebmpp.estimators.sdcp import SDCP
 from ebmpp.estimators.tempered import TemperedPCD
-from ebmpp.estimators.ucd import UCD, LocalModeUCD
+from ebmpp.estimators.ucd import UCD
 
 __all__ = [
     "CD",

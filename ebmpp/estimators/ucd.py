@@ -57,9 +57,10 @@ class UCD(Estimator):
     """Unbiased contrastive divergence: pairs of chains that run until they meet.
 
     The negative phase is H_{k:m} of the energy's gradient over coupled pairs, and its expectation is the
-    model's own. Its variance depends on k and the lag, so by default both follow the times to meet in the
+    model's own. Its variance depends on k, m and the lag, so by default these follow the times to meet in the
     steps *before*, which keeps the gradient unbiased given the past and its variance held (with k = lag = 1
-    single steps with meeting times in the hundreds can wreck a model).
+    single steps with meeting times in the hundreds can wreck a model): k = lag, and m = 2 lag, since the
+    sweeps after k are made anyway while a pair meets.
 
     The positive phase is exact where the latents given the visibles are one layer; elsewhere, and where
     entries are missing, a second set of coupled pairs, one a row, runs on the posterior of latents and
@@ -67,7 +68,8 @@ class UCD(Estimator):
 
     :param num_pairs: pairs a step; the batch's rows are reused in turn. Default: one a row.
     :param k: first sweep that counts. Default: adaptive.
-    :param m: last sweep that counts, at least k; default k. With an adaptive k: how many more sweeps.
+    :param m: last sweep that counts, at least k; default k. With an adaptive k: how many sweeps after k count
+        too; default as many as the lag, 0 for the state at k alone.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 where only k is given.
     :param coupling: see :func:`ebmpp.moves.sweeps.resolve_moves`. One that is a single name holds for the
         posterior too.
@@ -82,7 +84,8 @@ class UCD(Estimator):
         2023, eq. 27). Unbiased too.
     :param quantile: which quantile of the times to meet the adaptive k and lag follow.
     :param target_variance: instead, take the least k = lag that keeps the variance that the times to meet
-        predict at this multiple (above 1) of that of independent draws of the model.
+        predict at this multiple of that of independent draws of the model; with m=0 above 1. The prediction
+        is pessimistic without m=0: see :mod:`ebmpp.estimators.lengths`.
     :param target_cost: instead, spend so many sweeps a pair on average: k = lag is what meeting leaves of
         them, at least 1.
     :param smoothing: weight of the past in what the adaptive k and lag follow, in [0, 1). Steps weigh alike
@@ -147,15 +150,17 @@ class UCD(Estimator):
             raise ArgumentError(
                 f"UCD: {given} with k={self.k}: give one target, and leave k and the lag to follow it"
             )
-        fixed = {"lag": self.lag, "m": self.m or None}  # m = 0 more sweeps is the window that is presumed
+        fixed = {"lag": self.lag, "m": self.m or None}  # m = 0 more sweeps is a window that lengths knows
         fixed = {n: v for n, v in fixed.items() if v is not None}
         if given and fixed:
             raise ArgumentError(
-                f"UCD: {given} with {fixed}: a target is met by k = m = lag, and what it predicts holds for "
-                "these alone; leave out lag and m, or give quantile=... in place of the target"
+                f"UCD: {given} with {fixed}: a target is met by k = lag and m = 2 lag, or m = k, and what it "
+                "predicts holds for these alone; leave out lag and m, or give m=0, or quantile=... in place "
+                "of the target"
             )
         for name, value in given.items():
-            checks.number(f"UCD: {name}", value, above=1)
+            above = 0 if name == "target_variance" and self._averages else 1
+            checks.number(f"UCD: {name}", value, above=above)
 
     def __repr__(self) -> str:
         fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
@@ -166,6 +171,11 @@ class UCD(Estimator):
     def adaptive(self) -> bool:
         """Whether k and the lag follow past meeting times."""
         return self.k is None
+
+    @property
+    def _averages(self) -> bool:
+        """Whether an adaptive window holds as many more sweeps as the lag."""
+        return self.m is None
 
     # -- the state -------------------------------------------------------------------------------
 
@@ -207,9 +217,10 @@ class UCD(Estimator):
         limit = self.max_sweeps or 0
         if self.adaptive:
             k = jnp.maximum(1, jnp.round(length)).astype(jnp.int32)
-            m, lag = k + (self.m or 0), k if self.lag is None else self.lag
+            lag = k if self.lag is None else self.lag
             if self.lag is None and limit:  # any lag is unbiased, and at the limit no pair could have met
                 lag = jnp.minimum(lag, limit - 1)
+            m = k + (lag if self.m is None else self.m)
         else:
             k, lag = self.k, self.lag or 1
             m = k if self.m is None else self.m
@@ -228,7 +239,8 @@ class UCD(Estimator):
         if tractable_posterior(graph) and not batch.known:
             positive = signed_gradient(graph, params, batch.rows, batch.weights)
         else:
-            other = self._positive(graph, params, state, batch, random.fold_in(key, 7))
+            past = (state.positive, state.seen)
+            other = self.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
             positive, state = other.gradient, state._replace(positive=other.length)
             metrics |= {f"posterior_{name}": v for name, v in other.metrics.items()}
             unmet = unmet + other.metrics["num_unmet"]
@@ -239,7 +251,7 @@ class UCD(Estimator):
 
     def _negative(
         self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> "_Phase":
+    ) -> "Phase":
         pairs, target = self.num_pairs or len(batch.weights), Target(graph, params)
         if self.start == "persistent":
             start = state.chains
@@ -255,10 +267,15 @@ class UCD(Estimator):
         past = (state.negative, state.seen)
         return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
 
-    def _positive(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> "_Phase":
-        """Coupled pairs, one a row, on the posterior of the latents and of what is missing."""
+    def posterior_phase(
+        self, graph: FactorGraph, params: Params, past: tuple[Scalar, Array], batch: Batch, key: Key
+    ) -> "Phase":
+        """The positive phase by coupled pairs, one a row, on the posterior of the latents and of what is
+        missing; for estimators that have another negative phase too.
+
+        :param past: how far pairs run, if that is adaptive (1 at first, then ``length`` of the phase of the
+            step before), and how many steps there are with this one.
+        """
         target = posterior_of(graph, params, batch)
         if callable(self.start) or self.start in ("data", "persistent"):
             start = sample_latents(graph, params, batch, random.fold_in(key, 0))
@@ -266,7 +283,6 @@ class UCD(Estimator):
             start = self._anywhere(target, target.num_rows, random.fold_in(key, 0))
         coupling = self.coupling if isinstance(self.coupling, str) else None
         moves = resolve_moves(graph, coupling, target.clamped)
-        past = (state.positive, state.seen)
         return self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
 
     def _anywhere(self, target: Target, rows: int, key: Key) -> Rows:
@@ -294,14 +310,14 @@ class UCD(Estimator):
         weights: PerRow,
         past: tuple[Array, Array],
         key: Key,
-    ) -> "_Phase":
+    ) -> "Phase":
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
         slots = self.num_slots or DEFAULT_SLOTS
         outcome = run_pairs(target, moves, accumulator, slots, start, start, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
-        return _Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window))
+        return Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window))
 
     def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
         groups = (self.marginalize,)
@@ -317,21 +333,24 @@ class UCD(Estimator):
         met = outcome.meeting_time >= 0
         times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
         if self.target_variance is not None:
-            now = lengths.for_variance(times, self.target_variance)
+            now = lengths.for_variance(times, self.target_variance, self._averages)
         elif self.target_cost is not None:
-            now = lengths.for_cost(times, self.target_cost)
+            now = lengths.for_cost(times, self.target_cost, self._averages)
         else:
             now = lengths.quantile(times, self.quantile)
         share = jnp.maximum(1 - self.smoothing, 1 / seen)
         return before + share * (now - before)
 
 
-class _Phase(NamedTuple):
+class Phase(NamedTuple):
     """What a set of coupled pairs gives."""
 
     gradient: Params
+    """The weighted sum of energy gradients over the pairs."""
     length: Scalar
+    """How far the pairs of the next step run, if that is adaptive."""
     metrics: dict[str, Array]
+    """Meeting times, and what else the history keeps."""
 
 
 def _metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
@@ -343,44 +362,9 @@ def _metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
         "num_unmet": (~met).sum(),
         "lag": window.lag,
         "k": window.k,
+        "m": window.m,
+        "sweeps": (jnp.maximum(window.m, tau) + tau - window.lag).sum(where=met) / jnp.maximum(met.sum(), 1),
         "trials": outcome.trials,
         "corrected": (~met | (tau > window.k + window.lag)).mean(),
     }
     return made if outcome.acceptance is None else made | {"acceptance": outcome.acceptance}
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class LocalModeUCD(UCD):
-    """UCD-LMI: pairs that start one Gibbs sweep from a local mode and move by Metropolis proposals.
-
-    Both phases are :class:`UCD` with ``start="local_mode"``, ``coupling="metropolis"``, k = 0, lag 1 and
-    gradients with the layers summed out in turn; nothing else is different, and each can be given otherwise.
-
-    **Unbiased in name.** A uniform proposal is hardly ever accepted where the search has been, and two chains
-    that both refuse stay where they both are: they meet at once. The corrections that would undo the bias of
-    the starts are so rare that no run sees one (at 12 units a side one in 10^6 to 10^7 pairs; at 784-784-784
-    with orthogonal weights one in 10^59). What is left is a gradient at one Gibbs sweep from local modes: a
-    fine learning rule, which pushes up the energy of the modes that a search finds, but not the likelihood's
-    gradient. The history says so at each step: ``acceptance`` is the share of proposals that were taken,
-    ``corrected`` the share of pairs with tau > 1, those that made a correction.
-
-    **References**
-
-    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), *End-to-end training of deep Boltzmann machines by unbiased
-       contrastive divergence with local mode initialization*, Algorithms 1 to 5 and eq. 27.
-
-    **Example**
-
-    >>> from ebmpp.estimators import LocalModeUCD
-    >>> made = LocalModeUCD(num_pairs=100)
-    >>> made.start, made.coupling, made.marginalize
-    ('local_mode', 'metropolis', 'layers')
-    """
-
-    k: int | None = 0
-    lag: int | None = 1
-    coupling: str | tuple[str, ...] | None = "metropolis"
-    # Hardly any pair needs a slot, and each halving of 64 slots would compile for a second or two.
-    num_slots: int | None = 4
-    start: Start = "local_mode"
-    marginalize: str | tuple[str, ...] = "layers"

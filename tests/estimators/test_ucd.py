@@ -26,7 +26,7 @@ from ebmpp import (
 )
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.estimators import Centered, LocalModeUCD, lengths
+from ebmpp.estimators import Centered, LocalModeUCD
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.layer import gibbs_sweep
@@ -78,6 +78,9 @@ def estimate(estimator: UCD, graph: FactorGraph, params: Any, state: Any, batch:
     [
         ("rbm", UCD(k=1, num_slots=16)),
         ("rbm", UCD(num_slots=16)),
+        ("rbm", UCD(target_variance=0.4, num_slots=16)),
+        slow("rbm", UCD(m=0, num_slots=16)),
+        slow("rbm", UCD(m=3, num_slots=16)),
         slow("gaussian", UCD(k=2, m=4, lag=2, num_slots=16)),
         slow("deep", UCD(k=1, num_slots=16)),  # the positive phase is a second set of pairs
         ("rbm", UCD(start="persistent", num_pairs=300, num_slots=16)),
@@ -121,7 +124,7 @@ def test_adaptive_lag_follows_the_past_only() -> None:
             for seed in range(2)
         ]
         for out in made:  # whatever happens in the step itself
-            assert (int(out.metrics["lag"]), int(out.metrics["k"])) == (lag, lag)
+            assert tuple(int(out.metrics[name]) for name in ("lag", "k", "m")) == (lag, lag, 2 * lag)
         moved = {float(out.state.negative) for out in made}
         assert all(value != past for value in moved)
     # 0.9 of the past and 0.1 of the quantile of this step's times to meet, which are small here
@@ -138,6 +141,8 @@ def test_metrics_tell_the_meeting_times() -> None:
         "num_unmet",
         "lag",
         "k",
+        "m",
+        "sweeps",
         "trials",
         "corrected",
     }
@@ -270,20 +275,20 @@ def test_summing_layers_out_lowers_the_variance() -> None:
         assert_rows_law(each - whole, 0.0)  # of one mean, draw by draw
 
 
-def test_horizon_of_a_variance_is_the_shortest_that_keeps_it() -> None:
-    times = jnp.asarray(np.random.default_rng(0).geometric(0.02, 1000) - 1)
-    predicted = lambda length: 1 + 2 * np.maximum(np.ceil(np.asarray(times) / length) - 1, 0).mean()
-    for target in (1.1, 1.5, 3.0):
-        made = int(lengths.for_variance(times, target))
-        assert predicted(made) <= target
-        assert predicted(0.93 * made) > target  # the candidates are 5 % apart
-    assert int(lengths.for_variance(jnp.zeros(10, int), 1.1)) == 1
-
-
-def test_horizon_of_a_cost_is_what_meeting_leaves() -> None:
-    times = jnp.array([0, 3, 9])
-    assert float(lengths.for_cost(times, 50.0)) == 50 - 2 * 4
-    assert float(lengths.for_cost(times, 6.0)) == 1
+@pytest.mark.parametrize(
+    ("given", "window"),
+    [
+        ({}, (7, 14, 7)),
+        ({"m": 0}, (7, 7, 7)),
+        ({"m": 3}, (7, 10, 7)),
+        ({"lag": 2}, (7, 9, 2)),
+        ({"k": 3, "lag": 2}, (3, 3, 2)),
+        ({"k": 3, "m": 5}, (3, 5, 1)),
+        ({"max_sweeps": 5}, (7, 11, 4)),
+    ],
+)
+def test_the_window_is_twice_the_lag_unless_told(given: dict[str, Any], window: tuple[int, ...]) -> None:
+    assert tuple(int(n) for n in UCD(**given).window(jnp.float32(7.2))[:3]) == window
 
 
 def test_the_share_of_pairs_with_a_correction_is_told() -> None:
@@ -302,7 +307,8 @@ def test_the_share_of_pairs_with_a_correction_is_told() -> None:
     ("given", "message"),
     [
         ({"start": "noise"}, "start is one of .*'persistent'.* not 'noise'"),
-        ({"target_variance": 1.0}, "target_variance is a number above 1, not 1.0"),
+        ({"target_variance": 0.0}, "target_variance is a number above 0, not 0.0"),
+        ({"target_variance": 1.0, "m": 0}, "target_variance is a number above 1, not 1.0"),
         ({"target_cost": 0.5}, "target_cost is a number above 1, not 0.5"),
         ({"target_variance": 2.0, "k": 3}, "give one target, and leave k"),
         ({"target_variance": 2.0, "target_cost": 9.0}, "give one target"),

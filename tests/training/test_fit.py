@@ -27,7 +27,17 @@ RBM = pair(Bernoulli(3), Bernoulli(2))
 DATA = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, 0]], np.float32)
 KEY = jax.random.key(0)
 UCD_SMALL = UCD(k=1, num_pairs=16, num_slots=4)
-MEETING = {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "trials", "corrected"}
+MEETING = {
+    "meeting_time_mean",
+    "meeting_time_max",
+    "num_unmet",
+    "lag",
+    "k",
+    "m",
+    "sweeps",
+    "trials",
+    "corrected",
+}
 
 
 class Broken(Recorder):
