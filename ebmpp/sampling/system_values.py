@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
+import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Params
