@@ -10,6 +10,7 @@ from ebmpp.estimators.herding import Herding
 from ebmpp.estimators.local_modes import LocalModeUCD
 from ebmpp.estimators.mean_field import MeanField
 from ebmpp.estimators.mean_statistics import rates
+from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.estimators.sdcp import SDCP
 from ebmpp.estimators.tempered import TemperedPCD
 from ebmpp.estimators.ucd import UCD
@@ -28,6 +29,7 @@ __all__ = [
     "Herding",
     "LocalModeUCD",
     "MeanField",
+    "ParticleUCD",
     "TemperedPCD",
     "rates",
 ]

@@ -56,6 +56,9 @@ class Estimator(Protocol):
     takes_missing: ClassVar[bool] = False
     """Whether it reads ``Batch.known``, so that rows may lack entries."""
 
+    limit_name: ClassVar[str] = "max_sweeps"
+    """What a user calls :attr:`max_sweeps`."""
+
     @property
     def max_sweeps(self) -> int | None:
         """After how many sweeps it gives up a pair of chains that has not met; None for never."""
@@ -77,7 +80,7 @@ class Estimator(Protocol):
         return fresh
 
 
-_MEMBERS = ("init", "estimate", "adopt", "steps_per_batch", "takes_missing", "max_sweeps")
+_MEMBERS = ("init", "estimate", "adopt", "steps_per_batch", "takes_missing", "max_sweeps", "limit_name")
 
 
 def check_whole(estimator: Any) -> None:

@@ -37,8 +37,9 @@ from ebmpp.sampling.systems import IslandKeys, PerIsland
 #: Systems that run side by side: the first two are always wanted.
 TOGETHER = 2
 
-#: From keys of systems to log Z of each and its values, a pytree with a leading axis of systems.
-Propose = Callable[[IslandKeys], tuple[PerIsland, Any]]
+#: From keys of systems to log Z of each, its values (a pytree with a leading axis of systems), and how even the
+#: weights of its rungs are.
+Propose = Callable[[IslandKeys], tuple[PerIsland, Any, PerIsland]]
 
 
 class Chain(NamedTuple):
@@ -63,6 +64,8 @@ class PairOutcome(NamedTuple):
     """Most proposals in a row that the leading chain turned down."""
     log_z: Float[Array, "2"]
     """Of the first two systems, over that of the reference."""
+    even: Scalar
+    """The least of all systems: see :class:`~ebmpp.sampling.systems.Systems`."""
     broken: Bool[Array, ""]
     """Whether a system's Z was no number."""
 
@@ -77,6 +80,7 @@ class _State(NamedTuple):
     refused: Array
     longest: Array
     first: Array
+    even: Array
     broken: Array
 
 
@@ -97,14 +101,14 @@ def run_pair(
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like)
     none, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     held = Chain(none, zero)
-    start = _State(count, held, held, zero, count - 1, none, count, count, jnp.zeros(2), count > 0)
+    start = _State(count, held, held, zero, count - 1, none, count, count, jnp.zeros(2), none + 1, count > 0)
 
     def going(s: _State) -> Array:
         wanted = (s.tau < 0) | (s.t <= m)
         late = jnp.array(False) if max_systems is None else s.t >= max_systems
         return wanted & ~s.broken & ~late
 
-    def see(s: _State, new: Chain) -> _State:
+    def see(s: _State, new: Chain, even: Array) -> _State:
         t, unmet = s.t, s.tau < 0
         log_u = jnp.log(random.uniform(random.words(random.fold_in(key, t, 1), 1))[0])
         takes = lambda held: log_u < new.log_z - held.log_z
@@ -127,20 +131,21 @@ def run_pair(
             refused,
             jnp.maximum(s.longest, refused),
             jnp.where(jnp.arange(2) == t, new.log_z, s.first),
+            jnp.minimum(s.even, even),
             s.broken | jnp.isnan(new.log_z) | (new.log_z == jnp.inf),
         )
 
     def more(s: _State) -> _State:
-        log_z, values = propose(random.fold_in(key, s.t + jnp.arange(TOGETHER)))
+        log_z, values, even = propose(random.fold_in(key, s.t + jnp.arange(TOGETHER)))
         for i in range(TOGETHER):
             new = Chain(log_z[i], jax.tree.map(lambda v, i=i: v[i], values))
-            seen = see(s, new)
+            seen = see(s, new, even[i])
             s = seen if i == 0 else _choose(going(s), seen, s)
         return s
 
     s = lax.while_loop(going, more, start)
     acceptance = s.chance / jnp.maximum(s.t - 1, 1)
-    return PairOutcome(s.total, s.tau, s.t, acceptance, s.longest, s.first, s.broken)
+    return PairOutcome(s.total, s.tau, s.t, acceptance, s.longest, s.first, s.even, s.broken)
 
 
 def _choose(take: Array, new: Any, held: Any) -> Any:

@@ -335,11 +335,11 @@ def _pair(
     ladder: Ladder,
     key: Array,
 ) -> independence.PairOutcome:
-    def propose(keys: Array) -> tuple[Array, Any]:
+    def propose(keys: Array) -> tuple[Array, Any, Array]:
         made = systems.begin(path, keys, num)
         made = systems.climb(path, ladder.places, 1, ladder.count, made, keys, sweeps)
         x = system_values.states(path, params, made, keys)
-        return systems.total_log_z(made), system_values.weighted_mean(fn, x, made)
+        return systems.total_log_z(made), system_values.weighted_mean(fn, x, made), made.even
 
     as_float = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
     like = jax.tree.map(as_float, jax.eval_shape(fn, _shapes(graph)))

@@ -79,8 +79,8 @@ class Guard:
         limit = estimator.max_sweeps
         if unmet and limit is not None:
             return (
-                f"{unmet:.0f} coupled pairs had not met: raise max_sweeps, which is {limit}, or see "
-                "UCD(allow_unmet=True), which biases the gradient"
+                f"{unmet:.0f} coupled pairs had not met: raise {estimator.limit_name}, which is {limit}, or "
+                "see allow_unmet=True, which biases the gradient"
             )
         if unmet:
             return (

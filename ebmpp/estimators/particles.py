@@ -1,0 +1,238 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Unbiased gradients from coupled particle systems."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int32
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import checks, random
+from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
+from ebmpp.errors import ArgumentError
+from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.phases import signed_gradient, tractable_posterior
+from ebmpp.estimators.ucd import UCD
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.energy import summed_out
+from ebmpp.sampling import annealing_path, independence, system_values, systems
+from ebmpp.sampling.particles import check_max_systems
+from ebmpp.sampling.path import Path
+
+_PATHS = ("line", "training")
+#: A path is fitted anew where a rung was this many times less even than asked for.
+_SLACK = 2.0
+
+
+class ParticleState(NamedTuple):
+    """What :class:`ParticleUCD` carries."""
+
+    eta0: Eta
+    """Of the reference."""
+    places: Float[Array, "rungs"]
+    """Of the rungs on the line, or their betas on a path of training; the model itself is one more there."""
+    knots: Params
+    """Of the rungs on a path of training, ``(rungs, ...)`` each; nothing on the line."""
+    count: Int32[Array, ""]
+    """How many rungs there are, the reference's included."""
+    even: Scalar
+    """How even the least even rung of the last step was."""
+    positive: Scalar
+    """How far the pairs on the posterior run, where there are such."""
+    seen: Int32[Array, ""]
+    """Steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticleUCD(Estimator):
+    """Unbiased contrastive divergence whose negative phase does not wait for a Gibbs chain to mix.
+
+    It comes from coupled chains of particle systems (:func:`ebmpp.particle_expectation`), whose meeting time
+    depends on the spread of their estimates of log Z. A step costs ``2 * num_particles`` particles carried
+    along the path, and seldom more. Given the past the gradient is unbiased: the rungs come from pilot
+    systems with draws of their own. The positive phase is exact where the latents given the visibles are one
+    layer; elsewhere, and where entries are missing, it is that of ``posterior``: coupled Gibbs pairs, one a
+    row.
+
+    The history has ``meeting_time_mean``, ``meeting_time_max`` and ``num_unmet`` in systems, the
+    ``acceptance`` of systems and the ``longest_stay`` of one, ``num_rungs``, and what the step's first
+    systems say of ``log_partition`` and, in one layer, of the batch's ``log_likelihood``: too large on
+    average by half the variance of log Z.
+
+    :param num_particles: of each system, at least 2.
+    :param path: "line": straight from independent units at the data's base rates, best for large models.
+        "training": along the params that training has been through, best where modes are far apart; it keeps
+        ``max_rungs`` params.
+    :param num_pairs: pairs a step. Their mean is taken.
+    :param k: first time that counts.
+    :param m: last time that counts, at least k.
+    :param num_sweeps: of blocked Gibbs at each rung.
+    :param evenness: conditional effective sample size of each rung, between 0 and 1. The rungs are fitted
+        anew once a step finds one that is clearly less even.
+    :param refit_every: steps after which the rungs are fitted anew in any case.
+    :param max_rungs: how many there may be: the last one is then a long one, which costs acceptance alone.
+    :param max_systems: stop a pair that has not met after so many systems. The default, no limit, is
+        unbiased; a limit makes training stop with an error when a pair is unmet.
+    :param posterior: how pairs on the posterior run, where they are needed.
+    :raises ArgumentError: for numbers out of range or an unknown path.
+
+    **References**
+
+    1. Andrieu, Doucet, Holenstein (2010), *Particle Markov chain Monte Carlo methods*.
+    2. Middleton, Deligiannidis, Doucet, Jacob (2019), *Unbiased smoothing using particle independent
+       Metropolis-Hastings*, Algorithm 2.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
+    ...                 estimator=ebmpp.ParticleUCD(num_particles=50), progress_bar=False)
+    >>> fit.history.meeting_time_max.values.tolist()
+    [1, 1, 1, 1, 1]
+    """
+
+    num_particles: int = 1000
+    path: str = "line"
+    num_pairs: int = 1
+    k: int = 0
+    m: int = 1
+    num_sweeps: int = 1
+    evenness: float = 0.95
+    refit_every: int = 500
+    max_rungs: int = 128
+    max_systems: int | None = None
+    posterior: UCD = UCD()
+    takes_missing = True
+    limit_name = "max_systems"
+
+    def __post_init__(self) -> None:
+        checks.set_counts(self, "num_particles", "max_rungs", least=2)
+        checks.set_counts(self, "num_pairs", "num_sweeps", "refit_every")
+        checks.set_counts(self, "k", "m", least=0)
+        checks.choice("ParticleUCD: path", self.path, _PATHS)
+        checks.number("ParticleUCD: evenness", self.evenness, above=0, below=1)
+        checks.instance("ParticleUCD: posterior", self.posterior, UCD, "a UCD()")
+        if self.m < self.k:
+            raise ArgumentError(f"ParticleUCD: m is at least k; got k={self.k}, m={self.m}")
+        limit = check_max_systems("ParticleUCD: max_systems", self.max_systems, self.m)
+        object.__setattr__(self, "max_systems", limit)
+
+    @property
+    def max_sweeps(self) -> int | None:
+        """The limit on systems."""
+        return self.max_systems
+
+    # -- the state -------------------------------------------------------------------------------
+
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> ParticleState:
+        """The reference has the data's base rates; the first step finds the rungs."""
+        eta0 = annealing_path.base_rates(graph, data)
+        places = jnp.zeros(self.max_rungs)
+        knots = {}
+        if self.path == "training":
+            knots = jax.tree.map(
+                lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a), params
+            )
+        one, zero = jnp.ones((), jnp.int32), jnp.zeros(())
+        return ParticleState(eta0, places, knots, one, zero, jnp.ones(()), jnp.zeros((), jnp.int32))
+
+    def adopt(self, before: Any, fresh: ParticleState) -> ParticleState:
+        """Go on along the path of another ParticleUCD that keeps as many rungs of its kind."""
+        alike = isinstance(before, ParticleState) and jax.tree.structure(before) == jax.tree.structure(fresh)
+        shapes = lambda state: jax.tree.map(jnp.shape, state)
+        return before if alike and shapes(before) == shapes(fresh) else fresh
+
+    def _rungs(self, graph: FactorGraph, params: Params, state: ParticleState) -> tuple[Path, Array, Array]:
+        """The path to these params, and the places of its rungs."""
+        if self.path == "line":
+            return Path.line(graph, state.eta0, params), state.places, state.count
+        put = lambda a, b: a.at[state.count].set(b)
+        grown = lambda a: jnp.concatenate([a, a[-1:]])
+        knots = jax.tree.map(lambda a, b: put(grown(a), b), state.knots, params)
+        count = state.count + 1
+        path = Path(graph, state.eta0, put(grown(state.places), 1.0), knots, count)
+        return path, jnp.arange(self.max_rungs + 1, dtype=state.places.dtype), count
+
+    def _fitted(self, graph: FactorGraph, params: Params, state: ParticleState, key: Key) -> ParticleState:
+        """The state with rungs that are as even as asked for, at these params."""
+        path, _, _ = self._rungs(graph, params, state)
+        capacity = self.max_rungs + (self.path == "training")
+        ladder = systems.find_ladder(path, key, self.num_particles, self.evenness, capacity, self.num_sweeps)
+        if self.path == "line":
+            return state._replace(places=ladder.places, count=ladder.count)
+        cut = path.cut(ladder.places, ladder.count)  # its last knot is the model, which moves on
+        short = lambda a: a[: self.max_rungs]
+        knots = jax.tree.map(short, cut.knots)
+        return state._replace(places=short(cut.betas), knots=knots, count=ladder.count - 1)
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def estimate(
+        self, graph: FactorGraph, params: Params, state: ParticleState, batch: Batch, key: Key
+    ) -> Estimate:
+        """Positive minus negative phase, and the meeting times."""
+        stale = state.even < 1 - _SLACK * (1 - self.evenness)
+        fit = lambda s: self._fitted(graph, params, s, random.fold_in(key, 1))
+        state = lax.cond(stale | (state.seen % self.refit_every == 0), fit, lambda s: s, state)
+        state = state._replace(seen=state.seen + 1)
+        pairs = self._pairs(graph, params, state, random.fold_in(key, 0))
+        negative = jax.tree.map(lambda g: g.mean(0) * batch.weights.sum(), pairs.total)
+        metrics = self._told(pairs, state) | _likelihood(graph, params, state, batch, pairs.log_z)
+        unmet = metrics["num_unmet"]
+        if tractable_posterior(graph) and not batch.known:
+            positive = signed_gradient(graph, params, batch.rows, batch.weights)
+        else:
+            past = (state.positive, state.seen)
+            other = self.posterior.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
+            positive, state = other.gradient, state._replace(positive=other.length)
+            metrics |= {f"posterior_{name}": v for name, v in other.metrics.items()}
+            unmet = unmet + (0 if self.posterior.allow_unmet else other.metrics["num_unmet"])
+        bad = (unmet > 0) | pairs.broken.any()  # must not pass: training stops on what is not finite
+        gradient = jax.tree.map(lambda p, n: jnp.where(bad, jnp.nan, p - n), positive, negative)
+        return Estimate(gradient, state._replace(even=pairs.even.min()), metrics)
+
+    def _pairs(
+        self, graph: FactorGraph, params: Params, state: ParticleState, key: Key
+    ) -> independence.PairOutcome:
+        """Pairs of chains of systems, with a leading axis."""
+        path, places, count = self._rungs(graph, params, state)
+
+        def propose(keys: Array) -> tuple[Array, Params, Array]:
+            made = systems.begin(path, keys, self.num_particles)
+            made = systems.climb(path, places, 1, count, made, keys, self.num_sweeps)
+            return systems.total_log_z(made), system_values.energy_gradient(path, params, made), made.even
+
+        one = lambda i: independence.run_pair(
+            propose, params, random.fold_in(key, i), self.k, self.m, self.max_systems
+        )
+        return lax.map(one, jnp.arange(self.num_pairs))
+
+    def _told(self, pairs: independence.PairOutcome, state: ParticleState) -> dict[str, Array]:
+        met = pairs.meeting_time >= 0
+        tau = jnp.where(met, pairs.meeting_time, 0)
+        return {
+            "meeting_time_mean": tau.sum() / jnp.maximum(met.sum(), 1),
+            "meeting_time_max": tau.max(),
+            "num_unmet": (~met).sum(),
+            "acceptance": pairs.acceptance.mean(),
+            "longest_stay": pairs.longest.max(),
+            "num_rungs": state.count - (self.path == "line"),
+            "evenness": pairs.even.min(),
+        }
+
+
+def _likelihood(
+    graph: FactorGraph, params: Params, state: ParticleState, batch: Batch, log_z: Float[Array, "pairs 2"]
+) -> dict[str, Array]:
+    """log Z by the mean of each pair's first two systems, and the mean of log p of the batch's rows."""
+    reference = sum(f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items())
+    value = jax.nn.logsumexp(log_z) - jnp.log(log_z.size) + reference
+    if not tractable_posterior(graph) or batch.known:
+        return {"log_partition": value}
+    each = summed_out(graph, params, {b: batch.rows[b] for b in graph.visible}, tuple(graph.latent))
+    return {"log_partition": value, "log_likelihood": each @ batch.weights - value * batch.weights.sum()}
