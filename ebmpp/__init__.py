@@ -13,7 +13,7 @@ from typing import NoReturn
 from ebmpp import data, evaluate
 from ebmpp.core.version import VERSION as __version__  # noqa: N811
 from ebmpp.diagnostics import plots, report, to_datatree, tv_upper_bound
-from ebmpp.estimators import CD, FPCD, PCD, UCD, ParticleUCD, TemperedPCD
+from ebmpp.estimators import CD, FPCD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.evaluate import ais, bracket, exact
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import (
@@ -64,6 +64,7 @@ __all__ = [
     "Spin",
     "Stage",
     "TemperedPCD",
+    "WeightedPCD",
     "ais",
     "bracket",
     "complete",

@@ -14,6 +14,7 @@ from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.estimators.sdcp import SDCP
 from ebmpp.estimators.tempered import TemperedPCD
 from ebmpp.estimators.ucd import UCD
+from ebmpp.estimators.weighted import WeightedPCD
 
 __all__ = [
     "CD",
@@ -31,5 +32,6 @@ __all__ = [
     "MeanField",
     "ParticleUCD",
     "TemperedPCD",
+    "WeightedPCD",
     "rates",
 ]

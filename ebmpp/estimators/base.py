@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an estimator is: what it is given at a step, and what it makes of it."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from jax import Array
 import jax.numpy as jnp
@@ -79,8 +82,21 @@ class Estimator(Protocol):
         """The first state of a stage, from the last one of the stage before and from what ``init`` made."""
         return fresh
 
+    def account(self, history: Mapping[str, np.ndarray]) -> str | None:
+        """What a user is to be warned of after a stage, from its steps' metrics; None for nothing."""
+        return None
 
-_MEMBERS = ("init", "estimate", "adopt", "steps_per_batch", "takes_missing", "max_sweeps", "limit_name")
+
+_MEMBERS = (
+    "init",
+    "estimate",
+    "adopt",
+    "steps_per_batch",
+    "takes_missing",
+    "max_sweeps",
+    "limit_name",
+    "account",
+)
 
 
 def check_whole(estimator: Any) -> None:

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased gradients from coupled particle systems."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int32
+import numpy as np
 
 import jax
 from jax import Array, lax
@@ -15,12 +17,11 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.phases import signed_gradient, tractable_posterior
+from ebmpp.estimators.phases import batch_log_likelihood, signed_gradient, tractable_posterior
 from ebmpp.estimators.ucd import UCD
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.energy import summed_out
 from ebmpp.sampling import annealing_path, independence, system_values, systems
-from ebmpp.sampling.particles import check_max_systems
+from ebmpp.sampling.particles import LONG_STAY, check_max_systems
 from ebmpp.sampling.path import Path
 
 _PATHS = ("line", "training")
@@ -182,7 +183,8 @@ class ParticleUCD(Estimator):
         state = state._replace(seen=state.seen + 1)
         pairs = self._pairs(graph, params, state, random.fold_in(key, 0))
         negative = jax.tree.map(lambda g: g.mean(0) * batch.weights.sum(), pairs.total)
-        metrics = self._told(pairs, state) | _likelihood(graph, params, state, batch, pairs.log_z)
+        metrics = self._told(pairs, state) | {"log_partition": self._log_z(graph, state, pairs)}
+        metrics |= batch_log_likelihood(graph, params, batch, metrics["log_partition"])
         unmet = metrics["num_unmet"]
         if tractable_posterior(graph) and not batch.known:
             positive = signed_gradient(graph, params, batch.rows, batch.weights)
@@ -212,6 +214,11 @@ class ParticleUCD(Estimator):
         )
         return lax.map(one, jnp.arange(self.num_pairs))
 
+    def _log_z(self, graph: FactorGraph, state: ParticleState, pairs: independence.PairOutcome) -> Scalar:
+        """log Z by the mean of each pair's first two systems."""
+        value, _ = systems.pooled(pairs.log_z.ravel())
+        return value + sum(f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items())
+
     def _told(self, pairs: independence.PairOutcome, state: ParticleState) -> dict[str, Array]:
         met = pairs.meeting_time >= 0
         tau = jnp.where(met, pairs.meeting_time, 0)
@@ -225,14 +232,13 @@ class ParticleUCD(Estimator):
             "evenness": pairs.even.min(),
         }
 
-
-def _likelihood(
-    graph: FactorGraph, params: Params, state: ParticleState, batch: Batch, log_z: Float[Array, "pairs 2"]
-) -> dict[str, Array]:
-    """log Z by the mean of each pair's first two systems, and the mean of log p of the batch's rows."""
-    reference = sum(f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items())
-    value = jax.nn.logsumexp(log_z) - jnp.log(log_z.size) + reference
-    if not tractable_posterior(graph) or batch.known:
-        return {"log_partition": value}
-    each = summed_out(graph, params, {b: batch.rows[b] for b in graph.visible}, tuple(graph.latent))
-    return {"log_partition": value, "log_likelihood": each @ batch.weights - value * batch.weights.sum()}
+    def account(self, history: Mapping[str, np.ndarray]) -> str | None:
+        """That a system held for long."""
+        longest = int(np.nanmax(history["longest_stay"], initial=0))
+        if longest < LONG_STAY:
+            return None
+        return (
+            f"ParticleUCD: a chain held one system while it turned down {longest} others, at step "
+            f"{int(np.nanargmax(history['longest_stay']))} of its stage: the tail of Z is heavy. Raise "
+            "num_particles, num_sweeps or evenness, or take the other path"
+        )

@@ -164,6 +164,25 @@ def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: PerRow
     return jax.grad(lambda p: _weighted_free_energy(graph, p, x, weights))(params)
 
 
+def positive_gradient(
+    graph: FactorGraph, params: Params, batch: Batch, posterior: Posterior | None
+) -> Params:
+    """Gradient of ``sum_i w_i E`` over the batch, by the posterior where the latents cannot be summed out."""
+    if posterior is None or tractable_posterior(graph):
+        return signed_gradient(graph, params, batch.rows, batch.weights)
+    return gradient_at(graph, params, posterior.statistics(graph, params, batch.rows), batch.weights)
+
+
+def batch_log_likelihood(
+    graph: FactorGraph, params: Params, batch: Batch, log_partition: Scalar
+) -> dict[str, Scalar]:
+    """The weighted mean of log p of the batch's rows as a metric, where it has a closed form."""
+    if not tractable_posterior(graph) or batch.known:
+        return {}
+    each = energy.summed_out(graph, params, {b: batch.rows[b] for b in graph.visible}, tuple(graph.latent))
+    return {"log_likelihood": (each @ batch.weights) / batch.weights.sum() - log_partition}
+
+
 def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: PerRow) -> Scalar:
     v, latents = {b: x[b] for b in graph.visible}, tuple(graph.latent)
     return -(weights @ jax.vmap(lambda row: energy.log_unnormalized(graph, params, row, latents))(v))

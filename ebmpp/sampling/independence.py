@@ -37,8 +37,8 @@ from ebmpp.sampling.systems import IslandKeys, PerIsland
 #: Systems that run side by side: the first two are always wanted.
 TOGETHER = 2
 
-#: From keys of systems to log Z of each, its values (a pytree with a leading axis of systems), and how even the
-#: weights of its rungs are.
+#: From keys of systems to log Z of each, its values (a pytree with a leading axis of systems), and how even
+#: the weights of its rungs are.
 Propose = Callable[[IslandKeys], tuple[PerIsland, Any, PerIsland]]
 
 

@@ -36,7 +36,8 @@ _ISLANDS = 10  # of fewer systems a standard error is a guess
 _RUNGS = 25  # in one call of the device: what a progress bar waits for
 _CAPACITY = 256  # places that a pilot has room for at first
 _FEW = 0.25  # of the particles: an effective sample size below is told
-_LONG = 20  # proposals turned down in a row, from which on it is told
+#: Proposals turned down in a row, from which on it is told.
+LONG_STAY = 20
 
 
 @compiled(statics=5)
@@ -98,12 +99,18 @@ def _prepare(
     log_z0 = annealing_path.log_partition_of(graph, eta0)
     if isinstance(ladder, str):
         checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
-        own, capacity = random.fold_in(key, 1, 1), _CAPACITY
-        while not (found := _find(graph, num, evenness, capacity, sweeps, way, own)).whole():
-            capacity *= 2
+        found = _ladder(way, random.fold_in(key, 1, 1), num, evenness, sweeps)
     else:
         found = _given(f"{name}: ladder", ladder, int(way.num) - 1)
     return Run(way, params, found, log_z0, sweeps)
+
+
+def _ladder(path: Path, key: Array, num: int, evenness: float, sweeps: int) -> Ladder:
+    """A ladder that has room for all that it needs."""
+    capacity = _CAPACITY
+    while not (found := _find(path.graph, num, evenness, capacity, sweeps, path, key)).whole():
+        capacity *= 2
+    return found
 
 
 def _given(name: str, places: Any, end: int) -> Ladder:
@@ -179,6 +186,28 @@ def _climb(
     del graph
     last = jnp.minimum(first + _RUNGS, ladder.count)
     return systems.climb(path, ladder.places, first, last, made, keys, sweeps)
+
+
+def start_systems(
+    graph: FactorGraph,
+    params: Params,
+    eta0: Blocks,
+    key: Array,
+    islands: int,
+    num: int,
+    evenness: float = 0.9,
+) -> Systems:
+    """Systems at a model, straight from the reference, by a ladder of their own pilot.
+
+    :param key: ``(2,)``.
+    """
+    path = Path.line(graph, eta0, params)
+    ladder = _ladder(path, random.fold_in(key, 1, 1), num, evenness, 1)
+    keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(islands))
+    made, count = _begin(graph, num, path, keys), int(ladder.count)
+    for first in range(1, count, _RUNGS):
+        made = _climb(graph, 1, path, ladder, np.int32(first), made, keys)
+    return made
 
 
 @compiled(statics=1)
@@ -463,7 +492,7 @@ def _estimate(
             )
         warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=3)
     longest = int(outcome.longest.max())
-    if longest >= _LONG:
+    if longest >= LONG_STAY:
         warnings.warn(
             f"a chain held one system while it turned down {longest} others: the tail of Z is heavy, and a "
             "mean over few pairs may miss it. Raise num_particles, num_sweeps or evenness, or give another "

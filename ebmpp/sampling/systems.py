@@ -22,7 +22,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keys, Rows
+from ebmpp.core.types import Blocks, Keys, Rows, Scalar
 from ebmpp.sampling.path import Path, Rung, Slope
 
 #: Resample where the effective sample size is below this share of the particles.
@@ -171,6 +171,14 @@ def climb(
 def total_log_z(made: Systems) -> PerIsland:
     """Log of each system's estimate of Z over that of the reference."""
     return made.log_z + _mean_weight(made.log_weights)
+
+
+def pooled(log_z: PerIsland) -> tuple[Scalar, Scalar]:
+    """log of the mean of independent estimates of Z, and its standard error by the delta method."""
+    count, top = len(log_z), log_z.max()
+    each = jnp.exp(log_z - top)
+    mean = each.mean()
+    return jnp.log(mean) + top, each.std() / mean / jnp.sqrt(max(count - 1, 1))
 
 
 class Ladder(NamedTuple):

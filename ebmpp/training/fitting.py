@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import os
 from typing import Any
+import warnings
 
 import numpy as np
 import xarray as xr
@@ -127,6 +128,7 @@ def fit(
         steps (of the last stage) may be larger, and callbacks are free.
     :param progress_bar: show one.
     :return: a :class:`Fit`.
+    :warns UserWarning: where an estimator's metrics say that it did not do what it is for.
     :raises StateError: for data or weights of a wrong name, shape or value, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the
@@ -209,6 +211,8 @@ def fit(
     finally:
         if save is not None:
             save.close()
+    for told in loop.accounts():
+        warnings.warn(told, stacklevel=2)
     kept = () if best is None else (best.params, best.step)
     history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
     return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept)

@@ -125,6 +125,9 @@ class Log:
         shown = {"meeting_time_mean": "tau", "meeting_time_max": "max", "lag": "lag", "gradient_norm": "grad"}
         last = self.steps.last
         line = {short: f"{float(last[name]):.3g}" for name, short in shown.items() if name in last}
+        if "log_likelihood" in last:
+            error = f" +- {float(last['log_partition_error']):.2g}" if "log_partition_error" in last else ""
+            line["log_likelihood"] = f"{float(last['log_likelihood']):.4g}{error}"
         return line | {n: f"{float(v):.4g}" for n, v in self.monitored.last.items() if n != "monitor_step"}
 
     def failed_at(self) -> int | None:

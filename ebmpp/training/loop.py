@@ -251,6 +251,14 @@ class Loop:
         self._monitor(total, state)
         return state
 
+    def accounts(self) -> list[str]:
+        """What estimators have to tell of a finished run, stage by stage."""
+        columns, made = self.log.steps.columns(), []
+        for number, stage in enumerate(self.stages.stages):
+            part = slice(self.stages.first[number], self.stages.end(number))
+            made.append(stage.estimator.account({name: v[part] for name, v in columns.items()}))
+        return [told for told in made if told is not None]
+
     def _stop(self, step: int, number: int) -> int:
         """Before which step there is next something to do beside steps."""
         if not self.together:
