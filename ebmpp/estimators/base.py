@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an estimator is: what it is given at a step, and what it makes of it."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from jax import Array
 import jax.numpy as jnp
@@ -72,12 +75,19 @@ class Estimator(Protocol):
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """One step: traced once, so everything that changes is an array."""
 
+    def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
+        """What a user should know of a stage that is done; :func:`~ebmpp.fit` warns of it. None: nothing.
+
+        :param told: the history of its steps, ``(steps,)`` each.
+        """
+        return None
+
     def adopt(self, before: Any, fresh: Any) -> Any:
         """The first state of a stage, from the last one of the stage before and from what ``init`` made."""
         return fresh
 
 
-_MEMBERS = ("init", "estimate", "adopt", "steps_per_batch", "takes_missing", "max_sweeps")
+_MEMBERS = ("init", "estimate", "adopt", "caution", "steps_per_batch", "takes_missing", "max_sweeps")
 
 
 def check_whole(estimator: Any) -> None:

@@ -5,5 +5,6 @@
 from ebmpp.sampling.completion import Completion, complete
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
 from ebmpp.sampling.perfect import perfect_sample
+from ebmpp.sampling.pools import mixture_pool
 
-__all__ = ["Completion", "Estimate", "complete", "perfect_sample", "unbiased_expectation"]
+__all__ = ["Completion", "Estimate", "complete", "mixture_pool", "perfect_sample", "unbiased_expectation"]
