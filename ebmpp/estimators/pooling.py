@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Key, Params, Rows
+from ebmpp.core.types import Blocks, Key, Params, Rows
 from ebmpp.estimators.phases import row_keys
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.layer import Layer, gibbs_sweep
@@ -27,7 +27,7 @@ POOLS = ("data", "persistent")
 
 
 @partial(jax.jit, static_argnums=(0, 3))
-def begin(graph: FactorGraph, params: Params, data: Rows, size: int, key: Key) -> Rows:
+def begin(graph: FactorGraph, params: Params, data: Rows, size: int, key: Key) -> Blocks:
     """Rows of the data by chance, in turn where there are fewer than ``size``, with latents."""
     count = len(next(iter(data.values())))
     chosen = jnp.argsort(random.words(random.fold_in(key, 3), count))[jnp.arange(size) % count]

@@ -115,7 +115,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
                 f"{type(self).__name__}: pool is what ebmpp.sampling.mixture_pool makes, once a run, not "
                 f"{checks.tell(pool)}"
             )
-        return with_pool(type(self).__name__, made, self._moves(made), pool, np.zeros(2, np.uint32))
+        return with_pool(type(self).__name__, made, self._moves(made), pool, jnp.zeros(2, jnp.uint32))
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)

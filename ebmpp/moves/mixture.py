@@ -37,7 +37,7 @@ from ebmpp.moves.target import Pool, Target
 class Mixture(Move):
     """``blocks`` proposed from the target's pool, and accepted with ``marginalize`` summed out.
 
-    The proposal is drawn from the conditionals ``p(blocks | marginalize = h_c)``, ``c`` uniform over the pool.
+    It is drawn from the conditionals ``p(blocks | marginalize = h_c)``, with ``c`` uniform over the pool.
     Acceptance falls as one draw of the mixture gets less likely to hit where the chains are: with the
     dimension, and with a pool that lacks modes of the model.
 
@@ -76,7 +76,7 @@ class Mixture(Move):
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         proposal, log_u = self._propose(target, keys)
-        took = log_u < self._score(target, x | proposal) - self._score(target, x)
+        took = log_u < self._score(target, {**x, **proposal}) - self._score(target, x)
         return {b: where_rows(took, v, x[b]) for b, v in proposal.items()}, took.astype(jnp.int32)
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
@@ -116,7 +116,7 @@ class Mixture(Move):
         return target_ - jax.nn.logsumexp(inner - pool.log_normalizer, axis=-1)
 
 
-def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, clamped: Rows) -> Pool:
+def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, clamped: Blocks) -> Pool:
     """The conditionals that a move proposes from.
 
     :param rows: values of the blocks that the move sums out, ``(components, *shape)`` each.
@@ -129,8 +129,8 @@ def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, cla
 
 
 def _log_normalizer(graph: FactorGraph, eta: Eta) -> PerRow:
-    each = (graph.families[b].log_normalizer(e) for b, e in eta.items())
-    return sum(a.reshape(len(a), -1).sum(-1) for a in each)
+    each = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
+    return jnp.stack([a.reshape(len(a), -1).sum(-1) for a in each]).sum(0)
 
 
 def _pool_of(target: Target, move: Mixture) -> Pool:
@@ -138,7 +138,8 @@ def _pool_of(target: Target, move: Mixture) -> Pool:
     if target.pool is None:
         raise StateError(
             f"{move} proposes from a pool of values of {move.marginalize}, and none is given: "
-            'unbiased_expectation(..., coupling="mixture", pool={"v": rows}) and UCD(coupling="mixture") have one'
+            'unbiased_expectation(..., coupling="mixture", pool={"v": rows}) takes one, and '
+            'UCD(coupling="mixture") makes its own'
         )
     return target.pool
 

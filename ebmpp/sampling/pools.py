@@ -27,7 +27,7 @@ from ebmpp.moves.target import Pool, Target
 _SWEEPS = 10
 
 
-def mixture_of(moves: Sequence[Move]) -> Mixture | None:
+def mixture_of(moves: Sequence[Any]) -> Mixture | None:
     """The move that proposes from a pool, if there is one.
 
     :raises ArgumentError: for two that need different pools.
@@ -54,9 +54,13 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
         return target
     if pool is None:
         raise ArgumentError(
-            f'{who}: coupling="mixture" proposes from a pool of states that look like the model\'s draws: give '
-            f"pool={{{move.marginalize[0]!r}: rows}}, or rows of other blocks, such as the data"
+            f'{who}: coupling="mixture" proposes from a pool of states that look like draws of the model: '
+            f"give pool={{{move.marginalize[0]!r}: rows}}, or rows of other blocks, such as the data"
         )
+    return dataclasses.replace(target, pool=_pool(who, target, move, pool, key))
+
+
+def _pool(who: str, target: Target, move: Mixture, pool: Any, key: Key) -> Pool:
     held = target.given
     if held.keep or held.batch:
         told = "units of a block are observed" if held.keep else "clamped values have leading axes"
@@ -65,7 +69,7 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
         )
     if not isinstance(pool, Pool):
         pool = _make(target, move, _rows(who, target, pool), key)
-    return dataclasses.replace(target, pool=_fitting(who, target, move, pool))
+    return _fitting(who, target, move, pool)
 
 
 def mixture_pool(
@@ -84,6 +88,7 @@ def mixture_pool(
     :param rng_key: a jax key, for that.
     :param coupling: "mixture", or the moves that are used.
     :param clamped: blocks held at values, without a batch axis.
+    :raises ArgumentError: for a coupling that needs no pool.
     :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
     :raises StateError: for rows that do not fit the graph.
 
@@ -100,10 +105,10 @@ def mixture_pool(
     graph.check(params)
     key = random.key_pair(checks.key("mixture_pool: rng_key", rng_key))
     target = Target(graph, params, as_given(graph.families, clamped))
-    made = with_pool("mixture_pool", target, resolve_moves(graph, coupling, target.clamped), rows, key).pool
-    if made is None:
-        raise ArgumentError(f"mixture_pool: {coupling!r} has no Mixture move, so it needs no pool")
-    return made
+    move = mixture_of(resolve_moves(graph, coupling, target.clamped))
+    if move is None:
+        raise ArgumentError(f"mixture_pool: coupling={coupling!r} has no Mixture move, so it needs no pool")
+    return _pool("mixture_pool", target, move, rows, key)
 
 
 def _rows(who: str, target: Target, pool: Any) -> Blocks:
@@ -138,9 +143,10 @@ def _make(target: Target, move: Mixture, rows: Rows, key: Key) -> Pool:
 
 
 def complete_rows(target: Target, rows: Rows, key: Key) -> Blocks:
-    """Rows with draws of all other blocks given them: exact where these are one layer, else by some sweeps."""
+    """Rows with draws of the other blocks given them: exact where these are one layer, else by ten sweeps."""
     graph, count = target.graph, len(next(iter(rows.values())))
-    held = {b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in target.clamped.items()} | rows
+    clamped = {b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in target.clamped.items()}
+    held = {**clamped, **rows}
     own = random.fold_in(key, jnp.arange(count))
     free = tuple(b for b in graph.families if b not in held)
     x = held | initial_rows(graph, free, random.fold_in(own, 0))
