@@ -78,13 +78,16 @@ class Estimator(Protocol):
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """One step: traced once, so everything that changes is an array."""
 
+    def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
+        """What a user should know of a stage that is done; :func:`~ebmpp.fit` warns of it. None: nothing.
+
+        :param told: the history of its steps, ``(steps,)`` each.
+        """
+        return None
+
     def adopt(self, before: Any, fresh: Any) -> Any:
         """The first state of a stage, from the last one of the stage before and from what ``init`` made."""
         return fresh
-
-    def account(self, history: Mapping[str, np.ndarray]) -> str | None:
-        """What a user is to be warned of after a stage, from its steps' metrics; None for nothing."""
-        return None
 
 
 _MEMBERS = (
@@ -95,7 +98,7 @@ _MEMBERS = (
     "takes_missing",
     "max_sweeps",
     "limit_name",
-    "account",
+    "caution",
 )
 
 

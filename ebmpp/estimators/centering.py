@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Centered gradients: the steps of the model whose statistics are taken relative to offsets."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import jax
 from jax import Array, lax
@@ -113,6 +116,10 @@ class Centered(Estimator):
     def max_sweeps(self) -> int | None:
         """That of the estimator inside."""
         return self.estimator.max_sweeps
+
+    def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
+        """That of the estimator."""
+        return self.estimator.caution(told)
 
     # -- the state -------------------------------------------------------------------------------
 

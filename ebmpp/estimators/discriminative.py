@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditional likelihood: the gradient of log p(label | data), exact, alone or beside a generative one."""
 
+from collections.abc import Mapping
 import dataclasses
 from functools import partial
 import itertools
@@ -79,6 +80,10 @@ class Discriminative(Estimator):
     def max_sweeps(self) -> int | None:
         """That of the estimator beside."""
         return None if self.generative is None else self.generative.max_sweeps
+
+    def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
+        """That of the generative estimator."""
+        return None if self.generative is None else self.generative.caution(told)
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """The state of the estimator beside.

@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
-from ebmpp.errors import ArgumentError, IntractableError, clash
-from ebmpp.estimators import lengths
+from ebmpp.errors import ArgumentError, IntractableError, StateError, clash
+from ebmpp.estimators import lengths, pooling
 from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.pairs import Phase, metrics_of
 from ebmpp.estimators.phases import (
     carried_chains,
     fresh_chains,
@@ -33,7 +36,8 @@ from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.sampling.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
-from ebmpp.sampling.expectation import check_max_sweeps
+from ebmpp.sampling.expectation import FEW, check_max_sweeps, few_accepted
+from ebmpp.sampling.pools import mixture_of
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 _STARTS = ("data", "persistent", "uniform", "local_mode")
@@ -50,6 +54,8 @@ class UCDState(NamedTuple):
     """Persistent chains, with ``start="persistent"``; else none."""
     seen: Array
     """Steps whose times to meet went into the first two."""
+    pool: Rows
+    """States that the pairs' proposals come from, with ``coupling="mixture"``; else none."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -72,7 +78,13 @@ class UCD(Estimator):
         too; default as many as the lag, 0 for the state at k alone.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 where only k is given.
     :param coupling: see :func:`ebmpp.moves.sweeps.resolve_moves`. One that is a single name holds for the
-        posterior too.
+        posterior too, but for "mixture": its proposals are from the model, and pairs on the posterior move
+        layer by layer.
+    :param pool: with "mixture", what the proposals come from: "data" (rows of the data, chosen once, with
+        latents drawn anew at each step) or "persistent" (chains that start there and go on from step to step
+        by one sweep each). Known before a step's pairs begin, so the gradient stays unbiased given the past.
+        The history's ``acceptance`` tells whether it helps, and :func:`~ebmpp.fit` warns where it does not.
+    :param pool_size: states in the pool.
     :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that go on from step to
         step by one sweep each, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local
         mode that is searched from uniform draws), or a function of a jax key to values of some or all blocks
@@ -123,11 +135,15 @@ class UCD(Estimator):
     marginalize: str | tuple[str, ...] = ()
     target_variance: float | None = None
     target_cost: float | None = None
+    pool: str = "data"
+    pool_size: int = 1500
     takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
         checks.set_counts(self, "k", "m", least=0, optional=True)
+        checks.set_counts(self, "pool_size")
+        checks.choice("UCD: pool", self.pool, pooling.POOLS)
         checks.flag("UCD: allow_unmet", self.allow_unmet)
         if self.k is not None and self.m is not None and self.m < self.k:
             raise ArgumentError(f"UCD: m is at least k; got k={self.k}, m={self.m}")
@@ -181,22 +197,37 @@ class UCD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> UCDState:
         """Pairs run one sweep at first; persistent chains start at initial draws of every block."""
-        resolve_moves(graph, self.coupling)
+        move = mixture_of(resolve_moves(graph, self.coupling))
         self._check_marginals(graph)
         chains: Rows = {}
         if self.start == "persistent":
             chains = fresh_chains(graph, self.num_pairs or batch, key)
-        return UCDState(jnp.ones(()), jnp.ones(()), chains, jnp.zeros((), jnp.int32))
+        pool = {} if move is None else pooling.begin(graph, params, data, self.pool_size, key)
+        return UCDState(jnp.ones(()), jnp.ones(()), chains, jnp.zeros((), jnp.int32), pool)
 
     def adopt(self, before: Any, fresh: UCDState) -> UCDState:
-        """Go on with the chains of another estimator, as many as fit, and from the times of another UCD."""
+        """Go on with the chains of another estimator, as many as fit, and from the times of another UCD.
+
+        Persistent chains of a pool go on too; a pool of data rows is chosen from those of the stage.
+        """
+        chains, pool = carried_chains(before), {}
         if isinstance(before, UCDState):
-            fresh = before._replace(chains=fresh.chains)
-        chains = carried_chains(before)
-        if self.start != "persistent" or not isinstance(chains, dict) or set(chains) != set(fresh.chains):
-            return fresh
-        turn = jnp.arange(len(next(iter(fresh.chains.values())))) % len(next(iter(chains.values())))
-        return fresh._replace(chains={b: jnp.take(v, turn, axis=0) for b, v in chains.items()})
+            fresh = before._replace(chains=fresh.chains, pool=fresh.pool)
+            pool = before.pool
+        if self.start == "persistent":
+            fresh = fresh._replace(chains=_as_many(chains, fresh.chains))
+        if self.pool == "persistent":
+            fresh = fresh._replace(pool=_as_many(pool or chains, fresh.pool))
+        return fresh
+
+    def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
+        """Where hardly any proposal from the pool is accepted."""
+        given = (self.coupling,) if isinstance(self.coupling, Move) else self.coupling or ()
+        if self.coupling != "mixture" and (isinstance(given, str) or mixture_of(given) is None):
+            return None
+        accepted = told["acceptance"][len(told["acceptance"]) // 2 :]
+        mean = float(np.mean(accepted)) if len(accepted) else 1.0
+        return few_accepted("UCD", mean) if mean < FEW else None
 
     def _check_marginals(self, graph: FactorGraph) -> None:
         """:raises IntractableError: for blocks that cannot be summed out together."""
@@ -232,7 +263,7 @@ class UCD(Estimator):
         self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
-        state = state._replace(seen=state.seen + 1)
+        state = state._replace(seen=state.seen + 1, pool=self._pool_on(graph, params, state, batch, key))
         negative = self._negative(graph, params, state, batch, key)
         metrics, unmet = dict(negative.metrics), negative.metrics["num_unmet"]
         state = state._replace(negative=negative.length, chains=self._go_on(graph, params, state, key))
@@ -249,10 +280,11 @@ class UCD(Estimator):
             gradient = jax.tree.map(lambda g: jnp.where(unmet > 0, jnp.nan, g), gradient)
         return Estimate(gradient, state, metrics)
 
-    def _negative(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> "Phase":
-        pairs, target = self.num_pairs or len(batch.weights), Target(graph, params)
+    def _negative(self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key) -> Phase:
+        pairs, moves = self.num_pairs or len(batch.weights), resolve_moves(graph, self.coupling)
+        target = Target(graph, params)
+        if (move := mixture_of(moves)) is not None:
+            target = pooling.with_pool(target, move, state.pool, random.fold_in(key, 6))
         if self.start == "persistent":
             start = state.chains
         elif self.start == "data":
@@ -263,13 +295,12 @@ class UCD(Estimator):
         else:
             start = self._anywhere(target, pairs, random.fold_in(key, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
-        moves = resolve_moves(graph, self.coupling)
         past = (state.negative, state.seen)
         return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
 
     def posterior_phase(
         self, graph: FactorGraph, params: Params, past: tuple[Scalar, Array], batch: Batch, key: Key
-    ) -> "Phase":
+    ) -> Phase:
         """The positive phase by coupled pairs, one a row, on the posterior of the latents and of what is
         missing; for estimators that have another negative phase too.
 
@@ -281,7 +312,8 @@ class UCD(Estimator):
             start = sample_latents(graph, params, batch, random.fold_in(key, 0))
         else:
             start = self._anywhere(target, target.num_rows, random.fold_in(key, 0))
-        coupling = self.coupling if isinstance(self.coupling, str) else None
+        named = isinstance(self.coupling, str) and self.coupling != "mixture"
+        coupling = self.coupling if named else None
         moves = resolve_moves(graph, coupling, target.clamped)
         return self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
 
@@ -302,6 +334,18 @@ class UCD(Estimator):
         keys = row_keys(random.fold_in(key, 3), rows)
         return draw_sweep(Target(graph, params), state.chains, gibbs_sweep(graph), keys)[0]
 
+    def _pool_on(self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key) -> Rows:
+        """The pool of this step, which owes nothing to its pairs."""
+        if not state.pool:
+            return state.pool
+        if self.pool == "data" and batch.known:
+            raise StateError(
+                f"UCD: blocks {sorted(batch.known)} of the data have missing entries, so no pool is made of "
+                'them; give pool="persistent"'
+            )
+        held = graph.visible if self.pool == "data" else ()
+        return pooling.go_on(graph, params, state.pool, tuple(held), random.fold_in(key, 5))
+
     def _phase(
         self,
         target: Target,
@@ -310,14 +354,14 @@ class UCD(Estimator):
         weights: PerRow,
         past: tuple[Array, Array],
         key: Key,
-    ) -> "Phase":
+    ) -> Phase:
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
         slots = self.num_slots or DEFAULT_SLOTS
         outcome = run_pairs(target, moves, accumulator, slots, start, start, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
-        return Phase(gradient, self._follow(*past, outcome, window), _metrics(outcome, window))
+        return Phase(gradient, self._follow(*past, outcome, window), metrics_of(outcome, window))
 
     def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
         groups = (self.marginalize,)
@@ -342,29 +386,9 @@ class UCD(Estimator):
         return before + share * (now - before)
 
 
-class Phase(NamedTuple):
-    """What a set of coupled pairs gives."""
-
-    gradient: Params
-    """The weighted sum of energy gradients over the pairs."""
-    length: Scalar
-    """How far the pairs of the next step run, if that is adaptive."""
-    metrics: dict[str, Array]
-    """Meeting times, and what else the history keeps."""
-
-
-def _metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
-    met = outcome.meeting_time >= 0
-    tau = jnp.where(met, outcome.meeting_time, 0)
-    made = {
-        "meeting_time_mean": tau.sum() / jnp.maximum(met.sum(), 1),
-        "meeting_time_max": tau.max(),
-        "num_unmet": (~met).sum(),
-        "lag": window.lag,
-        "k": window.k,
-        "m": window.m,
-        "sweeps": (jnp.maximum(window.m, tau) + tau - window.lag).sum(where=met) / jnp.maximum(met.sum(), 1),
-        "trials": outcome.trials,
-        "corrected": (~met | (tau > window.k + window.lag)).mean(),
-    }
-    return made if outcome.acceptance is None else made | {"acceptance": outcome.acceptance}
+def _as_many(given: Any, fresh: Rows) -> Rows:
+    """The rows of ``given`` in turn, as many as ``fresh`` has; ``fresh`` where they are of other blocks."""
+    if not isinstance(given, dict) or not fresh or set(given) != set(fresh):
+        return fresh
+    turn = jnp.arange(len(next(iter(fresh.values())))) % len(next(iter(given.values())))
+    return {b: jnp.take(v, turn, axis=0) for b, v in given.items()}

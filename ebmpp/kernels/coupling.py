@@ -12,11 +12,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import RowKernel
 from ebmpp.moves import couplings, sweeps
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
-from ebmpp.moves.target import Target
+from ebmpp.moves.target import Pool, Target
+from ebmpp.sampling.pools import with_pool
 
 
 class CouplingState(NamedTuple):
@@ -56,8 +58,9 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
     :param graph: the declaration.
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer, or moves: see
-        :func:`ebmpp.moves.sweeps.resolve_moves`.
+    :param coupling: a kind for every layer, or one a layer, or "mixture", or moves: see
+        :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture" a pool is passed beside the params:
+        ``mcmc.run(key, params, pool=mixture_pool(...))``, see :func:`ebmpp.sampling.mixture_pool`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for a lag below 1, or an unknown coupling or start.
 
@@ -88,7 +91,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
     ) -> None:
         super().__init__(graph, init)
         self.lag = checks.count(f"{type(self).__name__}: lag", lag)
-        if coupling is None or isinstance(coupling, str):
+        if coupling is None or (isinstance(coupling, str) and coupling != "mixture"):
             couplings.resolve(coupling, graph.block_layers)
         single = (coupling,) if isinstance(coupling, Move) else coupling
         self.coupling = single if single is None or isinstance(single, str) else tuple(single)
@@ -101,6 +104,18 @@ class MaximalCoupling(RowKernel[CouplingState]):
     def default_fields(self) -> tuple[str, ...]:
         """What is collected without being asked for: draws, and what bounds and suggestions are made of."""
         return ("z", "distance", "energies")
+
+    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+        """What model arguments ask for; a ``pool`` among them is that of mixture proposals."""
+        given = dict(model_kwargs or {})
+        pool = None if "pool" in self.graph.families else given.pop("pool", None)
+        made = super().target(model_args, given, check)
+        if pool is not None and not isinstance(pool, Pool):
+            raise ArgumentError(
+                f"{type(self).__name__}: pool is what ebmpp.sampling.mixture_pool makes, once a run, not "
+                f"{checks.tell(pool)}"
+            )
+        return with_pool(type(self).__name__, made, self._moves(made), pool, jnp.zeros(2, jnp.uint32))
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)

@@ -6,19 +6,23 @@ from ebmpp.moves.clusters import Clusters
 from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.layer import Layer, gibbs_sweep
 from ebmpp.moves.metropolis import Metropolis
+from ebmpp.moves.mixture import Mixture, mixture_sweep
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
-from ebmpp.moves.target import Target
+from ebmpp.moves.target import Pool, Target
 
 __all__ = [
     "Clusters",
     "Langevin",
     "Layer",
     "Metropolis",
+    "Mixture",
     "Move",
+    "Pool",
     "Target",
     "cluster_sweep",
     "gibbs_sweep",
     "langevin_sweep",
     "metropolis_sweep",
+    "mixture_sweep",
 ]

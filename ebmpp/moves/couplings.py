@@ -115,7 +115,8 @@ def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise ArgumentError(
-            f'coupling {unknown[0]!r} is unknown; choose among {KINDS} for the layers, or "metropolis"'
+            f'coupling {unknown[0]!r} is unknown; choose among {KINDS} for the layers, or "metropolis" or '
+            '"mixture"'
         )
     if len(kinds) != len(layers):
         raise ArgumentError(f"coupling names {len(kinds)} layers, and the sweep has {len(layers)}: {layers}")

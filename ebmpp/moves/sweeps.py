@@ -18,6 +18,7 @@ from ebmpp.moves.couplings import resolve, stalls
 from ebmpp.moves.langevin import Langevin, is_real
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.metropolis import Metropolis
+from ebmpp.moves.mixture import mixture_sweep
 from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
 
@@ -28,8 +29,8 @@ def resolve_moves(
     """The moves of a coupled sweep.
 
     :param coupling: what :func:`ebmpp.moves.couplings.resolve` takes (a kind of coupling for every layer, or
-        one a layer, or None); "metropolis" for :func:`metropolis_sweep` with uniform proposals; or moves, one
-        or several.
+        one a layer, or None); "metropolis" for :func:`metropolis_sweep` with uniform proposals; "mixture" for
+        :func:`~ebmpp.moves.mixture.mixture_sweep`; or moves, one or several.
     :param clamped: blocks that are held.
     :param exact: refuse moves that do not leave the model's law as it is, and pairs that could never meet.
     :raises ArgumentError: for an unknown coupling, or moves that do not change every free block, or change
@@ -40,6 +41,8 @@ def resolve_moves(
     """
     if coupling == "metropolis":
         return metropolis_sweep(graph, clamped)
+    if coupling == "mixture":
+        return mixture_sweep(graph, clamped)
     given = (coupling,) if isinstance(coupling, Move) else coupling
     layers = schedule(graph, clamped)
     listed = isinstance(given, Sequence) and not isinstance(given, str)

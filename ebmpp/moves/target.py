@@ -6,19 +6,29 @@ from collections.abc import Mapping
 import dataclasses
 from functools import partial
 import math
+from typing import NamedTuple
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keep, Keys, Numbers, Params, Rows, Schedule
+from ebmpp.core.types import Blocks, Eta, Keep, Keys, Numbers, Params, PerRow, Rows, Schedule
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import Given
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["params", "given"], meta_fields=["graph"])
+class Pool(NamedTuple):
+    """Conditionals to propose from: see :func:`ebmpp.moves.mixture.make_pool`."""
+
+    eta: Eta
+    """Natural parameters of the blocks that are proposed, ``(components, *shape, *stat_shape)`` each."""
+    log_normalizer: PerRow
+    """Of each component, over all units."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])
 @dataclasses.dataclass(frozen=True)
 class Target:
     """The law that moves leave as it is: the model's, or its conditional given what is held.
@@ -28,11 +38,13 @@ class Target:
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
     :param given: clamped blocks and observed units, as rows; nothing by default.
+    :param pool: what a :class:`~ebmpp.moves.mixture.Mixture` proposes from. It is no part of the law.
     """
 
     graph: FactorGraph
     params: Params
     given: Given = dataclasses.field(default_factory=Given)
+    pool: Pool | None = None
 
     @property
     def clamped(self) -> Blocks:

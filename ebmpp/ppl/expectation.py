@@ -89,7 +89,7 @@ def _starts(kernel: CoupledComposite, keys: Array, args: tuple, kwargs: dict[str
     return jax.vmap(lambda key: kernel.start(key, args, kwargs, {}))(keys)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["params", "given"], meta_fields=["graph"])
+@partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])
 @dataclasses.dataclass(frozen=True)
 class _Posterior(Target):
     """The posterior of all sites, which is no graph's: params are the model's arguments."""

@@ -7,6 +7,7 @@ from ebmpp.sampling.expectation import Estimate, unbiased_expectation
 from ebmpp.sampling.particles import ParticleSystem, particle_expectation, smc
 from ebmpp.sampling.path import Path
 from ebmpp.sampling.perfect import perfect_sample
+from ebmpp.sampling.pools import mixture_pool
 
 __all__ = [
     "Completion",
@@ -14,6 +15,7 @@ __all__ = [
     "ParticleSystem",
     "Path",
     "complete",
+    "mixture_pool",
     "particle_expectation",
     "perfect_sample",
     "smc",

@@ -24,11 +24,13 @@ from ebmpp.graph.states import Observed, as_given, as_rows
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import check_params, resolve_moves
-from ebmpp.moves.target import Target
+from ebmpp.moves.target import Pool, Target
 from ebmpp.sampling.accumulators import Function, check_function
 from ebmpp.sampling.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
+from ebmpp.sampling.pools import with_pool
 from ebmpp.sampling.search import STARTS, start
 
+Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | None
 
@@ -113,6 +115,7 @@ def unbiased_expectation(
     m: int | None = None,
     lag: int = 1,
     coupling: Coupling = None,
+    pool: Pooled = None,
     init: Init = None,
     independent_starts: bool = False,
     max_sweeps: int | None = None,
@@ -133,10 +136,15 @@ def unbiased_expectation(
     :param k: first sweep that counts, at least 0.
     :param m: last sweep that counts, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer, or "metropolis", or moves: see
+    :param coupling: a kind for every layer, or one a layer, or "metropolis", or "mixture", or moves: see
         :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate tells their acceptance,
-            and
-        warns when every pair met at once: then nothing was corrected, and it is unbiased in name only.
+        and warns when every pair met at once: then nothing was corrected, and it is unbiased in name only.
+        "mixture" adds proposals from a ``pool`` to the layers' draws
+        (:func:`ebmpp.moves.mixture.mixture_sweep`): where these are accepted, pairs meet within a few sweeps
+        however slowly the layers mix; where hardly any is, a warning says so.
+    :param pool: states for "mixture" to propose from, which look like the model's draws: rows of data, or of
+        chains that ran before, ``(rows, *shape)`` a block. What is needed of other blocks is drawn given
+        these, once. Another pool compiles nothing, and the estimate is unbiased whatever the pool.
     :param init: starts: values of some or all blocks (shape ``(*shape,)``, or ``(num_pairs, *shape)``: rows
         of data, say), a function of a jax key to such a dict for one pair, "local_mode" for one Gibbs sweep
         from a local mode found from uniform draws, or None; what is not given is drawn uniformly.
@@ -155,8 +163,9 @@ def unbiased_expectation(
         block whose name is that of an argument is given in a dict: ``clamped={"k": ...}``.
     :return: an :class:`Estimate`.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
-    :raises ArgumentError: for numbers out of range.
-    :raises StateError: for states or clamped values that do not fit the graph.
+    :raises ArgumentError: for numbers out of range, or a pool without a move that takes one, or the reverse.
+    :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
+    :raises StateError: for states, a pool or clamped values that do not fit the graph.
     :raises ParameterError: for params that do not fit, or that a move does not take.
 
     **References**
@@ -187,6 +196,7 @@ def unbiased_expectation(
     moves = resolve_moves(graph, coupling, target.clamped)
     check_params(target, moves)
     own = random.key_pair(rng_key)
+    target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(own, 2))
     begin = lambda second, key: _starts(target, init, random.fold_in(own, 0, second), num_pairs, key)
     x = begin(1, rng_key)
     y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
@@ -195,7 +205,10 @@ def unbiased_expectation(
     check_function("unbiased_expectation: fn", fn, sums.state())
     made = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(own, 1, 1), window)
     estimate = estimate_from(made, asked)
-    if estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
+    if target.pool is not None:
+        if estimate.acceptance < FEW:
+            warnings.warn(few_accepted("unbiased_expectation", estimate.acceptance), stacklevel=2)
+    elif estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
         warnings.warn(
             f"all {num_pairs} pairs met at once, so no correction was seen (P(tau > {lag}) is at most "
             f"{estimate.late_upper:.2g}) at an acceptance of {estimate.acceptance:.2g}: the estimate is "
@@ -203,6 +216,19 @@ def unbiased_expectation(
             stacklevel=2,
         )
     return estimate
+
+
+#: Acceptance of proposals from a pool below which they hardly help.
+FEW = 0.01
+
+
+def few_accepted(who: str, acceptance: float) -> str:
+    """What an acceptance below :data:`FEW` means, in words."""
+    return (
+        f"{who}: {acceptance:.2g} of the proposals from the pool were accepted, so pairs meet by the layers' "
+        "moves as they would without it, at a higher price; the estimate is unbiased all the same. Give a "
+        "pool of more states, or of states more like the model's, or coupling=None"
+    )
 
 
 _start = jax.jit(start, static_argnames="kind")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import os
 from typing import Any
-import warnings
 
 import numpy as np
 import xarray as xr
@@ -211,8 +210,6 @@ def fit(
     finally:
         if save is not None:
             save.close()
-    for told in loop.accounts():
-        warnings.warn(told, stacklevel=2)
     kept = () if best is None else (best.params, best.step)
     history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
     return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept)

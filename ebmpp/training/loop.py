@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
+import warnings
 
 from jaxtyping import Float, Integer
 import numpy as np
@@ -249,15 +250,17 @@ class Loop:
                     self._checkpoint(step, state)
         self._look(total, state)
         self._monitor(total, state)
+        self._caution()
         return state
 
-    def accounts(self) -> list[str]:
-        """What estimators have to tell of a finished run, stage by stage."""
-        columns, made = self.log.steps.columns(), []
+    def _caution(self) -> None:
+        """Warn of what estimators have to say of their stages."""
+        columns = self.log.steps.columns()
         for number, stage in enumerate(self.stages.stages):
-            part = slice(self.stages.first[number], self.stages.end(number))
-            made.append(stage.estimator.account({name: v[part] for name, v in columns.items()}))
-        return [told for told in made if told is not None]
+            at = slice(self.stages.first[number], self.stages.end(number))
+            told = stage.estimator.caution({name: v[at] for name, v in columns.items()})
+            if told is not None:
+                warnings.warn(f"fit: steps {at.start} to {at.stop - 1}: {told}", stacklevel=4)
 
     def _stop(self, step: int, number: int) -> int:
         """Before which step there is next something to do beside steps."""

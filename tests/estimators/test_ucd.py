@@ -1,12 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
 
-import functools
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+from ucd_tools import BATCHES, ROWS, estimate, key, problem
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,6 @@ from ebmpp import (
     FPCD,
     PCD,
     UCD,
-    Bernoulli,
-    FactorGraph,
-    Gaussian,
     Spin,
     TemperedPCD,
     exact,
@@ -27,16 +24,14 @@ from ebmpp import (
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import Centered, LocalModeUCD
-from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.base import Batch
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.sampling.search import near_modes
-from helpers import assert_rows_law, pair, random_params
-
-BATCHES, ROWS = 40, 400
+from helpers import assert_rows_law
 
 
 def slow(*case: Any) -> Any:
@@ -46,31 +41,6 @@ def slow(*case: Any) -> Any:
 
 def ones(key: jax.Array) -> dict[str, jax.Array]:
     return {"a": jnp.ones(3)}
-
-
-MODELS = {
-    "rbm": (pair(Bernoulli(3), Bernoulli(2)), 1.2),
-    "gaussian": (pair(Gaussian(2), Bernoulli(2)), 0.8),
-    "deep": (layered(a=Bernoulli(3), h1=Bernoulli(2), h2=Bernoulli(2)), 1.2),
-}
-
-
-def key(seed: int) -> jax.Array:
-    return random.key_pair(jax.random.key(seed))
-
-
-@functools.cache
-def problem(name: str) -> tuple[FactorGraph, dict[str, Any], dict[str, jax.Array]]:
-    """A model and data rows far from its law."""
-    graph, scale = MODELS[name]
-    params = random_params(graph, seed=2, scale=scale)
-    rows = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 1]], np.float32)[:, : graph.families["a"].size]
-    return graph, params, {"a": jnp.tile(jnp.asarray(rows), (ROWS // 4, 1))}
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def estimate(estimator: UCD, graph: FactorGraph, params: Any, state: Any, batch: Any, pair: Any) -> Estimate:
-    return estimator.estimate(graph, params, state, Batch.of(batch), pair)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +86,7 @@ def test_adaptive_lag_follows_the_past_only() -> None:
     estimator = UCD(num_slots=16)
     assert estimator.adaptive and not UCD(k=1).adaptive
     first = estimator.init(graph, params, data, ROWS, key(0))
-    assert first == (1.0, 1.0, {}, 0)
+    assert first == (1.0, 1.0, {}, 0, {})
     first = first._replace(seen=jnp.int32(9))  # the next step is the tenth
     for past, lag in ((1.0, 1), (2.4, 2), (2.6, 3), (0.1, 1), (30.0, 30)):
         made = [
@@ -219,7 +189,7 @@ def test_chains_of_another_estimator_are_taken_over() -> None:
     fast = FPCD(num_chains=5).init(graph, params, data, ROWS, key(1))
     np.testing.assert_array_equal(estimator.adopt(fast, fresh).chains["a"], fast.chains["a"])
     for before in ((), {"negative": jnp.ones(())}):  # nothing to take
-        assert estimator.adopt(before, fresh) is fresh
+        assert estimator.adopt(before, fresh).chains is fresh.chains
     other = UCD().init(graph, params, data, ROWS, key(0))
     assert UCD().adopt(chains, other) is other
 
