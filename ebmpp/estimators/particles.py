@@ -232,13 +232,13 @@ class ParticleUCD(Estimator):
             "evenness": pairs.even.min(),
         }
 
-    def caution(self, metrics: Mapping[str, np.ndarray]) -> str | None:
+    def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
         """That a system held for long."""
-        longest = int(np.nanmax(metrics["longest_stay"], initial=0))
+        longest = int(np.nanmax(told["longest_stay"], initial=0))
         if longest < LONG_STAY:
             return None
         return (
             f"ParticleUCD: a chain held one system while it turned down {longest} others, at step "
-            f"{int(np.nanargmax(metrics['longest_stay']))} of its stage: the tail of Z is heavy. Raise "
+            f"{int(np.nanargmax(told['longest_stay']))} of its stage: the tail of Z is heavy. Raise "
             "num_particles, num_sweeps or evenness, or take the other path"
         )

@@ -151,9 +151,9 @@ class WeightedPCD(Estimator):
         keys = random.fold_in(key, jnp.arange(islands))
         return systems.climb(path, jnp.arange(3.0), 2, 3, made, keys, self.k)
 
-    def caution(self, metrics: Mapping[str, np.ndarray]) -> str | None:
+    def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
         """That most steps resampled."""
-        share = float(np.mean(metrics["resampled"])) if len(metrics["resampled"]) else 0.0
+        share = float(np.mean(told["resampled"])) if len(told["resampled"]) else 0.0
         if share < _OFTEN:
             return None
         return (

@@ -10,13 +10,8 @@ from ebmpp.kernels.metropolis import MetropolisCoupling
 from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.kernels.swendsen_wang import SwendsenWang
-from ebmpp.kernels.tempering import (
-    ParallelTempering,
-    TemperingCoupling,
-    TemperingCouplingState,
-    TemperingState,
-    tempered_expectation,
-)
+from ebmpp.kernels.tempered_pairs import TemperingCoupling, TemperingCouplingState, tempered_expectation
+from ebmpp.kernels.tempering import ParallelTempering, TemperingState
 
 __all__ = [
     "BlockedGibbs",

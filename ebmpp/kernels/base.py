@@ -104,7 +104,10 @@ class RowKernel(MCMCKernel, Generic[S]):
             no free block.
         """
         del num_warmup
-        made = self.target(model_args, model_kwargs, check=True)
+        return self._init_all(rng_key, self.target(model_args, model_kwargs, check=True), init_params)
+
+    def _init_all(self, rng_key: Array, made: Target, init_params: Mapping[str, Array] | None) -> S:
+        """The initial states of all chains."""
         chains = rng_key.shape[:1] if is_batched(rng_key) else ()
         init_params = _check_init(made, init_params, chains)
         one = lambda key, given: self._init_one(key, made, given)
@@ -115,7 +118,10 @@ class RowKernel(MCMCKernel, Generic[S]):
 
         :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
         """
-        made = self.target(model_args, model_kwargs, check=False)
+        return self._sample_all(state, self.target(model_args, model_kwargs, check=False))
+
+    def _sample_all(self, state: S, made: Target) -> S:
+        """One step of all chains; what they share is in ``made``."""
         batched = is_batched(state.rng_key)
         _check_state(made, state, batched)
         one = lambda s: self._sample_one(s, made)

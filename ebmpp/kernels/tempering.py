@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Parallel tempering: one chain of it, coupled pairs of it, and unbiased estimates from the pairs."""
+"""Parallel tempering: replicas from hot to cold that swap states."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -12,15 +12,12 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Given, Observed, as_given, clamps
-from ebmpp.kernels.base import RowKernel, S
-from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
-from ebmpp.moves import tempering
-from ebmpp.moves.move import Move
+from ebmpp.kernels.replicas import Ensemble, Knots, Tempered
+from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
-from ebmpp.sampling.engine import DEFAULT_SLOTS
-from ebmpp.sampling.expectation import Estimate, Init, unbiased_expectation
+from ebmpp.sampling.path import Path
 
 
 class TemperingState(NamedTuple):
@@ -28,7 +25,7 @@ class TemperingState(NamedTuple):
 
     - **z** - the draw, that of the coldest replica: a dict of the free blocks, each ``(*batch, *shape)``.
     - **replicas** - all of them from hot to cold, each block ``(*batch, num, *shape)``.
-    - **betas** - inverse temperatures, ``(num,)``.
+    - **betas** - inverse temperatures, those of the knots with a path, ``(num,)``.
     - **rejection** - probability that neighbours' swap is refused, ``(num - 1,)``: the mean over the present
       round of the warm-up, and over all sweeps after it.
     - **count** - sweeps in that mean.
@@ -39,6 +36,7 @@ class TemperingState(NamedTuple):
     - **i** - sweeps done since the initial state.
     - **num_warmup** - sweeps after which the betas stay as they are.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
+    - **knots** - with a path, those before the model, which all chains share; else None.
     """
 
     z: dict[str, Array]
@@ -52,68 +50,39 @@ class TemperingState(NamedTuple):
     i: Array
     num_warmup: Array
     rng_key: Array
-
-
-class TemperingCouplingState(NamedTuple):
-    """The state of :class:`TemperingCoupling`: :class:`~ebmpp.kernels.CouplingState`, and all replicas.
-
-    ``z``, ``y``, ``distance`` and ``energies`` are of the coldest replicas; ``met`` and ``meeting_time`` of
-    all of them together.
-
-    - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
-    - **followers** - of the chain that follows it.
-    """
-
-    z: dict[str, Array]
-    y: dict[str, Array]
-    t: Array
-    met: Array
-    meeting_time: Array
-    rng_key: Array
-    distance: Array
-    energies: Array
-    accepted: Array
-    replicas: dict[str, Array]
-    followers: dict[str, Array]
+    knots: Knots | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Ensemble(Target):
-    """All replicas together.
+class _Along(Target):
+    """What is sampled, and the knots of the path to it if there is one."""
 
-    :param base: the coldest replica, which is what the user asked for.
-    """
-
-    base: Target = dataclasses.field(kw_only=True)
+    knots: Knots | None = dataclasses.field(kw_only=True)
 
     @staticmethod
-    def of(base: Target, betas: Any) -> "Ensemble":
-        """Replicas at ``betas``, with the same values held in each."""
-        betas, num = jnp.asarray(betas), len(betas)
-        spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}
-        held = base.given
-        given = Given(spread(held.whole), spread(held.partial), spread(held.keep), held.batch)
-        params = tempering.tempered_params(base.graph, base.params, betas)
-        return Ensemble(tempering.replicate(base.graph, num), params, given, base=base)
+    def of(target: Target, knots: Knots | None) -> "_Along":
+        return _Along(target.graph, target.params, target.given, knots=knots)
 
-    def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
-        """The coldest replica's blocks."""
-        return {b: jnp.moveaxis(v, len(self.batch), 0)[-1] for b, v in replicas.items()}
+    def ensemble(self, betas: Array) -> Ensemble:
+        """All replicas, at ``betas`` where there are no knots."""
+        return Ensemble.of(self, betas) if self.knots is None else Ensemble.along(self, self.knots)
 
 
-class _Tempered(RowKernel[S]):
-    """What tempered kernels share: the hottest replica is checked as the model is."""
+def _check_path(graph: FactorGraph, path: Path) -> Path:
+    checks.instance("ParallelTempering: path", path, Path, "a Path, such as fit(..., keep_path=True) has")
+    if path.graph != graph:
+        raise ArgumentError(
+            f"ParallelTempering: the path is one of {path.graph!r}, and the graph is {graph!r}"
+        )
+    for i in range(1, len(path)):
+        try:
+            graph.check(path.params_at(i))
+        except DomainError as error:
+            raise DomainError(f"ParallelTempering: knot {i} of the path: {error}") from None
+    return path
 
-    _hottest = 0.0
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
-        made = super().target(model_args, model_kwargs, check)
-        if check:
-            tempering.check_hot(made.graph, made.params, self._hottest)
-        return made
-
-
-class ParallelTempering(_Tempered[TemperingState]):
+class ParallelTempering(Tempered[TemperingState]):
     """Blocked Gibbs in replicas from hot to cold that swap states, for :class:`numpyro.infer.MCMC`.
 
     For models whose modes :class:`~ebmpp.BlockedGibbs` does not leave. Replica r has the factors of one
@@ -127,16 +96,29 @@ class ParallelTempering(_Tempered[TemperingState]):
     "round_trips", "betas")`` tell how well states travel: rejection rates near 1 ask for more
     temperatures. Params and clamped blocks are passed as to :class:`~ebmpp.BlockedGibbs`.
 
+    With a ``path``, such as ``fit(..., keep_path=True)`` has, the replicas are at its knots (trajectory
+    tempering): the hottest are independent units, which the path's first knots leave the reference, the
+    coldest is the model of ``mcmc.run``'s params. That replaces the path's last knot where it is the same and
+    follows it where it is another (or is traced). For machines that lose their modes when they are heated.
+    Nothing adapts. Swaps have the blocks summed out that :func:`ebmpp.ais` sums out, but for those that are
+    held or some of whose units are, and are taken more often for it. All chains share the path's arrays,
+    which stand in the state and not in the compiled program.
+
     :param graph: the declaration.
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
-    :param num_temperatures: how many betas "auto" has, at least 2.
+    :param num_temperatures: how many betas "auto" has, at least 2; 10 by default.
     :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of every replica.
-    :raises ArgumentError: for betas that do not increase to 1, or too few temperatures.
+    :param path: a :class:`ebmpp.sampling.Path` of this graph, in place of betas and num_temperatures.
+    :raises ArgumentError: for betas that do not increase to 1, too few temperatures, a path of another graph,
+        or one beside betas or num_temperatures.
+    :raises DomainError: for a path on which a model does not normalise.
 
     **References**
 
     1. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering: a scalable
        highly parallel MCMC scheme*.
+    2. Bereux, Decelle, Furtlehner, Rosset, Seoane (2024), *Fast training and sampling of Restricted Boltzmann
+       Machines*: replicas along the path of training.
 
     **Example**
 
@@ -156,37 +138,65 @@ class ParallelTempering(_Tempered[TemperingState]):
         self,
         graph: FactorGraph,
         betas: str | Sequence[float] = "auto",
-        num_temperatures: int = 10,
+        num_temperatures: int | None = None,
         init: str = "uniform",
+        path: Path | None = None,
     ) -> None:
         super().__init__(graph, init)
+        auto = isinstance(betas, str)
         if isinstance(betas, str):
             checks.choice("ParallelTempering: betas", betas, ("auto",), also="numbers that increase to 1")
-        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", num_temperatures, least=2)
+        if path is not None and not (auto and num_temperatures is None):
+            raise ArgumentError(
+                "ParallelTempering: path has a replica at each of its knots, so it takes the place of betas "
+                f"and num_temperatures; got betas={betas!r} and num_temperatures={num_temperatures!r} "
+                "beside it"
+            )
+        given = 10 if num_temperatures is None else num_temperatures
+        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", given, least=2)
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
-        self._hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
+        self.path = None if path is None else _check_path(graph, path)
+        self._hottest = None if path is not None else 0.0 if isinstance(self.betas, str) else self.betas[0]
 
     @property
     def _adapts(self) -> bool:
-        return self.betas == "auto"
+        return self.path is None and self.betas == "auto"
 
     def _options(self) -> dict[str, Any]:
-        ladder = {} if self._adapts else {"betas": self.betas}
+        ladder = {} if self.betas == "auto" else {"betas": self.betas}
         many = {} if self.num_temperatures == 10 else {"num_temperatures": self.num_temperatures}
-        return ladder | many | super()._options()
+        along = {} if self.path is None else {"path": self.path}
+        return ladder | many | super()._options() | along
 
-    def init(self, rng_key: Array, num_warmup: int, *args, **kwargs) -> TemperingState:
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Mapping[str, Array] | None,
+        model_args: tuple,
+        model_kwargs: dict[str, Any],
+    ) -> TemperingState:
         """The initial state; see :meth:`~ebmpp.kernels.RowKernel.init`.
 
         :param num_warmup: calls of ``sample`` during which the betas adapt.
         """
-        state = super().init(rng_key, num_warmup, *args, **kwargs)
-        return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup))
+        target = self.target(model_args, model_kwargs, check=True)
+        knots = None if self.path is None else Knots.before(self.path, target.params)
+        state = self._init_all(rng_key, _Along.of(target, knots), init_params)
+        return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots)
 
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> TemperingState:
-        num = self.num_temperatures if self._adapts else len(self.betas)
-        betas = jnp.linspace(0.0, 1.0, num) if self._adapts else jnp.array(self.betas)
-        ensemble = Ensemble.of(target, betas)
+    def sample(
+        self, state: TemperingState, model_args: tuple, model_kwargs: dict[str, Any]
+    ) -> TemperingState:
+        """One sweep of every chain; see :meth:`~ebmpp.kernels.RowKernel.sample`."""
+        target = self.target(model_args, model_kwargs, check=False)
+        # knots have no axis of chains
+        moved = self._sample_all(state._replace(knots=None), _Along.of(target, state.knots))
+        return moved._replace(knots=state.knots)
+
+    def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> TemperingState:
+        betas = self._first_betas(target.knots)
+        ensemble, num = target.ensemble(betas), len(betas)
         given = tempering.add_axis(target.graph, init_params)
         replicas = ensemble.from_rows(self._start(ensemble, rng_key, given))
         shape, zero = (*target.batch, num), jnp.zeros((), jnp.int32)
@@ -195,8 +205,13 @@ class ParallelTempering(_Tempered[TemperingState]):
         swaps = betas, jnp.zeros(num - 1), zero, origin, label, trips
         return TemperingState(ensemble.cold(replicas), replicas, *swaps, zero, zero, rng_key)
 
-    def _sample_one(self, state: TemperingState, target: Target) -> TemperingState:
-        ensemble = Ensemble.of(target, state.betas)
+    def _first_betas(self, knots: Knots | None) -> Array:
+        if knots is not None:
+            return jnp.append(knots.betas, 1.0)
+        return jnp.linspace(0.0, 1.0, self.num_temperatures) if self._adapts else jnp.array(self.betas)
+
+    def _sample_one(self, state: TemperingState, target: Any) -> TemperingState:
+        ensemble = target.ensemble(state.betas)
         state = self._at_round_end(_sweep(state, ensemble))
         return state._replace(z=ensemble.cold(state.replicas))
 
@@ -210,11 +225,12 @@ class ParallelTempering(_Tempered[TemperingState]):
         return state._replace(betas=betas, rejection=rejection, count=count, label=label, round_trips=trips)
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
-        """Sweeps, temperatures, how often swaps are accepted, and round trips."""
+        """Sweeps, temperatures (or knots of the path), how often swaps are accepted, and round trips."""
         accepted = 1 - np.asarray(state.rejection)
         barrier = (1 - accepted).sum(-1).mean()
+        what = "temperatures" if state.knots is None else "knots"
         return (
-            f"{int(np.max(state.i))} sweeps of {accepted.shape[-1] + 1} temperatures, swaps accepted "
+            f"{int(np.max(state.i))} sweeps of {accepted.shape[-1] + 1} {what}, swaps accepted "
             f"{accepted.min():.2f} to {accepted.max():.2f}, barrier {barrier:.2f}, "
             f"{int(np.sum(state.round_trips))} round trips"
         )
@@ -223,15 +239,16 @@ class ParallelTempering(_Tempered[TemperingState]):
 def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     """One sweep of all replicas, with the swaps booked."""
     num, rows = len(state.betas), ensemble.num_rows
-    sweep = tempering.tempered_sweep(ensemble.base.graph, clamped=ensemble.clamped)
+    base = ensemble.base
+    sweep = tempering.tempered_sweep(base.graph, clamped=base.clamped, summed=ensemble.summed)
     keys = ensemble.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))
 
     def half(carry: tuple, parity: Array) -> tuple[tuple, Array]:
         x, origin, label, trips = carry
         x, order, log_ratio = sweep.half(ensemble, x, keys, parity)
-        label, came = _relabel(tempering.take(label, order))
+        label, came = _relabel(swaps.take(label, order))
         refused = -jnp.expm1(jnp.minimum(log_ratio, 0)).mean(0)
-        return (x, tempering.take(origin, order), label, trips + came), refused
+        return (x, swaps.take(origin, order), label, trips + came), refused
 
     origin, label = (a.reshape(rows, num) for a in (state.origin, state.label))
     start = ensemble.to_rows(state.replicas), origin, label, state.round_trips.reshape(rows)
@@ -253,148 +270,3 @@ def _relabel(label: Array) -> tuple[Array, Array]:
     came = (label[:, 0] == 2).astype(jnp.int32)
     label = label.at[:, 0].set(1)
     return label.at[:, -1].set(jnp.where(label[:, -1] == 1, 2, label[:, -1])), came
-
-
-class TemperingCoupling(_Tempered[CouplingState], MaximalCoupling):
-    """Pairs of tempered ensembles that meet exactly, a kernel for :class:`numpyro.infer.MCMC`.
-
-    For models on which pairs of plain Gibbs chains (:class:`~ebmpp.MaximalCoupling`) stay in modes of their
-    own. Each replica of an ensemble is coupled with its like in the other, swaps get the same uniforms, and
-    a pair has met when all replicas have. The draws are those of the leading ensemble's coldest replica. A
-    sweep is that of :class:`ParallelTempering`.
-
-    :param graph: the declaration.
-    :param betas: inverse temperatures increasing from 0 or more to 1; a run of :class:`ParallelTempering`
-        finds good ones.
-    :param lag: sweeps that the leading ensemble is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
-    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :raises ArgumentError: for wrong betas, a lag below 1, or an unknown coupling or start.
-
-    **References**
-
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*.
-    2. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*.
-
-    **Example**
-
-    >>> import jax
-    >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Spin, layered
-    >>> magnet = layered(v=Spin(4), h=Spin(4))
-    >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
-    >>> pairs = MCMC(TemperingCoupling(magnet, [0, 0.15, 0.3, 1]), num_warmup=0, num_samples=100,
-    ...              num_chains=5, chain_method="vectorized", progress_bar=False)
-    >>> pairs.run(jax.random.key(1), params)
-    >>> pairs.last_state.met.all().item()
-    True
-    """
-
-    def __init__(
-        self,
-        graph: FactorGraph,
-        betas: Sequence[float],
-        lag: int = 1,
-        coupling: str | Sequence[str] | None = None,
-        init: str = "uniform",
-    ) -> None:
-        super().__init__(graph, lag, coupling, init)
-        self.betas = tempering.check_betas(betas)
-        self._hottest = self.betas[0]
-
-    def _options(self) -> dict[str, Any]:
-        return {"betas": self.betas} | super()._options()
-
-    def _moves(self, target: Target) -> tuple[Move, ...]:
-        return (tempering.tempered_sweep(self.graph, self.coupling, target.clamped),)
-
-    # Its states are a CouplingState's fields and more, which named tuples cannot inherit: hence Any.
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> Any:
-        many = tempering.add_axis(target.graph, init_params)
-        return super()._init_one(rng_key, Ensemble.of(target, self.betas), many)
-
-    def _sample_one(self, state: Any, target: Target) -> Any:
-        whole = state._replace(z=state.replicas, y=state.followers)
-        return super()._sample_one(whole, Ensemble.of(target, self.betas))
-
-    def _state(self, target: Any, z: dict[str, Array], *rest: Array) -> Any:
-        """The state of all replicas, and what is told of the coldest."""
-        whole = super()._state(target, z, *rest)
-        told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, *rest)
-        return TemperingCouplingState(
-            *told._replace(met=whole.met, meeting_time=whole.meeting_time), whole.z, whole.y
-        )
-
-
-def tempered_expectation(
-    graph: FactorGraph,
-    params: Any,
-    fn: Callable[[dict[str, Array]], Any],
-    *,
-    betas: Sequence[float],
-    rng_key: Array,
-    num_pairs: int = 1000,
-    k: int = 1,
-    m: int | None = None,
-    lag: int = 1,
-    coupling: str | Sequence[str] | None = None,
-    init: Init = None,
-    max_sweeps: int | None = None,
-    unmet: str = "raise",
-    num_slots: int = DEFAULT_SLOTS,
-    **clamped: Array | Observed | Mapping[str, Array | Observed],
-) -> Estimate:
-    """E[fn(state)] under the model, without bias, from pairs of tempered ensembles.
-
-    :func:`~ebmpp.unbiased_expectation` where pairs of plain Gibbs chains do not meet. Meeting times and costs
-    are in the sweeps of :class:`TemperingCoupling`, of which each takes two passes of every replica.
-
-    :param graph: the model.
-    :param params: its params.
-    :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
-    :param betas: inverse temperatures increasing from 0 or more to 1.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
-    :param init: as there; values are the start of every replica, a function's key is a replica's own.
-    :return: an :class:`~ebmpp.sampling.expectation.Estimate`. All other arguments are as there.
-    :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for wrong betas, or numbers out of range.
-    :raises StateError: for states or clamped values that do not fit the graph.
-
-    **References**
-
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*.
-
-    **Example**
-
-    >>> import jax
-    >>> from ebmpp import Spin, layered
-    >>> magnet = layered(v=Spin(4), h=Spin(4))
-    >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
-    >>> est = tempered_expectation(magnet, params, lambda x: x["v"].mean(), betas=[0, 0.15, 0.3, 1],
-    ...                            rng_key=jax.random.key(1), num_pairs=4)
-    >>> est.value.shape, est.met.all().item()
-    ((), True)
-    """
-    checks.instance("tempered_expectation: graph", graph, FactorGraph, "a FactorGraph")
-    betas = tempering.check_betas(betas)
-    graph.check(params)
-    clamped = clamps(clamped)
-    held = as_given(graph.families, clamped)  # its errors speak of shapes that the user knows
-    tempering.check_hot(graph, params, betas[0])
-    num = len(betas)
-    return unbiased_expectation(
-        tempering.replicate(graph, num),
-        tempering.tempered_params(graph, params, jnp.array(betas)),
-        tempering.OfColdest(fn),
-        rng_key=rng_key,
-        num_pairs=num_pairs,
-        k=k,
-        m=m,
-        lag=lag,
-        coupling=tempering.tempered_sweep(graph, coupling, held.whole),
-        init=tempering.spread_init(graph, num, init),
-        max_sweeps=max_sweeps,
-        unmet=unmet,
-        num_slots=num_slots,
-        clamped={b: tempering.spread_given(graph, num, b, v) for b, v in clamped.items()},
-    )

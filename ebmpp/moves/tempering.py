@@ -3,8 +3,9 @@
 """Tempering: replicas of one model at inverse temperatures, and sweeps that exchange their states.
 
 Replica r has the energy "factors in which no units interact, plus beta_r times the others": at beta = 0 the
-units are independent under their biases, at beta = 1 it is the model. All replicas together are a graph again
-(every block has one more axis), so that whatever is derived from an energy is derived for them too.
+units are independent under their biases, at beta = 1 it is the model. Or replicas are the knots of a path of
+models, from independent units to the model. All replicas together are a graph again (every block has one more
+axis), so that whatever is derived from an energy is derived for them too.
 
 Replicas go from hot (the first, the smallest beta) to cold (the last, beta = 1).
 """
@@ -50,6 +51,7 @@ from ebmpp.moves.move import (
     flat,
     note,
 )
+from ebmpp.moves.swaps import have_own_params, log_ratio, new_order, take
 from ebmpp.moves.target import Target
 
 #: As :data:`ebmpp.moves.move.Flags`, where each replica of a row is a row of its own.
@@ -183,8 +185,13 @@ class TemperedSweep(Move):
     coupling of all replicas would be accepted as rarely as the worst of them. It is tried until accepted
     within one attempt, so nothing stalls. Swaps get the same uniforms in both.
 
+    Where replicas have params of their own some blocks may be summed out of the swaps, which are then
+    accepted more often: these are not swapped but drawn, given what was.
+
     :param graph: the graph of one replica.
-    :param layers: those of a sweep of one replica, with their couplings.
+    :param layers: those of a sweep of one replica, with their couplings, but for the last.
+    :param summed: the last layer's blocks, where they are summed out of the swaps, as they are then drawn
+        after these.
 
     **References**
 
@@ -193,14 +200,24 @@ class TemperedSweep(Move):
 
     graph: FactorGraph
     layers: tuple[Layer, ...]
+    summed: tuple[str, ...] = ()
     proposes = 0  # rates of swaps would drown in the acceptance of Metropolis moves
 
     @property
     def blocks(self) -> tuple[str, ...]:
+        return (*self.swapped, *self.summed)
+
+    @property
+    def swapped(self) -> tuple[str, ...]:
+        """The blocks that are exchanged."""
         return tuple(b for layer in self.layers for b in layer.blocks)
 
     def check(self, graph: FactorGraph) -> None:
-        """:raises ArgumentError: for a graph that is not one of replicas."""
+        """:raises ArgumentError: for a graph that is not one of replicas, or is one of different models."""
+        if have_own_params(graph):
+            raise ArgumentError(
+                "pairs of tempered chains are coupled at inverse temperatures, not along a path of models"
+            )
         if not any(isinstance(f, Replicated) and f.tempered for f in graph.factors):
             raise ArgumentError("a tempered sweep is one of replicas: take the graph that replicate makes")
 
@@ -222,16 +239,20 @@ class TemperedSweep(Move):
         :param keys: of the sweep, ``(rows, 2)``.
         :param parity: 0 for even swaps, 1 for odd ones.
         :return: the replicas; whose state each of them now has, ``(rows, num)``; and the log of the
-            acceptance ratio of all neighbours, those of the other parity too, ``(rows, num - 1)``.
+            acceptance ratio of all neighbours, ``(rows, num - 1)``: those of the other parity too, unless
+            replicas have params of their own, whence it is 0.
         """
         keys = random.fold_in(keys, parity)
         x, _ = draw_sweep(target, x, self.layers, keys)
-        log_ratio = _log_ratio(target, x)
-        order = _order(self._log_uniforms(keys, log_ratio) < log_ratio, parity)
-        return x | {b: take(x[b], order) for b in self.blocks}, order, log_ratio
+        ratio = log_ratio(target, x, parity, self.summed)
+        order = new_order(self._log_uniforms(keys, ratio) < ratio, parity)
+        x = x | {b: take(x[b], order) for b in self.swapped}
+        if self.summed:
+            x, _ = draw_sweep(target, x, (Layer(self.summed),), random.fold_in(keys, len(self.layers) + 1))
+        return x, order, ratio
 
-    def _log_uniforms(self, keys: Keys, log_ratio: Array) -> Array:
-        words = random.words(random.fold_in(keys, len(self.layers)), log_ratio.shape[-1])
+    def _log_uniforms(self, keys: Keys, ratio: Array) -> Array:
+        words = random.words(random.fold_in(keys, len(self.layers)), ratio.shape[-1])
         return jnp.log(random.uniform(words))
 
     # -- a coupled pair --------------------------------------------------------------------------
@@ -303,13 +324,13 @@ class TemperedSweep(Move):
         """Swaps in both chains; and which rows are broken."""
         z, flags = carry
         rows, num = next(iter(z.values())).shape[1:3]
-        ratio = _log_ratio(target, flat(z))
+        ratio = log_ratio(target, flat(z), parity)
         ratio = ratio.reshape(2, -1, ratio.shape[-1])
         # Equal states must be moved alike, whatever the last bits of their energies say.
         alike = agree(flags, tuple(z), rows * num).reshape(rows, num)
         ratio = ratio.at[1].set(jnp.where(alike[:, :-1] & alike[:, 1:], ratio[0], ratio[1]))
         log_u = self._log_uniforms(keys, ratio)
-        orders = [_order(log_u < r, parity) for r in ratio]
+        orders = [new_order(log_u < r, parity) for r in ratio]
         swapped = {b: jnp.stack([take(v, o) for v, o in zip(z[b], orders, strict=True)]) for b in self.blocks}
         return (z | swapped, self._swap_flags(flags, swapped, orders)), jnp.isnan(ratio).any((0, 2))
 
@@ -325,51 +346,22 @@ class TemperedSweep(Move):
 
 
 def tempered_sweep(
-    graph: FactorGraph, coupling: str | Sequence[Any] | None = None, clamped: Iterable[str] = ()
+    graph: FactorGraph,
+    coupling: str | Sequence[Any] | None = None,
+    clamped: Iterable[str] = (),
+    summed: tuple[str, ...] = (),
 ) -> TemperedSweep:
     """The move of :class:`TemperingCoupling` and :class:`ParallelTempering`.
 
     :param graph: the graph of one replica.
     :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param clamped: blocks that are held.
+    :param summed: free blocks that do not interact, to sum out of the swaps.
     :raises ArgumentError: for an unknown coupling.
     """
-    layers = schedule(graph, clamped)
+    layers = schedule(graph, (*clamped, *summed))
     kinds = resolve(coupling, layers)
-    return TemperedSweep(graph, tuple(Layer(b, kind) for b, kind in zip(layers, kinds, strict=True)))
-
-
-def take(v: Array, order: Array) -> Array:
-    """Replicas of every row in another order.
-
-    :param v: shape ``(rows, num, ...)``.
-    :param order: shape ``(rows, num)``.
-    """
-    return jnp.take_along_axis(v, order.reshape(order.shape + (1,) * (v.ndim - 2)), axis=1)
-
-
-def _order(took: Array, parity: Array) -> Array:
-    """Whose state each replica gets when the neighbours of this parity that ``took`` do swap."""
-    low = jnp.arange(took.shape[1])
-    moved = (took & (low % 2 == parity)[None]).astype(jnp.int32)
-    still = jnp.zeros((len(took), 1), jnp.int32)
-    stays = jnp.arange(took.shape[1] + 1, dtype=jnp.int32)
-    return stays[None] + jnp.concatenate([moved, still], 1) - jnp.concatenate([still, moved], 1)
-
-
-def _log_ratio(target: Target, x: Rows) -> Array:
-    """Log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``."""
-    graph, params = target.graph, target.params
-    tempered = [f for f in graph.factors if isinstance(f, Replicated) and f.tempered]
-
-    def one(t: Mapping[str, Array]) -> Array:
-        """What beta weighs of each replica's energy."""
-        families = lambda f: tuple(graph.families[b] for b in f.blocks)
-        each = (f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered)
-        return jnp.asarray(sum(each))
-
-    betas = params[tempered[0].name][0]
-    return jnp.diff(betas)[None] * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)
+    return TemperedSweep(graph, tuple(Layer(b, kind) for b, kind in zip(layers, kinds, strict=True)), summed)
 
 
 def _apart(v: Array) -> Array:

@@ -157,14 +157,15 @@ def reference(
     return fixed if fixed.keys() == graph.families.keys() else _pilot(Target(graph, params), key) | fixed
 
 
-def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array) -> Blocks:
+def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array, weights: Any = None) -> Blocks:
     """Natural parameters of the visible blocks' base rates, and of the latents' default laws.
 
+    :param weights: of the rows; None for equal ones.
     :raises StateError: for data of a wrong name, shape or value.
     """
     families = graph.families
     default = {b: f.default_eta() for b, f in families.items()}
-    mean = tables.mean_statistics(graph, data, None)
+    mean = tables.mean_statistics(graph, data, weights)
     return default | {b: initialization.base_rate(families[b], *m, default[b]) for b, m in mean.items()}
 
 

@@ -23,7 +23,7 @@ from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, DomainError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
-from ebmpp.sampling import annealing_path, independence, system_values, systems
+from ebmpp.sampling import annealing_path, independence, ladders, system_values, systems
 from ebmpp.sampling.accumulators import check_function
 from ebmpp.sampling.expectation import Estimate
 from ebmpp.sampling.log_partition import Data, LogPartition
@@ -34,18 +34,9 @@ Paths = str | Path | Sequence[Params] | None
 
 _ISLANDS = 10  # of fewer systems a standard error is a guess
 _RUNGS = 25  # in one call of the device: what a progress bar waits for
-_CAPACITY = 256  # places that a pilot has room for at first
 _FEW = 0.25  # of the particles: an effective sample size below is told
 #: Proposals turned down in a row, from which on it is told.
 LONG_STAY = 20
-
-
-@compiled(statics=5)
-def _find(
-    graph: FactorGraph, num: int, evenness: float, capacity: int, sweeps: int, path: Path, key: Array
-) -> Ladder:
-    del graph  # the path's: so that the programs of a few graphs are kept
-    return systems.find_ladder(path, key, num, evenness, capacity, sweeps)
 
 
 class Run(NamedTuple):
@@ -99,18 +90,10 @@ def _prepare(
     log_z0 = annealing_path.log_partition_of(graph, eta0)
     if isinstance(ladder, str):
         checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
-        found = _ladder(way, random.fold_in(key, 1, 1), num, evenness, sweeps)
+        found = ladders.adaptive(way, random.fold_in(key, 1, 1), num, evenness, sweeps)
     else:
         found = _given(f"{name}: ladder", ladder, int(way.num) - 1)
     return Run(way, params, found, log_z0, sweeps)
-
-
-def _ladder(path: Path, key: Array, num: int, evenness: float, sweeps: int) -> Ladder:
-    """A ladder that has room for all that it needs."""
-    capacity = _CAPACITY
-    while not (found := _find(path.graph, num, evenness, capacity, sweeps, path, key)).whole():
-        capacity *= 2
-    return found
 
 
 def _given(name: str, places: Any, end: int) -> Ladder:
@@ -202,7 +185,7 @@ def start_systems(
     :param key: ``(2,)``.
     """
     path = Path.line(graph, eta0, params)
-    ladder = _ladder(path, random.fold_in(key, 1, 1), num, evenness, 1)
+    ladder = ladders.adaptive(path, random.fold_in(key, 1, 1), num, evenness, 1)
     keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(islands))
     made, count = _begin(graph, num, path, keys), int(ladder.count)
     for first in range(1, count, _RUNGS):

@@ -25,6 +25,7 @@ from ebmpp.core import random
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
+from ebmpp.graph.states import is_concrete
 from ebmpp.moves import gibbs
 from ebmpp.moves.target import Target
 from ebmpp.sampling import enumeration
@@ -51,9 +52,12 @@ class Slope(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass, data_fields=["eta0", "betas", "knots", "num"], meta_fields=["graph"]
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Path:
     """A path of models, a pytree whose graph is static: see the module.
+
+    ``len(path)`` is the number of knots, the reference included; ``path.params_at(i)`` the params of one, -1
+    that of the model. ``fit(..., keep_path=True)`` makes one of a training run. It pickles.
 
     :param graph: the declaration.
     :param eta0: natural parameters of the reference, ``statistic_shape`` each.
@@ -81,15 +85,40 @@ class Path:
         betas = jnp.ones(len(each) + 1).at[0].set(0.0)
         return Path(graph, eta0, betas, knots, jnp.full((), len(each) + 1, jnp.int32))
 
+    def __repr__(self) -> str:
+        num = len(self) if is_concrete(self.num) else len(self.betas)
+        return f"Path({num} knots, {self.graph!r})"
+
+    def __len__(self) -> int:
+        """How many knots there are, the reference included."""
+        return int(self.num)
+
+    def params_at(self, index: int) -> Params:
+        """The params of a knot; those of the first are there for a reference that has none of their say.
+
+        :raises IndexError: where there is no such knot.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"knot {index} of a path of {len(self)} knots")
+        return self._knot(index % len(self))
+
+    def along(self) -> Params:
+        """The params of all knots, ``(len(path), ...)`` each."""
+        whole = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.betas), *a.shape[1:])), self.knots)
+        return jax.tree.map(lambda a: a[: len(self)], whole)
+
+    def ends_at(self, params: Params) -> bool:
+        """Whether this is its model."""
+        with jax.ensure_compile_time_eval():  # known arrays may be asked under a transformation
+            same = jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), self.params, params)
+            return all(map(bool, jax.tree.leaves(same)))
+
     def to(self, params: Params) -> "Path":
         """The same path, and on to this model, from the host."""
-        num = int(self.num)
-        along = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.betas), *a.shape[1:]))[:num], self.knots)
-        same = jax.tree.map(lambda a, b: jnp.array_equal(a[-1], jnp.asarray(b)), along, params)
-        if all(map(bool, jax.tree.leaves(same))):
+        if self.ends_at(params):
             return self
-        knots = jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]), along, params)
-        betas = jnp.concatenate([self.betas[:num], jnp.ones(1)])
+        knots = jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]), self.along(), params)
+        betas = jnp.concatenate([self.betas[: len(self)], jnp.ones(1)])
         return Path(self.graph, self.eta0, betas, knots, self.num + 1)
 
     @property
@@ -117,7 +146,7 @@ class Path:
         """Of the model."""
         return self._knot(self.num - 1)
 
-    def _knot(self, index: Array) -> Params:
+    def _knot(self, index: Array | int) -> Params:
         return jax.tree.map(lambda a: a[0 if self.is_line else index], self.knots)
 
     def at(self, s: Scalar) -> Rung:

@@ -21,6 +21,7 @@ from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph, describe
+from ebmpp.sampling.path import Path
 from ebmpp.training.batches import Data, as_source
 from ebmpp.training.callbacks import Best, Callback
 from ebmpp.training.checkpoint import Checkpoints
@@ -28,6 +29,7 @@ from ebmpp.training.identity import monitor_identity
 from ebmpp.training.loop import Loop, State, estimate_step
 from ebmpp.training.monitors import Watch
 from ebmpp.training.schedule import Stage, Stages
+from ebmpp.training.trail import Trail, reference, room
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
@@ -48,6 +50,8 @@ class Fit:
     :param estimator_state: what the estimator carries (persistent chains, the adaptive lag).
     :param best_params: with ``keep_best``, the params at the monitor's best value; None where it had none.
     :param best_step: how many steps had been done then.
+    :param path: with ``keep_path``, from independent units to the last params: what :func:`ebmpp.smc`,
+        :func:`ebmpp.particle_expectation` and :class:`ebmpp.ParallelTempering` take as ``path``.
     """
 
     graph: FactorGraph
@@ -57,6 +61,7 @@ class Fit:
     estimator_state: Any
     best_params: Params | None = None
     best_step: int | None = None
+    path: Path | None = None
 
 
 def fit(
@@ -76,6 +81,7 @@ def fit(
     monitor_every: int = 100,
     callbacks: Sequence[Callback] = (),
     keep_best: str | tuple[str, str] | None = None,
+    keep_path: bool | int = False,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 500,
     resume: bool = False,
@@ -116,6 +122,11 @@ def fit(
     :param callbacks: called at each of these steps with a :class:`Progress`; one that returns True stops the
         run, such as :class:`EarlyStop`. An exception in one ends the run and keeps the checkpoints.
     :param keep_best: the name of a monitor, or ``(name, "min")``: the params at its best value are kept.
+    :param keep_path: keep the way that the params went, as ``Fit.path``. While the run goes on, 64
+        checkpoints at most, or as many as are given here (at least 2), stay in memory, at a stride of steps
+        that doubles where there is no room. At the end 500 particles go along them, from independent units at
+        the data's base rates, and the path has a knot wherever half of them have stayed effective since the
+        last one.
     :param checkpoint_dir: keep checkpoints of params, optimiser, estimator and history there: files of names
         of their own, beside which others are let alone, of one run at a time. A resumed run ends with bitwise
         the params of one that was never stopped, whatever stopped it: an interrupt from the keyboard or a
@@ -183,9 +194,20 @@ def fit(
     own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
     params = jax.tree.map(own, params)
     best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
+    trail = None if (size := room(keep_path)) is None else Trail(size, params)
+    eta0 = None if trail is None else reference(graph, source.sample())
     key = random.key_pair(base_key)
     loop = Loop(
-        graph, stages, source, key, params, monitors=monitors, every=every, callbacks=callbacks, best=best
+        graph,
+        stages,
+        source,
+        key,
+        params,
+        monitors=monitors,
+        every=every,
+        callbacks=callbacks,
+        best=best,
+        trail=trail,
     )
     start, state = 0, loop.begin(0, params)
     save = None
@@ -199,6 +221,7 @@ def fit(
             "monitors": monitor_identity(monitors),
             "monitor_every": every,
             "keep_best": None if best is None else [best.name, best.mode],
+            "keep_path": None if trail is None else trail.size,
             **_state_identity(state),
             **source.identity(),
         }
@@ -210,9 +233,12 @@ def fit(
     finally:
         if save is not None:
             save.close()
-    kept = () if best is None else (best.params, best.step)
+    kept = (None, None) if best is None else (best.params, best.step)
+    path = None
+    if trail is not None and eta0 is not None:
+        path = trail.path(graph, eta0, state.params, random.fold_in(key, 0, 3))
     history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
-    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept)
+    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept, path)
 
 
 def _monitors(given: Mapping[str, Watch] | None) -> dict[str, Watch]:

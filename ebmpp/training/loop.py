@@ -32,6 +32,7 @@ from ebmpp.training.guard import Guard
 from ebmpp.training.history import Log
 from ebmpp.training.monitors import Watch
 from ebmpp.training.schedule import Stages
+from ebmpp.training.trail import Trail
 
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
 
@@ -149,6 +150,7 @@ class Loop:
     :param params: where it starts: a model that normalises.
     :param every: steps between monitor values.
     :param best: what keeps the best params, or None.
+    :param trail: what keeps params on the way, or None.
     :param together: dispatch all steps at once that nobody looks in between, of a source on the device. Small
         steps are several times faster so, and each optimiser compiles the estimator again.
     """
@@ -165,10 +167,12 @@ class Loop:
         every: int = checks.LARGEST,
         callbacks: Sequence[Callback] = (),
         best: Best | None = None,
+        trail: Trail | None = None,
         together: bool = False,
     ) -> None:
         self.graph, self.stages, self.source, self.key = graph, stages, source, key
-        self.every, self.callbacks, self.best, self.together = every, callbacks, best, together
+        self.every, self.callbacks, self.together = every, callbacks, together
+        self.best, self.trail = best, trail
         self.log = Log(monitors)
         self.guard = Guard(graph, params, self.log)
         self.save: Checkpoints | None = None
@@ -176,6 +180,11 @@ class Loop:
             _check_missing(stage.estimator, source.sample())
         self._save_every = self._saved = 0
         self._looked = 0.0
+
+    @property
+    def _kept(self) -> list[Best | Trail]:
+        """What is kept of the run beside its state."""
+        return [each for each in (self.best, self.trail) if each is not None]
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -223,8 +232,11 @@ class Loop:
         leaves = map(_as_leaf, found.leaves[:count], jax.tree.leaves(like))
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         self.log.load(found.history, found.step)
-        if self.best is not None:
-            self.best.load(found.leaves[count:])
+        rest = found.leaves[count:]
+        for kept in self._kept:
+            size = len(kept.leaves())
+            kept.load(rest[:size])
+            rest = rest[size:]
         self._saved = found.step
         return found.step, state
 
@@ -235,6 +247,8 @@ class Loop:
         total, step = self.stages.num_steps, start
         with tqdm(total=total, initial=start, disable=not progress_bar, desc="training", unit="step") as bar:
             while step < total:
+                if self.trail is not None:
+                    self.trail.see(step, state.params)
                 if step % self.every == 0 and self._monitor(step, state):
                     self._checkpoint(step, state)
                     return state
@@ -245,6 +259,8 @@ class Loop:
                 state = self._steps(step, stop, number, state)
                 bar.update(stop - step)
                 step = stop
+                if self.trail is not None:
+                    self.trail.see(step, state.params)
                 self._show(step, state, bar, progress_bar)
                 if self.save is not None and (step % self._save_every == 0 or step == total):
                     self._checkpoint(step, state)
@@ -267,6 +283,7 @@ class Loop:
         if not self.together:
             return step + 1
         every = [self.every, *([self._save_every] if self.save is not None else ())]
+        every += [] if self.trail is None else [self.trail.stride]
         return min(self.stages.end(number), *(step + n - step % n for n in every))
 
     def _look(self, done: int, state: State, needed: bool = True) -> None:
@@ -330,7 +347,7 @@ class Loop:
         if self.save is None or steps == self._saved:
             return
         self._look(steps, state)  # what failed is not kept
-        kept = [] if self.best is None else self.best.leaves()
+        kept = [leaf for each in self._kept for leaf in each.leaves()]
         try:
             self.save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *kept], self.log.arrays())
         except OSError as error:

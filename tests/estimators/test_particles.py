@@ -35,7 +35,7 @@ def rows_of(graph: ebmpp.FactorGraph, seed: int = 3) -> dict:
 def draws(
     graph: ebmpp.FactorGraph, params: dict, estimator: Estimator, before: dict | None = None
 ) -> Estimate:
-    """Independent estimates of one gradient, from one state; ``before``: the params of a step that went before."""
+    """Independent estimates of one gradient; ``before``: params of a step that went before."""
     batch = Batch.of(rows_of(graph))
     init = estimator.init(graph, before or params, batch.rows, 6, random.key_pair(jax.random.key(1)))
 
@@ -176,7 +176,7 @@ def test_many_chains_make_the_exact_gradient() -> None:
 
 
 def test_weights_that_follow_their_own_noise_are_told_of() -> None:
-    options = RUN | {"num_steps": 30, "optimizer": optax.sgd(5.0)}
+    options = RUN | {"num_steps": 30, "optimizer": optax.sgd(30.0)}
     with pytest.warns(UserWarning, match="WeightedPCD resampled its chains at"):
         made = ebmpp.fit(RBM, BARS, estimator=WeightedPCD(num_chains=10, num_watchers=20), **options)
     assert made.history.resampled.mean() > 0.5

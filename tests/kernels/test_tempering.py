@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Categorical, Gaussian, Observed, Spin, layered
 from ebmpp.errors import StateError
-from ebmpp.kernels.tempering import ParallelTempering, TemperingCoupling, tempered_expectation
+from ebmpp.kernels import ParallelTempering, TemperingCoupling, tempered_expectation
 from ebmpp.sampling.engine import run_pairs
 from helpers import assert_law, assert_rows_law, random_params
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian
 from ebmpp.errors import DeclarationError, DomainError
-from ebmpp.moves import tempering
+from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
 from helpers import alone, numpy_energy, pair, random_params, random_state
 
@@ -134,10 +134,10 @@ def test_equalized_ladder_keeps_its_order_and_ends(rejection):
 
 def test_orders_are_those_of_one_parity():
     every = jnp.ones((1, 4), bool)
-    assert tempering._order(every, 0)[0].tolist() == [1, 0, 3, 2, 4]
-    assert tempering._order(every, 1)[0].tolist() == [0, 2, 1, 4, 3]
-    assert tempering._order(~every, 1)[0].tolist() == [0, 1, 2, 3, 4]
-    assert tempering.take(jnp.arange(10).reshape(1, 5, 2), jnp.array([[1, 0, 2, 4, 3]]))[0, 3].tolist() == [
+    assert swaps.new_order(every, 0)[0].tolist() == [1, 0, 3, 2, 4]
+    assert swaps.new_order(every, 1)[0].tolist() == [0, 2, 1, 4, 3]
+    assert swaps.new_order(~every, 1)[0].tolist() == [0, 1, 2, 3, 4]
+    assert swaps.take(jnp.arange(10).reshape(1, 5, 2), jnp.array([[1, 0, 2, 4, 3]]))[0, 3].tolist() == [
         8,
         9,
     ]
@@ -147,7 +147,7 @@ def test_swaps_are_accepted_by_energies():
     x = ensemble(3)
     graph = tempering.replicate(MIXED, 3)
     tempered = tempering.tempered_params(MIXED, PARAMS, jnp.asarray(BETAS))
-    given = tempering._log_ratio(Target(graph, tempered), x)
+    given = swaps.log_ratio(Target(graph, tempered), x, 0)
     for low in range(2):
         order = np.arange(3)
         order[[low, low + 1]] = low + 1, low

@@ -239,6 +239,15 @@ def test_unmet_pairs_are_told_of() -> None:
         )
 
 
+def test_a_system_that_holds_for_long_is_told_of() -> None:
+    graph, params, _ = model("rbm", 1)
+    far = jax.tree.map(lambda a: 10 * a, params)
+    options = {"rng_key": KEY, "num_particles": 2, "num_pairs": 200, "ladder": [0, 1]}
+    with pytest.warns(UserWarning, match="the tail of Z is heavy"):
+        made = ebmpp.particle_expectation(graph, far, lambda x: x["v"], **options)
+    assert made.meeting_time.max() > 20
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
