@@ -21,7 +21,7 @@ from ebmpp.estimators.phases import batch_log_likelihood, signed_gradient, tract
 from ebmpp.estimators.ucd import UCD
 from ebmpp.graph import FactorGraph
 from ebmpp.sampling import annealing_path, independence, system_values, systems
-from ebmpp.sampling.particles import LONG_STAY, check_max_systems
+from ebmpp.sampling.particle_pairs import LONG_STAY, check_max_systems
 from ebmpp.sampling.path import Path
 
 _PATHS = ("line", "training")

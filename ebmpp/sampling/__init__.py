@@ -4,7 +4,8 @@
 
 from ebmpp.sampling.completion import Completion, complete
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
-from ebmpp.sampling.particles import ParticleSystem, particle_expectation, smc
+from ebmpp.sampling.particle_pairs import particle_expectation
+from ebmpp.sampling.particles import ParticleSystem, smc
 from ebmpp.sampling.path import Path
 from ebmpp.sampling.perfect import perfect_sample
 from ebmpp.sampling.pools import mixture_pool

@@ -176,15 +176,17 @@ def test_many_chains_make_the_exact_gradient() -> None:
 
 
 def test_weights_that_follow_their_own_noise_are_told_of() -> None:
-    options = RUN | {"num_steps": 30, "optimizer": optax.sgd(30.0)}
-    with pytest.warns(UserWarning, match="WeightedPCD resampled its chains at"):
-        made = ebmpp.fit(RBM, BARS, estimator=WeightedPCD(num_chains=10, num_watchers=20), **options)
-    assert made.history.resampled.mean() > 0.5
-    assert "log_partition_error" in made.history and "log_likelihood" in made.history
+    estimator = WeightedPCD()
+    assert "at 60% of the steps" in (estimator.caution({"resampled": np.array([1, 0, 1, 0, 1])}) or "")
+    assert estimator.caution({"resampled": np.array([1, 0, 0, 0])}) is None
+    held = ParticleUCD().caution({"longest_stay": np.array([0, 3, 25, 1])})
+    assert held is not None and "turned down 25 others, at step 2 of its stage" in held
+    assert ParticleUCD().caution({"longest_stay": np.array([0, 3])}) is None
 
 
 def test_watchers_may_be_left_out_and_are_islands() -> None:
     made = ebmpp.fit(RBM, BARS, estimator=WeightedPCD(num_chains=20, num_watchers=0), **RUN)
     assert "log_partition" not in made.history and made.estimator_state.watchers is None
+    assert {"effective_sample_size", "resampled"} <= set(made.history)
     with pytest.raises(ArgumentError, match="num_watchers is a multiple of 10, at least 20, or 0; got 15"):
         WeightedPCD(num_watchers=15)

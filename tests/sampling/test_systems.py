@@ -18,7 +18,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Binomial, Factor, FactorGraph, Pairwise, Spin, exact, layered
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, DomainError, UnmetError
-from ebmpp.sampling import Path, annealing_path, independence, system_values, systems
+from ebmpp.sampling import Path, annealing_path, independence, particle_pairs, system_values, systems
 from helpers import assert_law, assert_rows_law, random_params
 
 ISLANDS, NUM = 400, 20
@@ -233,19 +233,16 @@ def test_unmet_pairs_are_told_of() -> None:
     with pytest.warns(UserWarning, match="were dropped: the estimate is biased"):
         made = run("drop")
     assert made.num_unmet == (~made.met).sum() > 0
-    with pytest.warns(UserWarning, match="the tail of Z is heavy"):
-        ebmpp.particle_expectation(
-            graph, far, lambda x: x["v"], **options | {"max_systems": None, "num_pairs": 60}
-        )
 
 
-def test_a_system_that_holds_for_long_is_told_of() -> None:
+def test_a_system_that_holds_for_long_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(particle_pairs, "LONG_STAY", 3)
     graph, params, _ = model("rbm", 1)
     far = jax.tree.map(lambda a: 10 * a, params)
-    options = {"rng_key": KEY, "num_particles": 2, "num_pairs": 200, "ladder": [0, 1]}
+    options = {"rng_key": KEY, "num_particles": 2, "num_pairs": 60, "ladder": [0, 1]}
     with pytest.warns(UserWarning, match="the tail of Z is heavy"):
         made = ebmpp.particle_expectation(graph, far, lambda x: x["v"], **options)
-    assert made.meeting_time.max() > 20
+    assert made.meeting_time.max() > 3
 
 
 @pytest.mark.parametrize(
