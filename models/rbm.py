@@ -215,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rbm = declare(args.images.train.shape[1], args.latent)
     common.begin(args, rbm)
     common.tell("images", f"{len(args.images.train)} for training, {len(args.images.held_out)} held out")
+    common.tell("held out", args.images.origin)
     {"demo": demo, "likelihood": likelihood}[args.recipe](rbm, args)
 
 

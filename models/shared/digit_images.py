@@ -69,6 +69,8 @@ class Rows(NamedTuple):
     shape: tuple[int, int]
     grey: np.ndarray | None = None
     """Intensities of the training rows, where pixels are 1 with that probability."""
+    origin: str = ""
+    """Which rows are held out and how pixels became binary: a likelihood is of these and of no others."""
 
 
 def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
@@ -81,33 +83,43 @@ def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
     :raises ValueError: for files of something else.
     """
     if source == "digits":
-        return _binary(*_split(ebmpp.data.digits(), seed), (8, 8), binarize, seed)
+        parts = _split(ebmpp.data.digits(), seed)
+        return _binary(*parts, (8, 8), binarize, seed, _share(*parts, "scikit-learn's digits", seed))
     path = Path(source)
     if source == "mnist" or path.is_dir():
         folder = folder if source == "mnist" else path
         train = ebmpp.data.mnist(folder, "train")
         try:
             parts = train, ebmpp.data.mnist(folder, "test")
+            origin = f"the {len(parts[1])} rows of the test file"
         except FileNotFoundError:  # the training file alone: 10,000 of its 60,000 images are held out
             parts = _split(train, seed)
-        return _binary(*parts, (28, 28), binarize, seed)
+            origin = _share(*parts, "the training file", seed)
+        return _binary(*parts, (28, 28), binarize, seed, origin)
     rows = ebmpp.data.idx(path)
     if rows.ndim not in (2, 3) or len(rows) < 2 or not rows.size:
         raise ValueError(f"{path}: shape {rows.shape}; expected at least two images, (N, height, width)")
     shape = rows.shape[1:] if rows.ndim == 3 else (1, rows.shape[1])
     scale = 255 if rows.dtype == np.uint8 else 1
-    return _binary(*_split(rows.reshape(len(rows), -1) / scale, seed), shape, binarize, seed)
+    parts = _split(rows.reshape(len(rows), -1) / scale, seed)
+    return _binary(*parts, shape, binarize, seed, _share(*parts, path.name, seed))
+
+
+def _share(train: np.ndarray, held_out: np.ndarray, name: str, seed: int) -> str:
+    return f"{len(held_out)} of the {len(train) + len(held_out)} rows of {name}, drawn with seed {seed}"
 
 
 def _binary(
-    train: np.ndarray, held_out: np.ndarray, shape: tuple[int, int], binarize: str, seed: int
+    train: np.ndarray, held_out: np.ndarray, shape: tuple[int, int], binarize: str, seed: int, origin: str
 ) -> Rows:
     if binarize == "threshold":
-        return Rows(ebmpp.data.binarize(train), ebmpp.data.binarize(held_out), shape)
+        made = (ebmpp.data.binarize(rows) for rows in (train, held_out))
+        return Rows(*made, shape, origin=f"{origin}; a pixel is 1 above 1/2")
     first, second = jax.random.split(jax.random.key(seed + 5))
     return Rows(
         ebmpp.data.binarize(train, "bernoulli", rng_key=first),
         ebmpp.data.binarize(held_out, "bernoulli", rng_key=second),
         shape,
         train,
+        f"{origin}; pixels drawn once with their intensities as probabilities, seed {seed}",
     )

@@ -88,6 +88,7 @@ def test_without_a_test_file_a_sixth_of_mnist_is_held_out(tmp_path: Path) -> Non
     write_idx(tmp_path / "train-images-idx3-ubyte", images)
     data = rbm.parse(["--data", str(tmp_path)]).images
     assert (data.train.shape, data.held_out.shape) == ((10, 784), (2, 784))
+    assert data.origin == "2 of the 12 rows of the training file, drawn with seed 0; a pixel is 1 above 1/2"
     rows = {row.tobytes() for part in (data.train, data.held_out) for row in part}
     assert len(rows) == 12
 
@@ -164,6 +165,34 @@ def test_likelihood_from_both_sides(tmp_path: Path, capsys: pytest.CaptureFixtur
     np.testing.assert_array_equal(ebmpp.load(tmp_path / "rbm.ebmpp")[1]["v:h"], params["v:h"])
 
 
+def test_pairs_that_have_not_met_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--sweeps", "1", "--coupled", "1", "--pair-lag", "3", "--out", str(tmp_path)]
+    args = rbm.parse([*SMALL, *few])
+    graph = rbm.declare(64, 4)
+    strong = jax.tree.map(lambda a: 100 * a, graph.init(jax.random.key(0)))
+    coupled = rbm_likelihood.pairs(graph, strong, args)
+    assert coupled is None  # a sweep after the lag was not enough
+    met = rbm_likelihood._met(coupled, args)
+    assert met == {
+        "pairs": 1,
+        "lag": 3,
+        "unmet": 1,
+        "later_than_sweeps": 1,
+        "tv_bound": 1.0,
+        "tv_bound_upper": 1.0,
+    }
+    mean = {"held_out": -9.0, "standard_error": 0.1, "effective": 5.0}
+    told = {name: {"pooled": mean} for name in ("forward", "reverse")} | {"meeting": met, "row_error": 0.1}
+    told["annealed"] = {"held_out": -9.5, "standard_error": 0.1, "rows": 80}
+    made = rbm_likelihood.Evaluation([], coupled, told)
+    rbm_likelihood.report(made, args)
+    printed = capsys.readouterr().out
+    assert "1 of 1 coupled pairs had not met (1 not within 4); distance" in printed
+    assert "300 of the 1797 rows of scikit-learn's digits" in printed
+    curve = [{"step": i, "train": -8.0, "held_out": -9.0} for i in range(2)]
+    assert rbm_likelihood.draw(curve, made, args).axes[1].texts[0].get_text() == "none of the pairs met"
+
+
 @pytest.mark.parametrize(("bound", "log_z"), [("lower", np.log(2.5)), ("upper", -np.log(2.5))])
 def test_the_weights_of_all_seeds_are_pooled(bound: str, log_z: float) -> None:
     graph = rbm.declare(3, 2)
@@ -192,6 +221,8 @@ def test_the_recipe_sets_defaults_that_options_change() -> None:
 def test_held_out_pixels_are_drawn_once() -> None:
     first, again = (rbm.parse(["--binarize", "bernoulli"]).images for _ in range(2))
     np.testing.assert_array_equal(first.held_out, again.held_out)
+    split = "300 of the 1797 rows of scikit-learn's digits, drawn with seed 0"
+    assert first.origin == f"{split}; pixels drawn once with their intensities as probabilities, seed 0"
     assert set(np.unique(first.held_out)) == {0.0, 1.0}
     grey = first.grey
     assert grey is not None and 0 < ((grey > 0) & (grey < 1)).mean()
