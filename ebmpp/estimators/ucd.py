@@ -84,7 +84,7 @@ class UCD(Estimator):
         latents drawn anew at each step) or "persistent" (chains that start there and go on from step to step
         by one sweep each). Known before a step's pairs begin, so the gradient stays unbiased given the past.
         The history's ``acceptance`` tells whether it helps, and :func:`~ebmpp.fit` warns where it does not.
-    :param pool_size: states in the pool.
+    :param pool_size: states in the pool: enough to hit every mode, few enough that a proposal stays cheap.
     :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that go on from step to
         step by one sweep each, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local
         mode that is searched from uniform draws), or a function of a jax key to values of some or all blocks
@@ -136,7 +136,7 @@ class UCD(Estimator):
     target_variance: float | None = None
     target_cost: float | None = None
     pool: str = "data"
-    pool_size: int = 1500
+    pool_size: int = 300
     takes_missing = True
 
     def __post_init__(self) -> None:

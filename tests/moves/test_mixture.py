@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mixture move: its law against enumeration, pairs that meet and stay, and what it refuses."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -54,6 +55,10 @@ def pooled(graph: FactorGraph, params: Any, moves: Any, states: int = 6, **clamp
     return Target(graph, params, target.given, make_pool(graph, params, move, rows, target.clamped))
 
 
+def few(moves: tuple[Any, ...], components: int) -> tuple[Any, ...]:
+    return (dataclasses.replace(moves[0], components=components), *moves[1:])
+
+
 def exact_rows(graph: FactorGraph, params: Any, count: int) -> tuple[dict[str, jax.Array], list, np.ndarray]:
     """Rows from the model itself, all states and their probabilities."""
     states, weights, _ = enumerate_numpy(graph, params)
@@ -63,11 +68,14 @@ def exact_rows(graph: FactorGraph, params: Any, count: int) -> tuple[dict[str, j
     return rows, states, weights
 
 
-@pytest.mark.parametrize("name", FINITE)
-def test_the_model_is_left_as_it_is_and_proposals_are_taken(name: str) -> None:
-    """From exact draws: the law of joint states after one move and the draw of what it summed out."""
+@pytest.mark.parametrize(("name", "components"), [*((name, 2) for name in FINITE), ("spin", 6), ("potts", 6)])
+def test_the_model_is_left_as_it_is_and_proposals_are_taken(name: str, components: int) -> None:
+    """From exact draws: the law of joint states after one move and the draw of what it summed out.
+
+    From two components at a time of a pool of six, and from all of them.
+    """
     graph, params = problem(name)
-    moves = mixture_sweep(graph)[:2]
+    moves = few(mixture_sweep(graph)[:2], components)
     count = 40_000
     x, states, weights = exact_rows(graph, params, count)
     target = pooled(graph, params, moves)
@@ -103,7 +111,7 @@ def test_from_one_state_the_chain_finds_the_model(name: str) -> None:
 def test_gaussian_blocks_have_their_moments(name: str) -> None:
     graph = pair(Gaussian(2, variance=name), Bernoulli(3))
     params = random_params(graph, seed=3, scale=0.5)
-    for move in (Mixture(("a",), ("b",)), Mixture(("b",), ("a",))):
+    for move in (Mixture(("a",), ("b",), 3), Mixture(("b",), ("a",))):
         moves, count = (move, Layer(move.marginalize, "maximal")), 20_000
         target = pooled(graph, params, moves)
         x = initial_rows(graph, graph.families, random.fold_in(KEY, 1, jnp.arange(count)))
@@ -121,7 +129,7 @@ def test_gaussian_blocks_have_their_moments(name: str) -> None:
 )  # fmt: skip
 def test_pairs_that_agree_stay_together_bit_by_bit(graph: FactorGraph) -> None:
     params = random_params(graph, seed=3, scale=0.4)
-    moves = mixture_sweep(graph)
+    moves = few(mixture_sweep(graph), 4)
     target, rows = pooled(graph, params, moves), 300
     x = initial_rows(graph, graph.families, random.fold_in(KEY, 1, jnp.arange(rows)))
     y = initial_rows(graph, graph.families, random.fold_in(KEY, 2, jnp.arange(rows)))
@@ -230,6 +238,8 @@ def test_blocks_that_do_not_go_together_are_refused() -> None:
         resolve_moves(graph, (Mixture(("h2",), ("a", "h1")), Layer(("a",)), Layer(("h1",))))
     with pytest.raises(ArgumentError, match="the next move must be a Layer"):
         resolve_moves(graph, (Mixture(("h1",), ("a", "h2")), Layer(("h1",), "maximal"), Layer(("a", "h2"))))
+    with pytest.raises(ArgumentError, match="Mixture: components is an int of at least 1, not 0"):
+        resolve_moves(graph, few(mixture_sweep(graph), 0))
     with pytest.raises(ArgumentError, match="at least one block to propose"):
         resolve_moves(graph, (Mixture((), ("h1",)), Layer(("h1",)), Layer(("a", "h2"))))
     moves = mixture_sweep(graph)
