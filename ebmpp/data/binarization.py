@@ -14,10 +14,7 @@ Array = np.ndarray
 
 
 def binarize(
-    x: ArrayLike,
-    method: str = "threshold",
-    threshold: float = 0.5,
-    rng_key: jax.Array | None = None,
+    x: ArrayLike, method: str = "threshold", threshold: float = 0.5, rng_key: jax.Array | None = None
 ) -> Array:
     """
     Turn intensities into {0, 1}.

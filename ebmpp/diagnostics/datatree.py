@@ -14,10 +14,8 @@ import xarray as xr
 from ebmpp.core.version import VERSION
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.errors import ArgumentError
-from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.coupling import MaximalCoupling
-from ebmpp.ppl.composite import CoupledComposite
-from ebmpp.ppl.exchange import Exchange
+from ebmpp.kernels import MaximalCoupling, RowKernel
+from ebmpp.ppl import CoupledComposite, Exchange
 from ebmpp.sampling.expectation import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")

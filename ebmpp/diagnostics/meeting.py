@@ -163,12 +163,7 @@ def path_data(
 
 
 def wasserstein_upper_bound(
-    source: xr.DataTree,
-    t: Any = None,
-    *,
-    num_bootstrap: int = 500,
-    probability: float = 0.95,
-    seed: int = 0,
+    source: xr.DataTree, t: Any = None, *, num_bootstrap: int = 500, probability: float = 0.95, seed: int = 0
 ) -> xr.Dataset:
     """Upper bounds of the 1-Wasserstein distance to stationarity after t sweeps.
 

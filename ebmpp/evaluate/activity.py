@@ -13,8 +13,7 @@ import pandas as pd
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, random
 from ebmpp.errors import StateError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, states, tables
@@ -133,9 +132,7 @@ def _of_block(
 
 
 def _variance(
-    family: Family,
-    mean: Float[np.ndarray, "rows statistics"],
-    draws: Shaped[np.ndarray, "chains rows ..."],
+    family: Family, mean: Float[np.ndarray, "rows statistics"], draws: Shaped[np.ndarray, "chains rows ..."]
 ) -> Float[np.ndarray, "statistics"]:
     """Of each statistic over rows and posterior: exact where it takes two values, else that of draws."""
     low, high = family.bounds

@@ -18,12 +18,10 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params, Rows
+from ebmpp.core import Params, Rows, checks
 from ebmpp.errors import DomainError, IntractableError
-from ebmpp.graph import FactorGraph, tables
+from ebmpp.graph import Bias, FactorGraph, tables
 from ebmpp.graph.arrays import is_concrete
-from ebmpp.graph.factors import Bias
 from ebmpp.graph.tables import Data
 from ebmpp.sampling import enumeration
 from ebmpp.sampling.enumeration import Plan

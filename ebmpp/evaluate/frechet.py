@@ -195,10 +195,7 @@ def _jackknife(a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Genera
         raise ArgumentError(
             f"to extrapolate, give at least {least} rows on either side; got {len(a)} and {len(b)}"
         )
-    groups = (
-        np.array_split(np.arange(len(a)), _GROUPS),
-        np.array_split(rng.permutation(len(b)), _GROUPS),
-    )
+    groups = (np.array_split(np.arange(len(a)), _GROUPS), np.array_split(rng.permutation(len(b)), _GROUPS))
     without = np.array(
         [_between(np.delete(a, i, 0), np.delete(b, j, 0)) for i, j in zip(*groups, strict=True)]
     )

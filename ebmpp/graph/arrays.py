@@ -15,8 +15,7 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Numbers
+from ebmpp.core import Numbers, checks
 from ebmpp.errors import StateError
 from ebmpp.families.family import Family
 

@@ -10,9 +10,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import Eta, Params, random
 from ebmpp.core.programs import compiled
-from ebmpp.core.types import Eta, Params
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Bias, Factor

@@ -17,8 +17,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import archive, checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, archive, checks
 from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
 from ebmpp.families import Family
 from ebmpp.graph import describe

@@ -17,14 +17,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Numbers, Params
+from ebmpp.core import Blocks, Numbers, Params, checks
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import sweeps
-from ebmpp.moves.layer import gibbs_sweep
-from ebmpp.moves.move import Move
-from ebmpp.moves.target import Target
+from ebmpp.moves import Move, Target, gibbs_sweep, sweeps
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
 

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import RowKernel
-from ebmpp.moves import couplings, sweeps
+from ebmpp.moves import Target, couplings, sweeps
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
-from ebmpp.moves.target import Target
 
 
 class CouplingState(NamedTuple):

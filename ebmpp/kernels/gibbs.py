@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import RowKernel
-from ebmpp.moves import sweeps
+from ebmpp.moves import Target, sweeps
 from ebmpp.moves.move import Move, draw_sweep
-from ebmpp.moves.target import Target
 
 
 class GibbsState(NamedTuple):

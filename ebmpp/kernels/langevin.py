@@ -9,9 +9,7 @@ import numpy as np
 
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
-from ebmpp.moves import sweeps
-from ebmpp.moves.move import Move
-from ebmpp.moves.target import Target
+from ebmpp.moves import Move, Target, sweeps
 
 LangevinState = GibbsState  # its acceptance is 1 where no proposal is made
 

@@ -9,10 +9,7 @@ import numpy as np
 
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
-from ebmpp.moves import sweeps
-from ebmpp.moves.layer import Layer
-from ebmpp.moves.move import Move
-from ebmpp.moves.target import Target
+from ebmpp.moves import Layer, Move, Target, sweeps
 
 
 class MetropolisCoupling(MaximalCoupling):

@@ -11,8 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core import Blocks, Params, checks, random
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import RowKernel

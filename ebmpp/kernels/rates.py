@@ -21,9 +21,8 @@ from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.states import Given
 from ebmpp.kernels.base import RowKernel
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import Target, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 
 

@@ -4,9 +4,7 @@
 
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.gibbs import BlockedGibbs
-from ebmpp.moves import sweeps
-from ebmpp.moves.move import Move
-from ebmpp.moves.target import Target
+from ebmpp.moves import Move, Target, sweeps
 
 
 class SwendsenWang(BlockedGibbs):

@@ -16,9 +16,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given, Observed, as_given, clamps
 from ebmpp.kernels.base import RowKernel, S
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
-from ebmpp.moves import tempering
-from ebmpp.moves.move import Move
-from ebmpp.moves.target import Target
+from ebmpp.moves import Move, Target, tempering
 from ebmpp.sampling.engine import DEFAULT_SLOTS
 from ebmpp.sampling.expectation import Estimate, Init, unbiased_expectation
 

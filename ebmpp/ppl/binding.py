@@ -23,11 +23,9 @@ from ebmpp.core.types import Rows, Schedule
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.moves import gibbs
+from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
-from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import Drawn, agree, compare, couple_focused, offsets
-from ebmpp.moves.target import Target
 
 #: log of a weight beside the energy, row by row: a function of all blocks as rows.
 LogWeight = Callable[[Rows], Array]

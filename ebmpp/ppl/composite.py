@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import is_batched
-from ebmpp.moves import couplings
+from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.target import Target
 from ebmpp.ppl import binding
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.ppl.sites import Rows

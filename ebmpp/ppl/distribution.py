@@ -19,15 +19,12 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, random
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.arrays import describe
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 from ebmpp.ppl.layout import Layout
 
 LogPartition = Callable[[Params], Array]

@@ -18,15 +18,12 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, random
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import is_batched
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import Layer, gibbs_sweep
+from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 from ebmpp.sampling import perfect
 
 Sites = dict[str, Array]

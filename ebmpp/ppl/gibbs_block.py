@@ -11,14 +11,12 @@ from numpyro.infer.mcmc import MCMCKernel
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Rows
+from ebmpp.core import Rows, checks, random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import is_batched
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import Layer
+from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
 from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.sites import Sites, Surroundings, split_siblings

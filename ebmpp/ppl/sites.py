@@ -11,8 +11,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Rows
+from ebmpp.core import Rows, checks
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.states import Given

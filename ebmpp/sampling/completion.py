@@ -16,13 +16,11 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core import Blocks, Params, checks, random
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import Target, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 
 METHODS = ("posterior", "local_mode")

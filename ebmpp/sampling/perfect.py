@@ -23,9 +23,7 @@ from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import Layer
-from ebmpp.moves.target import Target
+from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.sampling import enumeration, random_cluster
 from ebmpp.sampling.past import check_edges, from_the_past, slopes
 

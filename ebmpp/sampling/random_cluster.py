@@ -29,9 +29,8 @@ from ebmpp.core import random
 from ebmpp.core.types import Blocks, Keys, Which
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import FactorGraph, Pairwise, energy
 from ebmpp.graph.factors import pairwise
-from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves.clusters import components
 from ebmpp.moves.target import Target
 from ebmpp.sampling.past import check_edges, from_the_past, slopes

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp import families
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, random
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.estimators.base import check_whole

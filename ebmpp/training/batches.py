@@ -14,12 +14,10 @@ import numpy as np
 import jax
 from jax import Array
 
-from ebmpp.core import checks, random
+from ebmpp.core import Blocks, Key, Numbers, checks, random
 from ebmpp.core.archive import digest
-from ebmpp.core.types import Blocks, Key, Numbers
 from ebmpp.errors import StateError
-from ebmpp.graph import FactorGraph, tables
-from ebmpp.graph.states import Observed
+from ebmpp.graph import FactorGraph, Observed, tables
 from ebmpp.graph.tables import Table
 
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]

@@ -14,13 +14,11 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params, Rows
+from ebmpp.core import Blocks, Params, Rows, checks, random
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
 from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, tables
-from ebmpp.graph.factors import Factor
+from ebmpp.graph import Factor, FactorGraph, tables
 from ebmpp.graph.transforms.rewire import Initial, mean_params
 from ebmpp.moves import Layer, Target
 from ebmpp.training.fitting import fit

@@ -19,9 +19,7 @@ _VECTORS = ("euclidean", "max")
 
 
 def spectral_descent(
-    learning_rate: optax.ScalarOrSchedule,
-    graph: FactorGraph | None = None,
-    vectors: str = "euclidean",
+    learning_rate: optax.ScalarOrSchedule, graph: FactorGraph | None = None, vectors: str = "euclidean"
 ) -> optax.GradientTransformation:
     """Stochastic spectral descent, an optimiser for :func:`ebmpp.fit`.
 

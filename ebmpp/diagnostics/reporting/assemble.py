@@ -15,8 +15,7 @@ import pandas as pd
 
 from jax import Array
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.diagnostics.reporting import likelihood, mixing, model, pictures
 from ebmpp.diagnostics.reporting.page import Section, page
 from ebmpp.diagnostics.reporting.subject import WORK, Subject, Work, some_rows

@@ -16,9 +16,7 @@ from ebmpp.diagnostics.canvas import COLORS, grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import IntractableError
-from ebmpp.evaluate import exact
-from ebmpp.evaluate.annealed import bracket
-from ebmpp.evaluate.pseudo import pseudo_log_likelihood
+from ebmpp.evaluate import bracket, exact, pseudo_log_likelihood
 from ebmpp.sampling import annealing_path, enumeration
 from ebmpp.sampling.log_partition import Bracket
 from ebmpp.training import monitors

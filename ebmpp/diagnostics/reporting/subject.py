@@ -15,14 +15,12 @@ from numpyro.infer import MCMC
 import jax
 from jax import Array
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
-from ebmpp.kernels.gibbs import BlockedGibbs
-from ebmpp.kernels.tempering import ParallelTempering
+from ebmpp.kernels import BlockedGibbs, ParallelTempering
 from ebmpp.sampling.perfect import perfect_sample
 
 State = dict[str, np.ndarray]
@@ -59,10 +57,7 @@ class Work:
         checks.set_counts(self, "sweeps", least=4)
 
 
-WORK = {
-    "quick": Work(),
-    "thorough": Work(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000),
-}
+WORK = {"quick": Work(), "thorough": Work(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000)}
 
 
 class Chains(NamedTuple):

@@ -15,8 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Numbers
+from ebmpp.core import Numbers, checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.bias import Bias

@@ -17,8 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.errors import DeclarationError, StateError
 from ebmpp.families import Family
 from ebmpp.graph import states
@@ -116,10 +115,7 @@ def _fixed_part(block: str, family: Family, value: Array, known: np.ndarray) -> 
 
 
 def _rebuilt(
-    graph: FactorGraph,
-    kept: Mapping[str, Family],
-    parts: Mapping[str, Part],
-    base: Mapping[str, float],
+    graph: FactorGraph, kept: Mapping[str, Family], parts: Mapping[str, Part], base: Mapping[str, float]
 ) -> FactorGraph:
     offsets: dict[str, float] = {}
     for b, value in base.items():  # a block has a factor: its declaration says so
