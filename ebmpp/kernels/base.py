@@ -17,12 +17,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Numbers, Params, checks
+from ebmpp.core import Blocks, Numbers, Params, State, checks
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, sweeps
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
+
+#: What NumPyro passes: the keyword arguments of the model.
+Kwargs = Mapping[str, Any] | None
 
 
 class ChainState(Protocol):
@@ -82,9 +85,9 @@ class RowKernel(MCMCKernel, Generic[S]):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Mapping[str, Array] | None,
+        init_params: State | None,
         model_args: tuple,
-        model_kwargs: dict[str, Any],
+        model_kwargs: Kwargs,
     ) -> S:
         """The initial state; what can be looked at now (not under a transformation) is checked.
 
@@ -106,7 +109,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         one = lambda key, given: self._init_one(key, made, given)
         return jax.vmap(one)(rng_key, init_params) if chains else one(rng_key, init_params)
 
-    def sample(self, state: S, model_args: tuple, model_kwargs: dict[str, Any]) -> S:
+    def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
         """One step of every chain in ``state``.
 
         :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
@@ -123,7 +126,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     def _sample_one(self, state: S, target: Any) -> S:
         raise NotImplementedError
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """What model arguments, as NumPyro passes them, ask for.
 
         :param check: whether to look at values also (names and shapes are checked anyway).

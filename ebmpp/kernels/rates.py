@@ -20,7 +20,7 @@ from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.states import Given
-from ebmpp.kernels.base import RowKernel
+from ebmpp.kernels.base import Kwargs, RowKernel
 from ebmpp.moves import Target, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.sampling import search
@@ -66,7 +66,7 @@ class _FastWeights(RowKernel[RatesState]):
     def __repr__(self) -> str:
         return f"<{super().__repr__()}: {self.caveat}>"
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Model arguments made into a target, the rates held in :attr:`_Rated.rates`."""
         if len(model_args) != 2:
             raise ParameterError(
@@ -235,7 +235,7 @@ class SamplePenalization(RatesFPCD):
                 "states; RatesFPCD, whose rates hold it to the data, needs none"
             )
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Model arguments made into a target, with rates of 0."""
         made = RowKernel.target(self, model_args, model_kwargs, check)
         rates = jax.tree.map(jnp.zeros_like, made.params)

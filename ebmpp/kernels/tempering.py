@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given, Observed, as_given, clamps
-from ebmpp.kernels.base import RowKernel, S
+from ebmpp.kernels.base import Kwargs, RowKernel, S
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.moves import Move, Target, tempering
 from ebmpp.sampling.engine import DEFAULT_SLOTS
@@ -104,7 +104,7 @@ class _Tempered(RowKernel[S]):
 
     _hottest = 0.0
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         made = super().target(model_args, model_kwargs, check)
         if check:
             tempering.check_hot(made.graph, made.params, self._hottest)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of chains of a whole composite: blocks of a graph, and sites with a conditional of their own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpyro.distributions as dist
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.kernels.base import is_batched
+from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.ppl import binding
 from ebmpp.ppl.gibbs_block import GibbsBlock
-from ebmpp.ppl.sites import Rows
+from ebmpp.ppl.sites import Call, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +70,6 @@ class CompositeState(NamedTuple):
     meeting_time: Array
     rng_key: Array
     broken: Array
-
-
-class _At(NamedTuple):
-    """What a step of a sweep is called with, beside the state."""
-
-    key: Array
-    t: Array | int
-    args: tuple
-    kwargs: Mapping[str, Any]
 
 
 class CoupledComposite(MCMCKernel):
@@ -143,7 +134,7 @@ class CoupledComposite(MCMCKernel):
 
     # -- one sweep -------------------------------------------------------------------------------
 
-    def start(self, rng_key: Array, args: tuple, kwargs: Mapping[str, Any], given: Rows) -> dict[str, Array]:
+    def start(self, rng_key: Array, call: Call, given: Rows) -> dict[str, Array]:
         """Sites drawn from their starting laws, or as ``given``; then the blocks' latents."""
         z: dict[str, Array] = {}
         for index, step in enumerate(self.steps):
@@ -155,49 +146,48 @@ class CoupledComposite(MCMCKernel):
             z |= {site: jnp.asarray(given.get(site, v)) for site, v in drawn.items()}
         for index, step in enumerate(self.steps):
             if isinstance(step, GibbsBlock):
-                made, own = _bind(step, z, args, kwargs, check=True)
+                made, own = _bind(step, z, call, check=True)
                 keys = made.keys(jax.random.fold_in(rng_key, index), 0)
                 z |= _taken(step, step.begin(own, made, keys), own)
         return z
 
-    def single(self, z: Rows, rng_key: Array, t: Array | int, args: tuple, kwargs: Mapping[str, Any]) -> dict:
+    def single(self, z: Rows, rng_key: Array, t: Array | int, call: Call) -> dict[str, Array]:
         """One sweep of one chain, over all steps."""
         z = dict(z)
         for index, step in enumerate(self.steps):
             key = jax.random.fold_in(rng_key, index)
             if isinstance(step, Conjugate):
-                law = step.conditional(z, *args, **kwargs)
+                law = step.conditional(z, *call.args, **call.kwargs)
                 z[step.site] = law.sample(jax.random.fold_in(key, t)).astype(z[step.site].dtype)
                 continue
-            made, own = _bind(step, z, args, kwargs)
+            made, own = _bind(step, z, call)
             x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), made.keys(key, t))
             z |= _taken(step, x, own)
         return z
 
     def pair(
-        self, z: Rows, y: Rows, rng_key: Array, t: Array | int, args: tuple, kwargs: Mapping[str, Any]
+        self, z: Rows, y: Rows, rng_key: Array, t: Array | int, call: Call
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
         """One coupled sweep; also whether a conditional had no law."""
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             together = _equal(z, y)
-            at = _At(jax.random.fold_in(rng_key, index), t, args, kwargs)
             move = _conjugate if isinstance(step, Conjugate) else self._block
-            *new, wrong = move(step, z, y, at)
+            *new, wrong = move(step, z, y, jax.random.fold_in(rng_key, index), t, call)
             broken |= wrong
             # equal chains stay equal, whatever the last bits of their conditionals say
             new[1] = {name: jnp.where(together, new[0][name], v) for name, v in new[1].items()}
             z, y = z | new[0], y | new[1]
         return z, y, broken
 
-    def _block(self, step: GibbsBlock, z: Rows, y: Rows, at: _At) -> list:
-        bounds, own = zip(*(_bind(step, chain, at.args, at.kwargs) for chain in (z, y)), strict=True)
+    def _block(self, step: GibbsBlock, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
+        bounds, own = zip(*(_bind(step, chain, call) for chain in (z, y)), strict=True)
         rows = [
             step.within.to_rows(o, _latents(step, chain), made)
             for o, chain, made in zip(own, (z, y), bounds, strict=True)
         ]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        keys = bounds[0].keys(at.key, at.t)
+        keys = bounds[0].keys(key, t)
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
@@ -213,24 +203,24 @@ class CoupledComposite(MCMCKernel):
         num_warmup: int,
         init_params: Rows | None,
         model_args: tuple,
-        model_kwargs: Mapping[str, Any] | None,
+        model_kwargs: Kwargs,
     ) -> CompositeState:
         """The first state: the leading chain ``lag`` sweeps ahead.
 
         :raises StateError: for an unknown site in ``init_params``.
         """
         del num_warmup
-        given, kwargs = dict(init_params or {}), dict(model_kwargs or {})
+        given, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
         sites = [site for step in self.steps for site in _sites(step)]
         unknown = sorted(set(given) - set(sites))
         if unknown:
             raise StateError(f"init_params has {unknown}; the sites are {sites}")
-        one = lambda key, given: self._init_one(key, given, model_args, kwargs)
+        one = lambda key, given: self._init_one(key, given, call)
         return jax.vmap(one)(rng_key, given) if is_batched(rng_key) else one(rng_key, given)
 
-    def _init_one(self, key: Array, given: Rows, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
-        start = self.start(key, args, kwargs, given)
-        ahead = lambda t, z: self.single(z, key, t + 1, args, kwargs)
+    def _init_one(self, key: Array, given: Rows, call: Call) -> CompositeState:
+        start = self.start(key, call, given)
+        ahead = lambda t, z: self.single(z, key, t + 1, call)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
         return self.state_at(key, z, start)
 
@@ -239,16 +229,14 @@ class CoupledComposite(MCMCKernel):
         t = jnp.full((), self.lag, jnp.int32)
         return CompositeState(z, y, t, _equal(z, y), t, key, jnp.zeros((), bool))
 
-    def sample(
-        self, state: CompositeState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> CompositeState:
+    def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
         """One coupled sweep of every pair in ``state``."""
-        one = lambda s: self._sample_one(s, model_args, dict(model_kwargs or {}))
+        one = lambda s: self._sample_one(s, Call({}, model_args, dict(model_kwargs or {})))
         return jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
 
-    def _sample_one(self, state: CompositeState, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
+    def _sample_one(self, state: CompositeState, call: Call) -> CompositeState:
         t = state.t + 1
-        z, y, wrong = self.pair(state.z, state.y, state.rng_key, t.astype(jnp.uint32), args, kwargs)
+        z, y, wrong = self.pair(state.z, state.y, state.rng_key, t.astype(jnp.uint32), call)
         broken = state.broken | wrong
         met = (state.met | _equal(z, y)) & ~broken
         time = jnp.where(state.met, state.meeting_time, t)
@@ -261,9 +249,9 @@ class CoupledComposite(MCMCKernel):
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
-def _conjugate(step: Conjugate, z: Rows, y: Rows, at: _At) -> list:
-    laws = (step.conditional(chain, *at.args, **at.kwargs) for chain in (z, y))
-    *drawn, sound = maximal(jax.random.fold_in(at.key, at.t), *laws)
+def _conjugate(step: Conjugate, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
+    laws = (step.conditional(chain, *call.args, **call.kwargs) for chain in (z, y))
+    *drawn, sound = maximal(jax.random.fold_in(key, t), *laws)
     return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
 
 
@@ -313,12 +301,12 @@ def _names(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
 
 
 def _bind(
-    step: GibbsBlock, z: Rows, args: tuple, kwargs: Mapping[str, Any], check: bool = False
+    step: GibbsBlock, z: Rows, call: Call, check: bool = False
 ) -> tuple[binding.Bound, dict[str, Array]]:
     """The step's graph given the other sites in ``z``, and the step's own sites."""
     own = {site: z[site] for site in step.within.layouts}
     siblings = {name: v for name, v in z.items() if name not in _names(step)}
-    return step.within.bind(own, siblings, args, kwargs, check), own
+    return step.within.bind(own, call._replace(siblings=siblings), check), own
 
 
 def _latents(step: GibbsBlock, z: Rows) -> dict[str, Array]:

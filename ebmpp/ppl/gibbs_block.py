@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import identity
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -15,11 +16,11 @@ from ebmpp.core import Rows, checks, random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
-from ebmpp.kernels.base import is_batched
+from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
 from ebmpp.ppl.binding import Bound
-from ebmpp.ppl.sites import Sites, Surroundings, split_siblings
+from ebmpp.ppl.sites import Call, Sites, Surroundings
 from ebmpp.ppl.verify import verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
@@ -145,7 +146,7 @@ class GibbsBlock(MCMCKernel):
         num_warmup: int,
         init_params: Rows | None,
         model_args: tuple,
-        model_kwargs: Mapping[str, Any] | None,
+        model_kwargs: Kwargs,
     ) -> BlockState:
         """The first state; ``init_params`` are the sites' values, which Gibbs gives.
 
@@ -165,17 +166,13 @@ class GibbsBlock(MCMCKernel):
         for site, layout in self.within.layouts.items():
             for b, v in layout.split(values[site]).items():
                 check_values(b, self.graph.families[b], v)
-        siblings, kwargs = split_siblings(model_kwargs)
-        made = self.within.bind(values, siblings, model_args, kwargs, check=True)
+        made = self.within.bind(values, Call.of(model_args, model_kwargs), check=True)
         x, none = self.begin(values, made, made.keys(rng_key, 0)), jnp.zeros(made.num_rows, jnp.int32)
         return self._state(x, values, jnp.zeros((), jnp.int32), none, rng_key)
 
-    def sample(
-        self, state: BlockState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> BlockState:
+    def sample(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
         """One step, given the siblings' values in ``model_kwargs``."""
-        siblings, kwargs = split_siblings(model_kwargs)
-        made = self.within.bind(state.z, siblings, model_args, kwargs)
+        made = self.within.bind(state.z, Call.of(model_args, model_kwargs))
         x = self.within.to_rows(state.z, state.latents, made)
         x, took = self.advance(made, x, made.keys(state.rng_key, (state.i + 1).astype(jnp.uint32)))
         return self._state(x, state.z, state.i + 1, state.accepted + took, state.rng_key)
@@ -184,17 +181,13 @@ class GibbsBlock(MCMCKernel):
         z = self.within.to_sites(x, like, self.within.batch_of(like))
         return BlockState(z, {b: x[b] for b in self.within.latents}, i, accepted, rng_key)
 
-    def refresh(
-        self, state: BlockState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> BlockState:
+    def refresh(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
         """The state as it is: nothing in it depends on the siblings."""
         return state
 
-    def get_constrain_fn(
-        self, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> Callable[[Any], Any]:
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
         """Identity: sites are kept as the model knows them."""
-        return lambda z: z
+        return identity
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Steps done, and acceptance where there are Metropolis steps."""
@@ -267,7 +260,7 @@ class GibbsFunction:
 
     def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
         within = self.block.within
-        made = within.bind(gibbs_sites, hmc_sites, (), {})
+        made = within.bind(gibbs_sites, Call(hmc_sites, (), {}))
         drawn = gibbs.initial_rows(within.graph, within.latents, made.keys(rng_key, 0))
         x = within.to_rows(gibbs_sites, drawn, made)
         x, _ = self.block.advance(made, x, made.keys(rng_key, 1))

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
@@ -14,12 +14,27 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.graph.states import Given
+from ebmpp.kernels.base import Kwargs
 from ebmpp.ppl import binding
 from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.layout import Layout
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
+
+
+class Call(NamedTuple):
+    """What NumPyro passes, sorted."""
+
+    siblings: Mapping[str, Array]
+    """Values of the sibling sites."""
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model_args: tuple, model_kwargs: Kwargs) -> "Call":
+        """The siblings' values are among the keyword arguments."""
+        kwargs = dict(model_kwargs or {})
+        return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
 
 
 class _Seen(dict):
@@ -107,41 +122,37 @@ class Surroundings:
             raise StateError(f"the sites of one block have the same leading axes; got {axes}")
         return next(iter(axes.values()))
 
-    def bind(
-        self, values: Rows, siblings: Rows, args: tuple, kwargs: Mapping[str, Any], check: bool = False
-    ) -> Bound:
+    def bind(self, values: Rows, call: Call, check: bool = False) -> Bound:
         """The graph at this moment's values of everything else.
 
         :param values: the block's own sites (for their leading axes).
-        :param siblings: values of the other sites.
         :raises ParameterError: for params that do not fit.
         :raises IntractableError: for latents that interact, and whose params depend on siblings.
         """
         batch = self.batch_of(values)
-        seen, depends = self._evaluate(siblings, args, kwargs)
+        seen, depends = self._evaluate(call)
         self._refuse_stale_latents(depends)
         params, axes = binding.bind_params(self.graph, seen, batch, check)
-        clamped = self._clamped(_Seen(siblings), args, kwargs, batch, check)
+        clamped = self._clamped(call, batch, check)
         weight = None
         if (log_weight := self.log_weight) is not None:
             weight = lambda x: jnp.reshape(
-                log_weight(self.to_sites(x, values, batch), dict(siblings), *args, **kwargs), (-1,)
+                log_weight(self.to_sites(x, values, batch), dict(call.siblings), *call.args, **call.kwargs),
+                -1,
             )
         return Bound(
             self.graph,
             params,
-            Given(clamped, batch=batch),
+            states.Given(clamped, batch=batch),
             axes=axes,
             order=self.layers,
             log_weight=weight,
             weighted=self.site_blocks,
         )
 
-    def _evaluate(
-        self, siblings: Rows, args: tuple, kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], set[str]]:
+    def _evaluate(self, call: Call) -> tuple[dict[str, Any], set[str]]:
         """Params, and the factors whose params depend on siblings."""
-        seen = _Seen(siblings)
+        seen, args, kwargs = _Seen(call.siblings), call.args, call.kwargs
         if self.params is None:
             if not args:
                 raise ParameterError("GibbsBlock has no params: give them, or as the model's first argument")
@@ -158,10 +169,9 @@ class Surroundings:
         return made, depends
 
     def _refuse_stale_latents(self, depends: set[str]) -> None:
-        stale = [
-            f.name for f in self.graph.factors if f.name in depends and set(f.blocks) & set(self.latents)
-        ]
-        clash = self.graph.interacting(self.latents)
+        latents = set(self.latents)
+        stale = [f.name for f in self.graph.factors if f.name in depends and latents & set(f.blocks)]
+        clash = self.graph.interacting(latents)
         if stale and clash:
             raise IntractableError(
                 f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latent "
@@ -170,10 +180,9 @@ class Surroundings:
                 "the latents' factors not depend on siblings"
             )
 
-    def _clamped(
-        self, seen: _Seen, args: tuple, kwargs: Mapping[str, Any], batch: tuple[int, ...], check: bool
-    ) -> dict[str, Array]:
-        made = {b: v(seen, *args, **kwargs) if callable(v) else v for b, v in self.given.items()}
+    def _clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
+        of_sites = lambda fn: fn(_Seen(call.siblings), *call.args, **call.kwargs)
+        made = {b: of_sites(v) if callable(v) else v for b, v in self.given.items()}
         held = states.as_given(self.graph.families, made, check)
         if held.partial:
             raise StateError(
@@ -201,12 +210,6 @@ class Surroundings:
             value = layout.join({b: x[b] for b in layout.names})
             made[site] = value.reshape(batch + layout.shape).astype(jnp.result_type(like[site]))
         return made
-
-
-def split_siblings(model_kwargs: Mapping[str, Any] | None) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Values of the sibling sites, and the model's own keyword arguments."""
-    kwargs = dict(model_kwargs or {})
-    return dict(kwargs.pop(GIBBS_SITES_KWARG, {})), kwargs
 
 
 def _layouts(graph: FactorGraph, sites: Sites, given: Mapping[str, Any]) -> dict[str, Layout]:

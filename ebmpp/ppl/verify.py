@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import energy
 from ebmpp.moves import gibbs
-from ebmpp.ppl.sites import Surroundings
+from ebmpp.ppl.sites import Call, Surroundings
 
 _TRIES = 3  # values of the siblings
 _STATES = 6  # states of the sites at each
@@ -59,7 +59,7 @@ def verify(
         siblings = {name: v for name, v in values.items() if name not in within.layouts}
         own = {name: values[name] for name in within.layouts}
         batch = within.batch_of(own)
-        made = within.bind(own, siblings, model_args, model_kwargs, check=True)
+        made = within.bind(own, Call(siblings, model_args, model_kwargs), check=True)
         for index in range(_STATES):
             x = gibbs.initial_rows(within.graph, within.site_blocks, made.keys(k, index)) | made.clamped
             sites = within.to_sites(x, own, batch)
