@@ -51,7 +51,8 @@ def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
         made = None
     told = f"an int of at least {least}" if most == LARGEST else f"an int from {least} to {most}"
     if made is None:
-        hint = f" (give {int(value)})" if _is_whole(value) else ""
+        whole = isinstance(value, float | np.floating) and float(value).is_integer()
+        hint = f" (give {int(value)})" if whole else ""
         raise ArgumentError(f"{name} is {told}, not {tell(value)}{hint}")
     if made < least or made > most:
         room = f", and at most {most}" if made > most == LARGEST else ""
@@ -288,7 +289,3 @@ def tell(value: object) -> str:
 def _article(word: str) -> str:
     word = "array" if word in ("ArrayImpl", "ndarray") else word
     return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, float | np.floating) and float(value).is_integer()
