@@ -16,10 +16,9 @@ from ebmpp.core import checks
 from ebmpp.core.types import Eta, Schedule, State
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph import coloring
+from ebmpp.graph.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.factors import Factor, lateral
 from ebmpp.graph.probe import probe
-from ebmpp.graph.splitting import SplitBlock, split_blocks
 
 
 def _check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -> None:
@@ -46,11 +45,8 @@ def _check_factors(factors: tuple[Factor, ...], families: Mapping[str, Family]) 
     for factor in factors:
         if not isinstance(factor, Factor):
             raise DeclarationError(f"factors holds {factor!r}, which is not a Factor")
-        for block in factor.blocks:
-            if block not in families:
-                raise DeclarationError(
-                    f"{factor!r} names block {block!r}, and the blocks are {list(families)}"
-                )
+        for block in (b for b in factor.blocks if b not in families):
+            raise DeclarationError(f"{factor!r} names block {block!r}, and the blocks are {list(families)}")
         if factor.name in seen:
             raise DeclarationError(
                 f"two factors are named {factor.name!r}; drop one, or give it another name=..."
@@ -178,7 +174,7 @@ class Declaration:
 
     def _block_layers(self) -> Iterable[tuple[str, ...]]:
         """The colour classes of the blocks; a block whose units interact stands alone."""
-        for layer in coloring.color(self._block_graph()):
+        for layer in color(self._block_graph()):
             whole = tuple(b for b in layer if b not in self.splits)
             yield from ([whole] if whole else [])
             yield from ((b,) for b in layer if b in self.splits)

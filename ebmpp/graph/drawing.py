@@ -18,22 +18,7 @@ _HALF_WIDTH, _HALF_HEIGHT = 0.78, 0.42
 
 
 def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
-    """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.
-
-    A factor over one block is listed under that block's family; one over three blocks or more has its
-    name on each edge it makes.
-
-    :param graph: the declaration.
-    :param ax: where to; a new figure if None.
-    :return: the axes.
-
-    **Example**
-
-    >>> from ebmpp import Bernoulli, layered
-    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
-    >>> [text.get_text() for text in draw_graph(rbm).texts if "layer" in text.get_text()]
-    ['layer 0', 'layer 1']
-    """
+    """See :meth:`ebmpp.FactorGraph.draw`."""
     from matplotlib import pyplot as plt
 
     blocks = graph.to_networkx()

@@ -156,20 +156,15 @@ def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     if wrong.any():
         sides = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
         where = np.argwhere(wrong)[0] * [0, 1, 0, 1]
+        both = f"the units of block {a!r} ({fa!r}) are"
+        if a != b:
+            both = f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
         raise DomainError(
-            f"the model does not normalise: {_both(a, fa, b, fb)} unbounded, so every coupling between them "
+            f"the model does not normalise: {both} unbounded, so every coupling between them "
             f"must be {sides[bool(up[tuple(where)]), bool(down[tuple(where)])]}; {int(wrong.sum())} are not. "
             f"Change the params of {_names(graph, a, b)}, or bound one of the two blocks "
             "(Bernoulli, Spin, Categorical, Binomial)."
         )
-
-
-def _both(a: str, fa: Family, b: str, fb: Family) -> str:
-    return (
-        f"the units of block {a!r} ({fa!r}) are"
-        if a == b
-        else f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
-    )
 
 
 def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]) -> None:

@@ -44,9 +44,8 @@ def view(graph: Declaration, block: str, part: Any) -> View:
 
 def to_units(values: Shaped[Array, "rows *shape_stats"], family: Family) -> Shaped[Array, "size rows *stats"]:
     """The units first and the rows second."""
-    return jnp.moveaxis(
-        values.reshape(len(values), family.size, *values.shape[1 + len(family.shape) :]), 1, 0
-    )
+    made = values.reshape(len(values), family.size, *values.shape[1 + len(family.shape) :])
+    return jnp.moveaxis(made, 1, 0)
 
 
 def to_rows(values: Shaped[Array, "size rows *stats"], family: Family) -> Shaped[Array, "rows *shape_stats"]:

@@ -10,9 +10,6 @@ the state of an optimiser and of chains, and are no such files.
 from collections.abc import Iterable, Mapping
 import os
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +74,6 @@ def load(
     :param factors: the graph's factors that are of your own, as they were declared; others of its factors may
         be among them.
     :param families: classes of families of your own, by their names.
-    :return: the graph and its params.
     :raises FileNotFoundError: where there is no file.
     :raises SavedFileError: for a file of another kind or a newer version, one that is cut off or changed, a
         factor or family that is missing, or one that is not what was saved.
@@ -85,12 +81,11 @@ def load(
     **Example**
 
     >>> import pathlib, tempfile, jax.numpy as jnp, ebmpp
-    >>> from ebmpp import Bernoulli, Factor, FactorGraph
     >>> def gate_energy(w, x, y, h):
     ...     return -jnp.einsum("ijk,i,j,k", w, x, y, h)
-    >>> gate = Factor("x", "y", "h", init=jnp.ones((2, 2, 3)), energy=gate_energy, name="gate")
-    >>> blocks = {"x": Bernoulli(2), "y": Bernoulli(2)}
-    >>> graph = FactorGraph(blocks, {"h": Bernoulli(3)}, [gate])
+    >>> gate = ebmpp.Factor("x", "y", "h", init=jnp.ones((2, 2, 3)), energy=gate_energy, name="gate")
+    >>> blocks = {"x": ebmpp.Bernoulli(2), "y": ebmpp.Bernoulli(2)}
+    >>> graph = ebmpp.FactorGraph(blocks, {"h": ebmpp.Bernoulli(3)}, [gate])
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "gated.ebmpp"
     >>> ebmpp.save(path, graph, {"gate": jnp.ones((2, 2, 3))})
     >>> ebmpp.load(path, factors=[gate])[0] == graph
@@ -101,7 +96,8 @@ def load(
         body, listed = archive.read(data, _KIND, str(path))
     except archive.ArchiveError as error:
         raise SavedFileError(str(error)) from error
-    arrays = Arrays([_held(a) for a in listed])
+    held = lambda a: jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype  # jax is set to hold its dtype
+    arrays = Arrays([jnp.asarray(a) if held(a) else a for a in listed])
     try:
         params = {name: arrays.get(tree) for name, tree in body["params"].items()}
         graph = describe.build(body["graph"], params, arrays, tuple(factors), dict(families or {}))
@@ -110,9 +106,3 @@ def load(
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedFileError(f"{path}: the declaration in it cannot be read ({error!r})") from error
     return graph, params
-
-
-def _held(array: np.ndarray) -> Any:
-    """As a jax array, where jax is set to hold its dtype."""
-    held = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
-    return jnp.asarray(array) if held else array

@@ -22,19 +22,19 @@ from ebmpp.errors import DeclarationError, StateError
 from ebmpp.families import Family
 from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor
+from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import Observed, named
-from ebmpp.graph.transforms.rewire import Constant, Part, WithParams, renamed, rewire, whole, with_blocks
+from ebmpp.graph.transforms.rewire import Part, WithParams, renamed, rewire, whole, with_blocks
 
 
 def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
     """The law of the other blocks given these values: a graph without them.
 
     The values are built into the energy. Factors keep their names and their params, so the params of the
-    graph are params of this one, and all of it (conditionals, gradients, log Z) is that of
-    p(rest, values), of which the values' base measures are a part: log Z of the new graph is the log of
-    the sum over the rest. Of an :class:`Observed` block the unknown units stay, as one axis, under the
-    block's name.
+    graph are params of this one, and all of it (conditionals, gradients, log Z) is that of p(rest, values),
+    of which the values' base measures are a part: log Z of the new graph is the log of the sum over the rest.
+    Of an :class:`Observed` block the unknown units stay, as one axis, under the block's name.
 
     A value here is part of the declaration, and each is a program of its own. Where many values are taken
     in turn, or a value a chain, clamp the block instead: give it by name to a kernel's ``run``, to
@@ -71,11 +71,10 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
         parts = {b: whole(b, f) for b, f in graph.families.items()}
         kept, base = dict(graph.families), {}
         for b, value in {**given.whole, **given.partial}.items():
-            known = (
-                np.asarray(given.keep[b][0]) if b in given.keep else np.ones(graph.families[b].shape, bool)
-            )
-            parts[b], left = _fixed_part(b, graph.families[b], value[0], known)
-            measure = graph.families[b].log_base_measure(value[0])
+            family = graph.families[b]
+            known = np.asarray(given.keep[b][0]) if b in given.keep else np.ones(family.shape, bool)
+            parts[b], left = _fixed_part(b, family, value[0], known)
+            measure = family.log_base_measure(value[0])
             base[b] = float(np.asarray(measure, float)[known].sum())
             kept = {n: left if n == b else f for n, f in kept.items() if n != b or left is not None}
     if not kept:
@@ -213,9 +212,7 @@ def _piece(factor: Factor, block: str, piece: str) -> Factor:
     return renamed(factor, blocks, ":".join(blocks) if usual else f"{factor.name}:{piece}")
 
 
-def _slice(
-    factor: Factor, families: Mapping[str, Family], block: str, places: np.ndarray, params: Any
-) -> Any:
+def _slice(factor: Factor, families: Mapping[str, Family], block: str, units: np.ndarray, params: Any) -> Any:
     """The params of a piece: rows of a bias, rows or columns of weights."""
     if params is None:
         return None
@@ -223,7 +220,7 @@ def _slice(
     before = of(factor.blocks[0]) if factor.blocks[0] != block else ()
     after = np.shape(params)[len(before) + len(families[block].shape) :]
     flat = jnp.reshape(params, (*before, families[block].size, *after))
-    return jnp.take(flat, places, axis=len(before))
+    return jnp.take(flat, units, axis=len(before))
 
 
 # -- names ---------------------------------------------------------------------------------------

@@ -29,10 +29,11 @@ from ebmpp.families import Family
 from ebmpp.graph import energy, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.initialization import random_statistics
 from ebmpp.graph.states import named
-from ebmpp.graph.transforms.rewire import Constant, WithParams, with_blocks
+from ebmpp.graph.transforms.rewire import WithParams, with_blocks
 
 _MOST_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
 _TOLERANCE = 1e-3  # relative, in float32, as the declaration's own probe
@@ -79,9 +80,8 @@ def marginalize(
     **Example**
 
     >>> import ebmpp
-    >>> from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin
-    >>> clique = FactorGraph({"a": Spin(1), "b": Spin(1)}, {"h": Bernoulli(50)},
-    ...                      [Bias("h"), Bilinear("a", "h"), Bilinear("b", "h")])
+    >>> clique = ebmpp.FactorGraph({"a": ebmpp.Spin(1), "b": ebmpp.Spin(1)}, {"h": ebmpp.Bernoulli(50)},
+    ...                            [ebmpp.Bias("h"), ebmpp.Bilinear("a", "h"), ebmpp.Bilinear("b", "h")])
     >>> ebmpp.marginalize(clique, "h")
     FactorGraph(visible={'a': Spin(1), 'b': Spin(1)}, latent={}, factors=[Factor('a', 'b', name='h')])
     """
@@ -110,9 +110,8 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     around = graph.neighbours([block])
     factors = [f for f in graph.factors if block in f.blocks]
     local = Declaration({b: graph.families[b] for b in (*around, block)}, factors=factors)
-    tables = tuple(
-        _Nodes.of(b, local.families[b], units) for b, units in _touched(local, block, around).items()
-    )
+    touched = _touched(local, block, around)
+    tables = tuple(_Nodes.of(b, local.families[b], units) for b, units in touched.items())
     entries = graph.families[block].size * math.prod(t.count for t in tables)
     if entries > _MOST_ENTRIES:
         raise IntractableError(
@@ -179,24 +178,18 @@ class _Nodes:
         ones = np.ones((len(table), 1))
         # the least-norm solution of [1, table] @ weights = identity, without its rounding
         weights = np.round(np.linalg.pinv(np.concatenate([ones, table], 1)), 12)
-        as_float = jnp.result_type(float)
-        return cls(
-            block,
-            Constant.of(table.astype(as_float)),
-            Constant.of(weights.astype(as_float)),
-            Constant.of(units),
-            every,
-        )
+        nodes = (Constant.of(a.astype(jnp.result_type(float))) for a in (table, weights))
+        return cls(block, *nodes, Constant.of(units), every)
 
     def at(self, node: Array, family: Family) -> Array:
         """Statistics of the block with every unit at a node."""
-        one = jnp.asarray(self.table.array())[node].reshape(family.stat_shape)
+        one = jnp.asarray(self.table.array)[node].reshape(family.stat_shape)
         return jnp.broadcast_to(one, family.statistic_shape)
 
     def __call__(self, statistics: Array) -> Array:
         """The nodes' weights for each unit that is summed out, ``(units, nodes)``."""
-        own = statistics.reshape(-1, self.table.shape[1])[self.units.array()]
-        weights = jnp.asarray(self.weights.array())
+        own = statistics.reshape(-1, self.table.shape[1])[self.units.array]
+        weights = jnp.asarray(self.weights.array)
         return weights[0] + own @ weights[1:]
 
 

@@ -63,8 +63,10 @@ class Replicated(Factor):
         return params[0] @ energies if self.tempered else energies.sum()
 
     def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
-        single = {b: _single(families[b]) for b in self.blocks}
-        return {b: _copies(e, single[b].size, self.num) for b, e in self.factor.edges(single).items()}
+        single, number = {b: _single(families[b]) for b in self.blocks}, np.arange(self.num)[:, None, None]
+        # those of every replica: units of different replicas do not interact
+        each = self.factor.edges(single).items()
+        return {b: (edges + single[b].size * number).reshape(-1, 2) for b, edges in each}
 
     def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
         single = of_one_replica(split, self.num)
@@ -75,11 +77,6 @@ class Replicated(Factor):
         single = {b: _single(families[b]) for b in self.blocks}
         own = self.factor.init_params(rng_key, single)
         return (jnp.linspace(0.0, 1.0, self.num), own) if self.tempered else own
-
-
-def _copies(edges: np.ndarray, size: int, num: int) -> np.ndarray:
-    """The pairs of every replica: units of different replicas do not interact."""
-    return (edges + size * np.arange(num)[:, None, None]).reshape(-1, 2)
 
 
 def _single(family: Family) -> Family:
