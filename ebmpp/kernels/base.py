@@ -17,7 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Numbers, Params, State, checks
+from ebmpp.core import Blocks, Numbers, State, checks
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, sweeps
@@ -54,8 +54,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     :param graph: the declaration.
     :param init: where chains start, from uniform draws or from ``init_params``: there ("uniform"), or one
         Gibbs sweep from the local mode that a search from there finds ("local_mode").
-    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`.
-    :raises ArgumentError: for another ``init``.
+    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, or another ``init``.
     """
 
     caveat = ""  #: what whoever reads the draws must know: that they are not of the model, say
@@ -131,8 +130,13 @@ class RowKernel(MCMCKernel, Generic[S]):
 
         :param check: whether to look at values also (names and shapes are checked anyway).
         """
-        params = _only_params(model_args, type(self).__name__)
-        graph = self.graph
+        if len(model_args) != 1:
+            raise ParameterError(
+                f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected "
+                "1, the params: mcmc.run(key, params), with clamped blocks by keyword: "
+                "mcmc.run(key, params, v=...)"
+            )
+        graph, (params,) = self.graph, model_args
         given = states.as_given(graph.families, model_kwargs or {}, check)
         if len(given.whole) == len(graph.families):
             raise StateError(
@@ -168,18 +172,7 @@ def is_batched(rng_key: Array) -> bool:
     return rng_key.ndim > (0 if typed else 1)
 
 
-def _only_params(model_args: tuple, kernel: str) -> Params:
-    if len(model_args) != 1:
-        raise ParameterError(
-            f"{kernel} got {len(model_args)} positional arguments after the key, expected 1, the params: "
-            "mcmc.run(key, params), with clamped blocks by keyword: mcmc.run(key, params, v=...)"
-        )
-    return model_args[0]
-
-
-def _check_init(
-    made: Target, init_params: Mapping[str, Any] | None, chains: tuple[int, ...]
-) -> Blocks | None:
+def _check_init(made: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
     """:raises StateError: for initial values of a wrong name, shape or value."""
     if init_params is None:
         return None

@@ -52,27 +52,7 @@ class TemperingState(NamedTuple):
     rng_key: Array
 
 
-class TemperingCouplingState(NamedTuple):
-    """The state of :class:`TemperingCoupling`: :class:`~ebmpp.kernels.CouplingState`, and all replicas.
-
-    ``z``, ``y``, ``distance`` and ``energies`` are of the coldest replicas; ``met`` and ``meeting_time`` of
-    all of them together.
-
-    - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
-    - **followers** - of the chain that follows it.
-    """
-
-    z: dict[str, Array]
-    y: dict[str, Array]
-    t: Array
-    met: Array
-    meeting_time: Array
-    rng_key: Array
-    distance: Array
-    energies: Array
-    accepted: Array
-    replicas: dict[str, Array]
-    followers: dict[str, Array]
+TemperingCouplingState = CouplingState  # the replicas of both chains included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,10 +118,9 @@ class ParallelTempering(_Tempered[TemperingState]):
 
     **Example**
 
-    >>> import jax
+    >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Spin, layered
-    >>> magnet = layered(v=Spin(4), h=Spin(4))
+    >>> magnet = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(4))
     >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
     >>> mcmc = MCMC(ParallelTempering(magnet, num_temperatures=4), num_warmup=63, num_samples=200,
     ...             progress_bar=False)
@@ -276,10 +255,9 @@ class TemperingCoupling(_Tempered[CouplingState], MaximalCoupling):
 
     **Example**
 
-    >>> import jax
+    >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Spin, layered
-    >>> magnet = layered(v=Spin(4), h=Spin(4))
+    >>> magnet = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(4))
     >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
     >>> pairs = MCMC(TemperingCoupling(magnet, [0, 0.15, 0.3, 1]), num_warmup=0, num_samples=100,
     ...              num_chains=5, chain_method="vectorized", progress_bar=False)
@@ -306,22 +284,21 @@ class TemperingCoupling(_Tempered[CouplingState], MaximalCoupling):
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return (tempering.tempered_sweep(self.graph, self.coupling, target.clamped),)
 
-    # Its states are a CouplingState's fields and more, which named tuples cannot inherit: hence Any.
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> Any:
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> CouplingState:
         many = tempering.add_axis(target.graph, init_params)
         return super()._init_one(rng_key, Ensemble.of(target, self.betas), many)
 
-    def _sample_one(self, state: Any, target: Target) -> Any:
+    def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
+        assert state.replicas is not None and state.followers is not None  # as `_state` made it
         whole = state._replace(z=state.replicas, y=state.followers)
         return super()._sample_one(whole, Ensemble.of(target, self.betas))
 
-    def _state(self, target: Any, z: dict[str, Array], *rest: Array) -> Any:
+    def _state(self, target: Any, z: dict[str, Array], *rest: Array) -> CouplingState:
         """The state of all replicas, and what is told of the coldest."""
         whole = super()._state(target, z, *rest)
         told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, *rest)
-        return TemperingCouplingState(
-            *told._replace(met=whole.met, meeting_time=whole.meeting_time), whole.z, whole.y
-        )
+        told = told._replace(met=whole.met, meeting_time=whole.meeting_time)
+        return told._replace(replicas=whole.z, followers=whole.y)
 
 
 def tempered_expectation(
@@ -364,9 +341,8 @@ def tempered_expectation(
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Spin, layered
-    >>> magnet = layered(v=Spin(4), h=Spin(4))
+    >>> import jax, ebmpp
+    >>> magnet = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(4))
     >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
     >>> est = tempered_expectation(magnet, params, lambda x: x["v"].mean(), betas=[0, 0.15, 0.3, 1],
     ...                            rng_key=jax.random.key(1), num_pairs=4)
