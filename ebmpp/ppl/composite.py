@@ -20,6 +20,7 @@ from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.ppl import binding
+from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.ppl.sites import Call, Rows
 
@@ -49,6 +50,9 @@ class Conjugate:
         checks.instance("Conjugate: site", self.site, str, "the name of a site")
         checks.function("Conjugate: conditional", self.conditional, "the other sites")
         checks.instance("Conjugate: initial", self.initial, dist.Distribution, "a NumPyro distribution")
+
+
+Step = GibbsBlock | Conjugate
 
 
 class CompositeState(NamedTuple):
@@ -85,8 +89,8 @@ class CoupledComposite(MCMCKernel):
         the posterior: no model is looked at (``GibbsBlock.verify`` does).
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: of the layers of the graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
-    :raises ArgumentError: for a step that is neither.
-    :raises ArgumentError: for a lag below 1, an unknown coupling, or a site in two steps.
+    :raises ArgumentError: for a step that is neither, a lag below 1, an unknown coupling, or a site in two
+        steps.
 
     **References**
 
@@ -95,17 +99,15 @@ class CoupledComposite(MCMCKernel):
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
+    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock
-    >>> from ebmpp.ppl import Conjugate, CoupledComposite
-    >>> pixels = FactorGraph({"x": Bernoulli(4)}, factors=[Bias("x")])
+    >>> pixels = ebmpp.FactorGraph({"x": ebmpp.Bernoulli(4)}, factors=[ebmpp.Bias("x")])
     >>> field = lambda sites, y: (y - 0.5) * sites["precision"]
     >>> precision = lambda sites, y: dist.Gamma(3.0, 1 + 0.5 * ((y - sites["x"]) ** 2).sum())
-    >>> kernel = CoupledComposite([GibbsBlock(pixels, ["x"], {"x": field}),
-    ...                            Conjugate("precision", precision, dist.Gamma(1.0, 1.0))])
-    >>> pairs = MCMC(kernel, num_warmup=0, num_samples=60, num_chains=3, chain_method="vectorized",
-    ...              progress_bar=False)
+    >>> steps = [ebmpp.GibbsBlock(pixels, ["x"], {"x": field}),
+    ...          ebmpp.ppl.Conjugate("precision", precision, dist.Gamma(1.0, 1.0))]
+    >>> pairs = MCMC(ebmpp.ppl.CoupledComposite(steps), num_warmup=0, num_samples=60, num_chains=3,
+    ...              chain_method="vectorized", progress_bar=False)
     >>> pairs.run(jax.random.key(0), jnp.array([0.9, 0.1, 1.2, 0.0]))
     >>> pairs.last_state.met.tolist()
     [True, True, True]
@@ -114,17 +116,14 @@ class CoupledComposite(MCMCKernel):
     sample_field = "z"
     model = None  #: as of :class:`~ebmpp.kernels.RowKernel`
 
-    def __init__(
-        self, steps: Sequence[GibbsBlock | Conjugate], lag: int = 1, coupling: str | None = None
-    ) -> None:
+    def __init__(self, steps: Sequence[Step], lag: int = 1, coupling: str | None = None) -> None:
         lag = checks.count("CoupledComposite: lag", lag)
         steps = checks.sequence("CoupledComposite: steps", steps, "GibbsBlocks and Conjugates")
         self.steps, self.lag, self.coupling = tuple(steps), lag, coupling
         names: list[str] = []
+        wanted = "a GibbsBlock or a Conjugate"
         for step in self.steps:
-            checks.instance(
-                "CoupledComposite: a step", step, (GibbsBlock, Conjugate), "a GibbsBlock or a Conjugate"
-            )
+            checks.instance("CoupledComposite: a step", step, (GibbsBlock, Conjugate), wanted)
             names.extend(_names(step))
             if isinstance(step, GibbsBlock):
                 couplings.resolve(coupling, step.within.layers)
@@ -292,17 +291,15 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 # -- sites of a step -----------------------------------------------------------------------------
 
 
-def _sites(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
+def _sites(step: Step) -> tuple[str, ...]:
     return (step.site,) if isinstance(step, Conjugate) else tuple(step.within.layouts)
 
 
-def _names(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
+def _names(step: Step) -> tuple[str, ...]:
     return _sites(step) if isinstance(step, Conjugate) else (*_sites(step), *step.within.latents)
 
 
-def _bind(
-    step: GibbsBlock, z: Rows, call: Call, check: bool = False
-) -> tuple[binding.Bound, dict[str, Array]]:
+def _bind(step: GibbsBlock, z: Rows, call: Call, check: bool = False) -> tuple[Bound, dict[str, Array]]:
     """The step's graph given the other sites in ``z``, and the step's own sites."""
     own = {site: z[site] for site in step.within.layouts}
     siblings = {name: v for name, v in z.items() if name not in _names(step)}

@@ -58,19 +58,15 @@ def composite_expectation(
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
-    >>> from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock
+    The kernel is made as in :class:`CoupledComposite`.
+
+    >>> import jax, numpyro.distributions as dist
     >>> from ebmpp.ppl import Conjugate, CoupledComposite
-    >>> from ebmpp.ppl import composite_expectation
-    >>> pixels = FactorGraph({"x": Bernoulli(4)}, factors=[Bias("x")])
-    >>> field = lambda sites, y: (y - 0.5) * sites["precision"]
-    >>> precision = lambda sites, y: dist.Gamma(3.0, 1 + 0.5 * ((y - sites["x"]) ** 2).sum())
-    >>> kernel = CoupledComposite([GibbsBlock(pixels, ["x"], {"x": field}),
-    ...                            Conjugate("precision", precision, dist.Gamma(1.0, 1.0))])
-    >>> y = jnp.array([0.9, 0.1, 1.2, 0.0])
-    >>> made = composite_expectation(kernel, lambda s: s["x"], y, rng_key=jax.random.key(0), num_pairs=50)
+    >>> mean = Conjugate("mean", lambda sites, y: dist.Normal(y / 2, 0.5**0.5), dist.Normal())
+    >>> made = composite_expectation(CoupledComposite([mean]), lambda sites: sites["mean"], 3.0,
+    ...                              rng_key=jax.random.key(0), num_pairs=50)
     >>> made.value.shape, made.num_unmet
-    ((4,), 0)
+    ((), 0)
     """
     checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
     checks.function("composite_expectation: fn", fn, "a state", arguments=1)

@@ -75,18 +75,17 @@ class GibbsBlock(MCMCKernel):
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
     >>> from numpyro.infer import MCMC, NUTS, Gibbs
-    >>> from ebmpp import Bernoulli, GibbsBlock, EnergyDistribution, layered
-    >>> rbm = layered(x=Bernoulli(6), h=Bernoulli(3))
+    >>> rbm = ebmpp.layered(x=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(3))
     >>> prior = rbm.init(jax.random.key(0))
     >>> def model(y):
     ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    ...     x = numpyro.sample("x", EnergyDistribution(rbm, prior))
+    ...     x = numpyro.sample("x", ebmpp.EnergyDistribution(rbm, prior))
     ...     numpyro.sample("y", dist.Normal(x, scale).to_event(1), obs=y)
     >>> def field(sites, y):  # log N(y; 1, s) - log N(y; 0, s) is the likelihood's part of x's bias
     ...     return prior["x"] + (y - 0.5) / sites["scale"] ** 2
-    >>> block = GibbsBlock(rbm, sites=["x"], params=prior | {"x": field})
+    >>> block = ebmpp.GibbsBlock(rbm, sites=["x"], params=prior | {"x": field})
     >>> y = jnp.array([1.1, 0.9, 0.0, 0.2, 1.0, -0.1])
     >>> block.verify(model, y)
     >>> mcmc = MCMC(Gibbs([(block, ["x"]), (NUTS(model), None)]), num_warmup=20, num_samples=20,
@@ -234,11 +233,9 @@ def gibbs_fn(
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp
-    >>> from ebmpp import Bernoulli, layered
-    >>> from ebmpp.ppl import gibbs_fn
-    >>> rbm = layered(x=Bernoulli(6), h=Bernoulli(3))
-    >>> update = gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
+    >>> import jax, jax.numpy as jnp, ebmpp
+    >>> rbm = ebmpp.layered(x=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(3))
+    >>> update = ebmpp.ppl.gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
     >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape
     (6,)
     """

@@ -140,14 +140,9 @@ class Surroundings:
                 log_weight(self.to_sites(x, values, batch), dict(call.siblings), *call.args, **call.kwargs),
                 -1,
             )
+        sites, given = self.site_blocks, states.Given(clamped, batch=batch)
         return Bound(
-            self.graph,
-            params,
-            states.Given(clamped, batch=batch),
-            axes=axes,
-            order=self.layers,
-            log_weight=weight,
-            weighted=self.site_blocks,
+            self.graph, params, given, axes=axes, order=self.layers, log_weight=weight, weighted=sites
         )
 
     def _evaluate(self, call: Call) -> tuple[dict[str, Any], set[str]]:
