@@ -50,7 +50,6 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> Adv
     :param real: shape ``(rows, *shape)``, at least two rows.
     :param synthetic: as many: a larger set would have the nearer neighbours.
     :param chunk: rows whose distances from all others are in memory together.
-    :return: an :class:`AdversarialAccuracy`.
     :raises ArgumentError: for arrays that do not fit.
 
     **References**

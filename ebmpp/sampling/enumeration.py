@@ -238,9 +238,8 @@ def _gaussian_integral(
 def chunk_size(graph: FactorGraph, plan: Plan) -> int:
     """States in flight at once."""
     entries = sum(graph.families[b].size for b in plan.integrated) ** 2
-    return min(
-        num_states(graph, plan.enumerated, plan.lacking), CHUNK, max(64, _MOST_HESSIANS // max(1, entries))
-    )
+    most = max(64, _MOST_HESSIANS // max(1, entries))
+    return min(num_states(graph, plan.enumerated, plan.lacking), CHUNK, most)
 
 
 def log_sum(

@@ -63,14 +63,12 @@ class Source(Protocol):
         """What tells these data from others, JSON values by name."""
 
 
-def as_source(
-    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, order_key: Array
-) -> Source:
+def as_source(graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array) -> Source:
     """The source that ``data`` are: see :func:`ebmpp.fit`.
 
     :param weights: one a row, or None.
     :param batch_size: None for the default, 100, or the stream's own.
-    :param order_key: a jax key for the order of the rows.
+    :param rng_key: a jax key for the order of the rows.
     :raises StateError: for data or weights that do not fit.
     """
     if _is_stream(data):
@@ -79,7 +77,7 @@ def as_source(
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
-    order = Order(random.key_pair(order_key), size, DEFAULT_BATCH if batch_size is None else batch_size)
+    order = Order(random.key_pair(rng_key), size, DEFAULT_BATCH if batch_size is None else batch_size)
     kind = HostRows if any(isinstance(v, np.memmap) for v in jax.tree.leaves(data)) else DeviceRows
     return kind(graph, table, weights, order)
 
@@ -246,9 +244,7 @@ class Stream:
         return Selection(copied(rows), known=copied(known))
 
 
-def _identity(
-    weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]
-) -> dict[str, Any]:
+def _identity(weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]) -> dict:
     data = jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}})
     return {"data": digest(data), "weights": None if weights is None else digest({"weights": weights})}
 

@@ -16,6 +16,7 @@ from ebmpp.errors import ArgumentError
 
 Params = Any
 Bound = float | Mapping[str, Any]
+WithArgs = optax.GradientTransformationExtraArgs
 
 
 def shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
@@ -60,9 +61,7 @@ def check(optimizer: optax.GradientTransformation, params: Params) -> None:
         )
 
 
-def projected(
-    optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]
-) -> optax.GradientTransformationExtraArgs:
+def projected(optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]) -> WithArgs:
     """An optimiser after each of whose updates the params are projected.
 
     An update is a difference that is added to the params, so they are in the set up to its rounding: leave a
@@ -70,7 +69,6 @@ def projected(
 
     :param optimizer: any optax transformation.
     :param projection: params to params: :func:`box`, :func:`ball`, or a function of ``optax.projections``.
-    :return: an optax transformation.
 
     **References**
 
@@ -94,7 +92,7 @@ def projected(
         wanted = projection(optax.apply_updates(params, updates))
         return jax.tree.map(jnp.subtract, wanted, params), state
 
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+    return WithArgs(optimizer.init, update)
 
 
 def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params], Params]:
@@ -103,7 +101,6 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
     :param low: a number for all params, or a dict from the names of some factors to numbers or arrays like
         their params; None for no bound.
     :param high: likewise.
-    :return: a function from params to params.
     :raises ArgumentError: for a low above high, where both are numbers.
 
     **Example**
@@ -134,7 +131,6 @@ def ball(radius: float) -> Callable[[Params], Params]:
     """The projection onto the params of Euclidean norm at most ``radius``, all of them together.
 
     :param radius: above 0.
-    :return: a function from params to params.
     :raises ArgumentError: for another radius.
 
     **Example**
@@ -156,9 +152,7 @@ class AveragedState(NamedTuple):
     mean: Params
 
 
-def averaged(
-    optimizer: optax.GradientTransformation, start: int = 0
-) -> optax.GradientTransformationExtraArgs:
+def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArgs:
     """An optimiser that also keeps the mean of the params over its steps; the steps stay as they are.
 
     Around :func:`projected`, so that the mean is of the projected params.
@@ -201,7 +195,7 @@ def averaged(
         mean = optax.incremental_update(new, state.mean, 1 / jnp.maximum(1, count - start))
         return updates, AveragedState(inner, count, mean)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return WithArgs(init, update)
 
 
 def averaged_params(optimizer_state: Any) -> Params:

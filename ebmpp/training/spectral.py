@@ -46,7 +46,6 @@ def spectral_descent(
         Other leaves, and all without a graph: one axis or none is a vector, two are a matrix, and more are
         cut in two where the matrix comes out closest to square.
     :param vectors: the norm for vectors, "euclidean" or "max".
-    :return: an optax transformation.
     :raises ArgumentError: for another ``vectors``.
 
     **References**
@@ -83,30 +82,17 @@ def sharp(graph: FactorGraph | None = None, vectors: str = "euclidean") -> optax
     def update(gradient: Any, params: Any) -> Any:
         del params
         if graph is None:
-            return jax.tree.map(lambda g: _sharp(g, _squarest(g.shape), vectors), gradient)
-        by_name = {f.name: f for f in graph.factors}
-        cut = lambda name, g: _cut(graph, by_name.get(name), g.shape)
-        return {
-            name: jax.tree.map(lambda g: _sharp(g, cut(name, g), vectors), leaves)
-            for name, leaves in _named(gradient).items()
-        }
+            return jax.tree.map(lambda g: _sharp(g, None, vectors), gradient)
+        if not isinstance(gradient, Mapping):
+            raise ArgumentError(
+                "spectral_descent: with a graph the gradient is a dict keyed by factor name, not a "
+                f"{type(gradient).__name__}"
+            )
+        axes = {f.name: f.row_axes(graph.families) for f in graph.factors}
+        each = lambda name: lambda g: _sharp(g, axes.get(name), vectors)
+        return {name: jax.tree.map(each(name), leaves) for name, leaves in gradient.items()}
 
     return optax.stateless(update)
-
-
-def _named(gradient: Any) -> Mapping[str, Any]:
-    if not isinstance(gradient, Mapping):
-        raise ArgumentError(
-            "spectral_descent: with a graph the gradient is a dict keyed by factor name, not a "
-            f"{type(gradient).__name__}"
-        )
-    return gradient
-
-
-def _cut(graph: FactorGraph, factor: Any, shape: tuple[int, ...]) -> int:
-    """How many axes are the matrix's rows; 0 for a vector."""
-    axes = None if factor is None else factor.row_axes(graph.families)
-    return _squarest(shape) if axes is None else axes
 
 
 def _squarest(shape: tuple[int, ...]) -> int:
@@ -116,7 +102,9 @@ def _squarest(shape: tuple[int, ...]) -> int:
     return min(range(1, len(shape)), key=lambda i: max(sides(i)))
 
 
-def _sharp(gradient: Array, cut: int, vectors: str) -> Array:
+def _sharp(gradient: Array, cut: int | None, vectors: str) -> Array:
+    """:param cut: how many axes are the matrix's rows; 0 for a vector, None where nobody says."""
+    cut = _squarest(gradient.shape) if cut is None else cut
     if not cut:
         largest = vectors == "max"
         return jnp.abs(gradient).sum() * jnp.sign(gradient) if largest else gradient
