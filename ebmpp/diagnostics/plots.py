@@ -41,7 +41,6 @@ def plot_units(
     :param ncols: images a row; about a square if None.
     :param ax: where to; a new figure if None.
     :param colorbar: whether to show the scale of values outside [0, 1].
-    :return: the axes.
     :raises ArgumentError: when ``images`` does not have that many values an image, or none.
 
     **Example**
@@ -111,8 +110,7 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
         ``monitor_step``).
     :param axes: as many as there are panels, or a new figure if None.
     :return: the axes, an array of one dimension.
-    :raises ArgumentError: for anything else.
-    :raises ArgumentError: for a history with nothing to draw, or too few axes.
+    :raises ArgumentError: for anything else, a history with nothing to draw, or too few axes.
 
     **Example**
 
@@ -200,7 +198,6 @@ def plot_meeting_times(
     :param met: which pairs met, of the shape of ``times``; all of them if None.
     :param ax: where to; a new figure if None.
     :param label: for the legend.
-    :return: the axes.
     :raises ArgumentError: no time, a nan or infinite one, or ``met`` of another shape.
 
     **References**
@@ -289,7 +286,6 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
         return.
     :param ax: where to; a new figure if None.
     :param label: for the legend.
-    :return: the axes.
     :raises ArgumentError: without meeting times.
 
     **References**

@@ -27,6 +27,7 @@ from ebmpp.moves import Layer, Target
 from ebmpp.training.batches import Selection
 
 Units = str | Family | Callable[[int], Family]
+Optimizer = optax.GradientTransformation
 
 NAMES: dict[str, type[Family]] = {
     "bernoulli": families.Bernoulli,
@@ -65,9 +66,7 @@ def harmonium(visible: Family, latent: Family) -> FactorGraph:
 
 
 @lru_cache(maxsize=32)  # optax makes a new function each time, and with it a new program
-def make_optimizer(
-    make: Callable[[float], optax.GradientTransformation], rate: float
-) -> optax.GradientTransformation:
+def make_optimizer(make: Callable[[float], Optimizer], rate: float) -> Optimizer:
     """``make(rate)``, the same object for the same arguments."""
     return make(rate)
 

@@ -70,12 +70,10 @@ def likelihood(subject: Subject) -> Section:
             "+ log Z is bounded from below by mean field, and so is the likelihood."
         )
     table = _table(subject, made, exact_rows)
-    caption = "Mean log p of a row. "
-    caption += "log Z error is shared by all rows; row error is that of a mean over so many rows."
-    section.table("log_likelihood", table, caption)
-    section.figure(
-        "log_likelihood", _draw(table), "With two standard errors of log Z and of the rows together."
-    )
+    caption = "log Z error is shared by all rows; row error is that of a mean over so many rows."
+    section.table("log_likelihood", table, f"Mean log p of a row. {caption}")
+    caption = "With two standard errors of log Z and of the rows together."
+    section.figure("log_likelihood", _draw(table), caption)
     for name, row in table.iterrows():
         low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
         text = f"{row['exact']:.2f} a row (exact)"
@@ -102,9 +100,8 @@ def _log_z(section: Section, made: Bracket) -> None:
         )
     if made.exact is not None:
         rows.append({"log Z": "exact", "value": made.exact, "a bound on average": ""})
-    section.table(
-        "log_partition", pd.DataFrame(rows), f"The two are {made.gap:.3g} +- {made.standard_error:.2g} apart."
-    )
+    caption = f"The two are {made.gap:.3g} +- {made.standard_error:.2g} apart."
+    section.table("log_partition", pd.DataFrame(rows), caption)
 
 
 def _exact_rows(subject: Subject, rows: Rows, made: Bracket) -> np.ndarray | None:
@@ -205,9 +202,8 @@ def proxies(subject: Subject) -> Section:
         squared = monitors.reconstruction(subject.graph, rows, subject.key(6))(subject.params)
         columns[name] = {"reconstruction error": float(squared)}
         try:
-            each = pseudo_log_likelihood(
-                subject.graph, subject.params, rows, num_units=some, rng_key=subject.key(7)
-            )
+            which = {"num_units": some, "rng_key": subject.key(7)}
+            each = pseudo_log_likelihood(subject.graph, subject.params, rows, **which)
             error = standard_error(np.asarray(each, float))
             columns[name] |= {"pseudo-log-likelihood": float(each.mean()), "its row error": float(error)}
         except IntractableError as refused:
@@ -222,7 +218,6 @@ def proxies(subject: Subject) -> Section:
     if why is not None:
         section.missing("the pseudo-likelihood", why)
     elif some is not None:
-        section.text(
-            f"Pseudo-likelihood from {some} units of each row, drawn at random, scaled to all {units}."
-        )
+        told = f"{some} units of each row, drawn at random, scaled to all {units}"
+        section.text(f"Pseudo-likelihood from {told}.")
     return section

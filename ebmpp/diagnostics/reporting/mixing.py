@@ -121,10 +121,8 @@ def _bounded(section: Section, made: Estimate) -> None:
 def _means(section: Section, subject: Subject, made: Estimate) -> None:
     """Means without the bias of any start, next to those of chains."""
     if made.num_unmet:
-        section.missing(
-            "unbiased means", f"{made.num_unmet} pairs are unmet, and without them means are biased"
-        )
-        return
+        why = f"{made.num_unmet} pairs are unmet, and without them means are biased"
+        return section.missing("unbiased means", why)
     gibbs = subject.gibbs.draws
     rows = [
         {
@@ -136,9 +134,8 @@ def _means(section: Section, subject: Subject, made: Estimate) -> None:
         }
         for b in subject.graph.families
     ]
-    section.table(
-        "means", pd.DataFrame(rows), "Mean value of a block's units, from the pairs and from chains."
-    )
+    caption = "Mean value of a block's units, from the pairs and from chains."
+    section.table("means", pd.DataFrame(rows), caption)
 
 
 # -- chains ------------------------------------------------------------------------------------------
