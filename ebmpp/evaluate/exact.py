@@ -20,7 +20,6 @@ from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError, IntractableError
 from ebmpp.graph import Bias, FactorGraph, tables
 from ebmpp.graph.arrays import is_concrete
-from ebmpp.graph.tables import Data
 from ebmpp.sampling import enumeration
 from ebmpp.sampling.enumeration import Plan
 
@@ -120,7 +119,7 @@ def _check(graph: FactorGraph, params: Params) -> None:
     graph.check(params)
 
 
-def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[Data, Plan, Plan]:
+def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[tables.Data, Plan, Plan]:
     _check(graph, params)
     made = tables.as_data(graph, data, missing=None)
     lacking = [(b, _most_unknown(k)) for b, k in made.known.items()]

@@ -119,7 +119,7 @@ def _check_width(name: str, family: Family, made: Array, given: Numbers) -> None
         return
     given, held = np.asarray(given), np.asarray(made)
     wrong = np.isinf(held) & np.isfinite(given)
-    if is_whole(family):
+    if family.states() is not None or getattr(family.support, "is_discrete", False):
         with np.errstate(invalid="ignore"):
             wrong = wrong | (held.astype(given.dtype) != given)
         if kind != "f":  # the way back of what is past the last number is whatever the machine makes of it
@@ -141,11 +141,6 @@ def _refuse(name: str, family: Family, places: np.ndarray, shown: Any, why: str)
     index = tuple(int(i) for i in places[0])
     count = f"{len(places)} such value{'s' if len(places) > 1 else ''}"
     raise StateError(f"block {name!r} ({family!r}) got {shown!s} at index {index} ({count}){why}")
-
-
-def is_whole(family: Family) -> bool:
-    """Whether units take whole numbers."""
-    return family.states() is not None or bool(getattr(family.support, "is_discrete", False))
 
 
 def describe(family: Family) -> str:

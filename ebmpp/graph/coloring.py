@@ -47,7 +47,9 @@ def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
         strategies = _STRATEGIES[0 if size <= _EXHAUSTIVE else 1 if size <= _DENSE else 2 :]
         found = [nx.greedy_color(graph, strategy) for strategy in strategies]
         colors = min(found, key=lambda c: max(c.values()))
-    validate(graph, colors)
+    for a, b in graph.edges:
+        if colors[a] == colors[b]:
+            raise ArgumentError(f"{a!r} and {b!r} interact but were given the same layer")
     classes: dict[int, list[Any]] = {}
     for node in graph.nodes:
         classes.setdefault(colors[node], []).append(node)
@@ -62,16 +64,6 @@ def _bipartite(graph: nx.Graph) -> dict[Any, int]:
         first = min(component, key=position.__getitem__)
         colors |= {node: raw[node] ^ raw[first] for node in component}
     return colors
-
-
-def validate(graph: nx.Graph, colors: Mapping[Any, int]) -> None:
-    """Check that no edge joins two nodes of one colour.
-
-    :raises ArgumentError: naming the first pair that does.
-    """
-    for a, b in graph.edges:
-        if colors[a] == colors[b]:
-            raise ArgumentError(f"{a!r} and {b!r} interact but were given the same layer")
 
 
 # -- units of a block ------------------------------------------------------------------------------

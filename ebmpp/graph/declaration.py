@@ -129,7 +129,9 @@ class Declaration:
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", tuple(factors))
         _check_factors(self.factors, self.families)
-        put("edges", frozenset(self._interactions()))
+        order = {name: i for i, name in enumerate(self.families)}
+        scopes = (sorted(f.blocks, key=order.__getitem__) for f in self.factors)
+        put("edges", frozenset(edge for scope in scopes for edge in itertools.combinations(scope, 2)))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
         put("param_shapes", _param_shapes(self.factors, self.families, self.splits))
         put("block_layers", tuple(self._block_layers()))
@@ -158,12 +160,6 @@ class Declaration:
         return f"{type(self).__name__}({blocks}, factors=[{listed}])"
 
     # -- the block graph -------------------------------------------------------------------------
-
-    def _interactions(self) -> Iterable[tuple[str, str]]:
-        order = {name: i for i, name in enumerate(self.families)}
-        for factor in self.factors:
-            scope = sorted(factor.blocks, key=order.__getitem__)
-            yield from itertools.combinations(scope, 2)
 
     def _block_graph(self) -> nx.Graph:
         made = nx.Graph()

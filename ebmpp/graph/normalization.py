@@ -105,7 +105,9 @@ def _reach(graph: Declaration, block: str, params: Params) -> tuple[Natural, Nat
     """The largest and the smallest natural parameters; a domain is convex, so it has what is between."""
     around = _around(graph, block)
     if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
-        return _tried(graph, params, block, around)
+        stats = random_statistics(graph.families, around, _RANDOM_STATES)
+        eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
+        return eta.max(0), eta.min(0)
     zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in around}
     high = low = _eta(graph, params, block, zero)
     for b in around:
@@ -136,12 +138,6 @@ def _largest(slope: Array, other: Family) -> Array:
         return per_state.max(-1).sum(unit_axes)
     low, high = (jnp.broadcast_to(bound, slope.shape) for bound in other.statistic_bounds)
     return jnp.maximum(slope * low, slope * high).sum(tuple(range(own, slope.ndim)))
-
-
-def _tried(graph: Declaration, params: Params, block: str, around: list[str]) -> tuple[Natural, Natural]:
-    stats = random_statistics(graph.families, around, _RANDOM_STATES)
-    eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
-    return eta.max(0), eta.min(0)
 
 
 def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:

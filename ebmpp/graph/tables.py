@@ -22,7 +22,6 @@ from ebmpp.errors import StateError
 from ebmpp.graph import initialization, states
 from ebmpp.graph.arrays import is_concrete, settle
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.states import Observed
 
 
 class Table(NamedTuple):
@@ -60,7 +59,7 @@ class Data(NamedTuple):
 
 
 def _observed(values: Mapping[str, Numbers], known: Mapping[str, Numbers]) -> dict[str, Any]:
-    return {b: Observed(v, known[b]) if b in known else v for b, v in values.items()}
+    return {b: states.Observed(v, known[b]) if b in known else v for b, v in values.items()}
 
 
 def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:

@@ -22,7 +22,6 @@ from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, sweeps
 from ebmpp.sampling import search
-from ebmpp.sampling.search import STARTS
 
 #: What NumPyro passes: the keyword arguments of the model.
 Kwargs = Mapping[str, Any] | None
@@ -63,7 +62,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
         checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
-        checks.choice(f"{name}: init", init, STARTS, also="give states as init_params to mcmc.run")
+        checks.choice(f"{name}: init", init, search.STARTS, also="give states as init_params to mcmc.run")
         self.graph = graph
         self.start = init
 

@@ -152,7 +152,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
         /,
     ) -> CouplingState:
         """The state at t, of rows that had ``met`` at ``time`` or had not."""
-        now = met | (together & ~broken)
+        graph, now = target.graph, met | (together & ~broken)
+        energies = lambda t: energy.energy(graph, target.params, t)
         z = {b: _poison(v, broken) for b, v in z.items()}
         shaped = lambda a: a.reshape(target.batch)
         return CouplingState(
@@ -163,7 +164,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
             shaped(jnp.where(met, time, t)),
             rng_key,
             shaped(_distance(target, z)),
-            _energies(target, z).reshape(2, *target.batch),
+            jax.vmap(jax.vmap(energies))(graph.statistics(z)).reshape(2, *target.batch),
             shaped(accepted),
         )
 
@@ -252,12 +253,6 @@ def _distance(target: Target, z: dict[str, Array]) -> Array:
             gap = gap != 0
         total += gap.reshape(target.num_rows, -1).sum(-1).astype(total.dtype)
     return total
-
-
-def _energies(target: Target, z: dict[str, Array]) -> Array:
-    """Energies of both chains, ``(2, rows)``."""
-    graph, params = target.graph, target.params
-    return jax.vmap(jax.vmap(lambda t: energy.energy(graph, params, t)))(graph.statistics(z))
 
 
 def _poison(v: Array, broken: Array) -> Array:

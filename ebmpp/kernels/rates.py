@@ -19,7 +19,6 @@ from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.states import Given
 from ebmpp.kernels.base import Kwargs, RowKernel
 from ebmpp.moves import Target, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
@@ -90,7 +89,7 @@ class _FastWeights(RowKernel[RatesState]):
         def one(x: Rows, fast: Params, keep: Keep, keys: Array) -> tuple:
             x, keep = ({b: v[None] for b, v in rows.items()} for rows in (x, keep))
             params = jax.tree.map(jnp.add, target.params, fast)
-            x = self._move(Target(target.graph, params, Given(target.clamped, keep=keep)), x, keys)
+            x = self._move(Target(target.graph, params, states.Given(target.clamped, keep=keep)), x, keys)
             return {b: v[0] for b, v in x.items()}, self._learn(target, fast, x), _size(fast)
 
         x, fast, size = jax.vmap(one)(target.to_rows(state.z), fast, target.keep, self._keys(state, target))

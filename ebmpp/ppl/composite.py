@@ -20,7 +20,6 @@ from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.ppl import binding
-from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.ppl.sites import Call, Rows
 
@@ -221,12 +220,8 @@ class CoupledComposite(MCMCKernel):
         start = self.start(key, call, given)
         ahead = lambda t, z: self.single(z, key, t + 1, call)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
-        return self.state_at(key, z, start)
-
-    def state_at(self, key: Array, z: dict[str, Array], y: dict[str, Array]) -> CompositeState:
-        """The pair whose leading chain has done its first ``lag`` sweeps."""
         t = jnp.full((), self.lag, jnp.int32)
-        return CompositeState(z, y, t, _equal(z, y), t, key, jnp.zeros((), bool))
+        return CompositeState(z, start, t, _equal(z, start), t, key, jnp.zeros((), bool))
 
     def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
         """One coupled sweep of every pair in ``state``."""
@@ -299,7 +294,9 @@ def _names(step: Step) -> tuple[str, ...]:
     return _sites(step) if isinstance(step, Conjugate) else (*_sites(step), *step.within.latents)
 
 
-def _bind(step: GibbsBlock, z: Rows, call: Call, check: bool = False) -> tuple[Bound, dict[str, Array]]:
+def _bind(
+    step: GibbsBlock, z: Rows, call: Call, check: bool = False
+) -> tuple[binding.Bound, dict[str, Array]]:
     """The step's graph given the other sites in ``z``, and the step's own sites."""
     own = {site: z[site] for site in step.within.layouts}
     siblings = {name: v for name, v in z.items() if name not in _names(step)}

@@ -46,13 +46,9 @@ class _UnitwiseSupport(constraints.Constraint):
         self.graph, self.layout = graph, layout
 
     @property
-    def _supports(self) -> list[constraints.Constraint]:
-        return [self.graph.families[b].support for b in self.layout.names]
-
-    @property
     def is_discrete(self) -> bool:
         # one discrete unit is enough: a gradient-based method must not take the site
-        return any(support.is_discrete for support in self._supports)
+        return any(self.graph.families[b].support.is_discrete for b in self.layout.names)
 
     @property
     def event_dim(self) -> int:

@@ -19,7 +19,6 @@ from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
-from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.sites import Call, Sites, Surroundings
 from ebmpp.ppl.verify import verify
 from ebmpp.sampling import search
@@ -120,12 +119,12 @@ class GibbsBlock(MCMCKernel):
 
     # -- states ----------------------------------------------------------------------------------
 
-    def begin(self, values: Rows, made: Bound, keys: Array) -> dict[str, Array]:
+    def begin(self, values: Rows, made: binding.Bound, keys: Array) -> dict[str, Array]:
         """Rows of the first state: sites where ``values`` are, latents drawn."""
         x = search.start(made, keys, self.within.to_rows(values, {}, made))
         return made.map(search.near_modes, x, keys) if self.start == "local_mode" else x
 
-    def advance(self, made: Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
+    def advance(self, made: binding.Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
         """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
@@ -160,7 +159,8 @@ class GibbsBlock(MCMCKernel):
             )
         if not init_params:
             raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.within.layouts)}")
-        values = {site: _no_bools(v) for site, v in init_params.items()}
+        plain = lambda v: v.astype(jnp.int8) if v.dtype == bool else v  # NumPyro's summary fails on booleans
+        values = {site: plain(jnp.asarray(v)) for site, v in init_params.items()}
         self.within.batch_of(values)
         for site, layout in self.within.layouts.items():
             for b, v in layout.split(values[site]).items():
@@ -205,12 +205,6 @@ class GibbsBlock(MCMCKernel):
         See :func:`ebmpp.ppl.verify.verify`.
         """
         verify(self.within, model, *model_args, **model_kwargs)
-
-
-def _no_bools(value: Array) -> Array:
-    """NumPyro's summary fails on booleans."""
-    value = jnp.asarray(value)
-    return value.astype(jnp.int8) if value.dtype == bool else value
 
 
 def gibbs_fn(

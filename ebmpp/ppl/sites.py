@@ -16,7 +16,6 @@ from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import Kwargs
 from ebmpp.ppl import binding
-from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.layout import Layout
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
@@ -122,7 +121,7 @@ class Surroundings:
             raise StateError(f"the sites of one block have the same leading axes; got {axes}")
         return next(iter(axes.values()))
 
-    def bind(self, values: Rows, call: Call, check: bool = False) -> Bound:
+    def bind(self, values: Rows, call: Call, check: bool = False) -> binding.Bound:
         """The graph at this moment's values of everything else.
 
         :param values: the block's own sites (for their leading axes).
@@ -141,7 +140,7 @@ class Surroundings:
                 -1,
             )
         sites, given = self.site_blocks, states.Given(clamped, batch=batch)
-        return Bound(
+        return binding.Bound(
             self.graph, params, given, axes=axes, order=self.layers, log_weight=weight, weighted=sites
         )
 
@@ -189,7 +188,7 @@ class Surroundings:
             raise StateError(f"given blocks have leading axes {held.batch}, and the sites have {batch}")
         return {b: jnp.broadcast_to(v, (rows, *v.shape[1:])) for b, v in held.whole.items()}
 
-    def to_rows(self, values: Rows, latents: Rows, made: Bound) -> dict[str, Array]:
+    def to_rows(self, values: Rows, latents: Rows, made: binding.Bound) -> dict[str, Array]:
         """Every block as rows."""
         x = {}
         for site, layout in self.layouts.items():

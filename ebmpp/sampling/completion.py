@@ -129,10 +129,9 @@ def complete(
     if made.r_hat is not None and (made.r_hat > _HIGH).any():
         high = int((made.r_hat > _HIGH).sum())
         warnings.warn(
-            f"complete: chains of {high} of {made.r_hat.size} rows disagree (R-hat "
-            f"above {_HIGH}, up to {np.nanmax(made.r_hat):.3g}), so their means and draws are not yet those "
-            "of the posterior: raise num_warmup and num_samples, or run ebmpp.ParallelTempering with the "
-            "same observations",
+            f"complete: chains of {high} of {made.r_hat.size} rows disagree (R-hat above {_HIGH}, up to "
+            f"{np.nanmax(made.r_hat):.3g}), so their means and draws are not yet those of the posterior: "
+            "raise num_warmup and num_samples, or run ebmpp.ParallelTempering with the same observations",
             stacklevel=2,
         )
     return made

@@ -28,7 +28,6 @@ from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
-from ebmpp.sklearn.harmonium import Optimizer, Units
 from ebmpp.training.loop import Loop
 from ebmpp.training.schedule import Stage, Stages
 
@@ -103,10 +102,10 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self,
         n_components: int = 256,
         *,
-        visible: Units = "auto",
-        latent: Units = "bernoulli",
+        visible: harmonium.Units = "auto",
+        latent: harmonium.Units = "bernoulli",
         estimator: Estimator | None = None,
-        optimizer: Callable[[float], Optimizer] | Optimizer | None = None,
+        optimizer: Callable[[float], harmonium.Optimizer] | harmonium.Optimizer | None = None,
         learning_rate: float | str = "auto",
         batch_size: int = 10,
         n_iter: int = 10,
@@ -369,7 +368,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     # -- params ----------------------------------------------------------------------------------
 
-    def _optimizer(self) -> Optimizer:
+    def _optimizer(self) -> harmonium.Optimizer:
         make = optax.sgd if self.optimizer is None else self.optimizer
         if not callable(make):
             return make

@@ -18,7 +18,6 @@ from ebmpp.core import Blocks, Key, Numbers, checks, random
 from ebmpp.core.archive import digest
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Observed, tables
-from ebmpp.graph.tables import Table
 
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -119,7 +118,7 @@ class Order:
 class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
-    def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
+    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
         self.rows, self.known, _ = jax.device_put(tables.check_table(graph, table))
         self.order, self.batch_size = order, order.batch_size
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
@@ -142,7 +141,7 @@ class DeviceRows:
 class HostRows:
     """Memory-mapped arrays: a batch's rows are read and checked when their step comes."""
 
-    def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
+    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
         self.graph, self.table, self.order, self.batch_size = graph, table, order, order.batch_size
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
 
@@ -177,7 +176,7 @@ class HostRows:
         weights = None if self.weights is None else jax.device_put(self.weights[index])
         return Selection(jax.device_put(rows), None, weights, jax.device_put(known))
 
-    def _refuse(self, read: Table, index: np.ndarray) -> None:
+    def _refuse(self, read: tables.Table, index: np.ndarray) -> None:
         """:raises StateError: for the first wrong row, with its number in the data."""
         for at, number in enumerate(index):
             try:

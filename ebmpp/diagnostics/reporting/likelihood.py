@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
-from ebmpp.diagnostics.canvas import COLORS, grid, tidy
+from ebmpp.diagnostics.plots import COLORS, grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import IntractableError

@@ -12,10 +12,9 @@ import pandas as pd
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.diagnostics.canvas import grid, tidy
 from ebmpp.diagnostics.datatree import summary
 from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
-from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.diagnostics.plots import grid, plot_meeting_times, plot_tv_bound, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Chains, Subject
 from ebmpp.errors import UnmetError

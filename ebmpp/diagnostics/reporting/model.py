@@ -7,7 +7,7 @@ import pandas as pd
 
 import jax
 
-from ebmpp.diagnostics.canvas import grid, tidy
+from ebmpp.diagnostics.plots import grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.evaluate.activity import unit_activity

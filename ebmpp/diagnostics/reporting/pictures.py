@@ -14,8 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Params
-from ebmpp.diagnostics.canvas import grid
-from ebmpp.diagnostics.plots import panels, plot_history, plot_units
+from ebmpp.diagnostics.plots import grid, panels, plot_history, plot_units
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import StateError

@@ -24,11 +24,10 @@ from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.states import Observed, named
 from ebmpp.graph.transforms.rewire import Part, WithParams, renamed, rewire, whole, with_blocks
 
 
-def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
+def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> FactorGraph:
     """The law of the other blocks given these values: a graph without them.
 
     The values are built into the energy. Factors keep their names and their params, so the params of the
@@ -273,7 +272,7 @@ def rename(
     _refuse_equal("factor", names)
     visible, latent = ({new[b]: f for b, f in part.items()} for part in (graph.visible, graph.latent))
     out = FactorGraph(visible, latent, made)
-    return out if params is None else (out, {names[n]: v for n, v in named(graph, params).items()})
+    return out if params is None else (out, {names[n]: v for n, v in states.named(graph, params).items()})
 
 
 def _refuse_equal(what: str, names: Mapping[str, str]) -> None:

@@ -32,7 +32,6 @@ from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.initialization import random_statistics
-from ebmpp.graph.states import named
 from ebmpp.graph.transforms.rewire import WithParams, with_blocks
 
 _MOST_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
@@ -91,7 +90,7 @@ def marginalize(
         raise DeclarationError("marginalize: name is that of one factor; give it with one block")
     for block in listed:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
-        given = None if params is None else named(graph, params)
+        given = None if params is None else states.named(graph, params)
         with jax.ensure_compile_time_eval():
             graph = _without(graph, block, block if name is None else name)
         if given is not None:
