@@ -9,8 +9,6 @@ import warnings
 
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import identity
 
 import jax
 from jax import Array
@@ -23,7 +21,7 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.ppl.sites import Call
+from ebmpp.ppl.sites import Call, SiteKernel
 from ebmpp.sampling import perfect
 
 Sites = dict[str, Array]
@@ -54,7 +52,7 @@ class ExchangeState(NamedTuple):
     rng_key: Array
 
 
-class Exchange(MCMCKernel):
+class Exchange(SiteKernel):
     """Metropolis for what the params of an energy model depend on, given data: a NumPyro kernel.
 
     The likelihood has log Z, which nobody knows. A proposal draws one auxiliary data set from the model
@@ -111,8 +109,6 @@ class Exchange(MCMCKernel):
     >>> mcmc.get_samples()["J"].shape
     (50,)
     """
-
-    sample_field = "z"
 
     def __init__(
         self,
@@ -180,17 +176,9 @@ class Exchange(MCMCKernel):
     def _may_fail(self) -> bool:
         return isinstance(self.auxiliary, str) and self.auxiliary != "enumerate"
 
-    def refresh(self, state: ExchangeState, model_args: tuple, model_kwargs: Kwargs) -> ExchangeState:
-        """Identity: nothing in the state depends on the other sites."""
-        return state
-
     def wrap_model(self, wrapper: Callable) -> "Exchange":
         """Itself: there is no model."""
         return self
-
-    def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
-        """Identity: the draws are constrained."""
-        return identity
 
     def get_diagnostics_str(self, state: ExchangeState) -> str:
         """Step size and acceptance, for the progress bar."""

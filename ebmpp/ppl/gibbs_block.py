@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import identity
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -19,8 +17,7 @@ from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
-from ebmpp.ppl.sites import Call, Sites, Surroundings
-from ebmpp.ppl.verify import verify
+from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
 
@@ -42,7 +39,7 @@ class BlockState(NamedTuple):
     rng_key: Array
 
 
-class GibbsBlock(MCMCKernel):
+class GibbsBlock(SiteKernel):
     """Some sites of a NumPyro model, updated by the sweeps of a graph: a block of ``numpyro.infer.Gibbs``.
 
     The graph, with its params at this moment's values, must be the posterior of the sites given everything
@@ -93,8 +90,6 @@ class GibbsBlock(MCMCKernel):
     >>> {name: draws.shape for name, draws in mcmc.get_samples().items()}
     {'scale': (20,), 'x': (20, 6)}
     """
-
-    sample_field = "z"
 
     def __init__(
         self,
@@ -180,14 +175,6 @@ class GibbsBlock(MCMCKernel):
         z = self.within.to_sites(x, like, self.within.batch_of(like))
         return BlockState(z, {b: x[b] for b in self.within.latents}, i, accepted, rng_key)
 
-    def refresh(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
-        """The state as it is: nothing in it depends on the siblings."""
-        return state
-
-    def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
-        """Identity: sites are kept as the model knows them."""
-        return identity
-
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Steps done, and acceptance where there are Metropolis steps."""
         steps = int(np.max(state.i))
@@ -202,7 +189,7 @@ class GibbsBlock(MCMCKernel):
     def verify(self, model: Callable[..., Any], *model_args: Any, **model_kwargs: Any) -> None:
         """Compare the graph with the model: raises where it is not the posterior of the sites.
 
-        See :func:`ebmpp.ppl.verify.verify`.
+        See :func:`ebmpp.ppl.sites.verify`.
         """
         verify(self.within, model, *model_args, **model_kwargs)
 
