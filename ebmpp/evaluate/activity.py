@@ -117,16 +117,9 @@ def _of_block(
     varies = spread / np.maximum(_variance(family, mean, draws), 1e-30)
     each = math.prod(family.stat_shape)
     unit, statistic = np.divmod(np.arange(mean.shape[1]), each)
-    columns = {
-        "block": block,
-        "unit": unit,
-        "statistic": statistic,
-        "mean": mean.mean(0),
-        "low": mean.min(0),
-        "high": mean.max(0),
-        "varies": np.minimum(1.0, varies),
-    }
-    made = pd.DataFrame(columns)
+    named = {"block": block, "unit": unit, "statistic": statistic}
+    told = {"mean": mean.mean(0), "low": mean.min(0), "high": mean.max(0), "varies": np.minimum(1.0, varies)}
+    made = pd.DataFrame(named | told)
     made["status"] = _status(family, made, edge)
     return made
 

@@ -67,19 +67,9 @@ def _draw_block(ax: "Axes", graph: Declaration, name: str, at: tuple[float, floa
     from matplotlib.patches import FancyBboxPatch
 
     visible = name in graph.visible
-    corner = (at[0] - _HALF_WIDTH, at[1] - _HALF_HEIGHT)
-    style = "round,pad=0,rounding_size=0.12"
-    face = _VISIBLE if visible else _LATENT
-    patch = FancyBboxPatch(
-        corner,
-        2 * _HALF_WIDTH,
-        2 * _HALF_HEIGHT,
-        boxstyle=style,
-        facecolor=face,
-        edgecolor=_INK,
-        linewidth=1.2,
-        zorder=2,
-    )
+    corner, size = (at[0] - _HALF_WIDTH, at[1] - _HALF_HEIGHT), (2 * _HALF_WIDTH, 2 * _HALF_HEIGHT)
+    patch = FancyBboxPatch(corner, *size, boxstyle="round,pad=0,rounding_size=0.12", zorder=2)
+    patch.set(facecolor=_VISIBLE if visible else _LATENT, edgecolor=_INK, linewidth=1.2)
     ax.add_patch(patch)
     ax.text(at[0], at[1] + 0.2, name, ha="center", va="center", fontsize=12, weight="bold", zorder=3)
     family = repr(graph.families[name])

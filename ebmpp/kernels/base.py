@@ -23,7 +23,8 @@ from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, sweeps
 from ebmpp.sampling import search
 
-#: What NumPyro passes: the keyword arguments of the model.
+#: What NumPyro passes: values to start from, and the keyword arguments of the model.
+Init = State | None
 Kwargs = Mapping[str, Any] | None
 
 
@@ -80,12 +81,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         return "z"
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: State | None,
-        model_args: tuple,
-        model_kwargs: Kwargs,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> S:
         """The initial state; what can be looked at now (not under a transformation) is checked.
 

@@ -125,7 +125,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         t = jnp.full((), self.lag, jnp.int32)
         unmet = jnp.zeros(target.num_rows, bool)
         together = agree(compare(target, z), target.free, target.num_rows)
-        return self._state(target, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, together, unmet)
+        return self._state(target, z, t, rng_key, unmet, jnp.zeros_like(taken), taken, together, unmet)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         made = self._moves(target)
@@ -136,37 +136,24 @@ class MaximalCoupling(RowKernel[CouplingState]):
         flat = lambda a: a.reshape(target.num_rows)
         met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
         t, taken = state.t + 1, before + taken
-        return self._state(target, z, t, met, time, state.rng_key, taken, together, broken)
+        return self._state(target, z, t, state.rng_key, met, time, taken, together, broken)
 
     def _state(
-        self,
-        target: Target,
-        z: dict[str, Array],
-        t: Array,
-        met: Array,
-        time: Array,
-        rng_key: Array,
-        accepted: Array,
-        together: Array,
-        broken: Array,
-        /,
+        self, target: Target, z: dict[str, Array], t: Array, rng_key: Array, *rows: Array
     ) -> CouplingState:
-        """The state at t, of rows that had ``met`` at ``time`` or had not."""
+        """The state at t.
+
+        :param rows: which had met before, and when; their proposals taken; which are together, or broken.
+        """
+        met, time, accepted, together, broken = rows
         graph, now = target.graph, met | (together & ~broken)
         energies = lambda t: energy.energy(graph, target.params, t)
         z = {b: _poison(v, broken) for b, v in z.items()}
         shaped = lambda a: a.reshape(target.batch)
-        return CouplingState(
-            target.from_rows({b: v[0] for b, v in z.items()}),
-            target.from_rows({b: v[1] for b, v in z.items()}),
-            t,
-            shaped(now),
-            shaped(jnp.where(met, time, t)),
-            rng_key,
-            shaped(_distance(target, z)),
-            jax.vmap(jax.vmap(energies))(graph.statistics(z)).reshape(2, *target.batch),
-            shaped(accepted),
-        )
+        x, y = (target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2))
+        times = shaped(now), shaped(jnp.where(met, time, t)), rng_key
+        each = jax.vmap(jax.vmap(energies))(graph.statistics(z)).reshape(2, *target.batch)
+        return CouplingState(x, y, t, *times, shaped(_distance(target, z)), each, shaped(accepted))
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
         """How many pairs have met, and their mean meeting time so far."""

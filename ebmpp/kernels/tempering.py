@@ -214,15 +214,10 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     start = ensemble.to_rows(state.replicas), origin, label, state.round_trips.reshape(rows)
     (x, origin, label, trips), refused = lax.scan(half, start, jnp.arange(2))
     low, count = jnp.arange(num - 1), state.count + 1
-    return state._replace(
-        replicas=ensemble.from_rows(x),
-        rejection=state.rejection + (refused[low % 2, low] - state.rejection) / count.astype(refused.dtype),
-        count=count,
-        origin=origin.reshape(state.origin.shape),
-        label=label.reshape(state.label.shape),
-        round_trips=trips.reshape(state.round_trips.shape),
-        i=state.i + 1,
-    )
+    rejection = state.rejection + (refused[low % 2, low] - state.rejection) / count.astype(refused.dtype)
+    state = state._replace(replicas=ensemble.from_rows(x), rejection=rejection, count=count, i=state.i + 1)
+    origin, label = origin.reshape(state.origin.shape), label.reshape(state.label.shape)
+    return state._replace(origin=origin, label=label, round_trips=trips.reshape(state.round_trips.shape))
 
 
 def _relabel(label: Array) -> tuple[Array, Array]:
@@ -293,10 +288,12 @@ class TemperingCoupling(_Tempered[CouplingState], MaximalCoupling):
         whole = state._replace(z=state.replicas, y=state.followers)
         return super()._sample_one(whole, Ensemble.of(target, self.betas))
 
-    def _state(self, target: Any, z: dict[str, Array], *rest: Array) -> CouplingState:
+    def _state(
+        self, target: Any, z: dict[str, Array], t: Array, rng_key: Array, *rows: Array
+    ) -> CouplingState:
         """The state of all replicas, and what is told of the coldest."""
-        whole = super()._state(target, z, *rest)
-        told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, *rest)
+        whole = super()._state(target, z, t, rng_key, *rows)
+        told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, t, rng_key, *rows)
         told = told._replace(met=whole.met, meeting_time=whole.meeting_time)
         return told._replace(replicas=whole.z, followers=whole.y)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.kernels.base import Kwargs, is_batched
+from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.ppl import binding
@@ -196,12 +196,7 @@ class CoupledComposite(MCMCKernel):
     # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Rows | None,
-        model_args: tuple,
-        model_kwargs: Kwargs,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> CompositeState:
         """The first state: the leading chain ``lag`` sweeps ahead.
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.core import Params, State, checks, random
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.kernels.base import Kwargs, is_batched
+from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.ppl.sites import Call, SiteKernel
@@ -141,12 +141,7 @@ class Exchange(SiteKernel):
     # -- NumPyro's contract ------------------------------------------------------------------------
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: State | None,
-        model_args: tuple,
-        model_kwargs: Kwargs,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> ExchangeState:
         """The initial state: ``init_params``, constrained, or draws from the prior.
 

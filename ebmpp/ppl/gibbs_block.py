@@ -14,7 +14,7 @@ from ebmpp.core import Rows, checks, random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
-from ebmpp.kernels.base import Kwargs, is_batched
+from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
 from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, verify
@@ -134,12 +134,7 @@ class GibbsBlock(SiteKernel):
     # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Rows | None,
-        model_args: tuple,
-        model_kwargs: Kwargs,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> BlockState:
         """The first state; ``init_params`` are the sites' values, which Gibbs gives.
 

@@ -324,29 +324,18 @@ def gradient_variance(
     size = len(next(iter(rows.values())))
     start = lambda p: estimator.init(graph, p, rows, size, key)
     carries = bool(jax.tree.leaves(jax.eval_shape(start, graph.param_shapes)))
-    fn = _gradient_variance if carries else _gradient_variance_without
-    return Monitor(_Of(fn, (graph, estimator, num_repeats)), (rows, key), takes_state=carries)
-
-
-def _gradient_variance_without(
-    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, rows: Rows, key: Key
-) -> Array:
-    state = estimator.init(graph, params, rows, len(next(iter(rows.values()))), key)  # no arrays
-    return _gradient_variance(graph, estimator, num_repeats, params, state, rows, key)
+    return Monitor(_Of(_gradient_variance, (graph, estimator, num_repeats)), (rows, key), takes_state=carries)
 
 
 def _gradient_variance(
-    graph: FactorGraph,
-    estimator: Estimator,
-    num_repeats: int,
-    params: Params,
-    state: Any,
-    rows: Rows,
-    key: Key,
+    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, *given: Any
 ) -> Array:
+    """:param given: what the estimator carries, where it does; rows; and a key."""
+    *carried, rows, key = given
     batch = Batch.of(rows)
-    fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), key), params)
-    if shapes(fresh) != shapes(state):
+    start = lambda p: estimator.init(graph, p, rows, len(batch.weights), key)
+    state = carried[0] if carried else start(params)  # which has no arrays
+    if shapes(jax.eval_shape(start, params)) != shapes(state):
         return jnp.full((), jnp.nan)
 
     def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:

@@ -88,16 +88,9 @@ def likelihood(subject: Subject) -> Section:
 def _log_z(section: Section, made: Bracket) -> None:
     rows = []
     for name, side in (("forward (lower)", made.lower), ("reverse (upper)", made.upper)):
-        rows.append(
-            {
-                "log Z": name,
-                "value": side.log_partition,
-                "standard error": side.standard_error,
-                "effective particles": side.effective_sample_size,
-                "particles": len(side.log_weights),
-                "a bound on average": "yes" if side.sound else "if the chains have mixed",
-            }
-        )
+        value = {"log Z": name, "value": side.log_partition, "standard error": side.standard_error}
+        value |= {"effective particles": side.effective_sample_size, "particles": len(side.log_weights)}
+        rows.append({**value, "a bound on average": "yes" if side.sound else "if the chains have mixed"})
     if made.exact is not None:
         rows.append({"log Z": "exact", "value": made.exact, "a bound on average": ""})
     caption = f"The two are {made.gap:.3g} +- {made.standard_error:.2g} apart."
@@ -123,15 +116,12 @@ def _table(subject: Subject, made: Bracket, exact_rows: dict[str, np.ndarray | N
     columns: dict[str, dict[str, float]] = {}
     for name, rows in subject.data.items():
         weight, known = subject.log_weight(rows), exact_rows[name]
-        columns[name] = {
-            "rows": len(weight),
-            "exact": math.nan if known is None else float(known.mean()),
-            "at upper log Z": weight.mean() - made.upper.log_partition,
-            "at lower log Z": weight.mean() - made.lower.log_partition,
-            "log Z error": max(made.upper.standard_error, made.lower.standard_error),
-            "row error": float(standard_error(weight)),
-            "independent units": _independent(subject, rows),
-        }
+        made_of = {"upper": made.upper, "lower": made.lower}
+        own = {"rows": len(weight), "exact": math.nan if known is None else float(known.mean())}
+        own |= {f"at {n} log Z": weight.mean() - side.log_partition for n, side in made_of.items()}
+        own |= {"log Z error": max(side.standard_error for side in made_of.values())}
+        own |= {"row error": float(standard_error(weight)), "independent units": _independent(subject, rows)}
+        columns[name] = own
     return pd.DataFrame.from_dict(columns, orient="index")
 
 

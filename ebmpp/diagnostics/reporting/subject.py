@@ -128,14 +128,8 @@ class Subject:
 
     def _run(self, kernel: Any, index: int, passes: int) -> Chains:
         work, begin = self.work, time.monotonic()
-        mcmc = MCMC(
-            kernel,
-            num_warmup=work.sweeps,
-            num_samples=work.sweeps,
-            num_chains=work.chains,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
+        lengths = {"num_warmup": work.sweeps, "num_samples": work.sweeps, "num_chains": work.chains}
+        mcmc = MCMC(kernel, **lengths, chain_method="vectorized", progress_bar=False)
         mcmc.run(self.key(index), self.params)
         draws = {b: np.asarray(v) for b, v in mcmc.get_samples(group_by_chain=True).items()}
         return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(mcmc.last_state))
