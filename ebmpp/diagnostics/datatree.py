@@ -142,12 +142,9 @@ def _by_sweep(mcmc: MCMC) -> dict[str, Any]:
     distance, energies = (np.asarray(fields[name]) for name in _BY_SWEEP)
     draws, last = distance.shape[1], int(np.max(mcmc.last_state.t))
     dims = ["chain", "sweep", *_row_dims(distance.ndim - 2)]
-    return {
-        "sweep": last - mcmc.thinning * np.arange(draws)[::-1],
-        "distance": (dims, distance),
-        "energy": (dims, energies[:, :, 0]),
-        "energy_following": (dims, energies[:, :, 1]),
-    }
+    seen = {"distance": distance, "energy": energies[:, :, 0], "energy_following": energies[:, :, 1]}
+    sweep = last - mcmc.thinning * np.arange(draws)[::-1]
+    return {"sweep": sweep} | {name: (dims, v) for name, v in seen.items()}
 
 
 def _times(estimate: Estimate) -> xr.Dataset:

@@ -282,11 +282,9 @@ def cost_times_variance(source: xr.DataTree | Estimate) -> xr.Dataset:
             elif max(k + extra, times.max() - 1) <= sweeps[-1]:
                 variance[i, j] = _averages(paths, times, lag, (k, k + extra), sweeps[0]).var(ddof=1)
     columns = {"cost": cost, "variance": variance, "inefficiency": cost * variance}
-    return xr.Dataset(
-        {name: (["k", "extra"], v) for name, v in columns.items()},
-        coords={"k": ks, "extra": extras},
-        attrs={"lag": lag, "variance": "measured" if measured else "modelled"},
-    )
+    attrs = {"lag": lag, "variance": "measured" if measured else "modelled"}
+    data = {name: (["k", "extra"], v) for name, v in columns.items()}
+    return xr.Dataset(data, coords={"k": ks, "extra": extras}, attrs=attrs)
 
 
 def _weights(t: Integer[np.ndarray, "t"], lag: int, k: int, m: int) -> Integer[np.ndarray, "t"]:

@@ -127,14 +127,9 @@ def _check_width(name: str, family: Family, made: Array, given: Numbers) -> None
     if wrong.any():
         places = np.argwhere(wrong)
         shown, became = given[tuple(places[0])], held[tuple(places[0])]
-        _refuse(
-            name,
-            family,
-            places,
-            shown,
-            f", which {held.dtype} cannot hold: it would be {became:.17g}; give values of another unit, or "
-            'jax.config.update("jax_enable_x64", True)',
-        )
+        remedy = 'give values of another unit, or jax.config.update("jax_enable_x64", True)'
+        why = f", which {held.dtype} cannot hold: it would be {became:.17g}; {remedy}"
+        _refuse(name, family, places, shown, why)
 
 
 def _refuse(name: str, family: Family, places: np.ndarray, shown: Any, why: str) -> None:

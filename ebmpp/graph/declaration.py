@@ -188,13 +188,8 @@ class Declaration:
         layer = {block: i for i, blocks in enumerate(self.block_layers) for block in blocks}
         for block, family in self.families.items():
             parts = self.splits[block].num_parts if block in self.splits else 1
-            known = {
-                "family": family,
-                "visible": block in self.visible,
-                "layer": layer[block],
-                "parts": parts,
-            }
-            made.nodes[block].update(known)
+            known = {"family": family, "visible": block in self.visible}
+            made.nodes[block].update(known, layer=layer[block], parts=parts)
         for a, b in made.edges:
             made.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
         return made

@@ -59,10 +59,8 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     checks.instance("save: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params, values=False)
     arrays = Arrays()
-    body = {
-        "graph": describe(graph, params, arrays),
-        "params": {name: arrays.put(value) for name, value in named(graph, params).items()},
-    }
+    body = {"graph": describe(graph, params, arrays)}
+    body["params"] = {name: arrays.put(value) for name, value in named(graph, params).items()}
     archive.write(Path(path), _KIND, body, arrays.listed)
 
 
@@ -171,11 +169,8 @@ class Arrays:
 def describe(graph: FactorGraph, params: Params, arrays: Arrays) -> dict[str, Any]:
     """The graph; ``arrays`` takes what belongs to a factor's declaration."""
     blocks = {b: {**_fields(f, set()), **_kind(f, _families())} for b, f in graph.families.items()}
-    return {
-        "blocks": blocks,
-        "visible": list(graph.visible),
-        "factors": [_factor(graph, f, params, arrays) for f in graph.factors],
-    }
+    factors = [_factor(graph, f, params, arrays) for f in graph.factors]
+    return {"blocks": blocks, "visible": list(graph.visible), "factors": factors}
 
 
 def _families() -> dict[str, type]:

@@ -61,10 +61,8 @@ def init_params(
     :raises ParameterError: for an unknown scheme.
     """
     made, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
-    return {
-        factor.name: init_factor(factor, key, families, made, means)
-        for factor, key in zip(factors, keys, strict=False)
-    }
+    each = zip(factors, keys, strict=False)
+    return {factor.name: init_factor(factor, key, families, made, means) for factor, key in each}
 
 
 def init_factor(

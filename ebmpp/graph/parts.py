@@ -60,10 +60,8 @@ def surround(graph: Declaration, params: Params, x: Rows, block: str) -> Around:
     t = graph.statistics({b: x[b] for b in scope})
     one = lambda t: energy.natural(graph, params, t, [block], split.others)[block]
     eta = jax.vmap(one)(t) if t else one({})[None]
-    prepared = (
-        () if local is None else local.prepare(params[f.name])
-        for f, local in zip(split.own, split.locals, strict=True)
-    )
+    each = zip(split.own, split.locals, strict=True)
+    prepared = (() if local is None else local.prepare(params[f.name]) for f, local in each)
     return Around(to_units(eta, split.family), tuple(prepared))
 
 

@@ -140,10 +140,8 @@ def mean_statistics(graph: Declaration, data: Any, weights: Any) -> dict[str, in
         raise StateError(f"data have no rows (leading axes {batch}), and so no base rates: give at least one")
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
-    return {
-        b: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
-        for b, v in rows.items()
-    }
+    mean = lambda b, v: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
+    return {b: mean(b, v) for b, v in rows.items()}
 
 
 def check_weights(weights: Any, size: int) -> np.ndarray:

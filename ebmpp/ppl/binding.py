@@ -83,10 +83,8 @@ def bind_params(
         if structure != found_structure:
             raise ParameterError(f"factor {name!r}: params are {found_structure}, expected {structure}")
         found = [_axis(name, leaf, s.shape, batch) for leaf, s in zip(given, wanted, strict=True)]
-        each = [
-            leaf if axis is None else leaf.reshape(rows, *s.shape)
-            for leaf, axis, s in zip(given, found, wanted, strict=True)
-        ]
+        all_of = zip(given, found, wanted, strict=True)
+        each = [leaf if axis is None else leaf.reshape(rows, *s.shape) for leaf, axis, s in all_of]
         made[name] = jax.tree.unflatten(structure, each)
         axes[name] = jax.tree.unflatten(structure, found)
     if check:
@@ -196,10 +194,8 @@ def couple(
             same = alike & agree(compare(bounds[0], z), layer.reads(graph), len(keys))
             trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
             made = couple_focused(bounds[0], focused, z, layer, start + part, trial)
-            own, drawn = (
-                random.fold_in(keys, start + part),
-                zip(bounds, chains, (made.x, made.y), strict=True),
-            )
+            own = random.fold_in(keys, start + part)
+            drawn = zip(bounds, chains, (made.x, made.y), strict=True)
             new = [_accept(bound, layer, x, y, own, fraction)[0] for bound, x, y in drawn]
             return {b: jnp.stack([new[0][b], new[1][b]]) for b in z}, broken | made.broken
 

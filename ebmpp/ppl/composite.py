@@ -180,10 +180,8 @@ class CoupledComposite(MCMCKernel):
 
     def _block(self, step: GibbsBlock, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
         bounds, own = zip(*(_bind(step, chain, call) for chain in (z, y)), strict=True)
-        rows = [
-            step.within.to_rows(o, _latents(step, chain), made)
-            for o, chain, made in zip(own, (z, y), bounds, strict=True)
-        ]
+        each = zip(own, (z, y), bounds, strict=True)
+        rows = [step.within.to_rows(o, _latents(step, chain), made) for o, chain, made in each]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
         keys = bounds[0].keys(key, t)
         kinds = couplings.resolve(self.coupling, step.within.layers)

@@ -204,12 +204,9 @@ class Exchange(SiteKernel):
         new = jax.tree.map(lambda a, b: jnp.where(taken, a, b), u, state.unconstrained)
         new = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), new)
         z = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), self._constrain(new))
-        return self._adapt(state, chance)._replace(
-            z=z,
-            unconstrained=new,
-            failures=state.failures + failed.astype(state.failures.dtype),
-            rng_key=rng_key,
-        )
+        failures = state.failures + failed.astype(state.failures.dtype)
+        state = self._adapt(state, chance)
+        return state._replace(z=z, unconstrained=new, failures=failures, rng_key=rng_key)
 
     def _adapt(self, state: ExchangeState, chance: Array) -> ExchangeState:
         i = state.i + 1

@@ -158,10 +158,8 @@ class Surroundings:
         clamped = self._clamped(call, batch, check)
         weight = None
         if (log_weight := self.log_weight) is not None:
-            weight = lambda x: jnp.reshape(
-                log_weight(self.to_sites(x, values, batch), dict(call.siblings), *call.args, **call.kwargs),
-                -1,
-            )
+            own, others = lambda x: self.to_sites(x, values, batch), dict(call.siblings)
+            weight = lambda x: jnp.reshape(log_weight(own(x), others, *call.args, **call.kwargs), -1)
         sites, given = self.site_blocks, states.Given(clamped, batch=batch)
         return binding.Bound(
             self.graph, params, given, axes=axes, order=self.layers, log_weight=weight, weighted=sites

@@ -24,17 +24,10 @@ def declaration(subject: Subject) -> Section:
     graph.draw(ax)
     caption = "Blocks by layer, visible ones shaded, with the factors between them."
     section.figure("declaration", figure, caption)
-    blocks = [
-        (
-            b,
-            repr(k["family"]),
-            k["family"].size,
-            "visible" if k["visible"] else "latent",
-            k["layer"],
-            k["parts"],
-        )
-        for b, k in graph.to_networkx().nodes(data=True)
-    ]
+    blocks = []
+    for b, known in graph.to_networkx().nodes(data=True):
+        family, role = known["family"], "visible" if known["visible"] else "latent"
+        blocks.append((b, repr(family), family.size, role, known["layer"], known["parts"]))
     columns = ["block", "family", "units", "", "layer", "parts"]
     caption = "Blocks; a layer is drawn at once, or in so many parts."
     section.table("blocks", pd.DataFrame(blocks, columns=columns), caption)

@@ -133,10 +133,8 @@ class _InitialOfAll:
 
     def __call__(self, rng_key: Array) -> Params:
         keys = jax.random.split(rng_key, len(self.local.factors))
-        return {
-            f.name: f.init_params(key, self.local.families)
-            for f, key in zip(self.local.factors, keys, strict=True)
-        }
+        each = zip(self.local.factors, keys, strict=True)
+        return {f.name: f.init_params(key, self.local.families) for f, key in each}
 
 
 @dataclasses.dataclass(frozen=True)
