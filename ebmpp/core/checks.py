@@ -38,12 +38,6 @@ def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
     :param value: an int, numpy's ints and jax's included; no bool.
     :raises ArgumentError: for anything else, or one out of range.
-
-    **Example**
-
-    >>> import numpy as np
-    >>> count("fit: num_steps", np.int64(3))
-    3
     """
     try:
         made = None if isinstance(value, bool | np.bool_) else operator.index(value)
@@ -93,11 +87,6 @@ def number(
 
     :param above: what it must be greater than; ``least``, ``below`` and ``most`` likewise.
     :raises ArgumentError: for anything else.
-
-    **Example**
-
-    >>> number("step_size", 1, above=0)
-    1.0
     """
     try:
         made = math.nan if isinstance(value, bool | np.bool_ | str | bytes) else float(value)

@@ -30,12 +30,6 @@ def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     :param graph: undirected, without self-loops.
     :return: the layers, each a tuple of nodes in their order in ``graph``.
     :raises ArgumentError: when a node has a self-loop.
-
-    **Example**
-
-    >>> import networkx as nx
-    >>> color(nx.path_graph(["v", "h1", "h2"]))
-    (('v', 'h2'), ('h1',))
     """
     loops = sorted(str(a) for a, b in graph.edges if a == b)
     if loops:

@@ -158,12 +158,6 @@ def replicate(graph: FactorGraph, num: int) -> FactorGraph:
     :param graph: the model.
     :param num: how many replicas.
     :raises DeclarationError: for a graph in which no units interact.
-
-    **Example**
-
-    >>> from ebmpp import Bernoulli, layered
-    >>> replicate(layered(v=Bernoulli(4), h=Bernoulli(3)), 10).families["v"].shape
-    (10, 4)
     """
     if not any(f.interacts for f in graph.factors):
         raise DeclarationError(
