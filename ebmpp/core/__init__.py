@@ -1,3 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The ground that every room stands on: random words, checks of what a user gives, files, programs."""
+"""The ground that every room stands on: random words, checks of what a user gives, files, programs, types."""
+
+from ebmpp.core.types import Blocks, Eta, Key, Keys, Natural, Numbers, Params, PerUnit, Rows, State
+
+__all__ = ["Blocks", "Eta", "Key", "Keys", "Natural", "Numbers", "Params", "PerUnit", "Rows", "State"]

@@ -38,12 +38,6 @@ def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
     :param value: an int, numpy's ints and jax's included; no bool.
     :raises ArgumentError: for anything else, or one out of range.
-
-    **Example**
-
-    >>> import numpy as np
-    >>> count("fit: num_steps", np.int64(3))
-    3
     """
     try:
         made = None if isinstance(value, bool | np.bool_) else operator.index(value)
@@ -51,7 +45,8 @@ def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
         made = None
     told = f"an int of at least {least}" if most == LARGEST else f"an int from {least} to {most}"
     if made is None:
-        hint = f" (give {int(value)})" if _is_whole(value) else ""
+        whole = isinstance(value, float | np.floating) and float(value).is_integer()
+        hint = f" (give {int(value)})" if whole else ""
         raise ArgumentError(f"{name} is {told}, not {tell(value)}{hint}")
     if made < least or made > most:
         room = f", and at most {most}" if made > most == LARGEST else ""
@@ -92,11 +87,6 @@ def number(
 
     :param above: what it must be greater than; ``least``, ``below`` and ``most`` likewise.
     :raises ArgumentError: for anything else.
-
-    **Example**
-
-    >>> number("step_size", 1, above=0)
-    1.0
     """
     try:
         made = math.nan if isinstance(value, bool | np.bool_ | str | bytes) else float(value)
@@ -288,7 +278,3 @@ def tell(value: object) -> str:
 def _article(word: str) -> str:
     word = "array" if word in ("ArrayImpl", "ndarray") else word
     return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, float | np.floating) and float(value).is_integer()

@@ -29,10 +29,6 @@ KeyPair = UInt32[Array, "*rows 2"]
 Word = UInt32[Array, "*words"]
 
 
-def _rotate_left(x: Word, distance: int) -> Word:
-    return (x << jnp.uint32(distance)) | (x >> jnp.uint32(32 - distance))
-
-
 def threefry(
     key_pair: UInt32[Numbers, "*#words 2"], x0: UInt32[Array, "*#words"], x1: UInt32[Array, "*#words"]
 ) -> tuple[Word, Word]:
@@ -55,7 +51,8 @@ def threefry(
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
             x0 = x0 + x1
-            x1 = _rotate_left(x1, distance) ^ x0
+            rotated = (x1 << jnp.uint32(distance)) | (x1 >> jnp.uint32(32 - distance))
+            x1 = rotated ^ x0
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
     return x0, x1

@@ -72,12 +72,11 @@ def idx(path: str | os.PathLike[str]) -> Array:
 
     **Example**
 
-    >>> import pathlib, tempfile
-    >>> from ebmpp.data import idx
+    >>> import pathlib, tempfile, ebmpp
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder, "labels-idx1-ubyte")
     ...     _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3]) + bytes([7, 2, 1]))
-    ...     idx(file)
+    ...     ebmpp.data.idx(file)
     array([7, 2, 1], dtype=uint8)
     """
     path = Path(path)
@@ -120,8 +119,9 @@ def _parse_idx(path: Path, read: Callable[[int], bytes]) -> Array:
     shape = tuple(np.frombuffer(header, ">u4").tolist())
     # A dimension of 0 counts as 1 here: NumPy refuses such a shape too, less clearly.
     if ndim > _NUMPY_MAX_DIMS or math.prod(d or 1 for d in shape) * dtype.itemsize > sys.maxsize:
+        told = " x ".join(map(str, shape[:6])) + (" x ..." if len(shape) > 6 else "")
         raise ArgumentError(
-            f"{path}: impossible IDX dimensions: {ndim} of them, {_abbreviated(shape)}; an array "
+            f"{path}: impossible IDX dimensions: {ndim} of them, {told}; an array "
             f"has at most {_NUMPY_MAX_DIMS} dimensions and {sys.maxsize} bytes."
         )
 
@@ -149,10 +149,6 @@ def _read_up_to(read: Callable[[int], bytes], size: int) -> bytearray:
     return data
 
 
-def _abbreviated(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape[:6])) + (" x ..." if len(shape) > 6 else "")
-
-
 @overload
 def mnist(directory: Folder = None, split: str = "train", labels: Literal[False] = False) -> Array: ...
 @overload
@@ -175,13 +171,12 @@ def mnist(directory: Folder = None, split: str = "train", labels: bool = False) 
 
     **Example** (the folder here holds one blank image)
 
-    >>> import pathlib, tempfile
-    >>> from ebmpp.data import mnist
+    >>> import pathlib, tempfile, ebmpp
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder, "train-images-idx3-ubyte")
     ...     shape = [0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28]
     ...     _ = file.write_bytes(bytes([0, 0, 8, 3] + shape + [0] * 784))
-    ...     mnist(folder).shape
+    ...     ebmpp.data.mnist(folder).shape
     (1, 784)
     """
     checks.choice("mnist: split", split, _MNIST_PREFIX)

@@ -4,8 +4,12 @@
 
 from ebmpp.diagnostics import plots
 from ebmpp.diagnostics.datatree import summary, to_datatree
-from ebmpp.diagnostics.efficiency import cost_times_variance, suggest_k_m
-from ebmpp.diagnostics.meeting import tv_upper_bound, wasserstein_upper_bound
+from ebmpp.diagnostics.meeting import (
+    cost_times_variance,
+    suggest_k_m,
+    tv_upper_bound,
+    wasserstein_upper_bound,
+)
 from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.diagnostics.reporting import Report, report
 

@@ -14,10 +14,8 @@ import xarray as xr
 from ebmpp.core.version import VERSION
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.errors import ArgumentError
-from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.coupling import MaximalCoupling
-from ebmpp.ppl.composite import CoupledComposite
-from ebmpp.ppl.exchange import Exchange
+from ebmpp.kernels import MaximalCoupling, RowKernel
+from ebmpp.ppl import CoupledComposite, Exchange
 from ebmpp.sampling.expectation import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")
@@ -28,28 +26,24 @@ _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 def to_datatree(result: Any) -> xr.DataTree:
     """An ArviZ DataTree of a sampling run, an unbiased estimate or a fit.
 
-    A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped
-    values had leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were
-    collected, and, for coupled kernels, ``meeting``: ``meeting_time``, ``met`` and ``lag``, and over
-    ``sweep`` the pairs' distances and energies (not those of composites). An estimate gives ``meeting``
-    without paths (a ``chain`` a pair), a fit the group ``history``.
-    Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
+    A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped values had
+    leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were collected, and, for
+    coupled kernels, ``meeting``: ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs'
+    distances and energies (not those of composites). An estimate gives ``meeting`` without paths (a ``chain``
+    a pair), a fit the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
 
     :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
         object with an xarray ``history``).
-    :return: an :class:`xarray.DataTree`.
-    :raises ArgumentError: for anything else.
-    :raises ArgumentError: for an MCMC that has not run.
+    :raises ArgumentError: for anything else, or an MCMC that has not run.
 
     **Example**
 
-    >>> import jax
+    >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, BlockedGibbs, layered, to_datatree
-    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
-    >>> mcmc = MCMC(BlockedGibbs(rbm), num_warmup=0, num_samples=20, progress_bar=False)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=20, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)))
-    >>> dict(to_datatree(mcmc).posterior.sizes)
+    >>> dict(ebmpp.to_datatree(mcmc).posterior.sizes)
     {'chain': 1, 'draw': 20, 'h_dim_0': 3, 'v_dim_0': 4}
     """
     if isinstance(result, MCMC):
@@ -148,12 +142,9 @@ def _by_sweep(mcmc: MCMC) -> dict[str, Any]:
     distance, energies = (np.asarray(fields[name]) for name in _BY_SWEEP)
     draws, last = distance.shape[1], int(np.max(mcmc.last_state.t))
     dims = ["chain", "sweep", *_row_dims(distance.ndim - 2)]
-    return {
-        "sweep": last - mcmc.thinning * np.arange(draws)[::-1],
-        "distance": (dims, distance),
-        "energy": (dims, energies[:, :, 0]),
-        "energy_following": (dims, energies[:, :, 1]),
-    }
+    seen = {"distance": distance, "energy": energies[:, :, 0], "energy_following": energies[:, :, 1]}
+    sweep = last - mcmc.thinning * np.arange(draws)[::-1]
+    return {"sweep": sweep} | {name: (dims, v) for name, v in seen.items()}
 
 
 def _times(estimate: Estimate) -> xr.Dataset:

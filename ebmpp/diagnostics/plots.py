@@ -1,6 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of filters and samples, of training, and of meeting times."""
+"""Pictures of filters and samples, of training, and of meeting times.
+
+Plain matplotlib (the extra ``plots``), which is imported when something is drawn.
+"""
 
 from collections.abc import Iterable
 import math
@@ -11,13 +14,14 @@ import numpy as np
 import xarray as xr
 
 from ebmpp.core import checks
-from ebmpp.diagnostics.canvas import COLORS, grid, shown, tidy
 from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
 from ebmpp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#718096")
 _MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
 _TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}
 
@@ -41,7 +45,6 @@ def plot_units(
     :param ncols: images a row; about a square if None.
     :param ax: where to; a new figure if None.
     :param colorbar: whether to show the scale of values outside [0, 1].
-    :return: the axes.
     :raises ArgumentError: when ``images`` does not have that many values an image, or none.
 
     **Example**
@@ -111,8 +114,7 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
         ``monitor_step``).
     :param axes: as many as there are panels, or a new figure if None.
     :return: the axes, an array of one dimension.
-    :raises ArgumentError: for anything else.
-    :raises ArgumentError: for a history with nothing to draw, or too few axes.
+    :raises ArgumentError: for anything else, a history with nothing to draw, or too few axes.
 
     **Example**
 
@@ -200,7 +202,6 @@ def plot_meeting_times(
     :param met: which pairs met, of the shape of ``times``; all of them if None.
     :param ax: where to; a new figure if None.
     :param label: for the legend.
-    :return: the axes.
     :raises ArgumentError: no time, a nan or infinite one, or ``met`` of another shape.
 
     **References**
@@ -289,7 +290,6 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
         return.
     :param ax: where to; a new figure if None.
     :param label: for the legend.
-    :return: the axes.
     :raises ArgumentError: without meeting times.
 
     **References**
@@ -316,3 +316,40 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     ax.set_ylabel("total variation distance, at most" if own else "distance to stationarity, at most")
     tidy(ax, legend=label is not None)
     return ax
+
+
+# -- what pictures are drawn on ------------------------------------------------------------------------
+
+
+def grid(
+    count: int, size: tuple[float, float] = (4.2, 3.1), ncols: int | None = None, shown: bool = False
+) -> "tuple[Figure, np.ndarray]":
+    """A figure with so many axes, in a row or in ``ncols`` columns.
+
+    :param size: width and height of each.
+    :param shown: whether pyplot knows of it, as a notebook or a window that shows it must.
+    """
+    from matplotlib import figure, pyplot
+
+    ncols = count if ncols is None else min(count, ncols)
+    nrows = -(-count // ncols)
+    make = pyplot.figure if shown else figure.Figure
+    made = make(figsize=(size[0] * ncols, size[1] * nrows), layout="constrained")
+    return made, np.array([made.add_subplot(nrows, ncols, i + 1) for i in range(count)], dtype=object)
+
+
+def shown(size: tuple[float, float] = (4.4, 3.2)) -> "Axes":
+    """The only axes of a new figure."""
+    return grid(1, size, shown=True)[1][0]
+
+
+def tidy(ax: "Axes", legend: bool = False, **place: Any) -> None:
+    """No box around it, and a pale grid.
+
+    :param legend: whether there is one; ``place`` is where, in matplotlib's words.
+    """
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.set_axisbelow(True)
+    if legend:
+        ax.legend(frameon=False, fontsize=8, **place)

@@ -13,8 +13,7 @@ import pandas as pd
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, random
 from ebmpp.errors import StateError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, states, tables
@@ -118,24 +117,15 @@ def _of_block(
     varies = spread / np.maximum(_variance(family, mean, draws), 1e-30)
     each = math.prod(family.stat_shape)
     unit, statistic = np.divmod(np.arange(mean.shape[1]), each)
-    columns = {
-        "block": block,
-        "unit": unit,
-        "statistic": statistic,
-        "mean": mean.mean(0),
-        "low": mean.min(0),
-        "high": mean.max(0),
-        "varies": np.minimum(1.0, varies),
-    }
-    made = pd.DataFrame(columns)
+    named = {"block": block, "unit": unit, "statistic": statistic}
+    told = {"mean": mean.mean(0), "low": mean.min(0), "high": mean.max(0), "varies": np.minimum(1.0, varies)}
+    made = pd.DataFrame(named | told)
     made["status"] = _status(family, made, edge)
     return made
 
 
 def _variance(
-    family: Family,
-    mean: Float[np.ndarray, "rows statistics"],
-    draws: Shaped[np.ndarray, "chains rows ..."],
+    family: Family, mean: Float[np.ndarray, "rows statistics"], draws: Shaped[np.ndarray, "chains rows ..."]
 ) -> Float[np.ndarray, "statistics"]:
     """Of each statistic over rows and posterior: exact where it takes two values, else that of draws."""
     low, high = family.bounds

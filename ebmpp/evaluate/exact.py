@@ -6,9 +6,7 @@ One independent set of blocks is summed out in closed form, and the joint states
 enumerated: see :mod:`ebmpp.sampling.enumeration`.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any
 
 from jaxtyping import Bool, Float, Real
 import numpy as np
@@ -16,15 +14,12 @@ import numpy as np
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params, Rows
+from ebmpp.core import Params, Rows, checks
+from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError, IntractableError
-from ebmpp.graph import FactorGraph, tables
+from ebmpp.graph import Bias, FactorGraph, tables
 from ebmpp.graph.arrays import is_concrete
-from ebmpp.graph.factors import Bias
-from ebmpp.graph.tables import Data
 from ebmpp.sampling import enumeration
 from ebmpp.sampling.enumeration import Plan
 
@@ -98,18 +93,16 @@ def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
 
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
-    :return: a scalar.
     :raises IntractableError: more than 2**25 joint states to enumerate, or interacting blocks of
         infinitely many values that are not all Gaussian.
     :raises ParameterError: params that do not fit, or do not normalise (a ``DomainError``).
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Bernoulli, exact, layered
-    >>> rbm = layered(v=Bernoulli(5), h=Bernoulli(3))
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(3))
     >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
-    >>> print(f"{exact.log_partition(rbm, zero):.4f}")  # 8 log 2
+    >>> print(f"{ebmpp.exact.log_partition(rbm, zero):.4f}")  # 8 log 2
     5.5452
 
     **References**
@@ -126,9 +119,7 @@ def _check(graph: FactorGraph, params: Params) -> None:
     graph.check(params)
 
 
-def _prepare(
-    graph: FactorGraph, params: Params, data: Mapping[str, Any] | ArrayLike
-) -> tuple[Data, Plan, Plan]:
+def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[tables.Data, Plan, Plan]:
     _check(graph, params)
     made = tables.as_data(graph, data, missing=None)
     lacking = [(b, _most_unknown(k)) for b, k in made.known.items()]
@@ -142,9 +133,7 @@ def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
     return int((~np.asarray(each)).sum(1).max()) if is_concrete(known) else each.shape[1]
 
 
-def log_likelihood(
-    graph: FactorGraph, params: Params, data: Mapping[str, Any] | ArrayLike
-) -> Float[Array, "*batch"]:
+def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float[Array, "*batch"]:
     """log p(v), row by row, exactly.
 
     :param graph: the declaration.
@@ -158,11 +147,10 @@ def log_likelihood(
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Bernoulli, exact, layered
-    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
-    >>> print(exact.log_likelihood(rbm, zero, jax.numpy.zeros((2, 4))))  # -4 log 2
+    >>> print(ebmpp.exact.log_likelihood(rbm, zero, jax.numpy.zeros((2, 4))))  # -4 log 2
     [-2.7725887 -2.7725887]
     """
     made, clamped, free = _prepare(graph, params, data)
@@ -170,7 +158,7 @@ def log_likelihood(
     return _refuse_divergent(value, free)
 
 
-def grad_log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, Any] | ArrayLike) -> Params:
+def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Params:
     """Gradient of the mean of :func:`log_likelihood` in ``params``.
 
     :param graph: the declaration.
@@ -181,11 +169,10 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: Mapping[str, A
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Bernoulli, exact, layered
-    >>> rbm = layered(v=Bernoulli(2), h=Bernoulli(3))
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(3))
     >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
-    >>> exact.grad_log_likelihood(rbm, zero, jax.numpy.array([1.0, 0.0]))["v"].tolist()
+    >>> ebmpp.exact.grad_log_likelihood(rbm, zero, jax.numpy.array([1.0, 0.0]))["v"].tolist()
     [0.5, -0.5]
     """
     made, clamped, free = _prepare(graph, params, data)
@@ -202,11 +189,10 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Bernoulli, exact, layered
-    >>> rbm = layered(v=Bernoulli(2), h=Bernoulli(3))
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(3))
     >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
-    >>> exact.moments(rbm, zero)["h"].tolist()
+    >>> ebmpp.exact.moments(rbm, zero)["h"].tolist()
     [0.5, 0.5, 0.5]
     """
     _check(graph, params)
@@ -227,11 +213,10 @@ def probabilities(
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Bernoulli, exact, layered
-    >>> pair = layered(a=Bernoulli(1), b=Bernoulli(1))
+    >>> import jax, ebmpp
+    >>> pair = ebmpp.layered(a=ebmpp.Bernoulli(1), b=ebmpp.Bernoulli(1))
     >>> params = {"a": jax.numpy.zeros(1), "b": jax.numpy.zeros(1), "a:b": jax.numpy.ones((1, 1))}
-    >>> states, probs = exact.probabilities(pair, params)
+    >>> states, probs = ebmpp.exact.probabilities(pair, params)
     >>> print(probs.round(4))
     [0.1749 0.1749 0.1749 0.4754]
     """

@@ -118,7 +118,6 @@ def frechet_distance(
         chain: groups of successive ones are left out, so the standard error knows of their dependence.
     :param seed: of the groups of reference rows.
     :param batch_size: rows that ``features`` is called with.
-    :return: a :class:`FrechetDistance`.
     :raises ArgumentError: for arrays or features that do not fit, or too few rows.
 
     **References**
@@ -195,12 +194,7 @@ def _jackknife(a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Genera
         raise ArgumentError(
             f"to extrapolate, give at least {least} rows on either side; got {len(a)} and {len(b)}"
         )
-    groups = (
-        np.array_split(np.arange(len(a)), _GROUPS),
-        np.array_split(rng.permutation(len(b)), _GROUPS),
-    )
-    without = np.array(
-        [_between(np.delete(a, i, 0), np.delete(b, j, 0)) for i, j in zip(*groups, strict=True)]
-    )
-    pseudo = _GROUPS * value - (_GROUPS - 1) * without
+    groups = (np.array_split(np.arange(len(a)), _GROUPS), np.array_split(rng.permutation(len(b)), _GROUPS))
+    without = [_between(np.delete(a, i, 0), np.delete(b, j, 0)) for i, j in zip(*groups, strict=True)]
+    pseudo = _GROUPS * value - (_GROUPS - 1) * np.array(without)
     return float(pseudo.mean()), float(standard_error(pseudo))

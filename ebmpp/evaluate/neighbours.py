@@ -50,7 +50,6 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> Adv
     :param real: shape ``(rows, *shape)``, at least two rows.
     :param synthetic: as many: a larger set would have the nearer neighbours.
     :param chunk: rows whose distances from all others are in memory together.
-    :return: an :class:`AdversarialAccuracy`.
     :raises ArgumentError: for arrays that do not fit.
 
     **References**
@@ -75,14 +74,9 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> Adv
         )
     of_real, ties = _nearer(a, b, chunk)
     of_synthetic, others = _nearer(b, a, chunk)
-    each = np.concatenate([of_real, of_synthetic])
-    return AdversarialAccuracy(
-        float(each.mean()),
-        float(of_real.mean()),
-        float(of_synthetic.mean()),
-        float(standard_error(each)),
-        float(np.concatenate([ties, others]).mean()),
-    )
+    each, tied = np.concatenate([of_real, of_synthetic]), np.concatenate([ties, others])
+    means = (float(a.mean()) for a in (each, of_real, of_synthetic))
+    return AdversarialAccuracy(*means, float(standard_error(each)), float(tied.mean()))
 
 
 def _nearer(

@@ -75,7 +75,6 @@ def indirect_likelihood(
         the values are.
     :param bandwidth: beta in (1/2, 1), or a standard deviation: one, or those that are tried.
     :param chunk: rows whose distances from all samples are in memory together.
-    :return: a :class:`SampleLikelihood`.
     :raises ArgumentError: for arrays, numbers or a kernel that do not fit.
 
     **References**

@@ -11,8 +11,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Keys, Params, Rows
+from ebmpp.core import Blocks, Keys, Params, Rows, checks, random
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.sampling import enumeration

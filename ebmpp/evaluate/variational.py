@@ -11,8 +11,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core import Blocks, Params, checks
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.mean_field import mean_field
 

@@ -87,9 +87,8 @@ class Family:
 
     def __repr__(self) -> str:
         shape = self.shape[0] if len(self.shape) == 1 else self.shape
-        extra = "".join(
-            f", {f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.name != "shape"
-        )
+        options = (f.name for f in dataclasses.fields(self) if f.name != "shape")
+        extra = "".join(f", {name}={getattr(self, name)!r}" for name in options)
         return f"{type(self).__name__}({shape}{extra})"
 
     @property
@@ -281,18 +280,14 @@ class LogRatio:
     def __init__(self, families: Mapping[str, Family], eta: Stack, other: Stack) -> None:
         self.families, self.eta, self.other = families, eta, other
         differences = (f.log_normalizer_difference(eta[b], other[b]) for b, f in families.items())
+        each = [_rows(jnp.isfinite(d)).all(-1) for d in differences]
         #: whether the log-normalisers are numbers
-        self.finite: Bool[Array, "rows"] = jnp.stack(
-            [_rows(jnp.isfinite(d)).all(-1) for d in differences]
-        ).all(0)
+        self.finite: Bool[Array, "rows"] = jnp.stack(each).all(0)
 
     def __call__(self, statistics: Stack) -> Float[Array, "rows"]:
         """At values of these statistics."""
-        units = (
-            _rows(f.unit_log_ratio(self.eta[b], self.other[b], statistics[b]))
-            for b, f in self.families.items()
-        )
-        return jnp.concatenate(list(units), -1).sum(-1)
+        ratio = lambda b, f: f.unit_log_ratio(self.eta[b], self.other[b], statistics[b])
+        return jnp.concatenate([_rows(ratio(b, f)) for b, f in self.families.items()], -1).sum(-1)
 
 
 def _rows(a: Shaped[Array, "rows *shape"]) -> Shaped[Array, "rows units"]:

@@ -15,8 +15,7 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Numbers
+from ebmpp.core import Numbers, checks
 from ebmpp.errors import StateError
 from ebmpp.families.family import Family
 
@@ -120,7 +119,7 @@ def _check_width(name: str, family: Family, made: Array, given: Numbers) -> None
         return
     given, held = np.asarray(given), np.asarray(made)
     wrong = np.isinf(held) & np.isfinite(given)
-    if is_whole(family):
+    if family.states() is not None or getattr(family.support, "is_discrete", False):
         with np.errstate(invalid="ignore"):
             wrong = wrong | (held.astype(given.dtype) != given)
         if kind != "f":  # the way back of what is past the last number is whatever the machine makes of it
@@ -128,25 +127,15 @@ def _check_width(name: str, family: Family, made: Array, given: Numbers) -> None
     if wrong.any():
         places = np.argwhere(wrong)
         shown, became = given[tuple(places[0])], held[tuple(places[0])]
-        _refuse(
-            name,
-            family,
-            places,
-            shown,
-            f", which {held.dtype} cannot hold: it would be {became:.17g}; give values of another unit, or "
-            'jax.config.update("jax_enable_x64", True)',
-        )
+        remedy = 'give values of another unit, or jax.config.update("jax_enable_x64", True)'
+        why = f", which {held.dtype} cannot hold: it would be {became:.17g}; {remedy}"
+        _refuse(name, family, places, shown, why)
 
 
 def _refuse(name: str, family: Family, places: np.ndarray, shown: Any, why: str) -> None:
     index = tuple(int(i) for i in places[0])
     count = f"{len(places)} such value{'s' if len(places) > 1 else ''}"
     raise StateError(f"block {name!r} ({family!r}) got {shown!s} at index {index} ({count}){why}")
-
-
-def is_whole(family: Family) -> bool:
-    """Whether units take whole numbers."""
-    return family.states() is not None or bool(getattr(family.support, "is_discrete", False))
 
 
 def describe(family: Family) -> str:

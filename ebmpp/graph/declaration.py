@@ -16,10 +16,9 @@ from ebmpp.core import checks
 from ebmpp.core.types import Eta, Schedule, State
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph import coloring
+from ebmpp.graph.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.factors import Factor, lateral
 from ebmpp.graph.probe import probe
-from ebmpp.graph.splitting import SplitBlock, split_blocks
 
 
 def _check_blocks(visible: Mapping[str, Family], latent: Mapping[str, Family]) -> None:
@@ -46,11 +45,8 @@ def _check_factors(factors: tuple[Factor, ...], families: Mapping[str, Family]) 
     for factor in factors:
         if not isinstance(factor, Factor):
             raise DeclarationError(f"factors holds {factor!r}, which is not a Factor")
-        for block in factor.blocks:
-            if block not in families:
-                raise DeclarationError(
-                    f"{factor!r} names block {block!r}, and the blocks are {list(families)}"
-                )
+        for block in (b for b in factor.blocks if b not in families):
+            raise DeclarationError(f"{factor!r} names block {block!r}, and the blocks are {list(families)}")
         if factor.name in seen:
             raise DeclarationError(
                 f"two factors are named {factor.name!r}; drop one, or give it another name=..."
@@ -133,7 +129,9 @@ class Declaration:
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", tuple(factors))
         _check_factors(self.factors, self.families)
-        put("edges", frozenset(self._interactions()))
+        order = {name: i for i, name in enumerate(self.families)}
+        scopes = (sorted(f.blocks, key=order.__getitem__) for f in self.factors)
+        put("edges", frozenset(edge for scope in scopes for edge in itertools.combinations(scope, 2)))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
         put("param_shapes", _param_shapes(self.factors, self.families, self.splits))
         put("block_layers", tuple(self._block_layers()))
@@ -163,12 +161,6 @@ class Declaration:
 
     # -- the block graph -------------------------------------------------------------------------
 
-    def _interactions(self) -> Iterable[tuple[str, str]]:
-        order = {name: i for i, name in enumerate(self.families)}
-        for factor in self.factors:
-            scope = sorted(factor.blocks, key=order.__getitem__)
-            yield from itertools.combinations(scope, 2)
-
     def _block_graph(self) -> nx.Graph:
         made = nx.Graph()
         made.add_nodes_from(self.families)
@@ -178,7 +170,7 @@ class Declaration:
 
     def _block_layers(self) -> Iterable[tuple[str, ...]]:
         """The colour classes of the blocks; a block whose units interact stands alone."""
-        for layer in coloring.color(self._block_graph()):
+        for layer in color(self._block_graph()):
             whole = tuple(b for b in layer if b not in self.splits)
             yield from ([whole] if whole else [])
             yield from ((b,) for b in layer if b in self.splits)
@@ -196,13 +188,8 @@ class Declaration:
         layer = {block: i for i, blocks in enumerate(self.block_layers) for block in blocks}
         for block, family in self.families.items():
             parts = self.splits[block].num_parts if block in self.splits else 1
-            known = {
-                "family": family,
-                "visible": block in self.visible,
-                "layer": layer[block],
-                "parts": parts,
-            }
-            made.nodes[block].update(known)
+            known = {"family": family, "visible": block in self.visible}
+            made.nodes[block].update(known, layer=layer[block], parts=parts)
         for a, b in made.edges:
             made.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
         return made

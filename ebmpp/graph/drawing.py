@@ -18,22 +18,7 @@ _HALF_WIDTH, _HALF_HEIGHT = 0.78, 0.42
 
 
 def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
-    """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.
-
-    A factor over one block is listed under that block's family; one over three blocks or more has its
-    name on each edge it makes.
-
-    :param graph: the declaration.
-    :param ax: where to; a new figure if None.
-    :return: the axes.
-
-    **Example**
-
-    >>> from ebmpp import Bernoulli, layered
-    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
-    >>> [text.get_text() for text in draw_graph(rbm).texts if "layer" in text.get_text()]
-    ['layer 0', 'layer 1']
-    """
+    """See :meth:`ebmpp.FactorGraph.draw`."""
     from matplotlib import pyplot as plt
 
     blocks = graph.to_networkx()
@@ -82,19 +67,9 @@ def _draw_block(ax: "Axes", graph: Declaration, name: str, at: tuple[float, floa
     from matplotlib.patches import FancyBboxPatch
 
     visible = name in graph.visible
-    corner = (at[0] - _HALF_WIDTH, at[1] - _HALF_HEIGHT)
-    style = "round,pad=0,rounding_size=0.12"
-    face = _VISIBLE if visible else _LATENT
-    patch = FancyBboxPatch(
-        corner,
-        2 * _HALF_WIDTH,
-        2 * _HALF_HEIGHT,
-        boxstyle=style,
-        facecolor=face,
-        edgecolor=_INK,
-        linewidth=1.2,
-        zorder=2,
-    )
+    corner, size = (at[0] - _HALF_WIDTH, at[1] - _HALF_HEIGHT), (2 * _HALF_WIDTH, 2 * _HALF_HEIGHT)
+    patch = FancyBboxPatch(corner, *size, boxstyle="round,pad=0,rounding_size=0.12", zorder=2)
+    patch.set(facecolor=_VISIBLE if visible else _LATENT, edgecolor=_INK, linewidth=1.2)
     ax.add_patch(patch)
     ax.text(at[0], at[1] + 0.2, name, ha="center", va="center", fontsize=12, weight="bold", zorder=3)
     family = repr(graph.families[name])

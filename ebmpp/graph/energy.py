@@ -57,9 +57,8 @@ def natural(
     :param factors: what they alone contribute; all factors by default.
     """
     blocks = tuple(blocks)
-    factors = (
-        [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)] if factors is None else factors
-    )
+    if factors is None:
+        factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
     around = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})
     inside = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
     return jax.grad(around)(_zeros(graph, blocks) | inside)

@@ -43,10 +43,9 @@ class FactorGraph(Declaration):
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph
-    >>> rbm = FactorGraph(visible={"v": Bernoulli(4)}, latent={"h": Bernoulli(3)},
-    ...                   factors=[Bias("v"), Bias("h"), Bilinear("v", "h")])
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.FactorGraph(visible={"v": ebmpp.Bernoulli(4)}, latent={"h": ebmpp.Bernoulli(3)},
+    ...                         factors=[ebmpp.Bias("v"), ebmpp.Bias("h"), ebmpp.Bilinear("v", "h")])
     >>> rbm.layers
     (('v',), ('h',))
     >>> params = rbm.init(jax.random.key(0))
@@ -76,10 +75,9 @@ class FactorGraph(Declaration):
 
         **Example**
 
-        >>> import networkx as nx
-        >>> from ebmpp import FactorGraph, Spin
+        >>> import networkx as nx, ebmpp
         >>> torus = nx.grid_2d_graph(64, 64, periodic=True)
-        >>> ising = FactorGraph.from_networkx(torus, family=Spin, shared=True)
+        >>> ising = ebmpp.FactorGraph.from_networkx(torus, family=ebmpp.Spin, shared=True)
         >>> ising.layers
         (('x[0]',), ('x[1]',))
         """
@@ -87,10 +85,19 @@ class FactorGraph(Declaration):
         return cls({block: made}, factors=factors)
 
     def draw(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw the block graph, a column a layer, visible blocks shaded (needs matplotlib).
+        """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.
+
+        A factor over one block is listed under that block's family; one over three blocks or more has its
+        name on each edge it makes. Needs matplotlib.
 
         :param ax: where to; a new figure if None.
-        :return: the axes.
+
+        **Example**
+
+        >>> import ebmpp
+        >>> axes = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3)).draw()
+        >>> [text.get_text() for text in axes.texts if "layer" in text.get_text()]
+        ['layer 0', 'layer 1']
         """
         return drawing.draw_graph(self, ax)
 
@@ -173,10 +180,8 @@ class FactorGraph(Declaration):
 
     def _law(self, params: Params, x: StateLike, block: str) -> tuple[Natural, Family]:
         """Natural parameters of a block, or of a part of one such as "x[0]", and their family."""
-        parts_of = {
-            lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)
-        }
-        name, part = parts_of.get(block, (block, None))
+        parts = {lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)}
+        name, part = parts.get(block, (block, None))
         states.check_names([name], self.families)
         needed, x = self.neighbours([name]) + ((name,) if name in self.splits else ()), self._as_state(x)
         rows, batch = self._rows(params, {b: x[b] for b in x if b in self.splits or b != name}, needed)

@@ -10,9 +10,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import Eta, Params, random
 from ebmpp.core.programs import compiled
-from ebmpp.core.types import Eta, Params
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Bias, Factor
@@ -62,10 +61,8 @@ def init_params(
     :raises ParameterError: for an unknown scheme.
     """
     made, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
-    return {
-        factor.name: init_factor(factor, key, families, made, means)
-        for factor, key in zip(factors, keys, strict=False)
-    }
+    each = zip(factors, keys, strict=False)
+    return {factor.name: init_factor(factor, key, families, made, means) for factor, key in each}
 
 
 def init_factor(

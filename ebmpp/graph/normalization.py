@@ -105,7 +105,9 @@ def _reach(graph: Declaration, block: str, params: Params) -> tuple[Natural, Nat
     """The largest and the smallest natural parameters; a domain is convex, so it has what is between."""
     around = _around(graph, block)
     if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
-        return _tried(graph, params, block, around)
+        stats = random_statistics(graph.families, around, _RANDOM_STATES)
+        eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
+        return eta.max(0), eta.min(0)
     zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in around}
     high = low = _eta(graph, params, block, zero)
     for b in around:
@@ -138,12 +140,6 @@ def _largest(slope: Array, other: Family) -> Array:
     return jnp.maximum(slope * low, slope * high).sum(tuple(range(own, slope.ndim)))
 
 
-def _tried(graph: Declaration, params: Params, block: str, around: list[str]) -> tuple[Natural, Natural]:
-    stats = random_statistics(graph.families, around, _RANDOM_STATES)
-    eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
-    return eta.max(0), eta.min(0)
-
-
 def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     fa, fb = graph.families[a], graph.families[b]
     slope = np.asarray(_slope(graph, a, b, params)).reshape(fa.size, -1, fb.size, math.prod(fb.stat_shape))
@@ -156,20 +152,15 @@ def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     if wrong.any():
         sides = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
         where = np.argwhere(wrong)[0] * [0, 1, 0, 1]
+        both = f"the units of block {a!r} ({fa!r}) are"
+        if a != b:
+            both = f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
         raise DomainError(
-            f"the model does not normalise: {_both(a, fa, b, fb)} unbounded, so every coupling between them "
+            f"the model does not normalise: {both} unbounded, so every coupling between them "
             f"must be {sides[bool(up[tuple(where)]), bool(down[tuple(where)])]}; {int(wrong.sum())} are not. "
             f"Change the params of {_names(graph, a, b)}, or bound one of the two blocks "
             "(Bernoulli, Spin, Categorical, Binomial)."
         )
-
-
-def _both(a: str, fa: Family, b: str, fb: Family) -> str:
-    return (
-        f"the units of block {a!r} ({fa!r}) are"
-        if a == b
-        else f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
-    )
 
 
 def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]) -> None:

@@ -44,9 +44,8 @@ def view(graph: Declaration, block: str, part: Any) -> View:
 
 def to_units(values: Shaped[Array, "rows *shape_stats"], family: Family) -> Shaped[Array, "size rows *stats"]:
     """The units first and the rows second."""
-    return jnp.moveaxis(
-        values.reshape(len(values), family.size, *values.shape[1 + len(family.shape) :]), 1, 0
-    )
+    made = values.reshape(len(values), family.size, *values.shape[1 + len(family.shape) :])
+    return jnp.moveaxis(made, 1, 0)
 
 
 def to_rows(values: Shaped[Array, "size rows *stats"], family: Family) -> Shaped[Array, "rows *shape_stats"]:
@@ -61,10 +60,8 @@ def surround(graph: Declaration, params: Params, x: Rows, block: str) -> Around:
     t = graph.statistics({b: x[b] for b in scope})
     one = lambda t: energy.natural(graph, params, t, [block], split.others)[block]
     eta = jax.vmap(one)(t) if t else one({})[None]
-    prepared = (
-        () if local is None else local.prepare(params[f.name])
-        for f, local in zip(split.own, split.locals, strict=True)
-    )
+    each = zip(split.own, split.locals, strict=True)
+    prepared = (() if local is None else local.prepare(params[f.name]) for f, local in each)
     return Around(to_units(eta, split.family), tuple(prepared))
 
 

@@ -218,10 +218,8 @@ def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bo
     def rows(b: str, v: Numbers) -> Array:
         return jnp.broadcast_to(v, batch + families[b].shape).reshape(-1, *families[b].shape)
 
-    made = {
-        b: rows(b, settle(b, families[b], fill(families[b], v, known.get(b)), check))
-        for b, v in values.items()
-    }
+    settled = lambda b, v: settle(b, families[b], fill(families[b], v, known.get(b)), check)
+    made = {b: rows(b, settled(b, v)) for b, v in values.items()}
     whole = {b: v for b, v in made.items() if b not in known}
     return Given(whole, {b: made[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
 

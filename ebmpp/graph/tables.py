@@ -22,7 +22,6 @@ from ebmpp.errors import StateError
 from ebmpp.graph import initialization, states
 from ebmpp.graph.arrays import is_concrete, settle
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.states import Observed
 
 
 class Table(NamedTuple):
@@ -60,7 +59,7 @@ class Data(NamedTuple):
 
 
 def _observed(values: Mapping[str, Numbers], known: Mapping[str, Numbers]) -> dict[str, Any]:
-    return {b: Observed(v, known[b]) if b in known else v for b, v in values.items()}
+    return {b: states.Observed(v, known[b]) if b in known else v for b, v in values.items()}
 
 
 def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:
@@ -141,10 +140,8 @@ def mean_statistics(graph: Declaration, data: Any, weights: Any) -> dict[str, in
         raise StateError(f"data have no rows (leading axes {batch}), and so no base rates: give at least one")
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
-    return {
-        b: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
-        for b, v in rows.items()
-    }
+    mean = lambda b, v: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
+    return {b: mean(b, v) for b, v in rows.items()}
 
 
 def check_weights(weights: Any, size: int) -> np.ndarray:

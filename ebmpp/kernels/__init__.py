@@ -3,13 +3,10 @@
 """NumPyro MCMC kernels for energy-based models."""
 
 from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
-from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
-from ebmpp.kernels.langevin import GibbsLangevin, LangevinState
-from ebmpp.kernels.metropolis import MetropolisCoupling
+from ebmpp.kernels.coupling import CouplingState, MaximalCoupling, MetropolisCoupling
+from ebmpp.kernels.gibbs import BlockedGibbs, GibbsLangevin, GibbsState, LangevinState, SwendsenWang
 from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
-from ebmpp.kernels.swendsen_wang import SwendsenWang
 from ebmpp.kernels.tempered_pairs import TemperingCoupling, TemperingCouplingState, tempered_expectation
 from ebmpp.kernels.tempering import ParallelTempering, TemperingState
 

@@ -17,16 +17,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Numbers, Params
+from ebmpp.core import Blocks, Numbers, State, checks
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import sweeps
-from ebmpp.moves.layer import gibbs_sweep
-from ebmpp.moves.move import Move
-from ebmpp.moves.target import Target
+from ebmpp.moves import Move, Target, gibbs_sweep, sweeps
 from ebmpp.sampling import search
-from ebmpp.sampling.search import STARTS
+
+#: What NumPyro passes: values to start from, and the keyword arguments of the model.
+Init = State | None
+Kwargs = Mapping[str, Any] | None
 
 
 class ChainState(Protocol):
@@ -55,8 +54,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     :param graph: the declaration.
     :param init: where chains start, from uniform draws or from ``init_params``: there ("uniform"), or one
         Gibbs sweep from the local mode that a search from there finds ("local_mode").
-    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`.
-    :raises ArgumentError: for another ``init``.
+    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, or another ``init``.
     """
 
     caveat = ""  #: what whoever reads the draws must know: that they are not of the model, say
@@ -65,7 +63,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
         checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
-        checks.choice(f"{name}: init", init, STARTS, also="give states as init_params to mcmc.run")
+        checks.choice(f"{name}: init", init, search.STARTS, also="give states as init_params to mcmc.run")
         self.graph = graph
         self.start = init
 
@@ -83,12 +81,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         return "z"
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Mapping[str, Array] | None,
-        model_args: tuple,
-        model_kwargs: dict[str, Any],
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> S:
         """The initial state; what can be looked at now (not under a transformation) is checked.
 
@@ -113,7 +106,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         one = lambda key, given: self._init_one(key, made, given)
         return jax.vmap(one)(rng_key, init_params) if chains else one(rng_key, init_params)
 
-    def sample(self, state: S, model_args: tuple, model_kwargs: dict[str, Any]) -> S:
+    def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
         """One step of every chain in ``state``.
 
         :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
@@ -133,13 +126,18 @@ class RowKernel(MCMCKernel, Generic[S]):
     def _sample_one(self, state: S, target: Any) -> S:
         raise NotImplementedError
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """What model arguments, as NumPyro passes them, ask for.
 
         :param check: whether to look at values also (names and shapes are checked anyway).
         """
-        params = _only_params(model_args, type(self).__name__)
-        graph = self.graph
+        if len(model_args) != 1:
+            raise ParameterError(
+                f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected "
+                "1, the params: mcmc.run(key, params), with clamped blocks by keyword: "
+                "mcmc.run(key, params, v=...)"
+            )
+        graph, (params,) = self.graph, model_args
         given = states.as_given(graph.families, model_kwargs or {}, check)
         if len(given.whole) == len(graph.families):
             raise StateError(
@@ -175,18 +173,7 @@ def is_batched(rng_key: Array) -> bool:
     return rng_key.ndim > (0 if typed else 1)
 
 
-def _only_params(model_args: tuple, kernel: str) -> Params:
-    if len(model_args) != 1:
-        raise ParameterError(
-            f"{kernel} got {len(model_args)} positional arguments after the key, expected 1, the params: "
-            "mcmc.run(key, params), with clamped blocks by keyword: mcmc.run(key, params, v=...)"
-        )
-    return model_args[0]
-
-
-def _check_init(
-    made: Target, init_params: Mapping[str, Any] | None, chains: tuple[int, ...]
-) -> Blocks | None:
+def _check_init(made: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
     """:raises StateError: for initial values of a wrong name, shape or value."""
     if init_params is None:
         return None

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.kernels.base import RowKernel
-from ebmpp.moves import couplings, sweeps
+from ebmpp.kernels.base import Kwargs, RowKernel
+from ebmpp.moves import Layer, Target, couplings, sweeps
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
-from ebmpp.moves.target import Pool, Target
+from ebmpp.moves.target import Pool
 from ebmpp.sampling.pools import with_pool
 
 
@@ -35,6 +35,12 @@ class CouplingState(NamedTuple):
       many differ), shape ``(*batch,)``.
     - **energies** - of ``z`` and of ``y``, shape ``(2, *batch)``.
     - **accepted** - Metropolis proposals that the two chains took so far, shape ``(*batch,)``.
+
+    Under :class:`TemperingCoupling` ``z``, ``y``, ``distance`` and ``energies`` are of the coldest replicas,
+    and ``met`` and ``meeting_time`` of all of them together. Under other kernels these are None:
+
+    - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
+    - **followers** - of the chain that follows it.
     """
 
     z: dict[str, Array]
@@ -46,6 +52,8 @@ class CouplingState(NamedTuple):
     distance: Array
     energies: Array
     accepted: Array
+    replicas: dict[str, Array] | None = None
+    followers: dict[str, Array] | None = None
 
 
 class MaximalCoupling(RowKernel[CouplingState]):
@@ -71,11 +79,10 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
     **Example**
 
-    >>> import jax
+    >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, MaximalCoupling, layered
-    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
-    >>> pairs = MCMC(MaximalCoupling(rbm), num_warmup=0, num_samples=30, num_chains=5,
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> pairs = MCMC(ebmpp.MaximalCoupling(rbm), num_warmup=0, num_samples=30, num_chains=5,
     ...              chain_method="vectorized", progress_bar=False)
     >>> pairs.run(jax.random.key(1), rbm.init(jax.random.key(0)))
     >>> pairs.last_state.met.tolist()
@@ -105,7 +112,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         """What is collected without being asked for: draws, and what bounds and suggestions are made of."""
         return ("z", "distance", "energies")
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """What model arguments ask for; a ``pool`` among them is that of mixture proposals."""
         given = dict(model_kwargs or {})
         pool = None if "pool" in self.graph.families else given.pop("pool", None)
@@ -134,7 +141,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         t = jnp.full((), self.lag, jnp.int32)
         unmet = jnp.zeros(target.num_rows, bool)
         together = agree(compare(target, z), target.free, target.num_rows)
-        return self._state(target, z, t, unmet, jnp.zeros_like(taken), rng_key, taken, together, unmet)
+        return self._state(target, z, t, rng_key, unmet, jnp.zeros_like(taken), taken, together, unmet)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         made = self._moves(target)
@@ -145,42 +152,99 @@ class MaximalCoupling(RowKernel[CouplingState]):
         flat = lambda a: a.reshape(target.num_rows)
         met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
         t, taken = state.t + 1, before + taken
-        return self._state(target, z, t, met, time, state.rng_key, taken, together, broken)
+        return self._state(target, z, t, state.rng_key, met, time, taken, together, broken)
 
     def _state(
-        self,
-        target: Target,
-        z: dict[str, Array],
-        t: Array,
-        met: Array,
-        time: Array,
-        rng_key: Array,
-        accepted: Array,
-        together: Array,
-        broken: Array,
-        /,
+        self, target: Target, z: dict[str, Array], t: Array, rng_key: Array, *rows: Array
     ) -> CouplingState:
-        """The state at t, of rows that had ``met`` at ``time`` or had not."""
-        now = met | (together & ~broken)
+        """The state at t.
+
+        :param rows: which had met before, and when; their proposals taken; which are together, or broken.
+        """
+        met, time, accepted, together, broken = rows
+        graph, now = target.graph, met | (together & ~broken)
+        energies = lambda t: energy.energy(graph, target.params, t)
         z = {b: _poison(v, broken) for b, v in z.items()}
         shaped = lambda a: a.reshape(target.batch)
-        return CouplingState(
-            target.from_rows({b: v[0] for b, v in z.items()}),
-            target.from_rows({b: v[1] for b, v in z.items()}),
-            t,
-            shaped(now),
-            shaped(jnp.where(met, time, t)),
-            rng_key,
-            shaped(_distance(target, z)),
-            _energies(target, z).reshape(2, *target.batch),
-            shaped(accepted),
-        )
+        x, y = (target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2))
+        times = shaped(now), shaped(jnp.where(met, time, t)), rng_key
+        each = jax.vmap(jax.vmap(energies))(graph.statistics(z)).reshape(2, *target.batch)
+        return CouplingState(x, y, t, *times, shaped(_distance(target, z)), each, shaped(accepted))
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
         """How many pairs have met, and their mean meeting time so far."""
         met, time = np.asarray(state.met), np.asarray(state.meeting_time)
         mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
+
+
+class MetropolisCoupling(MaximalCoupling):
+    """Pairs of Metropolis chains that share proposals, a kernel for :class:`numpyro.infer.MCMC`.
+
+    Every free block is proposed at once, from a law that does not look at the chain, so nearly every
+    proposal is refused in a model of more than some ten units. From one start the two chains of a pair are
+    then equal as soon as the first proposal is refused, after one sweep: **the estimates made from such
+    pairs are unbiased in name**. The correction is carried by pairs so rare that a run never sees one.
+    The diagnostics tell how many proposals were accepted.
+
+    :param graph: the declaration.
+    :param proposal: "uniform", which Bernoulli, Spin and Categorical blocks have; or "initial", the law of
+        initial values, which every family has.
+    :param lag: sweeps that the leading chain is ahead, at least 1.
+    :param marginalize: blocks (no two of which interact) that are summed out of the acceptance ratio, and
+        drawn from their conditionals afterwards.
+    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
+    :raises ArgumentError: for a lag below 1, an unknown proposal or start, or a block to sum out that is not
+        one or leaves none.
+    :raises DeclarationError: for a uniform proposal of a block that has no uniform law.
+    :raises IntractableError: for two blocks to sum out that interact.
+
+    **References**
+
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), *End-to-end training of deep Boltzmann machines by
+       unbiased contrastive divergence with local mode initialization*, Algorithms 3 and 4.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> from numpyro.infer import MCMC
+    >>> rbm = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(3))
+    >>> pairs = MCMC(ebmpp.kernels.MetropolisCoupling(rbm, init="local_mode"), num_warmup=0, num_samples=30,
+    ...              num_chains=5, chain_method="vectorized", progress_bar=False)
+    >>> pairs.run(jax.random.key(1), rbm.init(jax.random.key(0)))
+    >>> pairs.last_state.met.all().item()
+    True
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        proposal: str = "uniform",
+        lag: int = 1,
+        marginalize: Sequence[str] = (),
+        init: str = "uniform",
+    ) -> None:
+        super().__init__(graph, lag, init=init)
+        self.proposal = proposal
+        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+        sweeps.metropolis_sweep(graph, (), proposal, self.marginalize)
+
+    def _options(self) -> dict[str, Any]:
+        named = {} if self.proposal == "uniform" else {"proposal": self.proposal}
+        return named | super()._options() | ({"marginalize": self.marginalize} if self.marginalize else {})
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        clamped = tuple(target.clamped)
+        summed = tuple(b for b in self.marginalize if b not in clamped)
+        if set(summed) == set(target.free):  # nothing is left to propose: an exact draw
+            return (Layer(summed, "maximal"),)
+        return sweeps.metropolis_sweep(target.graph, clamped, self.proposal, summed)
+
+    def get_diagnostics_str(self, state: CouplingState) -> str:
+        """How many pairs have met, when, and how many proposals were accepted."""
+        proposals = 2 * state.t - self.lag  # the following chain made none of the first `lag`
+        rate = np.asarray(state.accepted).mean() / np.asarray(proposals).mean()
+        return f"{super().get_diagnostics_str(state)}, acceptance {rate:.2g}"
 
 
 def _distance(target: Target, z: dict[str, Array]) -> Array:
@@ -192,12 +256,6 @@ def _distance(target: Target, z: dict[str, Array]) -> Array:
             gap = gap != 0
         total += gap.reshape(target.num_rows, -1).sum(-1).astype(total.dtype)
     return total
-
-
-def _energies(target: Target, z: dict[str, Array]) -> Array:
-    """Energies of both chains, ``(2, rows)``."""
-    graph, params = target.graph, target.params
-    return jax.vmap(jax.vmap(lambda t: energy.energy(graph, params, t)))(graph.statistics(z))
 
 
 def _poison(v: Array, broken: Array) -> Array:

@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Blocked Gibbs: layer by layer, all units of a layer at once."""
+"""Sweeps of moves: all layers one by one (blocked Gibbs), or with Langevin steps, or cluster by cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import RowKernel
-from ebmpp.moves import sweeps
+from ebmpp.moves import Target, sweeps
 from ebmpp.moves.move import Move, draw_sweep
-from ebmpp.moves.target import Target
 
 
 class GibbsState(NamedTuple):
@@ -34,6 +33,9 @@ class GibbsState(NamedTuple):
     rng_key: Array
 
 
+LangevinState = GibbsState  # its acceptance is 1 where no proposal is made
+
+
 class BlockedGibbs(RowKernel[GibbsState]):
     """Gibbs sweeps over the layers of a graph, a kernel for :class:`numpyro.infer.MCMC`.
 
@@ -42,10 +44,9 @@ class BlockedGibbs(RowKernel[GibbsState]):
     posterior of the free blocks each, with draws of shape ``(N, *shape)``. A row draws from its own
     key, so row 0 is the chain that ``v[0]`` alone would give.
 
-    All of NumPyro's chain methods run the same chains from the same random words. How many rows a
-    matrix product has may change its rounding, though, so values of real-valued blocks agree to
-    rounding, and values of discrete blocks are equal except where a uniform falls within a rounding
-    error of its threshold.
+    All of NumPyro's chain methods run the same chains from the same random words. How many rows a matrix
+    product has may change its rounding, though, so values of real-valued blocks agree to rounding, and values
+    of discrete blocks are equal except where a uniform falls within a rounding error of its threshold.
 
     An :class:`~ebmpp.Observed` block is clamped at its known units only: the others are sampled.
 
@@ -64,12 +65,11 @@ class BlockedGibbs(RowKernel[GibbsState]):
 
     **Example**
 
-    >>> import jax
+    >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, BlockedGibbs, layered
-    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> params = rbm.init(jax.random.key(0))
-    >>> mcmc = MCMC(BlockedGibbs(rbm), num_warmup=5, num_samples=20, num_chains=2,
+    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=5, num_samples=20, num_chains=2,
     ...             chain_method="vectorized", progress_bar=False)
     >>> mcmc.run(jax.random.key(1), params)
     >>> {b: x.shape for b, x in mcmc.get_samples(group_by_chain=True).items()}
@@ -120,3 +120,116 @@ class BlockedGibbs(RowKernel[GibbsState]):
         told = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
         mean = state.acceptance
         return told if mean is None else f"{told}, acceptance {np.asarray(mean).mean():.2g}"
+
+
+class GibbsLangevin(BlockedGibbs):
+    """Sweeps in which real-valued blocks make Langevin steps, a kernel for :class:`numpyro.infer.MCMC`.
+
+    The other blocks are drawn from their conditionals. Params and clamped blocks are passed as to
+    :class:`BlockedGibbs`. The temperature is 1, however many chains or rows there are.
+
+    A real-valued block that is one layer has a Gaussian conditional which :class:`BlockedGibbs` draws
+    outright; Langevin steps with the rest fixed are a slower road to the same draw. With ``marginalize`` they
+    follow the gradient of the marginal density instead, and are another sampler.
+
+    The same sweep, coupled: ``MaximalCoupling(graph, coupling=ebmpp.moves.langevin_sweep(graph))``; likewise
+    :class:`~ebmpp.UCD`, and :class:`~ebmpp.PCD` with ``moves``.
+
+    :param graph: the declaration.
+    :param step_size: in standard deviations of each unit given the rest. With d units, adjusted steps are
+        mostly taken up to about ``1.7 * d ** (-1 / 6)``.
+    :param num_steps: Langevin steps a sweep.
+    :param adjust: accept or refuse each step, so that the model's law is left as it is. False takes every
+        step, and **samples another law**: the variances given the rest are too large by the factor
+        ``1 / (1 - step_size**2 / 4)``.
+    :param marginalize: blocks that are summed out while real-valued ones move, and drawn afterwards.
+    :param init: "uniform", or "local_mode": one Gibbs sweep from the local mode that a search finds.
+    :raises ArgumentError: for numbers out of range, or an unknown block or start.
+    :raises DeclarationError: for a graph without real-valued blocks.
+    :raises IntractableError: for two blocks that cannot be summed out together.
+
+    **References**
+
+    1. Liao, Kornblith, Ren, Fleet, Hinton (2022), *Gaussian-Bernoulli RBMs without tears*; theirs is
+       unadjusted unless one asks, and has one step size for units of all variances.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> from numpyro.infer import MCMC
+    >>> rbm = ebmpp.layered(v=ebmpp.Gaussian(4), h=ebmpp.Bernoulli(3))
+    >>> mcmc = MCMC(ebmpp.kernels.GibbsLangevin(rbm, num_steps=3), num_warmup=5, num_samples=20, num_chains=2,
+    ...             chain_method="vectorized", progress_bar=False)
+    >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)), extra_fields=("acceptance",))
+    >>> bool(mcmc.last_state.acceptance.min() > 0.8)
+    True
+    """
+
+    _proposes = True  # acceptance is told also where it is 1 by decree
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        step_size: float = 0.5,
+        num_steps: int = 10,
+        adjust: bool = True,
+        marginalize: str | Sequence[str] = (),
+        init: str = "uniform",
+    ) -> None:
+        super().__init__(graph, init)
+        self.step_size, self.num_steps, self.adjust = step_size, num_steps, adjust
+        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+        self._sweep(())
+
+    def _sweep(self, clamped: Iterable[str]) -> tuple[Move, ...]:
+        options = self.step_size, self.num_steps, self.marginalize, self.adjust
+        return sweeps.langevin_sweep(self.graph, clamped, *options)
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return self._sweep(target.clamped)
+
+    def _options(self) -> dict[str, Any]:
+        named = {"step_size": self.step_size, "num_steps": self.num_steps}
+        named |= {} if self.adjust else {"adjust": False}
+        return named | ({"marginalize": self.marginalize} if self.marginalize else {}) | super()._options()
+
+    def get_diagnostics_str(self, state: GibbsState) -> str:
+        """Sweeps done, and the share of proposals that were taken."""
+        told = f"acceptance {np.asarray(state.acceptance).mean():.2g}" if self.adjust else "unadjusted"
+        return f"{int(np.max(state.i))} sweeps, {told}"
+
+
+class SwendsenWang(BlockedGibbs):
+    """Blocks whose units interact, cluster by cluster: a kernel for :class:`numpyro.infer.MCMC`.
+
+    For lattices whose regions :class:`~ebmpp.BlockedGibbs` turns unit by unit, near a critical coupling or
+    above it. The other blocks are drawn layer by layer. Params and clamped blocks are passed as to
+    :class:`~ebmpp.BlockedGibbs`; the state is the same. Pairs of such chains are
+    ``MaximalCoupling(graph, coupling=cluster_sweep(graph))``.
+
+    :param graph: the declaration; see :class:`~ebmpp.moves.Clusters` for what makes clusters.
+    :param init: see :class:`~ebmpp.kernels.RowKernel`.
+    :raises IntractableError: for a graph in which no units of one block interact, or not in a way that makes
+        clusters.
+
+    **References**
+
+    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
+
+    **Example**
+
+    >>> import jax, networkx as nx, ebmpp
+    >>> from numpyro.infer import MCMC
+    >>> lattice = ebmpp.FactorGraph.from_networkx(nx.grid_2d_graph(6, 6), ebmpp.Spin, shared=True, bias=False)
+    >>> mcmc = MCMC(ebmpp.kernels.SwendsenWang(lattice), num_warmup=5, num_samples=20, progress_bar=False)
+    >>> mcmc.run(jax.random.key(1), {"x:x": jax.numpy.asarray(0.44)})
+    >>> mcmc.get_samples()["x"].shape
+    (20, 36)
+    """
+
+    def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
+        super().__init__(graph, init)
+        sweeps.cluster_sweep(graph)
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        return sweeps.cluster_sweep(target.graph, target.clamped)

@@ -19,11 +19,9 @@ from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.states import Given
-from ebmpp.kernels.base import RowKernel
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.kernels.base import Kwargs, RowKernel
+from ebmpp.moves import Target, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 
 
@@ -67,7 +65,7 @@ class _FastWeights(RowKernel[RatesState]):
     def __repr__(self) -> str:
         return f"<{super().__repr__()}: {self.caveat}>"
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Model arguments made into a target, the rates held in :attr:`_Rated.rates`."""
         if len(model_args) != 2:
             raise ParameterError(
@@ -91,7 +89,7 @@ class _FastWeights(RowKernel[RatesState]):
         def one(x: Rows, fast: Params, keep: Keep, keys: Array) -> tuple:
             x, keep = ({b: v[None] for b, v in rows.items()} for rows in (x, keep))
             params = jax.tree.map(jnp.add, target.params, fast)
-            x = self._move(Target(target.graph, params, Given(target.clamped, keep=keep)), x, keys)
+            x = self._move(Target(target.graph, params, states.Given(target.clamped, keep=keep)), x, keys)
             return {b: v[0] for b, v in x.items()}, self._learn(target, fast, x), _size(fast)
 
         x, fast, size = jax.vmap(one)(target.to_rows(state.z), fast, target.keep, self._keys(state, target))
@@ -236,7 +234,7 @@ class SamplePenalization(RatesFPCD):
                 "states; RatesFPCD, whose rates hold it to the data, needs none"
             )
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Model arguments made into a target, with rates of 0."""
         made = RowKernel.target(self, model_args, model_kwargs, check)
         rates = jax.tree.map(jnp.zeros_like, made.params)

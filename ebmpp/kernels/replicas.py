@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp.core.types import Eta, Params
 from ebmpp.graph.states import Given, is_concrete
 from ebmpp.graph.transforms.replicate import own_params
-from ebmpp.kernels.base import RowKernel, S
+from ebmpp.kernels.base import Kwargs, RowKernel, S
 from ebmpp.moves import tempering
 from ebmpp.moves.target import Target
 from ebmpp.sampling.path import Path, summed_blocks
@@ -84,7 +84,7 @@ class Tempered(RowKernel[S]):
 
     _hottest: float | None = 0.0  # its beta; None for a reference, which normalises
 
-    def target(self, model_args: tuple, model_kwargs: dict[str, Any] | None, check: bool) -> Target:
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         made = super().target(model_args, model_kwargs, check)
         if check and self._hottest is not None:
             tempering.check_hot(made.graph, made.params, self._hottest)

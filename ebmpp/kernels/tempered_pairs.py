@@ -3,7 +3,7 @@
 """Coupled pairs of tempered ensembles, and unbiased estimates from them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
@@ -19,28 +19,7 @@ from ebmpp.moves.target import Target
 from ebmpp.sampling.engine import DEFAULT_SLOTS
 from ebmpp.sampling.expectation import Estimate, Init, unbiased_expectation
 
-
-class TemperingCouplingState(NamedTuple):
-    """The state of :class:`TemperingCoupling`: :class:`~ebmpp.kernels.CouplingState`, and all replicas.
-
-    ``z``, ``y``, ``distance`` and ``energies`` are of the coldest replicas; ``met`` and ``meeting_time`` of
-    all of them together.
-
-    - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
-    - **followers** - of the chain that follows it.
-    """
-
-    z: dict[str, Array]
-    y: dict[str, Array]
-    t: Array
-    met: Array
-    meeting_time: Array
-    rng_key: Array
-    distance: Array
-    energies: Array
-    accepted: Array
-    replicas: dict[str, Array]
-    followers: dict[str, Array]
+TemperingCouplingState = CouplingState  # the replicas of both chains included
 
 
 class TemperingCoupling(Tempered[CouplingState], MaximalCoupling):
@@ -66,10 +45,9 @@ class TemperingCoupling(Tempered[CouplingState], MaximalCoupling):
 
     **Example**
 
-    >>> import jax
+    >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Spin, layered
-    >>> magnet = layered(v=Spin(4), h=Spin(4))
+    >>> magnet = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(4))
     >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
     >>> pairs = MCMC(TemperingCoupling(magnet, [0, 0.15, 0.3, 1]), num_warmup=0, num_samples=100,
     ...              num_chains=5, chain_method="vectorized", progress_bar=False)
@@ -96,22 +74,23 @@ class TemperingCoupling(Tempered[CouplingState], MaximalCoupling):
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return (tempering.tempered_sweep(self.graph, self.coupling, target.clamped),)
 
-    # Its states are a CouplingState's fields and more, which named tuples cannot inherit: hence Any.
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> Any:
+    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> CouplingState:
         many = tempering.add_axis(target.graph, init_params)
         return super()._init_one(rng_key, Ensemble.of(target, self.betas), many)
 
-    def _sample_one(self, state: Any, target: Target) -> Any:
+    def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
+        assert state.replicas is not None and state.followers is not None  # as `_state` made it
         whole = state._replace(z=state.replicas, y=state.followers)
         return super()._sample_one(whole, Ensemble.of(target, self.betas))
 
-    def _state(self, target: Any, z: dict[str, Array], *rest: Array) -> Any:
+    def _state(
+        self, target: Any, z: dict[str, Array], t: Array, rng_key: Array, *rows: Array
+    ) -> CouplingState:
         """The state of all replicas, and what is told of the coldest."""
-        whole = super()._state(target, z, *rest)
-        told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, *rest)
-        return TemperingCouplingState(
-            *told._replace(met=whole.met, meeting_time=whole.meeting_time), whole.z, whole.y
-        )
+        whole = super()._state(target, z, t, rng_key, *rows)
+        told = super()._state(target.base, {b: v[:, :, -1] for b, v in z.items()}, t, rng_key, *rows)
+        told = told._replace(met=whole.met, meeting_time=whole.meeting_time)
+        return told._replace(replicas=whole.z, followers=whole.y)
 
 
 def tempered_expectation(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parallel tempering: replicas from hot to cold that swap states."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
+from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.kernels.replicas import Ensemble, Knots, Tempered
 from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
@@ -122,10 +123,9 @@ class ParallelTempering(Tempered[TemperingState]):
 
     **Example**
 
-    >>> import jax
+    >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Spin, layered
-    >>> magnet = layered(v=Spin(4), h=Spin(4))
+    >>> magnet = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(4))
     >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
     >>> mcmc = MCMC(ParallelTempering(magnet, num_temperatures=4), num_warmup=63, num_samples=200,
     ...             progress_bar=False)
@@ -172,9 +172,9 @@ class ParallelTempering(Tempered[TemperingState]):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Mapping[str, Array] | None,
+        init_params: Init,
         model_args: tuple,
-        model_kwargs: dict[str, Any],
+        model_kwargs: Kwargs,
     ) -> TemperingState:
         """The initial state; see :meth:`~ebmpp.kernels.RowKernel.init`.
 
@@ -185,9 +185,7 @@ class ParallelTempering(Tempered[TemperingState]):
         state = self._init_all(rng_key, _Along.of(target, knots), init_params)
         return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots)
 
-    def sample(
-        self, state: TemperingState, model_args: tuple, model_kwargs: dict[str, Any]
-    ) -> TemperingState:
+    def sample(self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs) -> TemperingState:
         """One sweep of every chain; see :meth:`~ebmpp.kernels.RowKernel.sample`."""
         target = self.target(model_args, model_kwargs, check=False)
         # knots have no axis of chains
@@ -254,15 +252,10 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     start = ensemble.to_rows(state.replicas), origin, label, state.round_trips.reshape(rows)
     (x, origin, label, trips), refused = lax.scan(half, start, jnp.arange(2))
     low, count = jnp.arange(num - 1), state.count + 1
-    return state._replace(
-        replicas=ensemble.from_rows(x),
-        rejection=state.rejection + (refused[low % 2, low] - state.rejection) / count.astype(refused.dtype),
-        count=count,
-        origin=origin.reshape(state.origin.shape),
-        label=label.reshape(state.label.shape),
-        round_trips=trips.reshape(state.round_trips.shape),
-        i=state.i + 1,
-    )
+    rejection = state.rejection + (refused[low % 2, low] - state.rejection) / count.astype(refused.dtype)
+    state = state._replace(replicas=ensemble.from_rows(x), rejection=rejection, count=count, i=state.i + 1)
+    origin, label = origin.reshape(state.origin.shape), label.reshape(state.label.shape)
+    return state._replace(origin=origin, label=label, round_trips=trips.reshape(state.round_trips.shape))
 
 
 def _relabel(label: Array) -> tuple[Array, Array]:

@@ -23,11 +23,9 @@ from ebmpp.core.types import Rows, Schedule
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.moves import gibbs
+from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
-from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import Drawn, agree, compare, couple_focused, offsets
-from ebmpp.moves.target import Target
 
 #: log of a weight beside the energy, row by row: a function of all blocks as rows.
 LogWeight = Callable[[Rows], Array]
@@ -85,10 +83,8 @@ def bind_params(
         if structure != found_structure:
             raise ParameterError(f"factor {name!r}: params are {found_structure}, expected {structure}")
         found = [_axis(name, leaf, s.shape, batch) for leaf, s in zip(given, wanted, strict=True)]
-        each = [
-            leaf if axis is None else leaf.reshape(rows, *s.shape)
-            for leaf, axis, s in zip(given, found, wanted, strict=True)
-        ]
+        all_of = zip(given, found, wanted, strict=True)
+        each = [leaf if axis is None else leaf.reshape(rows, *s.shape) for leaf, axis, s in all_of]
         made[name] = jax.tree.unflatten(structure, each)
         axes[name] = jax.tree.unflatten(structure, found)
     if check:
@@ -198,10 +194,8 @@ def couple(
             same = alike & agree(compare(bounds[0], z), layer.reads(graph), len(keys))
             trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
             made = couple_focused(bounds[0], focused, z, layer, start + part, trial)
-            own, drawn = (
-                random.fold_in(keys, start + part),
-                zip(bounds, chains, (made.x, made.y), strict=True),
-            )
+            own = random.fold_in(keys, start + part)
+            drawn = zip(bounds, chains, (made.x, made.y), strict=True)
             new = [_accept(bound, layer, x, y, own, fraction)[0] for bound, x, y in drawn]
             return {b: jnp.stack([new[0][b], new[1][b]]) for b in z}, broken | made.broken
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of chains of a whole composite: blocks of a graph, and sites with a conditional of their own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpyro.distributions as dist
@@ -16,13 +16,12 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.kernels.base import is_batched
-from ebmpp.moves import couplings
+from ebmpp.kernels.base import Init, Kwargs, is_batched
+from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.target import Target
 from ebmpp.ppl import binding
 from ebmpp.ppl.gibbs_block import GibbsBlock
-from ebmpp.ppl.sites import Rows
+from ebmpp.ppl.sites import Call, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +51,9 @@ class Conjugate:
         checks.instance("Conjugate: initial", self.initial, dist.Distribution, "a NumPyro distribution")
 
 
+Step = GibbsBlock | Conjugate
+
+
 class CompositeState(NamedTuple):
     """The state of :class:`CoupledComposite`.
 
@@ -73,15 +75,6 @@ class CompositeState(NamedTuple):
     broken: Array
 
 
-class _At(NamedTuple):
-    """What a step of a sweep is called with, beside the state."""
-
-    key: Array
-    t: Array | int
-    args: tuple
-    kwargs: Mapping[str, Any]
-
-
 class CoupledComposite(MCMCKernel):
     """Two coupled copies of a Gibbs sampler over several blocks, a kernel for :class:`numpyro.infer.MCMC`.
 
@@ -95,8 +88,8 @@ class CoupledComposite(MCMCKernel):
         the posterior: no model is looked at (``GibbsBlock.verify`` does).
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: of the layers of the graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
-    :raises ArgumentError: for a step that is neither.
-    :raises ArgumentError: for a lag below 1, an unknown coupling, or a site in two steps.
+    :raises ArgumentError: for a step that is neither, a lag below 1, an unknown coupling, or a site in two
+        steps.
 
     **References**
 
@@ -105,17 +98,15 @@ class CoupledComposite(MCMCKernel):
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
+    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock
-    >>> from ebmpp.ppl import Conjugate, CoupledComposite
-    >>> pixels = FactorGraph({"x": Bernoulli(4)}, factors=[Bias("x")])
+    >>> pixels = ebmpp.FactorGraph({"x": ebmpp.Bernoulli(4)}, factors=[ebmpp.Bias("x")])
     >>> field = lambda sites, y: (y - 0.5) * sites["precision"]
     >>> precision = lambda sites, y: dist.Gamma(3.0, 1 + 0.5 * ((y - sites["x"]) ** 2).sum())
-    >>> kernel = CoupledComposite([GibbsBlock(pixels, ["x"], {"x": field}),
-    ...                            Conjugate("precision", precision, dist.Gamma(1.0, 1.0))])
-    >>> pairs = MCMC(kernel, num_warmup=0, num_samples=60, num_chains=3, chain_method="vectorized",
-    ...              progress_bar=False)
+    >>> steps = [ebmpp.GibbsBlock(pixels, ["x"], {"x": field}),
+    ...          ebmpp.ppl.Conjugate("precision", precision, dist.Gamma(1.0, 1.0))]
+    >>> pairs = MCMC(ebmpp.ppl.CoupledComposite(steps), num_warmup=0, num_samples=60, num_chains=3,
+    ...              chain_method="vectorized", progress_bar=False)
     >>> pairs.run(jax.random.key(0), jnp.array([0.9, 0.1, 1.2, 0.0]))
     >>> pairs.last_state.met.tolist()
     [True, True, True]
@@ -124,17 +115,14 @@ class CoupledComposite(MCMCKernel):
     sample_field = "z"
     model = None  #: as of :class:`~ebmpp.kernels.RowKernel`
 
-    def __init__(
-        self, steps: Sequence[GibbsBlock | Conjugate], lag: int = 1, coupling: str | None = None
-    ) -> None:
+    def __init__(self, steps: Sequence[Step], lag: int = 1, coupling: str | None = None) -> None:
         lag = checks.count("CoupledComposite: lag", lag)
         steps = checks.sequence("CoupledComposite: steps", steps, "GibbsBlocks and Conjugates")
         self.steps, self.lag, self.coupling = tuple(steps), lag, coupling
         names: list[str] = []
+        wanted = "a GibbsBlock or a Conjugate"
         for step in self.steps:
-            checks.instance(
-                "CoupledComposite: a step", step, (GibbsBlock, Conjugate), "a GibbsBlock or a Conjugate"
-            )
+            checks.instance("CoupledComposite: a step", step, (GibbsBlock, Conjugate), wanted)
             names.extend(_names(step))
             if isinstance(step, GibbsBlock):
                 couplings.resolve(coupling, step.within.layers)
@@ -144,7 +132,7 @@ class CoupledComposite(MCMCKernel):
 
     # -- one sweep -------------------------------------------------------------------------------
 
-    def start(self, rng_key: Array, args: tuple, kwargs: Mapping[str, Any], given: Rows) -> dict[str, Array]:
+    def start(self, rng_key: Array, call: Call, given: Rows) -> dict[str, Array]:
         """Sites drawn from their starting laws, or as ``given``; then the blocks' latents."""
         z: dict[str, Array] = {}
         for index, step in enumerate(self.steps):
@@ -156,49 +144,46 @@ class CoupledComposite(MCMCKernel):
             z |= {site: jnp.asarray(given.get(site, v)) for site, v in drawn.items()}
         for index, step in enumerate(self.steps):
             if isinstance(step, GibbsBlock):
-                made, own = _bind(step, z, args, kwargs, check=True)
+                made, own = _bind(step, z, call, check=True)
                 keys = made.keys(jax.random.fold_in(rng_key, index), 0)
                 z |= _taken(step, step.begin(own, made, keys), own)
         return z
 
-    def single(self, z: Rows, rng_key: Array, t: Array | int, args: tuple, kwargs: Mapping[str, Any]) -> dict:
+    def single(self, z: Rows, rng_key: Array, t: Array | int, call: Call) -> dict[str, Array]:
         """One sweep of one chain, over all steps."""
         z = dict(z)
         for index, step in enumerate(self.steps):
             key = jax.random.fold_in(rng_key, index)
             if isinstance(step, Conjugate):
-                law = step.conditional(z, *args, **kwargs)
+                law = step.conditional(z, *call.args, **call.kwargs)
                 z[step.site] = law.sample(jax.random.fold_in(key, t)).astype(z[step.site].dtype)
                 continue
-            made, own = _bind(step, z, args, kwargs)
+            made, own = _bind(step, z, call)
             x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), made.keys(key, t))
             z |= _taken(step, x, own)
         return z
 
     def pair(
-        self, z: Rows, y: Rows, rng_key: Array, t: Array | int, args: tuple, kwargs: Mapping[str, Any]
+        self, z: Rows, y: Rows, rng_key: Array, t: Array | int, call: Call
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
         """One coupled sweep; also whether a conditional had no law."""
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             together = _equal(z, y)
-            at = _At(jax.random.fold_in(rng_key, index), t, args, kwargs)
             move = _conjugate if isinstance(step, Conjugate) else self._block
-            *new, wrong = move(step, z, y, at)
+            *new, wrong = move(step, z, y, jax.random.fold_in(rng_key, index), t, call)
             broken |= wrong
             # equal chains stay equal, whatever the last bits of their conditionals say
             new[1] = {name: jnp.where(together, new[0][name], v) for name, v in new[1].items()}
             z, y = z | new[0], y | new[1]
         return z, y, broken
 
-    def _block(self, step: GibbsBlock, z: Rows, y: Rows, at: _At) -> list:
-        bounds, own = zip(*(_bind(step, chain, at.args, at.kwargs) for chain in (z, y)), strict=True)
-        rows = [
-            step.within.to_rows(o, _latents(step, chain), made)
-            for o, chain, made in zip(own, (z, y), bounds, strict=True)
-        ]
+    def _block(self, step: GibbsBlock, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
+        bounds, own = zip(*(_bind(step, chain, call) for chain in (z, y)), strict=True)
+        each = zip(own, (z, y), bounds, strict=True)
+        rows = [step.within.to_rows(o, _latents(step, chain), made) for o, chain, made in each]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        keys = bounds[0].keys(at.key, at.t)
+        keys = bounds[0].keys(key, t)
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
@@ -209,47 +194,36 @@ class CoupledComposite(MCMCKernel):
     # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Rows | None,
-        model_args: tuple,
-        model_kwargs: Mapping[str, Any] | None,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> CompositeState:
         """The first state: the leading chain ``lag`` sweeps ahead.
 
         :raises StateError: for an unknown site in ``init_params``.
         """
         del num_warmup
-        given, kwargs = dict(init_params or {}), dict(model_kwargs or {})
+        given, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
         sites = [site for step in self.steps for site in _sites(step)]
         unknown = sorted(set(given) - set(sites))
         if unknown:
             raise StateError(f"init_params has {unknown}; the sites are {sites}")
-        one = lambda key, given: self._init_one(key, given, model_args, kwargs)
+        one = lambda key, given: self._init_one(key, given, call)
         return jax.vmap(one)(rng_key, given) if is_batched(rng_key) else one(rng_key, given)
 
-    def _init_one(self, key: Array, given: Rows, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
-        start = self.start(key, args, kwargs, given)
-        ahead = lambda t, z: self.single(z, key, t + 1, args, kwargs)
+    def _init_one(self, key: Array, given: Rows, call: Call) -> CompositeState:
+        start = self.start(key, call, given)
+        ahead = lambda t, z: self.single(z, key, t + 1, call)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
-        return self.state_at(key, z, start)
-
-    def state_at(self, key: Array, z: dict[str, Array], y: dict[str, Array]) -> CompositeState:
-        """The pair whose leading chain has done its first ``lag`` sweeps."""
         t = jnp.full((), self.lag, jnp.int32)
-        return CompositeState(z, y, t, _equal(z, y), t, key, jnp.zeros((), bool))
+        return CompositeState(z, start, t, _equal(z, start), t, key, jnp.zeros((), bool))
 
-    def sample(
-        self, state: CompositeState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> CompositeState:
+    def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
         """One coupled sweep of every pair in ``state``."""
-        one = lambda s: self._sample_one(s, model_args, dict(model_kwargs or {}))
+        one = lambda s: self._sample_one(s, Call({}, model_args, dict(model_kwargs or {})))
         return jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
 
-    def _sample_one(self, state: CompositeState, args: tuple, kwargs: Mapping[str, Any]) -> CompositeState:
+    def _sample_one(self, state: CompositeState, call: Call) -> CompositeState:
         t = state.t + 1
-        z, y, wrong = self.pair(state.z, state.y, state.rng_key, t.astype(jnp.uint32), args, kwargs)
+        z, y, wrong = self.pair(state.z, state.y, state.rng_key, t.astype(jnp.uint32), call)
         broken = state.broken | wrong
         met = (state.met | _equal(z, y)) & ~broken
         time = jnp.where(state.met, state.meeting_time, t)
@@ -262,9 +236,9 @@ class CoupledComposite(MCMCKernel):
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
-def _conjugate(step: Conjugate, z: Rows, y: Rows, at: _At) -> list:
-    laws = (step.conditional(chain, *at.args, **at.kwargs) for chain in (z, y))
-    *drawn, sound = maximal(jax.random.fold_in(at.key, at.t), *laws)
+def _conjugate(step: Conjugate, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
+    laws = (step.conditional(chain, *call.args, **call.kwargs) for chain in (z, y))
+    *drawn, sound = maximal(jax.random.fold_in(key, t), *laws)
     return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
 
 
@@ -305,21 +279,21 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 # -- sites of a step -----------------------------------------------------------------------------
 
 
-def _sites(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
+def _sites(step: Step) -> tuple[str, ...]:
     return (step.site,) if isinstance(step, Conjugate) else tuple(step.within.layouts)
 
 
-def _names(step: GibbsBlock | Conjugate) -> tuple[str, ...]:
+def _names(step: Step) -> tuple[str, ...]:
     return _sites(step) if isinstance(step, Conjugate) else (*_sites(step), *step.within.latents)
 
 
 def _bind(
-    step: GibbsBlock, z: Rows, args: tuple, kwargs: Mapping[str, Any], check: bool = False
+    step: GibbsBlock, z: Rows, call: Call, check: bool = False
 ) -> tuple[binding.Bound, dict[str, Array]]:
     """The step's graph given the other sites in ``z``, and the step's own sites."""
     own = {site: z[site] for site in step.within.layouts}
     siblings = {name: v for name, v in z.items() if name not in _names(step)}
-    return step.within.bind(own, siblings, args, kwargs, check), own
+    return step.within.bind(own, call._replace(siblings=siblings), check), own
 
 
 def _latents(step: GibbsBlock, z: Rows) -> dict[str, Array]:

@@ -19,15 +19,12 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, random
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.arrays import describe
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 from ebmpp.ppl.layout import Layout
 
 LogPartition = Callable[[Params], Array]
@@ -49,13 +46,9 @@ class _UnitwiseSupport(constraints.Constraint):
         self.graph, self.layout = graph, layout
 
     @property
-    def _supports(self) -> list[constraints.Constraint]:
-        return [self.graph.families[b].support for b in self.layout.names]
-
-    @property
     def is_discrete(self) -> bool:
         # one discrete unit is enough: a gradient-based method must not take the site
-        return any(support.is_discrete for support in self._supports)
+        return any(self.graph.families[b].support.is_discrete for b in self.layout.names)
 
     @property
     def event_dim(self) -> int:
@@ -71,9 +64,8 @@ class _UnitwiseSupport(constraints.Constraint):
     def feasible_like(self, prototype: Array) -> Array:
         families = {b: self.graph.families[b] for b in self.layout.names}
         made = {b: f.initial(jnp.zeros((*f.shape, f.num_words), jnp.uint32)) for b, f in families.items()}
-        return jnp.broadcast_to(self.layout.join(made), jnp.shape(prototype)).astype(
-            jnp.result_type(prototype)
-        )
+        values = self.layout.join(made).astype(jnp.result_type(prototype))
+        return jnp.broadcast_to(values, jnp.shape(prototype))
 
     def eq(self, other: object, static: bool = False) -> bool:
         same = isinstance(other, _UnitwiseSupport)
@@ -149,10 +141,9 @@ class EnergyDistribution(dist.Distribution):
 
     **Example**
 
-    >>> import jax, numpyro
-    >>> from ebmpp import Bernoulli, EnergyDistribution, layered
-    >>> rbm = layered(v=Bernoulli(4), h=Bernoulli(3))
-    >>> law = EnergyDistribution(rbm, rbm.init(jax.random.key(0)), num_sweeps=20)
+    >>> import jax, numpyro, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> law = ebmpp.EnergyDistribution(rbm, rbm.init(jax.random.key(0)), num_sweeps=20)
     >>> law.event_shape, law.support.is_discrete
     ((4,), True)
     >>> x = law.sample(jax.random.key(1), (5,))
@@ -181,7 +172,12 @@ class EnergyDistribution(dist.Distribution):
         graph.check(params, values=self._validate_args if validate_args is None else validate_args)
         self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps
         self.layout = _check_layout(graph, blocks, layout)
-        _refuse_interacting(graph, self.summed)
+        for a, b in graph.interacting(self.summed):
+            raise IntractableError(
+                f"{clash(a, b)}, so they cannot be summed out of the value's law in closed form; make one of "
+                f'them part of the value, blocks=[..., {a!r}] or blocks="all" (the layers are '
+                f"{graph.block_layers})"
+            )
         self._log_partition_fn = cast(LogPartition, log_partition) if callable(log_partition) else None
         self._log_partition_value = None if callable(log_partition) else _as_scalar(log_partition)
         super().__init__((), self.layout.shape, validate_args=validate_args)
@@ -296,15 +292,6 @@ def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout
     return layout
 
 
-def _refuse_interacting(graph: FactorGraph, summed: tuple[str, ...]) -> None:
-    for a, b in graph.interacting(summed):
-        raise IntractableError(
-            f"{clash(a, b)}, so they cannot be summed out of the value's law in closed "
-            f'form; make one of them part of the value, blocks=[..., {a!r}] or blocks="all" (the layers are '
-            f"{graph.block_layers})"
-        )
-
-
 def _as_scalar(log_partition: Array | float | None) -> Array | float | None:
     if log_partition is None:
         return None
@@ -344,15 +331,13 @@ def check_model(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
 
     **Example**
 
-    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-    >>> from ebmpp import EnergyDistribution, Spin, layered
-    >>> from ebmpp.ppl import check_model
-    >>> pair = layered(a=Spin(1), b=Spin(1))
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
+    >>> pair = ebmpp.layered(a=ebmpp.Spin(1), b=ebmpp.Spin(1))
     >>> def model(x):
     ...     J = numpyro.sample("J", dist.Uniform(0, 2))
     ...     params = {"a": jnp.zeros(1), "b": jnp.zeros(1), "a:b": J * jnp.ones((1, 1))}
-    ...     numpyro.sample("x", EnergyDistribution(pair, params, blocks="all"), obs=x)
-    >>> check_model(model, jnp.ones(2))
+    ...     numpyro.sample("x", ebmpp.EnergyDistribution(pair, params, blocks="all"), obs=x)
+    >>> ebmpp.ppl.check_model(model, jnp.ones(2))
     Traceback (most recent call last):
     ...
     ebmpp.errors.IntractableError: the params of site 'x' depend on the latent sites ['J']...

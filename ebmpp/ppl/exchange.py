@@ -4,29 +4,24 @@
 
 from collections.abc import Callable, Mapping
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import warnings
 
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG
-from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import identity
 
 import jax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, State, checks, random
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.kernels.base import is_batched
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import Layer, gibbs_sweep
+from ebmpp.kernels.base import Init, Kwargs, is_batched
+from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
+from ebmpp.ppl.sites import Call, SiteKernel
 from ebmpp.sampling import perfect
 
 Sites = dict[str, Array]
@@ -57,15 +52,7 @@ class ExchangeState(NamedTuple):
     rng_key: Array
 
 
-class _Call(NamedTuple):
-    """What NumPyro passes, sorted."""
-
-    siblings: Sites
-    args: tuple
-    kwargs: dict[str, Any]
-
-
-class Exchange(MCMCKernel):
+class Exchange(SiteKernel):
     """Metropolis for what the params of an energy model depend on, given data: a NumPyro kernel.
 
     The likelihood has log Z, which nobody knows. A proposal draws one auxiliary data set from the model
@@ -123,8 +110,6 @@ class Exchange(MCMCKernel):
     (50,)
     """
 
-    sample_field = "z"
-
     def __init__(
         self,
         graph: FactorGraph,
@@ -156,12 +141,7 @@ class Exchange(MCMCKernel):
     # -- NumPyro's contract ------------------------------------------------------------------------
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Mapping[str, Array] | None,
-        model_args: tuple,
-        model_kwargs: dict[str, Any] | None,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> ExchangeState:
         """The initial state: ``init_params``, constrained, or draws from the prior.
 
@@ -170,18 +150,16 @@ class Exchange(MCMCKernel):
         :raises StateError: data that do not fit the graph.
         :raises IntractableError: params that are not attractive, where they can be looked at now.
         """
-        call, batched = _sort(model_args, model_kwargs), is_batched(rng_key)
+        call, batched = Call.of(model_args, model_kwargs), is_batched(rng_key)
         given = _check_init(self.prior, init_params, rng_key.shape[:1] if batched else ())
         one = lambda key, z: self._init_one(key, num_warmup, z)
         state = jax.vmap(one)(rng_key, given) if batched else one(rng_key, given)
         self._check_start(jax.tree.map(lambda v: v[0], state) if batched else state, call)
         return state
 
-    def sample(
-        self, state: ExchangeState, model_args: tuple, model_kwargs: dict[str, Any] | None
-    ) -> ExchangeState:
+    def sample(self, state: ExchangeState, model_args: tuple, model_kwargs: Kwargs) -> ExchangeState:
         """One proposal in every chain of ``state``."""
-        call = _sort(model_args, model_kwargs)
+        call = Call.of(model_args, model_kwargs)
         one = lambda s: self._sample_one(s, call)
         new = jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
         if self._may_fail:  # a loop on the device has no other way to be heard
@@ -193,19 +171,9 @@ class Exchange(MCMCKernel):
     def _may_fail(self) -> bool:
         return isinstance(self.auxiliary, str) and self.auxiliary != "enumerate"
 
-    def refresh(
-        self, state: ExchangeState, model_args: tuple, model_kwargs: dict[str, Any] | None
-    ) -> ExchangeState:
-        """Identity: nothing in the state depends on the other sites."""
-        return state
-
     def wrap_model(self, wrapper: Callable) -> "Exchange":
         """Itself: there is no model."""
         return self
-
-    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
-        """Identity: the draws are constrained."""
-        return identity
 
     def get_diagnostics_str(self, state: ExchangeState) -> str:
         """Step size and acceptance, for the progress bar."""
@@ -224,7 +192,7 @@ class Exchange(MCMCKernel):
         numbers = none, none + num_warmup, zero + self.step_size, zero, zero, none
         return ExchangeState(self._constrain(u), u, *numbers, rng_key)
 
-    def _sample_one(self, state: ExchangeState, call: _Call) -> ExchangeState:
+    def _sample_one(self, state: ExchangeState, call: Call) -> ExchangeState:
         rng_key, walk, draw, accept = jax.random.split(state.rng_key, 4)
         flat, unravel = ravel_pytree(state.unconstrained)
         noise = jax.random.normal(walk, flat.shape, flat.dtype)
@@ -236,12 +204,9 @@ class Exchange(MCMCKernel):
         new = jax.tree.map(lambda a, b: jnp.where(taken, a, b), u, state.unconstrained)
         new = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), new)
         z = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), self._constrain(new))
-        return self._adapt(state, chance)._replace(
-            z=z,
-            unconstrained=new,
-            failures=state.failures + failed.astype(state.failures.dtype),
-            rng_key=rng_key,
-        )
+        failures = state.failures + failed.astype(state.failures.dtype)
+        state = self._adapt(state, chance)
+        return state._replace(z=z, unconstrained=new, failures=failures, rng_key=rng_key)
 
     def _adapt(self, state: ExchangeState, chance: Array) -> ExchangeState:
         i = state.i + 1
@@ -256,21 +221,21 @@ class Exchange(MCMCKernel):
     def _constrain(self, u: Sites) -> Sites:
         return {s: dist.biject_to(p.support)(u[s]) for s, p in self.prior.items()}
 
-    def _log_prior(self, u: Sites, call: _Call) -> Array:
+    def _log_prior(self, u: Sites, call: Call) -> Array:
         z, total = self._constrain(u), jnp.zeros(())
         for s, p in self.prior.items():
             volume = dist.biject_to(p.support).log_abs_det_jacobian(u[s], z[s])
             total += jnp.sum(p.log_prob(z[s])) + jnp.sum(volume)
         if self.log_weight is not None:
-            total += self.log_weight(call.siblings | z, *call.args, **call.kwargs)
+            total += self.log_weight({**call.siblings, **z}, *call.args, **call.kwargs)
         return total
 
-    def _params(self, z: Sites, call: _Call, values: bool = False) -> Params:
-        params = self.params(call.siblings | z, *call.args, **call.kwargs)
+    def _params(self, z: Sites, call: Call, values: bool = False) -> Params:
+        params = self.params({**call.siblings, **z}, *call.args, **call.kwargs)
         self.graph.check(params, values=values)
         return params
 
-    def _rows(self, call: _Call) -> tuple[Sites, tuple[str, ...]]:
+    def _rows(self, call: Call) -> tuple[Sites, tuple[str, ...]]:
         """The data as rows, and the blocks that they leave to be summed out."""
         data = self.data(call.siblings, *call.args, **call.kwargs)
         data = dict(data) if isinstance(data, Mapping) else self.graph.as_visible(data)
@@ -283,7 +248,7 @@ class Exchange(MCMCKernel):
             )
         return {b: v.astype(self.graph.families[b].dtype) for b, v in rows.items()}, summed
 
-    def _log_ratio(self, u: Sites, proposed: Sites, rng_key: Array, call: _Call) -> tuple[Array, Array]:
+    def _log_ratio(self, u: Sites, proposed: Sites, rng_key: Array, call: Call) -> tuple[Array, Array]:
         """log of the acceptance ratio, and whether the auxiliary draw failed."""
         z, new = self._constrain(u), self._constrain(proposed)
         rows, summed = self._rows(call)
@@ -317,7 +282,7 @@ class Exchange(MCMCKernel):
         x = jax.lax.fori_loop(1, self.auxiliary + 1, one, x)
         return x, jnp.ones(len(keys), bool)
 
-    def _check_start(self, state: ExchangeState, call: _Call) -> None:
+    def _check_start(self, state: ExchangeState, call: Call) -> None:
         params = self._params(state.z, call, values=True)
         rows, _ = self._rows(call)
         known = all(map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key))))
@@ -343,11 +308,6 @@ def _warn_dead(chains: Array) -> None:
         "max_sweeps, take auxiliary='random_cluster' where the model allows it, or a prior with less reach",
         stacklevel=2,
     )
-
-
-def _sort(model_args: tuple, model_kwargs: dict[str, Any] | None) -> _Call:
-    kwargs = dict(model_kwargs or {})
-    return _Call(kwargs.pop(GIBBS_SITES_KWARG, {}), model_args, kwargs)
 
 
 def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distribution]:
@@ -380,7 +340,7 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
 
 
 def _check_init(
-    prior: Mapping[str, dist.Distribution], given: Mapping[str, Array] | None, chains: tuple[int, ...]
+    prior: Mapping[str, dist.Distribution], given: State | None, chains: tuple[int, ...]
 ) -> Sites:
     """:raises ParameterError: for initial values of an unknown site, a wrong shape, or at the edge."""
     made = {}

@@ -17,6 +17,7 @@ from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
+from ebmpp.ppl.sites import Call
 from ebmpp.sampling.accumulators import Function, check_function
 from ebmpp.sampling.engine import DEFAULT_SLOTS, run_pairs
 from ebmpp.sampling.expectation import Estimate, asked_for, estimate_from
@@ -57,36 +58,33 @@ def composite_expectation(
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
-    >>> from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock
+    The kernel is made as in :class:`CoupledComposite`.
+
+    >>> import jax, numpyro.distributions as dist
     >>> from ebmpp.ppl import Conjugate, CoupledComposite
-    >>> from ebmpp.ppl import composite_expectation
-    >>> pixels = FactorGraph({"x": Bernoulli(4)}, factors=[Bias("x")])
-    >>> field = lambda sites, y: (y - 0.5) * sites["precision"]
-    >>> precision = lambda sites, y: dist.Gamma(3.0, 1 + 0.5 * ((y - sites["x"]) ** 2).sum())
-    >>> kernel = CoupledComposite([GibbsBlock(pixels, ["x"], {"x": field}),
-    ...                            Conjugate("precision", precision, dist.Gamma(1.0, 1.0))])
-    >>> y = jnp.array([0.9, 0.1, 1.2, 0.0])
-    >>> made = composite_expectation(kernel, lambda s: s["x"], y, rng_key=jax.random.key(0), num_pairs=50)
+    >>> mean = Conjugate("mean", lambda sites, y: dist.Normal(y / 2, 0.5**0.5), dist.Normal())
+    >>> made = composite_expectation(CoupledComposite([mean]), lambda sites: sites["mean"], 3.0,
+    ...                              rng_key=jax.random.key(0), num_pairs=50)
     >>> made.value.shape, made.num_unmet
-    ((4,), 0)
+    ((), 0)
     """
     checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
     checks.function("composite_expectation: fn", fn, "a state", arguments=1)
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     asked = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
-    x = _starts(kernel, jax.random.split(rng_key, num_pairs), model_args, model_kwargs)
+    call = Call({}, model_args, model_kwargs)
+    x = _starts(kernel, jax.random.split(rng_key, num_pairs), call)
     sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
     check_function("composite_expectation: fn", fn, sums.state())
-    target, moves = _Posterior(None, (model_args, model_kwargs)), (_Sweep(kernel, tuple(x)),)
+    target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
     return estimate_from(run_pairs(target, moves, sums, DEFAULT_SLOTS, x, x, key, asked.window()), asked)
 
 
 @partial(jax.jit, static_argnums=0)
-def _starts(kernel: CoupledComposite, keys: Array, args: tuple, kwargs: dict[str, Any]) -> Blocks:
-    return jax.vmap(lambda key: kernel.start(key, args, kwargs, {}))(keys)
+def _starts(kernel: CoupledComposite, keys: Array, call: Call) -> Blocks:
+    return jax.vmap(lambda key: kernel.start(key, call, {}))(keys)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])
@@ -95,7 +93,7 @@ class _Posterior(Target):
     """The posterior of all sites, which is no graph's: params are the model's arguments."""
 
     graph: None
-    params: tuple
+    params: Call
 
     def num_parts(self, block: str) -> int:
         return 1
@@ -115,11 +113,11 @@ class _Sweep(Move):
         return self.blocks
 
     def draw(self, target: Any, x: Rows, keys: Keys) -> Drawn:
-        one = lambda z, key: self.kernel.single(z, key, _NOW, *target.params)
+        one = lambda z, key: self.kernel.single(z, key, _NOW, target.params)
         return jax.vmap(one)(dict(x), _as_jax(keys)), jnp.zeros(len(keys), jnp.int32)
 
     def attempt(self, target: Any, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        one = lambda x, y, key: self.kernel.pair(x, y, key, _NOW, *target.params)
+        one = lambda x, y, key: self.kernel.pair(x, y, key, _NOW, target.params)
         chains = ({b: v[i] for b, v in z.items()} for i in range(2))
         x, y, broken = jax.vmap(one)(*chains, _as_jax(trial.keys))
         together = {b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks}

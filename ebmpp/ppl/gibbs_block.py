@@ -6,23 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpyro.infer.mcmc import MCMCKernel
 
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Rows
+from ebmpp.core import Rows, checks, random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
-from ebmpp.kernels.base import is_batched
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import Layer
+from ebmpp.kernels.base import Init, Kwargs, is_batched
+from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
-from ebmpp.ppl.binding import Bound
-from ebmpp.ppl.sites import Sites, Surroundings, split_siblings
-from ebmpp.ppl.verify import verify
+from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
 
@@ -44,7 +39,7 @@ class BlockState(NamedTuple):
     rng_key: Array
 
 
-class GibbsBlock(MCMCKernel):
+class GibbsBlock(SiteKernel):
     """Some sites of a NumPyro model, updated by the sweeps of a graph: a block of ``numpyro.infer.Gibbs``.
 
     The graph, with its params at this moment's values, must be the posterior of the sites given everything
@@ -76,18 +71,17 @@ class GibbsBlock(MCMCKernel):
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
     >>> from numpyro.infer import MCMC, NUTS, Gibbs
-    >>> from ebmpp import Bernoulli, GibbsBlock, EnergyDistribution, layered
-    >>> rbm = layered(x=Bernoulli(6), h=Bernoulli(3))
+    >>> rbm = ebmpp.layered(x=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(3))
     >>> prior = rbm.init(jax.random.key(0))
     >>> def model(y):
     ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    ...     x = numpyro.sample("x", EnergyDistribution(rbm, prior))
+    ...     x = numpyro.sample("x", ebmpp.EnergyDistribution(rbm, prior))
     ...     numpyro.sample("y", dist.Normal(x, scale).to_event(1), obs=y)
     >>> def field(sites, y):  # log N(y; 1, s) - log N(y; 0, s) is the likelihood's part of x's bias
     ...     return prior["x"] + (y - 0.5) / sites["scale"] ** 2
-    >>> block = GibbsBlock(rbm, sites=["x"], params=prior | {"x": field})
+    >>> block = ebmpp.GibbsBlock(rbm, sites=["x"], params=prior | {"x": field})
     >>> y = jnp.array([1.1, 0.9, 0.0, 0.2, 1.0, -0.1])
     >>> block.verify(model, y)
     >>> mcmc = MCMC(Gibbs([(block, ["x"]), (NUTS(model), None)]), num_warmup=20, num_samples=20,
@@ -96,8 +90,6 @@ class GibbsBlock(MCMCKernel):
     >>> {name: draws.shape for name, draws in mcmc.get_samples().items()}
     {'scale': (20,), 'x': (20, 6)}
     """
-
-    sample_field = "z"
 
     def __init__(
         self,
@@ -122,12 +114,12 @@ class GibbsBlock(MCMCKernel):
 
     # -- states ----------------------------------------------------------------------------------
 
-    def begin(self, values: Rows, made: Bound, keys: Array) -> dict[str, Array]:
+    def begin(self, values: Rows, made: binding.Bound, keys: Array) -> dict[str, Array]:
         """Rows of the first state: sites where ``values`` are, latents drawn."""
         x = search.start(made, keys, self.within.to_rows(values, {}, made))
         return made.map(search.near_modes, x, keys) if self.start == "local_mode" else x
 
-    def advance(self, made: Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
+    def advance(self, made: binding.Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
         """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
@@ -142,12 +134,7 @@ class GibbsBlock(MCMCKernel):
     # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Rows | None,
-        model_args: tuple,
-        model_kwargs: Mapping[str, Any] | None,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> BlockState:
         """The first state; ``init_params`` are the sites' values, which Gibbs gives.
 
@@ -162,22 +149,19 @@ class GibbsBlock(MCMCKernel):
             )
         if not init_params:
             raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.within.layouts)}")
-        values = {site: _no_bools(v) for site, v in init_params.items()}
+        plain = lambda v: v.astype(jnp.int8) if v.dtype == bool else v  # NumPyro's summary fails on booleans
+        values = {site: plain(jnp.asarray(v)) for site, v in init_params.items()}
         self.within.batch_of(values)
         for site, layout in self.within.layouts.items():
             for b, v in layout.split(values[site]).items():
                 check_values(b, self.graph.families[b], v)
-        siblings, kwargs = split_siblings(model_kwargs)
-        made = self.within.bind(values, siblings, model_args, kwargs, check=True)
+        made = self.within.bind(values, Call.of(model_args, model_kwargs), check=True)
         x, none = self.begin(values, made, made.keys(rng_key, 0)), jnp.zeros(made.num_rows, jnp.int32)
         return self._state(x, values, jnp.zeros((), jnp.int32), none, rng_key)
 
-    def sample(
-        self, state: BlockState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> BlockState:
+    def sample(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
         """One step, given the siblings' values in ``model_kwargs``."""
-        siblings, kwargs = split_siblings(model_kwargs)
-        made = self.within.bind(state.z, siblings, model_args, kwargs)
+        made = self.within.bind(state.z, Call.of(model_args, model_kwargs))
         x = self.within.to_rows(state.z, state.latents, made)
         x, took = self.advance(made, x, made.keys(state.rng_key, (state.i + 1).astype(jnp.uint32)))
         return self._state(x, state.z, state.i + 1, state.accepted + took, state.rng_key)
@@ -185,18 +169,6 @@ class GibbsBlock(MCMCKernel):
     def _state(self, x: Rows, like: Rows, i: Array, accepted: Array, rng_key: Array) -> BlockState:
         z = self.within.to_sites(x, like, self.within.batch_of(like))
         return BlockState(z, {b: x[b] for b in self.within.latents}, i, accepted, rng_key)
-
-    def refresh(
-        self, state: BlockState, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> BlockState:
-        """The state as it is: nothing in it depends on the siblings."""
-        return state
-
-    def get_constrain_fn(
-        self, model_args: tuple, model_kwargs: Mapping[str, Any] | None
-    ) -> Callable[[Any], Any]:
-        """Identity: sites are kept as the model knows them."""
-        return lambda z: z
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Steps done, and acceptance where there are Metropolis steps."""
@@ -212,15 +184,9 @@ class GibbsBlock(MCMCKernel):
     def verify(self, model: Callable[..., Any], *model_args: Any, **model_kwargs: Any) -> None:
         """Compare the graph with the model: raises where it is not the posterior of the sites.
 
-        See :func:`ebmpp.ppl.verify.verify`.
+        See :func:`ebmpp.ppl.sites.verify`.
         """
         verify(self.within, model, *model_args, **model_kwargs)
-
-
-def _no_bools(value: Array) -> Array:
-    """NumPyro's summary fails on booleans."""
-    value = jnp.asarray(value)
-    return value.astype(jnp.int8) if value.dtype == bool else value
 
 
 def gibbs_fn(
@@ -243,11 +209,9 @@ def gibbs_fn(
 
     **Example**
 
-    >>> import jax, jax.numpy as jnp
-    >>> from ebmpp import Bernoulli, layered
-    >>> from ebmpp.ppl import gibbs_fn
-    >>> rbm = layered(x=Bernoulli(6), h=Bernoulli(3))
-    >>> update = gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
+    >>> import jax, jax.numpy as jnp, ebmpp
+    >>> rbm = ebmpp.layered(x=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(3))
+    >>> update = ebmpp.ppl.gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
     >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape
     (6,)
     """
@@ -269,7 +233,7 @@ class GibbsFunction:
 
     def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
         within = self.block.within
-        made = within.bind(gibbs_sites, hmc_sites, (), {})
+        made = within.bind(gibbs_sites, Call(hmc_sites, (), {}))
         drawn = gibbs.initial_rows(within.graph, within.latents, made.keys(rng_key, 0))
         x = within.to_rows(gibbs_sites, drawn, made)
         x, _ = self.block.advance(made, x, made.keys(rng_key, 1))

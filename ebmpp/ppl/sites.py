@@ -4,23 +4,59 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+import numpy as np
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, latent_sample_sites, prototype_trace
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import log_density
+from numpyro.util import identity
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Rows
+from ebmpp.core import Rows, checks
 from ebmpp.errors import IntractableError, ParameterError, StateError
-from ebmpp.graph import FactorGraph, states
-from ebmpp.graph.states import Given
+from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.kernels.base import Kwargs
+from ebmpp.moves import gibbs
 from ebmpp.ppl import binding
-from ebmpp.ppl.binding import Bound
 from ebmpp.ppl.layout import Layout
 
+_TRIES = 3  # values of the siblings, between which a model and a graph are compared
+_STATES = 6  # states of the sites at each
+
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
+
+
+class Call(NamedTuple):
+    """What NumPyro passes, sorted."""
+
+    siblings: Mapping[str, Array]
+    """Values of the sibling sites."""
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model_args: tuple, model_kwargs: Kwargs) -> "Call":
+        """The siblings' values are among the keyword arguments."""
+        kwargs = dict(model_kwargs or {})
+        return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
+
+
+class SiteKernel(MCMCKernel):
+    """A kernel of sites as the model knows them; nothing in its state depends on their siblings."""
+
+    sample_field = "z"
+
+    def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs) -> Any:
+        """The state as it is."""
+        return state
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
+        """Identity."""
+        return identity
 
 
 class _Seen(dict):
@@ -108,41 +144,30 @@ class Surroundings:
             raise StateError(f"the sites of one block have the same leading axes; got {axes}")
         return next(iter(axes.values()))
 
-    def bind(
-        self, values: Rows, siblings: Rows, args: tuple, kwargs: Mapping[str, Any], check: bool = False
-    ) -> Bound:
+    def bind(self, values: Rows, call: Call, check: bool = False) -> binding.Bound:
         """The graph at this moment's values of everything else.
 
         :param values: the block's own sites (for their leading axes).
-        :param siblings: values of the other sites.
         :raises ParameterError: for params that do not fit.
         :raises IntractableError: for latents that interact, and whose params depend on siblings.
         """
         batch = self.batch_of(values)
-        seen, depends = self._evaluate(siblings, args, kwargs)
+        seen, depends = self._evaluate(call)
         self._refuse_stale_latents(depends)
         params, axes = binding.bind_params(self.graph, seen, batch, check)
-        clamped = self._clamped(_Seen(siblings), args, kwargs, batch, check)
+        clamped = self._clamped(call, batch, check)
         weight = None
         if (log_weight := self.log_weight) is not None:
-            weight = lambda x: jnp.reshape(
-                log_weight(self.to_sites(x, values, batch), dict(siblings), *args, **kwargs), (-1,)
-            )
-        return Bound(
-            self.graph,
-            params,
-            Given(clamped, batch=batch),
-            axes=axes,
-            order=self.layers,
-            log_weight=weight,
-            weighted=self.site_blocks,
+            own, others = lambda x: self.to_sites(x, values, batch), dict(call.siblings)
+            weight = lambda x: jnp.reshape(log_weight(own(x), others, *call.args, **call.kwargs), -1)
+        sites, given = self.site_blocks, states.Given(clamped, batch=batch)
+        return binding.Bound(
+            self.graph, params, given, axes=axes, order=self.layers, log_weight=weight, weighted=sites
         )
 
-    def _evaluate(
-        self, siblings: Rows, args: tuple, kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], set[str]]:
+    def _evaluate(self, call: Call) -> tuple[dict[str, Any], set[str]]:
         """Params, and the factors whose params depend on siblings."""
-        seen = _Seen(siblings)
+        seen, args, kwargs = _Seen(call.siblings), call.args, call.kwargs
         if self.params is None:
             if not args:
                 raise ParameterError("GibbsBlock has no params: give them, or as the model's first argument")
@@ -159,10 +184,9 @@ class Surroundings:
         return made, depends
 
     def _refuse_stale_latents(self, depends: set[str]) -> None:
-        stale = [
-            f.name for f in self.graph.factors if f.name in depends and set(f.blocks) & set(self.latents)
-        ]
-        clash = self.graph.interacting(self.latents)
+        latents = set(self.latents)
+        stale = [f.name for f in self.graph.factors if f.name in depends and latents & set(f.blocks)]
+        clash = self.graph.interacting(latents)
         if stale and clash:
             raise IntractableError(
                 f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latent "
@@ -171,10 +195,9 @@ class Surroundings:
                 "the latents' factors not depend on siblings"
             )
 
-    def _clamped(
-        self, seen: _Seen, args: tuple, kwargs: Mapping[str, Any], batch: tuple[int, ...], check: bool
-    ) -> dict[str, Array]:
-        made = {b: v(seen, *args, **kwargs) if callable(v) else v for b, v in self.given.items()}
+    def _clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
+        of_sites = lambda fn: fn(_Seen(call.siblings), *call.args, **call.kwargs)
+        made = {b: of_sites(v) if callable(v) else v for b, v in self.given.items()}
         held = states.as_given(self.graph.families, made, check)
         if held.partial:
             raise StateError(
@@ -186,7 +209,7 @@ class Surroundings:
             raise StateError(f"given blocks have leading axes {held.batch}, and the sites have {batch}")
         return {b: jnp.broadcast_to(v, (rows, *v.shape[1:])) for b, v in held.whole.items()}
 
-    def to_rows(self, values: Rows, latents: Rows, made: Bound) -> dict[str, Array]:
+    def to_rows(self, values: Rows, latents: Rows, made: binding.Bound) -> dict[str, Array]:
         """Every block as rows."""
         x = {}
         for site, layout in self.layouts.items():
@@ -202,12 +225,6 @@ class Surroundings:
             value = layout.join({b: x[b] for b in layout.names})
             made[site] = value.reshape(batch + layout.shape).astype(jnp.result_type(like[site]))
         return made
-
-
-def split_siblings(model_kwargs: Mapping[str, Any] | None) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Values of the sibling sites, and the model's own keyword arguments."""
-    kwargs = dict(model_kwargs or {})
-    return dict(kwargs.pop(GIBBS_SITES_KWARG, {})), kwargs
 
 
 def _layouts(graph: FactorGraph, sites: Sites, given: Mapping[str, Any]) -> dict[str, Layout]:
@@ -229,3 +246,73 @@ def _layouts(graph: FactorGraph, sites: Sites, given: Mapping[str, Any]) -> dict
     if twice or not made:
         raise StateError(f"every block is one site, given or latent; {twice or 'no site'} is wrong")
     return made
+
+
+# -- is the graph the posterior of its sites? --------------------------------------------------------
+
+
+def verify(
+    within: Surroundings,
+    model: Callable[..., Any],
+    *model_args: Any,
+    rng_key: Array | None = None,
+    tolerance: float = 1e-3,
+    **model_kwargs: Any,
+) -> None:
+    """Compare how the model's log density and the block's change between random states of the sites.
+
+    The two must change alike, whatever the other sites are; a constant does not matter. A term that is
+    missing, counted twice, or of the wrong scale shows at once.
+
+    :param within: the block among its siblings.
+    :param model: the NumPyro model.
+    :param model_args: its arguments.
+    :param rng_key: for the random states; a fixed key unless given.
+    :param tolerance: relative to the size of the changes.
+    :param model_kwargs: its keyword arguments.
+    :raises StateError: where they differ, telling by how much; or for sites that the model has not.
+    :raises IntractableError: for latent blocks that cannot be summed out in closed form.
+    """
+    key = jax.random.key(0) if rng_key is None else rng_key
+    clash = within.graph.interacting(within.latents)
+    if clash:
+        raise IntractableError(f"latent blocks {clash[0]} interact: their sum has no closed form to compare")
+    theirs, ours = [], []
+    for number in range(_TRIES):
+        k = jax.random.fold_in(key, number)
+        found = prototype_trace(model, k, model_args, model_kwargs)
+        values = {name: found[name]["value"] for name in latent_sample_sites(found)}
+        missing = sorted(set(within.layouts) - set(values))
+        if missing:
+            raise StateError(f"sites {missing} are not latent sample sites of the model: {sorted(values)}")
+        siblings = {name: v for name, v in values.items() if name not in within.layouts}
+        own = {name: values[name] for name in within.layouts}
+        batch = within.batch_of(own)
+        made = within.bind(own, Call(siblings, model_args, model_kwargs), check=True)
+        for index in range(_STATES):
+            x = gibbs.initial_rows(within.graph, within.site_blocks, made.keys(k, index)) | made.clamped
+            sites = within.to_sites(x, own, batch)
+            theirs.append(log_density(model, model_args, model_kwargs, siblings | sites)[0])
+            ours.append(_log_density(within, made, x))
+    _compare(np.asarray(theirs), np.asarray(ours), within, tolerance)
+
+
+def _log_density(within: Surroundings, made: Any, x: dict[str, Array]) -> Array:
+    graph, latents = within.graph, within.latents
+    one = lambda target, row: energy.log_unnormalized(graph, target.params, row, latents)
+    value = made.map(lambda target, rows: jax.vmap(lambda row: one(target, row))(rows), x).sum()
+    return value if made.log_weight is None else value + jnp.sum(made.log_weight(x))
+
+
+def _compare(theirs: np.ndarray, ours: np.ndarray, within: Surroundings, tolerance: float) -> None:
+    theirs, ours = (a.reshape(_TRIES, _STATES) for a in (theirs, ours))
+    change, own = (a[:, 1:] - a[:, :-1] for a in (theirs, ours))
+    scale = np.abs(change).max() + np.abs(own).max() + 1e-6 * np.abs(theirs).max() / tolerance
+    gap = np.abs(change - own)
+    if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
+        worst = np.unravel_index(np.nanargmax(np.where(np.isfinite(gap), gap, np.inf)), gap.shape)
+        raise StateError(
+            f"the block is not the posterior of sites {list(within.layouts)}: between two states the "
+            f"model's log density changes by {change[worst]:.6g}, and the block's by {own[worst]:.6g}. Is "
+            "there a factor for each likelihood that reads the sites, and the energy of their prior once?"
+        )

@@ -3,9 +3,9 @@
 """What is missing, given what is known: means, modes and draws for many rows at once."""
 
 from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
 from functools import partial
-import math
 from typing import Any
 import warnings
 
@@ -16,13 +16,12 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core import Blocks, Params, checks, random
+from ebmpp.core.statistics import standard_error
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import Target, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 
 METHODS = ("posterior", "local_mode")
@@ -93,7 +92,6 @@ def complete(
     :param num_samples: sweeps that the means are taken over, at least 1.
     :param given: what is known: blocks, or :class:`~ebmpp.Observed` ones (:meth:`Observed.where_finite` of a
         table with nan), with leading axes or without.
-    :return: a :class:`Completion`.
     :raises StateError: for values that do not fit the graph, or nothing to complete.
     :raises ArgumentError: for another method, or numbers out of range.
     :raises NotImplementedError: for local modes of a family without a mode.
@@ -131,10 +129,9 @@ def complete(
     if made.r_hat is not None and (made.r_hat > _HIGH).any():
         high = int((made.r_hat > _HIGH).sum())
         warnings.warn(
-            f"complete: chains of {high} of {made.r_hat.size} rows disagree (R-hat "
-            f"above {_HIGH}, up to {np.nanmax(made.r_hat):.3g}), so their means and draws are not yet those "
-            "of the posterior: raise num_warmup and num_samples, or run ebmpp.ParallelTempering with the "
-            "same observations",
+            f"complete: chains of {high} of {made.r_hat.size} rows disagree (R-hat above {_HIGH}, up to "
+            f"{np.nanmax(made.r_hat):.3g}), so their means and draws are not yet those of the posterior: "
+            "raise num_warmup and num_samples, or run ebmpp.ParallelTempering with the same observations",
             stacklevel=2,
         )
     return made
@@ -159,7 +156,9 @@ class Runs:
         parts = []
         for target, x, keys, count in self._chunks():
             x, mean, trace = _sample(target, num_samples, x, keys, num_warmup)
-            found, value = self._climb(target, x, keys) if climb else (None, None)
+            found = value = None
+            with contextlib.suppress(NotImplementedError):  # of a family without a mode
+                found, value = _search(target, x, keys) if climb else (None, None)
             parts.append(self._part(count, x, mean, found, value, np.asarray(trace)))
         return self._joined(parts, "posterior")
 
@@ -185,12 +184,6 @@ class Runs:
             target = self.target.take(every)
             yield target, _start(target, keys), keys, min(size, rows - first)
 
-    def _climb(self, target: Target, x: Blocks, keys: Array) -> tuple[Any, Any]:
-        try:
-            return _search(target, x, keys)
-        except NotImplementedError:
-            return None, None
-
     def _by_chain(self, value: Any) -> np.ndarray:
         value = np.asarray(value)
         return value.reshape(self.chains, -1, *value.shape[1:])
@@ -210,11 +203,7 @@ class Runs:
             made["mode"] = {b: best[b][:count] for b in self.target.free}
             made["log_density"] = self._by_chain(value).max(0)[:count]
         if trace is not None:
-            error = lambda v: v.std(0, ddof=1) / math.sqrt(self.chains)
-            none = self.chains < 2
-            made["standard_error"] = {
-                b: np.full(v.shape[1:], np.nan) if none else error(v) for b, v in each.items()
-            }
+            made["standard_error"] = {b: standard_error(np.moveaxis(v, 0, -1)) for b, v in each.items()}
             made["r_hat"] = _r_hat(self._by_chain(trace.T)[:, :count])
         return made
 

@@ -7,7 +7,7 @@ enumerated: a 784-16 Boltzmann machine costs 2**16 terms, not 2**800. Gaussian b
 with one another are integrated jointly. Everything is differentiated through, nothing derived by hand.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 import math
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core import Blocks, Params, State
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family, Gaussian
 from ebmpp.graph import FactorGraph, energy
@@ -35,6 +35,11 @@ MOST_LISTED = 2**20
 CHUNK = 2**14
 _MOST_HESSIANS = 2**20  # entries of the precisions in flight
 _MOST_BLOCKS = 16  # up to here every maximal independent set is tried (at most 3**(16 / 3) = 350)
+
+Names = tuple[str, ...]
+#: Of a joint state.
+Number = Integer[Array, ""]
+_NONE: State = MappingProxyType({})
 
 
 class Plan(NamedTuple):
@@ -133,11 +138,7 @@ def _refuse_infinite(graph: FactorGraph, infinite: set[str], integrated: set[str
 
 
 def refuse_many(
-    graph: FactorGraph,
-    listed: tuple[str, ...],
-    summed: tuple[str, ...],
-    most: int,
-    lacking: Iterable[tuple[str, int]] = (),
+    graph: FactorGraph, listed: Names, summed: Names, most: int, lacking: Iterable[tuple[str, int]] = ()
 ) -> None:
     """:raises IntractableError: when ``listed`` have more than ``most`` joint states."""
     count = num_states(graph, listed, lacking)
@@ -153,14 +154,14 @@ def refuse_many(
 # -- the sum -------------------------------------------------------------------------------------
 
 
-def decode(graph: FactorGraph, blocks: tuple[str, ...], index: Integer[Array, ""]) -> Blocks:
+def decode(graph: FactorGraph, blocks: Names, index: Number) -> Blocks:
     """The joint state of ``blocks`` with this number; the last unit varies fastest."""
     return decode_unknown(graph, Plan(blocks, (), ()), {}, {}, index)[0]
 
 
 def decode_unknown(
-    graph: FactorGraph, plan: Plan, given: Mapping[str, Array], known: Mapping[str, Array], index: Array
-) -> tuple[dict[str, Array], Array]:
+    graph: FactorGraph, plan: Plan, given: State, known: State, index: Number
+) -> tuple[Blocks, Array]:
     """The joint state of the blocks that are enumerated, known units at what is given.
 
     :return: the state, and whether it counts: where fewer units lack than the plan has room for, numbers
@@ -186,12 +187,7 @@ def decode_unknown(
 
 
 def log_term(
-    graph: FactorGraph,
-    params: Params,
-    given: Mapping[str, Array],
-    plan: Plan,
-    index: Integer[Array, ""],
-    known: Mapping[str, Array] = MappingProxyType({}),
+    graph: FactorGraph, params: Params, given: State, plan: Plan, index: Number, known: State = _NONE
 ) -> Float[Array, ""]:
     """log of one enumerated state's share of the sum.
 
@@ -209,13 +205,7 @@ def log_term(
 
 
 def _gaussian_integral(
-    graph: FactorGraph,
-    params: Params,
-    x: Mapping[str, Array],
-    blocks: tuple[str, ...],
-    summed: tuple[str, ...],
-    known: Mapping[str, Array],
-    partly: Mapping[str, Array],
+    graph: FactorGraph, params: Params, x: State, blocks: Names, summed: Names, known: State, partly: State
 ) -> Float[Array, ""]:
     """log of the integral over the unknown units of Gaussian blocks: their log density is quadratic."""
     dtype = jnp.result_type(float)
@@ -238,17 +228,12 @@ def _gaussian_integral(
 def chunk_size(graph: FactorGraph, plan: Plan) -> int:
     """States in flight at once."""
     entries = sum(graph.families[b].size for b in plan.integrated) ** 2
-    return min(
-        num_states(graph, plan.enumerated, plan.lacking), CHUNK, max(64, _MOST_HESSIANS // max(1, entries))
-    )
+    most = max(64, _MOST_HESSIANS // max(1, entries))
+    return min(num_states(graph, plan.enumerated, plan.lacking), CHUNK, most)
 
 
 def log_sum(
-    graph: FactorGraph,
-    params: Params,
-    given: Mapping[str, Array],
-    plan: Plan,
-    known: Mapping[str, Array] = MappingProxyType({}),
+    graph: FactorGraph, params: Params, given: State, plan: Plan, known: State = _NONE
 ) -> Float[Array, ""]:
     """log of the sum over all blocks that are not ``given``, for one state of those that are.
 

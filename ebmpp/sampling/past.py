@@ -16,8 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError
-from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.factors.pairwise import Pairwise
+from ebmpp.graph import FactorGraph, Pairwise, energy
 
 State = TypeVar("State")
 

@@ -23,9 +23,7 @@ from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import gibbs
-from ebmpp.moves.layer import Layer
-from ebmpp.moves.target import Target
+from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.sampling import enumeration, random_cluster
 from ebmpp.sampling.past import check_edges, from_the_past, slopes
 
@@ -291,11 +289,10 @@ def perfect_sample(
 
     **Example**
 
-    >>> import jax
-    >>> from ebmpp import Spin, layered, perfect_sample
-    >>> chain = layered(a=Spin(6), b=Spin(6))
+    >>> import jax, ebmpp
+    >>> chain = ebmpp.layered(a=ebmpp.Spin(6), b=ebmpp.Spin(6))
     >>> params = chain.init(jax.random.key(0)) | {"a:b": 0.3 * jax.numpy.eye(6)}
-    >>> x = perfect_sample(chain, params, jax.random.key(1), 10, method="coupling_from_the_past")
+    >>> x = ebmpp.perfect_sample(chain, params, jax.random.key(1), 10, method="coupling_from_the_past")
     >>> {b: v.shape for b, v in x.items()}
     {'a': (10, 6), 'b': (10, 6)}
     """
@@ -313,16 +310,13 @@ def perfect_sample(
     if not known:
         each = lambda v: perfect.reshape(-1, *(1,) * (v.ndim - 1))
         return {b: jnp.where(each(v), v, jnp.nan) for b, v in x.items()}
-    if not bool(perfect.all()):
-        _refuse_unmet(int((~perfect).sum()), num_samples, max_sweeps, chosen)
-    return x
-
-
-def _refuse_unmet(number: int, num_samples: int, max_sweeps: int, method: str) -> None:
-    if method == "enumerate":
+    if bool(perfect.all()):
+        return x
+    if chosen == "enumerate":
         raise IntractableError("no state of the model has a finite energy; look at its params")
-    other = ", take method='random_cluster'" if method == "coupling_from_the_past" else ""
+    other = ", take method='random_cluster'" if chosen == "coupling_from_the_past" else ""
     raise UnmetError(
-        f"{number} of {num_samples} pairs of chains had not met after {max_sweeps} sweeps from the past; "
-        f"raise max_sweeps, weaken the interactions{other}, or enumerate, if the model is small"
+        f"{int((~perfect).sum())} of {num_samples} pairs of chains had not met after {max_sweeps} sweeps "
+        f"from the past; raise max_sweeps, weaken the interactions{other}, or enumerate, if the model is "
+        "small"
     )

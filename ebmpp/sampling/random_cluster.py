@@ -29,9 +29,8 @@ from ebmpp.core import random
 from ebmpp.core.types import Blocks, Keys, Which
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import FactorGraph, Pairwise, energy
 from ebmpp.graph.factors import pairwise
-from ebmpp.graph.factors.pairwise import Pairwise
 from ebmpp.moves.clusters import components
 from ebmpp.moves.target import Target
 from ebmpp.sampling.past import check_edges, from_the_past, slopes
@@ -98,9 +97,8 @@ def draw_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Whic
     start = jnp.broadcast_to(jnp.arange(2 * rows) >= rows, (len(edges), 2 * rows))  # of none, and of all
     opened = from_the_past(sweep, met, start, max_sweeps, fine)
     label = components(neighbours, opened[:, :rows])
-    coin = (
-        random.uniform(random.words(random.fold_in(keys, 0), size + 1)).T < 0.5
-    )  # times before 0 begin at 1
+    words = random.words(random.fold_in(keys, 0), size + 1)  # times before 0 begin at 1
+    coin = random.uniform(words).T < 0.5
     spin = jnp.where(jnp.take_along_axis(coin, label, 0), 1.0, -1.0)
     spin = jnp.where(label == label[size], bonds.up, spin)
     return _to_blocks(graph, spin[:size].T), met(opened) & fine

@@ -18,11 +18,10 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, State, Which
 from ebmpp.graph import energy
+from ebmpp.moves import Layer, Target
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.gibbs import initial_rows, visit
-from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.target import Target
 
 
 class Search(NamedTuple):

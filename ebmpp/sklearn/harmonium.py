@@ -15,27 +15,20 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import families
-from ebmpp.core import checks, random
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, random
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.estimators.base import check_whole
-from ebmpp.families import Family
+from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.graph.arrays import describe
 from ebmpp.moves import Layer, Target
 from ebmpp.training.batches import Selection
 
 Units = str | Family | Callable[[int], Family]
+Optimizer = optax.GradientTransformation
 
-NAMES: dict[str, type[Family]] = {
-    "bernoulli": families.Bernoulli,
-    "spin": families.Spin,
-    "gaussian": families.Gaussian,
-    "poisson": families.Poisson,
-    "exponential": families.Exponential,
-}
+NAMES = {kind.__name__.lower(): kind for kind in (Bernoulli, Spin, Gaussian, Poisson, Exponential)}
 
 
 def family_of(role: str, units: Units, size: int) -> Family:
@@ -66,9 +59,7 @@ def harmonium(visible: Family, latent: Family) -> FactorGraph:
 
 
 @lru_cache(maxsize=32)  # optax makes a new function each time, and with it a new program
-def make_optimizer(
-    make: Callable[[float], optax.GradientTransformation], rate: float
-) -> optax.GradientTransformation:
+def make_optimizer(make: Callable[[float], Optimizer], rate: float) -> Optimizer:
     """``make(rate)``, the same object for the same arguments."""
     return make(rate)
 

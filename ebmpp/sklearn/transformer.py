@@ -28,13 +28,9 @@ from ebmpp.estimators import PCD, Estimator
 from ebmpp.evaluate import exact
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
-from ebmpp.sklearn.harmonium import Units
 from ebmpp.training.loop import Loop
 from ebmpp.training.schedule import Stage, Stages
 
-__all__ = ["HarmoniumTransformer"]
-
-_Optimizer = optax.GradientTransformation
 _MOST_ROWS = 4096  # rows in flight outside training
 
 
@@ -59,9 +55,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         [0, 1]; else Gaussian units of variance 1 for columns standardised by ``scaler_``, which stays as the
         first rows made it. The Gaussians of ``visible="gaussian"`` take X as it is.
     :param latent: likewise, without "auto".
-    :param estimator: of the gradient. None is ``PCD(num_chains=batch_size)``, what ``BernoulliRBM`` does:
-        it costs no more than CD and compiles in a second, and its gradient is biased. ``ebmpp.UCD()``'s is
-        not.
+    :param estimator: of the gradient. None is ``PCD(num_chains=batch_size)``, what ``BernoulliRBM`` does: it
+        costs no more than CD and compiles in a second, and its gradient is biased. ``ebmpp.UCD()``'s is not.
     :param optimizer: None (gradient steps), a function of the learning rate such as ``optax.adam``, or an
         optax transformation, which then has its own rate and cannot be pickled.
     :param learning_rate: of the optimiser; "auto" is 0.1, and 0.01 where the statistics of visible or latent
@@ -107,10 +102,10 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self,
         n_components: int = 256,
         *,
-        visible: Units = "auto",
-        latent: Units = "bernoulli",
+        visible: harmonium.Units = "auto",
+        latent: harmonium.Units = "bernoulli",
         estimator: Estimator | None = None,
-        optimizer: Callable[[float], _Optimizer] | _Optimizer | None = None,
+        optimizer: Callable[[float], harmonium.Optimizer] | harmonium.Optimizer | None = None,
         learning_rate: float | str = "auto",
         batch_size: int = 10,
         n_iter: int = 10,
@@ -190,12 +185,12 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def _epoch(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
         """One pass over the rows, which goes on from where the last one ended."""
         begin = time.monotonic()
-        estimator, optimizer = self._estimator(), self._optimizer()
+        estimator = PCD(num_chains=int(self.batch_size)) if self.estimator is None else self.estimator
         seed = [*self._words.tolist(), self.n_iter_]
         each = estimator.steps_per_batch
         source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // each)
         end = self.n_steps_ + source.num_batches * each
-        stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)
+        stage = Stage(num_steps=end, estimator=estimator, optimizer=self._optimizer())
         stages = Stages([stage], scheduled=False)
         loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_, together=True)
         if self._carried is None:
@@ -247,7 +242,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """
         check_is_fitted(self)
         inner = self._by_chunks(harmonium.log_density, self._rows(X))
-        return inner - self._log_scale().astype(inner.dtype)
+        # log of the volume that standardising divides by
+        scale = np.zeros(()) if self.scaler_ is None else np.log(self.scaler_.scale_).sum()
+        return inner - scale.astype(inner.dtype)
 
     def _tractable(self) -> bool:
         """Whether log Z can be computed; True before there is a model to ask.
@@ -323,9 +320,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return self._intercept("h", "intercept_hidden_")
 
     def _intercept(self, block: str, name: str) -> np.ndarray:
-        harmonium.check_one_statistic(
-            name, not self.graph_.families[block].stat_shape, self.graph_.families[block]
-        )
+        family = self.graph_.families[block]
+        harmonium.check_one_statistic(name, not family.stat_shape, family)
         return self.params_[block].reshape(-1)
 
     def __sklearn_tags__(self) -> Any:
@@ -364,21 +360,15 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
         """Rows through ``fn``, in chunks of a power of two, the last filled up: few shapes are compiled."""
-        params, size = jax.tree.map(jnp.asarray, self.params_), min(_MOST_ROWS, _power_of_two(len(rows)))
+        enough = 1 << max(0, len(rows) - 1).bit_length()
+        params, size = jax.tree.map(jnp.asarray, self.params_), min(_MOST_ROWS, enough)
         parts = (rows[first : first + size] for first in range(0, len(rows), size))
         fill = lambda part: np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
         return np.concatenate([np.asarray(fn(self.graph_, params, fill(p)))[: len(p)] for p in parts])
 
-    def _log_scale(self) -> np.ndarray:
-        """log of the volume that standardising divides by."""
-        return np.zeros(()) if self.scaler_ is None else np.log(self.scaler_.scale_).sum()
-
     # -- params ----------------------------------------------------------------------------------
 
-    def _estimator(self) -> Estimator:
-        return PCD(num_chains=int(self.batch_size)) if self.estimator is None else self.estimator
-
-    def _optimizer(self) -> _Optimizer:
+    def _optimizer(self) -> harmonium.Optimizer:
         make = optax.sgd if self.optimizer is None else self.optimizer
         if not callable(make):
             return make
@@ -390,8 +380,3 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))
-
-
-def _power_of_two(number: int) -> int:
-    """The least that is no less."""
-    return 1 << max(0, number - 1).bit_length()

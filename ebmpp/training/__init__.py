@@ -5,9 +5,9 @@
 from ebmpp.training import monitors, optimizers
 from ebmpp.training.callbacks import EarlyStop, Progress
 from ebmpp.training.fitting import Fit, fit
+from ebmpp.training.optimizers import spectral_descent
 from ebmpp.training.pretraining import pretrain
 from ebmpp.training.schedule import Stage
-from ebmpp.training.spectral import spectral_descent
 
 __all__ = [
     "EarlyStop",

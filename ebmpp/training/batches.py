@@ -14,13 +14,10 @@ import numpy as np
 import jax
 from jax import Array
 
-from ebmpp.core import checks, random
+from ebmpp.core import Blocks, Key, Numbers, checks, random
 from ebmpp.core.archive import digest
-from ebmpp.core.types import Blocks, Key, Numbers
 from ebmpp.errors import StateError
-from ebmpp.graph import FactorGraph, tables
-from ebmpp.graph.states import Observed
-from ebmpp.graph.tables import Table
+from ebmpp.graph import FactorGraph, Observed, tables
 
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -65,14 +62,12 @@ class Source(Protocol):
         """What tells these data from others, JSON values by name."""
 
 
-def as_source(
-    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, order_key: Array
-) -> Source:
+def as_source(graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array) -> Source:
     """The source that ``data`` are: see :func:`ebmpp.fit`.
 
     :param weights: one a row, or None.
     :param batch_size: None for the default, 100, or the stream's own.
-    :param order_key: a jax key for the order of the rows.
+    :param rng_key: a jax key for the order of the rows.
     :raises StateError: for data or weights that do not fit.
     """
     if _is_stream(data):
@@ -81,7 +76,7 @@ def as_source(
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
-    order = Order(random.key_pair(order_key), size, DEFAULT_BATCH if batch_size is None else batch_size)
+    order = Order(random.key_pair(rng_key), size, DEFAULT_BATCH if batch_size is None else batch_size)
     kind = HostRows if any(isinstance(v, np.memmap) for v in jax.tree.leaves(data)) else DeviceRows
     return kind(graph, table, weights, order)
 
@@ -123,7 +118,7 @@ class Order:
 class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
-    def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
+    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
         self.rows, self.known, _ = jax.device_put(tables.check_table(graph, table))
         self.order, self.batch_size = order, order.batch_size
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
@@ -146,7 +141,7 @@ class DeviceRows:
 class HostRows:
     """Memory-mapped arrays: a batch's rows are read and checked when their step comes."""
 
-    def __init__(self, graph: FactorGraph, table: Table, weights: Any, order: Order) -> None:
+    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
         self.graph, self.table, self.order, self.batch_size = graph, table, order, order.batch_size
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
 
@@ -181,7 +176,7 @@ class HostRows:
         weights = None if self.weights is None else jax.device_put(self.weights[index])
         return Selection(jax.device_put(rows), None, weights, jax.device_put(known))
 
-    def _refuse(self, read: Table, index: np.ndarray) -> None:
+    def _refuse(self, read: tables.Table, index: np.ndarray) -> None:
         """:raises StateError: for the first wrong row, with its number in the data."""
         for at, number in enumerate(index):
             try:
@@ -248,9 +243,7 @@ class Stream:
         return Selection(copied(rows), known=copied(known))
 
 
-def _identity(
-    weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]
-) -> dict[str, Any]:
+def _identity(weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]) -> dict:
     data = jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}})
     return {"data": digest(data), "weights": None if weights is None else digest({"weights": weights})}
 

@@ -13,8 +13,7 @@ import xarray as xr
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.errors import ArgumentError
 
 _MODES = ("max", "min")

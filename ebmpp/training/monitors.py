@@ -100,7 +100,6 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
 
     :param graph: the model.
     :param data: rows of the visible blocks.
-    :return: a monitor.
     :raises IntractableError: at once, where there is too much to sum.
     :raises StateError: for data of a wrong name, shape or value.
 
@@ -187,7 +186,6 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     :param graph: a model whose latents given the visibles are one layer.
     :param train: rows of the visible blocks; some of the training data, as many as are held out, will do.
     :param held_out: rows of the visible blocks.
-    :return: a monitor.
     :raises IntractableError: at once, where the latents cannot be summed out in closed form.
     :raises StateError: for data of a wrong name, shape or value.
 
@@ -221,7 +219,6 @@ def pseudo_log_likelihood(
     :param data: rows of the visible blocks.
     :param num_units: so many units of each row, drawn at random, scaled to all; None for all.
     :param rng_key: a jax key, needed with ``num_units``; the same draws at each call.
-    :return: a monitor.
     :raises IntractableError: at once, where a unit's conditional is not available.
     :raises StateError: for data of a wrong name, shape or value.
     :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
@@ -257,7 +254,6 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     :param graph: the model.
     :param data: rows of the visible blocks.
     :param rng_key: a jax key; the same draws at each call, so that the curve is smooth.
-    :return: a monitor.
     :raises StateError: for data of a wrong name, shape or value.
 
     **References**
@@ -305,7 +301,6 @@ def gradient_variance(
     :param estimator: whose gradient; of the run, or one that carries nothing.
     :param num_repeats: at least 2.
     :param rng_key: a jax key; the same draws at each call.
-    :return: a monitor.
     :raises ArgumentError: for fewer repeats.
     :raises StateError: for data of a wrong name, shape or value.
 
@@ -329,29 +324,18 @@ def gradient_variance(
     size = len(next(iter(rows.values())))
     start = lambda p: estimator.init(graph, p, rows, size, key)
     carries = bool(jax.tree.leaves(jax.eval_shape(start, graph.param_shapes)))
-    fn = _gradient_variance if carries else _gradient_variance_without
-    return Monitor(_Of(fn, (graph, estimator, num_repeats)), (rows, key), takes_state=carries)
-
-
-def _gradient_variance_without(
-    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, rows: Rows, key: Key
-) -> Array:
-    state = estimator.init(graph, params, rows, len(next(iter(rows.values()))), key)  # no arrays
-    return _gradient_variance(graph, estimator, num_repeats, params, state, rows, key)
+    return Monitor(_Of(_gradient_variance, (graph, estimator, num_repeats)), (rows, key), takes_state=carries)
 
 
 def _gradient_variance(
-    graph: FactorGraph,
-    estimator: Estimator,
-    num_repeats: int,
-    params: Params,
-    state: Any,
-    rows: Rows,
-    key: Key,
+    graph: FactorGraph, estimator: Estimator, num_repeats: int, params: Params, *given: Any
 ) -> Array:
+    """:param given: what the estimator carries, where it does; rows; and a key."""
+    *carried, rows, key = given
     batch = Batch.of(rows)
-    fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, len(batch.weights), key), params)
-    if shapes(fresh) != shapes(state):
+    start = lambda p: estimator.init(graph, p, rows, len(batch.weights), key)
+    state = carried[0] if carried else start(params)  # which has no arrays
+    if shapes(jax.eval_shape(start, params)) != shapes(state):
         return jnp.full((), jnp.nan)
 
     def one(carry: tuple[Params, Array], repeat: Array) -> tuple[tuple[Params, Array], None]:

@@ -14,13 +14,11 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params, Rows
+from ebmpp.core import Blocks, Params, Rows, checks, random
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
 from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, tables
-from ebmpp.graph.factors import Factor
+from ebmpp.graph import Factor, FactorGraph, tables
 from ebmpp.graph.transforms.rewire import Initial, mean_params
 from ebmpp.moves import Layer, Target
 from ebmpp.training.fitting import fit
@@ -145,10 +143,12 @@ class _Pair:
         factors = [f for f in whole.factors if set(f.blocks) <= {*lower, *upper}]
         first, last = index == 0, index + 2 == len(levels)
         copied = frozenset(() if first == last else lower if first else upper)
-        scale = 1.0 if first or last else 2.0
-        made = [_tied(f, whole, copied, scale if _across(f, lower, upper) else 1.0) for f in factors]
+        across = lambda f: not (set(f.blocks).isdisjoint(lower) or set(f.blocks).isdisjoint(upper))
+        double = lambda f: not first and not last and across(f)
+        made = [_tied(f, whole, copied, 2.0 if double(f) else 1.0) for f in factors]
         used = {b for f in made for b in f.blocks}  # an inner block without a bias may have no part
-        family = lambda b: _twice(whole.families[b]) if b in copied else whole.families[b]
+        twice = lambda f: dataclasses.replace(f, shape=(2, *f.shape))
+        family = lambda b: twice(whole.families[b]) if b in copied else whole.families[b]
         visible, latent = ({b: family(b) for b in level if b in used} for level in (lower, upper))
         return cls(FactorGraph(visible, latent, made), copied)
 
@@ -156,15 +156,6 @@ class _Pair:
         """Rows of the visible blocks, copied where the model has two."""
         kept = {b: x[b] for b in self.graph.visible}
         return {b: jnp.stack([v, v], axis=1) if b in self.copied else v for b, v in kept.items()}
-
-
-def _across(factor: Factor, lower: tuple[str, ...], upper: tuple[str, ...]) -> bool:
-    return not set(factor.blocks).isdisjoint(lower) and not set(factor.blocks).isdisjoint(upper)
-
-
-def _twice(family: Family) -> Family:
-    """Two copies of each unit."""
-    return dataclasses.replace(family, shape=(2, *family.shape))
 
 
 def _tied(factor: Factor, whole: FactorGraph, copied: frozenset[str], scale: float) -> Factor:

@@ -23,7 +23,7 @@ import optax
 
 import ebmpp
 from ebmpp import errors
-from ebmpp.data import encoding
+from ebmpp.data import decode_bits, encode_bits
 
 KEY = jax.random.key(0)
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
@@ -83,9 +83,9 @@ ROOMS = (
 NAMES = {
     **{name: getattr(room, name) for room in ROOMS for name in room.__all__},
     **globals(),
-    "decode_bits": encoding.decode_bits,
+    "decode_bits": decode_bits,
     "dist": dist,
-    "encode_bits": encoding.encode_bits,
+    "encode_bits": encode_bits,
     "jnp": jnp,
     "optax": optax,
     "DEEP_PARAMS": DEEP.init(KEY),

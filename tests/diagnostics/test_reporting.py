@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
-from ebmpp.diagnostics.canvas import grid
+from ebmpp.diagnostics.plots import grid
 from ebmpp.diagnostics.reporting import Work, assemble, likelihood, mixing, model, pictures
 from ebmpp.diagnostics.reporting.page import Section, page
 from ebmpp.diagnostics.reporting.subject import Subject, some_rows

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Observed, layered
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.ppl import gibbs_fn
+from ebmpp.ppl.sites import Call
 from helpers import assert_rows_law
 
 
@@ -128,7 +129,7 @@ def test_rows_of_a_plate_have_their_own_params() -> None:
     graph = FactorGraph({"x": Bernoulli(2)}, factors=[Bias("x")])
     block = GibbsBlock(graph, ["x"], {"x": lambda sites, y: 2 * y * sites["precision"]})
     block.verify(rows_model, y)
-    made = block.within.bind({"x": jnp.zeros((3, 2))}, {"precision": 1.5}, (y,), {})
+    made = block.within.bind({"x": jnp.zeros((3, 2))}, Call({"precision": 1.5}, (y,), {}))
     draw = lambda key: block.advance(made, {"x": jnp.zeros((3, 2))}, made.keys(key, 1))[0]["x"]
     draws = jax.vmap(draw)(jax.random.split(jax.random.key(0), 4000))
     assert_rows_law(draws, jax.nn.sigmoid(3.0 * y))
@@ -216,8 +217,8 @@ def test_latents_that_interact_need_params_that_stand_still() -> None:
     params = deep().init(jax.random.key(0))
     scaled = GibbsBlock(deep(), ["x"], params | {"x:h1": lambda sites: sites["beta"] * params["x:h1"]})
     with pytest.raises(IntractableError, match="'x:h1' depend on sibling sites"):
-        scaled.within.bind({"x": jnp.zeros(3)}, {"beta": 1.0}, (), {})
-    GibbsBlock(deep(), ["x"], params).within.bind({"x": jnp.zeros(3)}, {"beta": 1.0}, (), {})
+        scaled.within.bind({"x": jnp.zeros(3)}, Call({"beta": 1.0}, (), {}))
+    GibbsBlock(deep(), ["x"], params).within.bind({"x": jnp.zeros(3)}, Call({"beta": 1.0}, (), {}))
     with pytest.raises(IntractableError, match="drawn afresh"):
         gibbs_fn(deep(), ["x"], params)
 

@@ -10,7 +10,7 @@ import optax
 
 from ebmpp import Bernoulli, Categorical, layered
 from ebmpp.training import spectral_descent
-from ebmpp.training.spectral import sharp
+from ebmpp.training.optimizers import sharp
 
 
 def step(gradient, rate=1.0, graph=None, vectors="euclidean"):

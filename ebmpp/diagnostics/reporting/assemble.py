@@ -15,14 +15,11 @@ import pandas as pd
 
 from jax import Array
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.diagnostics.reporting import likelihood, mixing, model, pictures
 from ebmpp.diagnostics.reporting.page import Section, page
 from ebmpp.diagnostics.reporting.subject import WORK, Subject, Work, some_rows
 from ebmpp.graph import FactorGraph
-
-__all__ = ["Report", "Work", "report"]
 
 _SECTIONS: tuple[tuple[str, Callable[[Subject], Section]], ...] = (
     ("The model", model.declaration),
@@ -93,7 +90,6 @@ def report(
         blocks of a square number of units are taken for square images.
     :param history: a fit, or its history.
     :param title: of the page.
-    :return: a :class:`Report`.
     :raises ParameterError: for params that do not fit.
     :raises StateError: for data or an image shape that do not fit.
     :raises ArgumentError: for an unknown ``work``, or a graph or key of another kind.
@@ -120,9 +116,7 @@ def report(
         checks.choice("report: work", work, WORK, also="ebmpp.diagnostics.reporting.Work(...)")
     amount = WORK[work] if isinstance(work, str) else work
     given = {"train": data} | ({} if held_out is None else {"held out": held_out})
-    taken = {
-        name: some_rows(graph, rows, amount.rows, seed) for seed, (name, rows) in enumerate(given.items())
-    }
+    taken = {name: some_rows(graph, rows, amount.rows, i) for i, (name, rows) in enumerate(given.items())}
     pictures.image_shapes(graph, image_shape)  # a wrong one is told at once
     rows = {name: found for name, (found, _) in taken.items()}
     subject = Subject(graph, params, rows, amount, rng_key, image_shape)

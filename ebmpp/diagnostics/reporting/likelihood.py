@@ -13,13 +13,11 @@ import jax.numpy as jnp
 
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
-from ebmpp.diagnostics.canvas import COLORS, grid, tidy
+from ebmpp.diagnostics.plots import COLORS, grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import IntractableError
-from ebmpp.evaluate import exact
-from ebmpp.evaluate.annealed import bracket
-from ebmpp.evaluate.pseudo import pseudo_log_likelihood
+from ebmpp.evaluate import bracket, exact, pseudo_log_likelihood
 from ebmpp.sampling import annealing_path, enumeration, smc
 from ebmpp.sampling.log_partition import Bracket, LogPartition
 from ebmpp.training import monitors
@@ -76,12 +74,10 @@ def likelihood(subject: Subject) -> Section:
             "+ log Z is bounded from below by mean field, and so is the likelihood."
         )
     table = _table(subject, made, exact_rows)
-    caption = "Mean log p of a row. "
-    caption += "log Z error is shared by all rows; row error is that of a mean over so many rows."
-    section.table("log_likelihood", table, caption)
-    section.figure(
-        "log_likelihood", _draw(table), "With two standard errors of log Z and of the rows together."
-    )
+    caption = "log Z error is shared by all rows; row error is that of a mean over so many rows."
+    section.table("log_likelihood", table, f"Mean log p of a row. {caption}")
+    caption = "With two standard errors of log Z and of the rows together."
+    section.figure("log_likelihood", _draw(table), caption)
     for name, row in table.iterrows():
         low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
         text = f"{row['exact']:.2f} a row (exact)"
@@ -96,33 +92,21 @@ def likelihood(subject: Subject) -> Section:
 def _systems(subject: Subject) -> LogPartition:
     """log Z by particle systems, whose error is that of independent islands."""
     num = _A_PARTICLE * subject.work.particles
-    options = {"rng_key": subject.key(12), "num_particles": num, "data": subject.train}
-    return smc(subject.graph, subject.params, **options)
+    key = subject.key(12)
+    return smc(subject.graph, subject.params, rng_key=key, num_particles=num, data=subject.train)
 
 
 def _log_z(section: Section, made: Bracket, annealed: LogPartition) -> None:
     rows = []
-    ways = {
-        "forward (lower)": annealed,
-        "particle systems (lower)": made.lower,
-        "reverse (upper)": made.upper,
-    }
-    for name, side in ways.items():
-        rows.append(
-            {
-                "log Z": name,
-                "value": side.log_partition,
-                "standard error": side.standard_error,
-                "effective particles": side.effective_sample_size,
-                "particles": len(side.log_weights),
-                "a bound on average": "yes" if side.sound else "if the chains have mixed",
-            }
-        )
+    ways = {"forward (lower)": annealed, "particle systems (lower)": made.lower}
+    for name, side in (ways | {"reverse (upper)": made.upper}).items():
+        value = {"log Z": name, "value": side.log_partition, "standard error": side.standard_error}
+        value |= {"effective particles": side.effective_sample_size, "particles": len(side.log_weights)}
+        rows.append({**value, "a bound on average": "yes" if side.sound else "if the chains have mixed"})
     if made.exact is not None:
         rows.append({"log Z": "exact", "value": made.exact, "a bound on average": ""})
-    section.table(
-        "log_partition", pd.DataFrame(rows), f"The two are {made.gap:.3g} +- {made.standard_error:.2g} apart."
-    )
+    caption = f"The two are {made.gap:.3g} +- {made.standard_error:.2g} apart."
+    section.table("log_partition", pd.DataFrame(rows), caption)
 
 
 def _exact_rows(subject: Subject, rows: Rows, made: Bracket) -> np.ndarray | None:
@@ -144,15 +128,12 @@ def _table(subject: Subject, made: Bracket, exact_rows: dict[str, np.ndarray | N
     columns: dict[str, dict[str, float]] = {}
     for name, rows in subject.data.items():
         weight, known = subject.log_weight(rows), exact_rows[name]
-        columns[name] = {
-            "rows": len(weight),
-            "exact": math.nan if known is None else float(known.mean()),
-            "at upper log Z": weight.mean() - made.upper.log_partition,
-            "at lower log Z": weight.mean() - made.lower.log_partition,
-            "log Z error": max(made.upper.standard_error, made.lower.standard_error),
-            "row error": float(standard_error(weight)),
-            "independent units": _independent(subject, rows),
-        }
+        made_of = {"upper": made.upper, "lower": made.lower}
+        own = {"rows": len(weight), "exact": math.nan if known is None else float(known.mean())}
+        own |= {f"at {n} log Z": weight.mean() - side.log_partition for n, side in made_of.items()}
+        own |= {"log Z error": max(side.standard_error for side in made_of.values())}
+        own |= {"row error": float(standard_error(weight)), "independent units": _independent(subject, rows)}
+        columns[name] = own
     return pd.DataFrame.from_dict(columns, orient="index")
 
 
@@ -223,9 +204,8 @@ def proxies(subject: Subject) -> Section:
         squared = monitors.reconstruction(subject.graph, rows, subject.key(6))(subject.params)
         columns[name] = {"reconstruction error": float(squared)}
         try:
-            each = pseudo_log_likelihood(
-                subject.graph, subject.params, rows, num_units=some, rng_key=subject.key(7)
-            )
+            which = {"num_units": some, "rng_key": subject.key(7)}
+            each = pseudo_log_likelihood(subject.graph, subject.params, rows, **which)
             error = standard_error(np.asarray(each, float))
             columns[name] |= {"pseudo-log-likelihood": float(each.mean()), "its row error": float(error)}
         except IntractableError as refused:
@@ -240,7 +220,6 @@ def proxies(subject: Subject) -> Section:
     if why is not None:
         section.missing("the pseudo-likelihood", why)
     elif some is not None:
-        section.text(
-            f"Pseudo-likelihood from {some} units of each row, drawn at random, scaled to all {units}."
-        )
+        told = f"{some} units of each row, drawn at random, scaled to all {units}"
+        section.text(f"Pseudo-likelihood from {told}.")
     return section

@@ -12,10 +12,9 @@ import pandas as pd
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.diagnostics.canvas import grid, tidy
 from ebmpp.diagnostics.datatree import summary
 from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
-from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.diagnostics.plots import grid, plot_meeting_times, plot_tv_bound, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Chains, Subject
 from ebmpp.errors import UnmetError
@@ -82,21 +81,15 @@ def meeting(subject: Subject) -> Section:
 
 def _pairs(subject: Subject, lag: int) -> Estimate | None:
     """An estimate from the pairs that met, of the sweeps from lag to twice that; None where none did."""
+    graph, params, work = subject.graph, subject.params, subject.work
+    window: dict[str, Any] = {"k": lag, "m": 2 * lag, "lag": lag, "max_sweeps": work.max_sweeps + lag}
+    # in one state they would be in one mode, and meet there
+    pairs: dict[str, Any] = {"num_pairs": work.pairs, "independent_starts": True, "unmet": "drop"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unmet pairs are told on the page
         try:
             return unbiased_expectation(
-                subject.graph,
-                subject.params,
-                _BlockMeans(subject.graph),
-                rng_key=subject.key(8),
-                num_pairs=subject.work.pairs,
-                k=lag,
-                m=2 * lag,
-                lag=lag,
-                independent_starts=True,  # in one state they would be in one mode, and meet there
-                max_sweeps=subject.work.max_sweeps + lag,
-                unmet="drop",
+                graph, params, _BlockMeans(graph), rng_key=subject.key(8), **window, **pairs
             )
         except UnmetError:
             return None
@@ -121,24 +114,16 @@ def _bounded(section: Section, made: Estimate) -> None:
 def _means(section: Section, subject: Subject, made: Estimate) -> None:
     """Means without the bias of any start, next to those of chains."""
     if made.num_unmet:
-        section.missing(
-            "unbiased means", f"{made.num_unmet} pairs are unmet, and without them means are biased"
-        )
-        return
+        why = f"{made.num_unmet} pairs are unmet, and without them means are biased"
+        return section.missing("unbiased means", why)
     gibbs = subject.gibbs.draws
-    rows = [
-        {
-            "block": b,
-            "unbiased mean": float(made.value[b]),
-            "standard error": float(made.standard_error[b]),
-            "Gibbs chains": float(gibbs[b].mean()),
-            "training rows": float(np.mean(subject.train[b])) if b in subject.graph.visible else np.nan,
-        }
-        for b in subject.graph.families
-    ]
-    section.table(
-        "means", pd.DataFrame(rows), "Mean value of a block's units, from the pairs and from chains."
-    )
+    rows = []
+    for b in subject.graph.families:
+        unbiased = {"unbiased mean": float(made.value[b]), "standard error": float(made.standard_error[b])}
+        seen = float(np.mean(subject.train[b])) if b in subject.graph.visible else np.nan
+        rows.append({"block": b, **unbiased, "Gibbs chains": float(gibbs[b].mean()), "training rows": seen})
+    caption = "Mean value of a block's units, from the pairs and from chains."
+    section.table("means", pd.DataFrame(rows), caption)
 
 
 # -- chains ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pandas as pd
 
 import jax
 
-from ebmpp.diagnostics.canvas import grid, tidy
+from ebmpp.diagnostics.plots import grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.evaluate.activity import unit_activity
@@ -19,29 +19,18 @@ def declaration(subject: Subject) -> Section:
     """The declaration, its drawing, and how large everything is."""
     graph, section = subject.graph, Section("The model")
     section.code(repr(graph))
-    figure, (ax,) = grid(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * _tallest(subject)))
+    tallest = max(map(len, graph.block_layers)) + 0.4
+    figure, (ax,) = grid(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * tallest))
     graph.draw(ax)
-    section.figure(
-        "declaration", figure, "Blocks by layer, visible ones shaded, with the factors between them."
-    )
-    blocks = graph.to_networkx().nodes(data=True)
-    section.table(
-        "blocks",
-        pd.DataFrame(
-            [
-                {
-                    "block": b,
-                    "family": repr(known["family"]),
-                    "units": known["family"].size,
-                    "": "visible" if known["visible"] else "latent",
-                    "layer": known["layer"],
-                    "parts": known["parts"],
-                }
-                for b, known in blocks
-            ]
-        ),
-        "Blocks; a layer is drawn at once, or in so many parts.",
-    )
+    caption = "Blocks by layer, visible ones shaded, with the factors between them."
+    section.figure("declaration", figure, caption)
+    blocks = []
+    for b, known in graph.to_networkx().nodes(data=True):
+        family, role = known["family"], "visible" if known["visible"] else "latent"
+        blocks.append((b, repr(family), family.size, role, known["layer"], known["parts"]))
+    columns = ["block", "family", "units", "", "layer", "parts"]
+    caption = "Blocks; a layer is drawn at once, or in so many parts."
+    section.table("blocks", pd.DataFrame(blocks, columns=columns), caption)
     rows, count = [], 0
     for name, tree in subject.params.items():
         leaves = [np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)]
@@ -52,14 +41,9 @@ def declaration(subject: Subject) -> Section:
         count += values.size
     section.table("factors", pd.DataFrame(rows), "Factors.")
     units = sum(f.size for f in graph.families.values())
-    section.fact(
-        f"{units} units in {len(graph.families)} blocks, {count} params, {len(graph.layers)} layers."
-    )
+    told = f"{units} units in {len(graph.families)} blocks"
+    section.fact(f"{told}, {count} params, {len(graph.layers)} layers.")
     return section
-
-
-def _tallest(subject: Subject) -> float:
-    return max(map(len, subject.graph.block_layers)) + 0.4
 
 
 def units(subject: Subject) -> Section:
@@ -75,16 +59,15 @@ def units(subject: Subject) -> Section:
         "of the data."
         + ("" if subject.closed else " Latent blocks interact, so posterior means are those of Gibbs chains.")
     )
-    counts = pd.crosstab(made["block"], made["status"]).loc[list(dict.fromkeys(made["block"]))]
+    blocks = list(dict.fromkeys(made["block"]))
+    counts = pd.crosstab(made["block"], made["status"]).loc[blocks]
     counts = counts.reindex(columns=list(_COLORS), fill_value=0).rename_axis(columns=None)
     section.table("unit_counts", counts, "Statistics of units by status.")
-    blocks = list(dict.fromkeys(made["block"]))
     figure, panels = grid(2 * len(blocks), (3.8, 2.8), ncols=2)
     for block, pair in zip(blocks, panels.reshape(-1, 2), strict=True):
         _histograms(made[made["block"] == block], block, pair)
-    section.figure(
-        "units", figure, "Left: means over the rows. Right: share of the variance that rows explain."
-    )
+    caption = "Left: means over the rows. Right: share of the variance that rows explain."
+    section.figure("units", figure, caption)
     idle = made[made["status"] != "active"]
     if len(idle):
         section.table("idle_units", idle, "Units that are not active.", most=15)

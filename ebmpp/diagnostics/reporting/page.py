@@ -45,15 +45,7 @@ $body
 
 @dataclasses.dataclass
 class Section:
-    """A part of the page, filled in order.
-
-    **Example**
-
-    >>> section = Section("Sizes")
-    >>> section.text("One block & no more.")
-    >>> "block &amp; no" in section.html()
-    True
-    """
+    """A part of the page, filled in order."""
 
     title: str
     parts: list[str] = dataclasses.field(default_factory=list)

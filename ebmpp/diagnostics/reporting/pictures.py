@@ -14,8 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Params
-from ebmpp.diagnostics.canvas import grid
-from ebmpp.diagnostics.plots import panels, plot_history, plot_units
+from ebmpp.diagnostics.plots import grid, panels, plot_history, plot_units
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.errors import StateError
@@ -60,9 +59,8 @@ def samples(subject: Subject) -> Section:
     shapes = image_shapes(graph, subject.image_shape)
     others = [b for b in graph.visible if b not in shapes]
     if others:
-        section.missing(
-            f"pictures of {others}", "no square number of units; give image_shape=(height, width)"
-        )
+        why = "no square number of units; give image_shape=(height, width)"
+        section.missing(f"pictures of {others}", why)
     for b, shape in shapes.items():
         _sample_pictures(section, subject, b, shape)
         _filter_pictures(section, subject, b, shape)
@@ -70,23 +68,18 @@ def samples(subject: Subject) -> Section:
 
 
 def _sample_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:
-    rows = {
-        name: _images(subject.graph.families[block], v[block][:_SHOWN]) for name, v in subject.data.items()
-    }
+    family = subject.graph.families[block]
+    rows = {name: _images(family, v[block][:_SHOWN]) for name, v in subject.data.items()}
     for label, chains in subject.chains(section).items():
-        rows[f"{label} chains"] = _images(subject.graph.families[block], _last(subject, chains.draws, block))
-    figure, drawn = grid(len(rows), (4.6, 0.4 + 4.6 * _aspect(rows, shape)), ncols=2)
+        rows[f"{label} chains"] = _images(family, _last(subject, chains.draws, block))
+    lines = max(-(-len(v) // _COLUMNS) for v in rows.values())
+    figure, drawn = grid(len(rows), (4.6, 0.4 + 4.6 * lines * shape[0] / (_COLUMNS * shape[1])), ncols=2)
     for ax, (label, images) in zip(drawn, rows.items(), strict=True):
         plot_units(images, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(label, fontsize=10)
     told = "Means given the rest where units have one, else states. A row of ten samples is ten chains, "
     told += "started from noise; the next row is the same chains earlier."
     section.figure(f"samples_{block}", figure, told)
-
-
-def _aspect(rows: Mapping[str, np.ndarray], shape: tuple[int, int]) -> float:
-    lines = max(-(-len(v) // _COLUMNS) for v in rows.values())
-    return lines * shape[0] / (_COLUMNS * shape[1])
 
 
 def _last(subject: Subject, draws: Mapping[str, np.ndarray], block: str) -> Array:
@@ -115,9 +108,8 @@ def _filter_pictures(section: Section, subject: Subject, block: str, shape: tupl
         section.missing(f"filters of {block}", "no latent block shares a factor with it")
         return
     if graph.families[block].interaction_shape != graph.families[block].shape:
-        section.missing(
-            f"filters of {block}", "its units have several weights each, and so no single picture"
-        )
+        why = "its units have several weights each, and so no single picture"
+        section.missing(f"filters of {block}", why)
         return
     for b in latent:
         made = filters(graph, subject.params, block, b)

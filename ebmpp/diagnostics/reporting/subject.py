@@ -15,14 +15,12 @@ from numpyro.infer import MCMC
 import jax
 from jax import Array
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
-from ebmpp.kernels.gibbs import BlockedGibbs
-from ebmpp.kernels.tempering import ParallelTempering
+from ebmpp.kernels import BlockedGibbs, ParallelTempering
 from ebmpp.sampling.perfect import perfect_sample
 
 State = dict[str, np.ndarray]
@@ -59,10 +57,7 @@ class Work:
         checks.set_counts(self, "sweeps", least=4)
 
 
-WORK = {
-    "quick": Work(),
-    "thorough": Work(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000),
-}
+WORK = {"quick": Work(), "thorough": Work(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000)}
 
 
 class Chains(NamedTuple):
@@ -133,14 +128,8 @@ class Subject:
 
     def _run(self, kernel: Any, index: int, passes: int) -> Chains:
         work, begin = self.work, time.monotonic()
-        mcmc = MCMC(
-            kernel,
-            num_warmup=work.sweeps,
-            num_samples=work.sweeps,
-            num_chains=work.chains,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
+        lengths = {"num_warmup": work.sweeps, "num_samples": work.sweeps, "num_chains": work.chains}
+        mcmc = MCMC(kernel, **lengths, chain_method="vectorized", progress_bar=False)
         mcmc.run(self.key(index), self.params)
         draws = {b: np.asarray(v) for b, v in mcmc.get_samples(group_by_chain=True).items()}
         return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(mcmc.last_state))

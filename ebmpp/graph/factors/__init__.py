@@ -3,10 +3,9 @@
 """Factors: the terms of the energy."""
 
 from ebmpp.graph.factors.bias import Bias
-from ebmpp.graph.factors.bilinear import Bilinear
 from ebmpp.graph.factors.convolution import Convolution
 from ebmpp.graph.factors.factor import Factor
-from ebmpp.graph.factors.linear import Linear
+from ebmpp.graph.factors.linear import Bilinear, Linear
 from ebmpp.graph.factors.pairwise import Pairwise
 
 __all__ = ["Bias", "Bilinear", "Convolution", "Factor", "Linear", "Pairwise"]

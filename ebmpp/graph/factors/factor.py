@@ -14,36 +14,30 @@ import jax.numpy as jnp
 
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph.factors.lateral import Local, Pairs, Split
+from ebmpp.graph.factors.lateral import Constant, Local, Pairs, Split
 
 Params = Any
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
 class _Frozen:
     """A pytree of arrays that compares and hashes by value."""
 
-    def __init__(self, tree: Params) -> None:
-        leaves, self._structure = jax.tree.flatten(tree)
-        self._leaves = tuple(np.array(leaf) for leaf in leaves)
-        self._key = tuple((a.shape, str(a.dtype), a.tobytes()) for a in self._leaves)
+    structure: Any
+    leaves: tuple[Constant, ...]
 
-    def thaw(self) -> Params:
-        """As jax arrays."""
-        return jax.tree.map(jnp.asarray, self.as_given())
+    @classmethod
+    def of(cls, tree: Params) -> "_Frozen":
+        """The arrays as they are now."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple(map(Constant.of, leaves)))
 
     def as_given(self) -> Params:
         """As numpy arrays, bit by bit."""
-        return jax.tree.unflatten(self._structure, self._leaves)
-
-    def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _Frozen) and self._structure == other._structure
-        return same and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash((self._structure, self._key))
+        return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
 
     def __repr__(self) -> str:
-        return repr(jax.tree.map(np.shape, self.thaw()))
+        return repr(jax.tree.map(np.shape, self.as_given()))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -64,12 +58,11 @@ class Factor:
 
     **Example**
 
-    >>> import jax.numpy as jnp
-    >>> from ebmpp import Bernoulli, Factor, FactorGraph
-    >>> gate = Factor("x", "y", "h", init=jnp.ones((2, 2, 3)),
+    >>> import jax.numpy as jnp, ebmpp
+    >>> gate = ebmpp.Factor("x", "y", "h", init=jnp.ones((2, 2, 3)),
     ...     energy=lambda w, x, y, h: -jnp.einsum("ijk,i,j,k", w, x, y, h))
-    >>> blocks = {"x": Bernoulli(2), "y": Bernoulli(2)}
-    >>> FactorGraph(visible=blocks, latent={"h": Bernoulli(3)}, factors=[gate]).layers
+    >>> blocks = {"x": ebmpp.Bernoulli(2), "y": ebmpp.Bernoulli(2)}
+    >>> ebmpp.FactorGraph(visible=blocks, latent={"h": ebmpp.Bernoulli(3)}, factors=[gate]).layers
     (('x',), ('y',), ('h',))
     """
 
@@ -104,7 +97,7 @@ class Factor:
         set_field = lambda field, value: object.__setattr__(self, field, value)
         set_field("blocks", tuple(blocks))
         set_field("energy", energy)
-        set_field("init", init if callable(init) or init is None else _Frozen(init))
+        set_field("init", init if callable(init) or init is None else _Frozen.of(init))
         set_field("name", ":".join(blocks) if name is None else name)
         set_field("lateral", _as_lateral(blocks, lateral or {}))
 
@@ -145,7 +138,7 @@ class Factor:
         del families
         if self.init is None:
             return ()
-        made = self.init(rng_key) if callable(self.init) else self.init.thaw()
+        made = self.init(rng_key) if callable(self.init) else self.init.as_given()
         as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
         return jax.tree.map(as_float, made)
 
@@ -156,9 +149,6 @@ class Factor:
 
 
 def _as_lateral(blocks: tuple[str, ...], given: Mapping[str, Any]) -> tuple[tuple[str, Pairs], ...]:
-    unknown = [b for b in given if b not in blocks]
-    if unknown:
-        raise DeclarationError(
-            f"factor over {blocks}: lateral names block {unknown[0]!r}, which it is not over"
-        )
-    return tuple((b, Pairs.of(b, pairs)) for b, pairs in given.items())
+    for b in (b for b in given if b not in blocks):
+        raise DeclarationError(f"factor over {blocks}: lateral names block {b!r}, which it is not over")
+    return tuple((b, Pairs.read(b, pairs)) for b, pairs in given.items())

@@ -10,9 +10,9 @@ arrays have the units first and the rows last: a neighbour's values are then con
 from collections.abc import Callable, Iterable
 import dataclasses
 import functools
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from jaxtyping import Bool, Float, Int64, Integer, Shaped
+from jaxtyping import Bool, Float, Integer, Shaped
 import networkx as nx
 import numpy as np
 
@@ -45,14 +45,30 @@ def check_network(what: str, graph: nx.Graph) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
-    """Pairs of units of one block, as they were given; compares and hashes by value."""
+class Constant:
+    """An array that compares and hashes by value, so that a declaration can hold it."""
 
-    data: bytes
     shape: tuple[int, ...]
+    dtype: np.dtype
+    data: bytes = dataclasses.field(repr=False)
 
     @classmethod
-    def of(cls, block: str, given: Any) -> "Pairs":
+    def of(cls, array: Any) -> Self:
+        """The array as it is now."""
+        made = np.asarray(array)
+        return cls(made.shape, made.dtype, made.tobytes())
+
+    @property
+    def array(self) -> np.ndarray:
+        """The array."""
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class Pairs(Constant):
+    """Pairs of units of one block, as they were given: by number, or by index."""
+
+    @classmethod
+    def read(cls, block: str, given: Any) -> "Pairs":
         """Pairs from a networkx graph over the units, or an array or list of them.
 
         :raises DeclarationError: for what is neither, and for a graph that is directed or has parallel edges.
@@ -72,13 +88,7 @@ class Pairs:
             raise DeclarationError(f"{wanted}: {error}") from None
         if array.ndim not in (2, 3) or array.shape[1] != 2 or array.dtype.kind not in "iu":
             raise DeclarationError(f"{wanted}; got an array of shape {array.shape} and type {array.dtype}")
-        array = np.ascontiguousarray(array, np.int64)
-        return cls(array.tobytes(), array.shape)
-
-    @property
-    def array(self) -> Int64[np.ndarray, "pairs 2 *axes"]:
-        """As they were given: by number, or by index."""
-        return np.frombuffer(self.data, np.int64).reshape(self.shape)
+        return cls.of(array.astype(np.int64))
 
     @functools.lru_cache(maxsize=64)
     def edges(self, factor: str, block: str, family: Family) -> Integer[np.ndarray, "edges 2"]:

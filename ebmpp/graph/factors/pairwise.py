@@ -15,8 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Numbers
+from ebmpp.core import Numbers, checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.bias import Bias
@@ -234,18 +233,11 @@ class Neighbours:
     @functools.cached_property
     def _stacked(self) -> Adjacency:
         """All parts in one array each."""
-        slots = max(t.other.shape[1] for t in self._tables)
-        empty = len(self.edges)
+        slots, empty = max(t.other.shape[1] for t in self._tables), len(self.edges)
         widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
-        stack = self.split.padded
-        most = self.split.table.shape[1]
-        return Adjacency(
-            stack([widen(t.other, 0) for t in self._tables], 0),
-            stack([widen(t.pair, empty) for t in self._tables], empty),
-            stack([t.to for t in self._tables], most),
-            stack([t.more_other for t in self._tables], 0),
-            stack([t.more_pair for t in self._tables], empty),
-        )
+        wide = (t._replace(other=widen(t.other, 0), pair=widen(t.pair, empty)) for t in self._tables)
+        fills = (0, empty, self.split.table.shape[1], 0, empty)
+        return Adjacency(*map(self.split.padded, zip(*wide, strict=True), fills))
 
     @functools.cached_property
     def _tables(self) -> list[Adjacency]:

@@ -17,25 +17,23 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.errors import DeclarationError, StateError
 from ebmpp.families import Family
 from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor
+from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.states import Observed, named
-from ebmpp.graph.transforms.rewire import Constant, Part, WithParams, renamed, rewire, whole, with_blocks
+from ebmpp.graph.transforms.rewire import Part, WithParams, renamed, rewire, whole, with_blocks
 
 
-def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
+def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> FactorGraph:
     """The law of the other blocks given these values: a graph without them.
 
     The values are built into the energy. Factors keep their names and their params, so the params of the
-    graph are params of this one, and all of it (conditionals, gradients, log Z) is that of
-    p(rest, values), of which the values' base measures are a part: log Z of the new graph is the log of
-    the sum over the rest. Of an :class:`Observed` block the unknown units stay, as one axis, under the
-    block's name.
+    graph are params of this one, and all of it (conditionals, gradients, log Z) is that of p(rest, values),
+    of which the values' base measures are a part: log Z of the new graph is the log of the sum over the rest.
+    Of an :class:`Observed` block the unknown units stay, as one axis, under the block's name.
 
     A value here is part of the declaration, and each is a program of its own. Where many values are taken
     in turn, or a value a chain, clamp the block instead: give it by name to a kernel's ``run``, to
@@ -72,11 +70,10 @@ def condition(graph: FactorGraph, /, **values: Array | Observed) -> FactorGraph:
         parts = {b: whole(b, f) for b, f in graph.families.items()}
         kept, base = dict(graph.families), {}
         for b, value in {**given.whole, **given.partial}.items():
-            known = (
-                np.asarray(given.keep[b][0]) if b in given.keep else np.ones(graph.families[b].shape, bool)
-            )
-            parts[b], left = _fixed_part(b, graph.families[b], value[0], known)
-            measure = graph.families[b].log_base_measure(value[0])
+            family = graph.families[b]
+            known = np.asarray(given.keep[b][0]) if b in given.keep else np.ones(family.shape, bool)
+            parts[b], left = _fixed_part(b, family, value[0], known)
+            measure = family.log_base_measure(value[0])
             base[b] = float(np.asarray(measure, float)[known].sum())
             kept = {n: left if n == b else f for n, f in kept.items() if n != b or left is not None}
     if not kept:
@@ -116,10 +113,7 @@ def _fixed_part(block: str, family: Family, value: Array, known: np.ndarray) -> 
 
 
 def _rebuilt(
-    graph: FactorGraph,
-    kept: Mapping[str, Family],
-    parts: Mapping[str, Part],
-    base: Mapping[str, float],
+    graph: FactorGraph, kept: Mapping[str, Family], parts: Mapping[str, Part], base: Mapping[str, float]
 ) -> FactorGraph:
     offsets: dict[str, float] = {}
     for b, value in base.items():  # a block has a factor: its declaration says so
@@ -217,9 +211,7 @@ def _piece(factor: Factor, block: str, piece: str) -> Factor:
     return renamed(factor, blocks, ":".join(blocks) if usual else f"{factor.name}:{piece}")
 
 
-def _slice(
-    factor: Factor, families: Mapping[str, Family], block: str, places: np.ndarray, params: Any
-) -> Any:
+def _slice(factor: Factor, families: Mapping[str, Family], block: str, units: np.ndarray, params: Any) -> Any:
     """The params of a piece: rows of a bias, rows or columns of weights."""
     if params is None:
         return None
@@ -227,7 +219,7 @@ def _slice(
     before = of(factor.blocks[0]) if factor.blocks[0] != block else ()
     after = np.shape(params)[len(before) + len(families[block].shape) :]
     flat = jnp.reshape(params, (*before, families[block].size, *after))
-    return jnp.take(flat, places, axis=len(before))
+    return jnp.take(flat, units, axis=len(before))
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -280,7 +272,7 @@ def rename(
     _refuse_equal("factor", names)
     visible, latent = ({new[b]: f for b, f in part.items()} for part in (graph.visible, graph.latent))
     out = FactorGraph(visible, latent, made)
-    return out if params is None else (out, {names[n]: v for n, v in named(graph, params).items()})
+    return out if params is None else (out, {names[n]: v for n, v in states.named(graph, params).items()})
 
 
 def _refuse_equal(what: str, names: Mapping[str, str]) -> None:

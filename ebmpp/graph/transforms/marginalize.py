@@ -29,10 +29,10 @@ from ebmpp.families import Family
 from ebmpp.graph import energy, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.initialization import random_statistics
-from ebmpp.graph.states import named
-from ebmpp.graph.transforms.rewire import Constant, WithParams, with_blocks
+from ebmpp.graph.transforms.rewire import WithParams, with_blocks
 
 _MOST_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
 _TOLERANCE = 1e-3  # relative, in float32, as the declaration's own probe
@@ -79,9 +79,8 @@ def marginalize(
     **Example**
 
     >>> import ebmpp
-    >>> from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin
-    >>> clique = FactorGraph({"a": Spin(1), "b": Spin(1)}, {"h": Bernoulli(50)},
-    ...                      [Bias("h"), Bilinear("a", "h"), Bilinear("b", "h")])
+    >>> clique = ebmpp.FactorGraph({"a": ebmpp.Spin(1), "b": ebmpp.Spin(1)}, {"h": ebmpp.Bernoulli(50)},
+    ...                            [ebmpp.Bias("h"), ebmpp.Bilinear("a", "h"), ebmpp.Bilinear("b", "h")])
     >>> ebmpp.marginalize(clique, "h")
     FactorGraph(visible={'a': Spin(1), 'b': Spin(1)}, latent={}, factors=[Factor('a', 'b', name='h')])
     """
@@ -91,7 +90,7 @@ def marginalize(
         raise DeclarationError("marginalize: name is that of one factor; give it with one block")
     for block in listed:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
-        given = None if params is None else named(graph, params)
+        given = None if params is None else states.named(graph, params)
         with jax.ensure_compile_time_eval():
             graph = _without(graph, block, block if name is None else name)
         if given is not None:
@@ -110,9 +109,8 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     around = graph.neighbours([block])
     factors = [f for f in graph.factors if block in f.blocks]
     local = Declaration({b: graph.families[b] for b in (*around, block)}, factors=factors)
-    tables = tuple(
-        _Nodes.of(b, local.families[b], units) for b, units in _touched(local, block, around).items()
-    )
+    touched = _touched(local, block, around)
+    tables = tuple(_Nodes.of(b, local.families[b], units) for b, units in touched.items())
     entries = graph.families[block].size * math.prod(t.count for t in tables)
     if entries > _MOST_ENTRIES:
         raise IntractableError(
@@ -135,10 +133,8 @@ class _InitialOfAll:
 
     def __call__(self, rng_key: Array) -> Params:
         keys = jax.random.split(rng_key, len(self.local.factors))
-        return {
-            f.name: f.init_params(key, self.local.families)
-            for f, key in zip(self.local.factors, keys, strict=True)
-        }
+        each = zip(self.local.factors, keys, strict=True)
+        return {f.name: f.init_params(key, self.local.families) for f, key in each}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,24 +175,18 @@ class _Nodes:
         ones = np.ones((len(table), 1))
         # the least-norm solution of [1, table] @ weights = identity, without its rounding
         weights = np.round(np.linalg.pinv(np.concatenate([ones, table], 1)), 12)
-        as_float = jnp.result_type(float)
-        return cls(
-            block,
-            Constant.of(table.astype(as_float)),
-            Constant.of(weights.astype(as_float)),
-            Constant.of(units),
-            every,
-        )
+        nodes = (Constant.of(a.astype(jnp.result_type(float))) for a in (table, weights))
+        return cls(block, *nodes, Constant.of(units), every)
 
     def at(self, node: Array, family: Family) -> Array:
         """Statistics of the block with every unit at a node."""
-        one = jnp.asarray(self.table.array())[node].reshape(family.stat_shape)
+        one = jnp.asarray(self.table.array)[node].reshape(family.stat_shape)
         return jnp.broadcast_to(one, family.statistic_shape)
 
     def __call__(self, statistics: Array) -> Array:
         """The nodes' weights for each unit that is summed out, ``(units, nodes)``."""
-        own = statistics.reshape(-1, self.table.shape[1])[self.units.array()]
-        weights = jnp.asarray(self.weights.array())
+        own = statistics.reshape(-1, self.table.shape[1])[self.units.array]
+        weights = jnp.asarray(self.weights.array)
         return weights[0] + own @ weights[1:]
 
 

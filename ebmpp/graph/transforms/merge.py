@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import itertools
 from typing import Any, overload
 
-from ebmpp.core import checks
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor

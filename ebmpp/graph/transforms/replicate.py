@@ -78,8 +78,10 @@ class Replicated(Factor):
         return params[0] @ energies if self.tempered else energies.sum()
 
     def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
-        single = {b: _single(families[b]) for b in self.blocks}
-        return {b: _copies(e, single[b].size, self.num) for b, e in self.factor.edges(single).items()}
+        single, number = {b: _single(families[b]) for b in self.blocks}, np.arange(self.num)[:, None, None]
+        # those of every replica: units of different replicas do not interact
+        each = self.factor.edges(single).items()
+        return {b: (edges + single[b].size * number).reshape(-1, 2) for b, edges in each}
 
     def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
         single = of_one_replica(split, self.num)
@@ -129,11 +131,6 @@ def _reference_energies(params: tuple[Array, Array], t: Array) -> Array:
 
 def _reference_energy(params: tuple[Array, Array], t: Array) -> Array:
     return _reference_energies(params, t).sum()
-
-
-def _copies(edges: np.ndarray, size: int, num: int) -> np.ndarray:
-    """The pairs of every replica: units of different replicas do not interact."""
-    return (edges + size * np.arange(num)[:, None, None]).reshape(-1, 2)
 
 
 def _single(family: Family) -> Family:
@@ -227,12 +224,6 @@ def replicate(graph: FactorGraph, num: int, own: bool = False) -> FactorGraph:
     :param num: how many replicas.
     :param own: whether each has params of its own, and the less of a reference the nearer its beta is to 1.
     :raises DeclarationError: for a graph in which no units interact.
-
-    **Example**
-
-    >>> from ebmpp import Bernoulli, layered
-    >>> replicate(layered(v=Bernoulli(4), h=Bernoulli(3)), 10).families["v"].shape
-    (10, 4)
     """
     if not any(f.interacts for f in graph.factors):
         raise DeclarationError(

@@ -15,29 +15,11 @@ import jax.numpy as jnp
 from ebmpp.core.types import Params
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 
 #: A graph and its params.
 WithParams = tuple[FactorGraph, Params]
-
-
-@dataclasses.dataclass(frozen=True)
-class Constant:
-    """An array that compares and hashes by value, so that a declaration can hold it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    data: bytes = dataclasses.field(repr=False)
-
-    @classmethod
-    def of(cls, array: Any) -> "Constant":
-        """The array as it is now."""
-        made = np.ascontiguousarray(array)
-        return cls(made.shape, str(made.dtype), made.tobytes())
-
-    def array(self) -> np.ndarray:
-        """The array."""
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +43,11 @@ class Part:
         if len(self.pieces) == 1 and self.pieces[0][1] is None:
             return statistics[self.pieces[0][0]]
         shape = self.family.statistic_shape
-        whole = jnp.zeros(shape) if self.fixed is None else jnp.asarray(self.fixed.array())
+        whole = jnp.zeros(shape) if self.fixed is None else jnp.asarray(self.fixed.array)
         units = (self.family.size, *self.family.stat_shape)
         whole = whole.reshape(units)
         for name, places in self.pieces:
-            at = slice(None) if places is None else places.array()
+            at = slice(None) if places is None else places.array
             whole = whole.at[at].set(statistics[name].reshape(-1, *units[1:]))
         return whole.reshape(shape)
 
@@ -119,7 +101,7 @@ def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]
     made = {}
     for block, edges in factor.edges({b: parts[b].family for b in factor.blocks}).items():
         for name, places in parts[block].pieces:
-            units = np.arange(parts[block].family.size) if places is None else places.array().ravel()
+            units = np.arange(parts[block].family.size) if places is None else places.array.ravel()
             number = np.full(parts[block].family.size, -1)
             number[units] = np.arange(len(units))
             inside = number[edges][(number[edges] >= 0).all(1)]
