@@ -4,15 +4,18 @@
 
 from ebmpp.sampling.completion import Completion, complete
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+from ebmpp.sampling.knot_partitions import Bridges, bridges
 from ebmpp.sampling.particles import ParticleSystem, particle_expectation, smc
 from ebmpp.sampling.path import Path
 from ebmpp.sampling.perfect import perfect_sample
 
 __all__ = [
+    "Bridges",
     "Completion",
     "Estimate",
     "ParticleSystem",
     "Path",
+    "bridges",
     "complete",
     "particle_expectation",
     "perfect_sample",
