@@ -93,6 +93,21 @@ def test_training(estimator: Any) -> None:
     assert_finite(made.params)
 
 
+@pytest.mark.parametrize("name", ["rbm", "lattice"])
+def test_paths(name: str) -> None:
+    graph, params = GRAPHS[name], params_of(GRAPHS[name])
+    eta0 = {b: f.default_eta() for b, f in graph.families.items()}
+    path = ebmpp.sampling.Path.through(graph, eta0, [params])
+    other = jax.tree.map(lambda a: 2 * a, params)
+    assert_finite(draws(ebmpp.ParallelTempering(graph, path=path), other))
+    assert_finite(ebmpp.sampling.bridges(path, rng_key=KEY, num_particles=20).log_partition)
+    if name == "rbm":
+        made = ebmpp.fit(
+            RBM, DATA, num_steps=3, rng_key=KEY, estimator=ebmpp.CD(), keep_path=2, progress_bar=False
+        )
+        assert made.path is not None and made.path.ends_at(made.params)
+
+
 def test_annealing() -> None:
     made = ebmpp.ais(RBM, params_of(RBM), rng_key=KEY, num_particles=20, num_temperatures=50)
     assert_finite((made.log_partition, made.standard_error))

@@ -12,7 +12,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.errors import ArgumentError, DomainError
+from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.kernels.replicas import Ensemble, Knots, Tempered
@@ -75,11 +75,7 @@ def _check_path(graph: FactorGraph, path: Path) -> Path:
         raise ArgumentError(
             f"ParallelTempering: the path is one of {path.graph!r}, and the graph is {graph!r}"
         )
-    for i in range(1, len(path)):
-        try:
-            graph.check(path.params_at(i))
-        except DomainError as error:
-            raise DomainError(f"ParallelTempering: knot {i} of the path: {error}") from None
+    path.check("ParallelTempering")
     return path
 
 

@@ -4,6 +4,7 @@
 
 from ebmpp.sampling.completion import Completion, complete
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+from ebmpp.sampling.knot_partitions import Bridges, bridges
 from ebmpp.sampling.particle_pairs import particle_expectation
 from ebmpp.sampling.particles import ParticleSystem, smc
 from ebmpp.sampling.path import Path
@@ -11,10 +12,12 @@ from ebmpp.sampling.perfect import perfect_sample
 from ebmpp.sampling.pools import mixture_pool
 
 __all__ = [
+    "Bridges",
     "Completion",
     "Estimate",
     "ParticleSystem",
     "Path",
+    "bridges",
     "complete",
     "mixture_pool",
     "particle_expectation",

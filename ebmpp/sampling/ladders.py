@@ -6,6 +6,7 @@ import jax
 from jax import Array
 
 from ebmpp.core.programs import compiled
+from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.sampling import systems
 from ebmpp.sampling.path import Path
@@ -30,13 +31,27 @@ def adaptive(
     :param num: particles of the pilot, whose draws are used for nothing else.
     :param most: look for no more places than so many; None for as many as it takes.
     :return: one that is not :meth:`~ebmpp.sampling.systems.Ladder.whole` where ``most`` are too few.
+    :raises DomainError: where no step is even, however short, unless the number of places is limited.
     """
     capacity = _CAPACITY if most is None else min(most, _CAPACITY)
     while True:
         found = _find(path.graph, num, evenness, capacity, sweeps, path, key)
         if found.whole() or capacity == most:
             return found
+        if _is_stuck(found):
+            if most is not None:
+                return found
+            raise DomainError(
+                f"weights are not even, or not finite, at place {float(found.places[-2]):g} of the path, "
+                "however short a step is: a model there may not normalise, or natural parameters overflow. "
+                "Look at the params, and at those of the path"
+            )
         capacity = 2 * capacity if most is None else min(most, 2 * capacity)
+
+
+def _is_stuck(found: Ladder) -> bool:
+    """Whether the last steps are the shortest that a pilot tries, but for the very last, to the end."""
+    return bool(found.places[-2] - found.places[-3] <= 2 * systems.SHORTEST)
 
 
 def thinned(path: Path, key: Array, num: int, evenness: float, most: int) -> Path | None:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
+from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
@@ -102,6 +103,19 @@ class Path:
             raise IndexError(f"knot {index} of a path of {len(self)} knots")
         return self._knot(index % len(self))
 
+    def check(self, who: str) -> None:
+        """Whether all models normalise, from the host.
+
+        :param who: asks.
+        :raises DomainError: where one does not.
+        :raises ParameterError: for params that do not fit the graph.
+        """
+        for index in range(1, len(self)):
+            try:
+                self.graph.check(self.params_at(index))
+            except DomainError as error:
+                raise DomainError(f"{who}: knot {index} of the path: {error}") from None
+
     def along(self) -> Params:
         """The params of all knots, ``(len(path), ...)`` each."""
         whole = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.betas), *a.shape[1:])), self.knots)
@@ -153,7 +167,7 @@ class Path:
         """The law at a place: exactly that of a knot where there is one."""
         low = jnp.clip(jnp.floor(s).astype(jnp.int32), 0, self.num - 1)
         high = jnp.minimum(low + 1, self.num - 1)
-        share = s - low
+        share = s - low.astype(s.dtype)
         mix = lambda a, b: jnp.where(share > 0, (1 - share) * a + share * b, a).astype(a.dtype)
         beta = mix(self.betas[low], self.betas[high])
         if self.is_line:

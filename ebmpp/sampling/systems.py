@@ -27,7 +27,8 @@ from ebmpp.sampling.path import Path, Rung, Slope
 
 #: Resample where the effective sample size is below this share of the particles.
 _FEW = 0.5
-_GROW, _SHRINK, _LEAST = 1.3, 0.75, 1e-6  # of the steps that a pilot tries
+_GROW, _SHRINK = 1.3, 0.75  # of the steps that a pilot tries
+SHORTEST = 1e-6  # of them
 
 Weights = Float[Array, "islands particles"]
 PerIsland = Float[Array, "islands"]
@@ -101,16 +102,16 @@ def _resample(made: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems, S
         made, slope = given
         cumulated = jnp.cumsum(made.weights, axis=-1)
         u = random.uniform(random.words(keys, 1))
-        wanted = (jnp.arange(num) + u) / num * cumulated[:, -1:]
+        wanted = (jnp.arange(num, dtype=u.dtype)[None] + u) / num * cumulated[:, -1:]
         chosen = jax.vmap(lambda c, w: jnp.searchsorted(c, w, side="right"))(cumulated, wanted)
-        chosen = jnp.where(few[:, None], jnp.minimum(chosen, num - 1), jnp.arange(num))
+        chosen = jnp.where(few[:, None], jnp.minimum(chosen, num - 1), jnp.arange(num)[None])
         rows = (chosen + num * jnp.arange(islands)[:, None]).reshape(-1)
         x, ancestors, slope = jax.tree.map(lambda a: a[rows], (made.x, made.ancestors, slope))
         log_z = made.log_z + jnp.where(few, _mean_weight(made.log_weights), 0)
         left = jnp.where(few[:, None], 0, made.log_weights)
         return made._replace(x=x, ancestors=ancestors, log_z=log_z, log_weights=left), slope
 
-    made = made._replace(resampled=made.resampled + few, least=jnp.minimum(made.least, ess))
+    made = made._replace(resampled=made.resampled + few.astype(ess.dtype), least=jnp.minimum(made.least, ess))
     return lax.cond(few.any(), draw, lambda given: given, (made, slope))
 
 
@@ -226,7 +227,7 @@ def find_ladder(
         def uneven(step: Array) -> Array:
             high = up(step)
             gain = path.gain(low, high, here, there(high)).reshape(made.log_weights.shape)
-            return ~(_conditional_effective(made.log_weights, gain)[0] >= least) & (step > _LEAST)
+            return ~(_conditional_effective(made.log_weights, gain)[0] >= least) & (step > SHORTEST)
 
         step = lax.while_loop(uneven, lambda step: _SHRINK * step, _GROW * state.step)
         step = jnp.where(state.count == capacity - 1, path.end, step)

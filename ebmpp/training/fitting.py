@@ -138,7 +138,8 @@ def fit(
         steps (of the last stage) may be larger, and callbacks are free.
     :param progress_bar: show one.
     :return: a :class:`Fit`.
-    :warns UserWarning: where an estimator's metrics say that it did not do what it is for.
+    :warns UserWarning: where an estimator's metrics say that it did not do what it is for, or ``keep_path``
+        takes too many knots, so that the path is not thinned.
     :raises StateError: for data or weights of a wrong name, shape or value, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the
