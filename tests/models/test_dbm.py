@@ -42,6 +42,26 @@ def test_it_writes_what_it_says(
     assert told.count("wrote") == 4
 
 
+@pytest.mark.slow
+def test_the_recipe_for_likelihood_saves_a_mean_iterate(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    dbm.main([f"--out={tmp_path}", "--recipe=likelihood", "--sides", "6", "5", *FEW, "--num-pairs=8"])
+    graph, params = ebmpp.load(tmp_path / "dbm.ebmpp")
+    held_out = dbm.parse(["--recipe=likelihood"]).images.held_out
+    bound = np.asarray(ebmpp.evaluate.mean_field_bound(graph, params, held_out))
+    told = capsys.readouterr().out
+    assert f"{bound.mean():.2f} on average, from which log Z is to be subtracted" in told
+    assert "300 of the 1797 rows of scikit-learn's digits" in told and held_out.shape == (300, 64)
+
+
+def test_the_recipe_for_likelihood_refuses_what_it_cannot_draw(capsys: pytest.CaptureFixture) -> None:
+    for given in ("--grey", "--estimator=pcd"):
+        with pytest.raises(SystemExit):
+            dbm.parse(["--recipe=likelihood", given])
+        assert "without --grey, and of a centered --estimator" in capsys.readouterr().err
+
+
 VALUES = [(ebmpp.Spin, {-1.0, 1.0}), (ebmpp.Bernoulli, {0.0, 1.0})]
 
 
