@@ -15,7 +15,7 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli
+from ebmpp import CD, PCD, UCD, Bernoulli, ParticleUCD, WeightedPCD
 from ebmpp.training import Fit
 
 RBM = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(3))
@@ -24,6 +24,8 @@ ESTIMATORS = {
     "cd": CD(),
     "pcd": PCD(num_chains=10),
     "ucd": UCD(num_pairs=4, num_slots=4, coupling="common"),
+    "particles": ParticleUCD(num_particles=20, path="training", max_rungs=8, refit_every=5),
+    "weighted": WeightedPCD(num_chains=20, num_watchers=20),
 }
 
 

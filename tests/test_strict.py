@@ -83,7 +83,15 @@ def test_what_is_not_known_is_nan_and_nobody_minds() -> None:
 
 @pytest.mark.parametrize(
     "estimator",
-    [ebmpp.UCD(num_pairs=8), ebmpp.CD(k=1), ebmpp.PCD(num_chains=8), ebmpp.TemperedPCD(num_chains=4)],
+    [
+        ebmpp.UCD(num_pairs=8),
+        ebmpp.CD(k=1),
+        ebmpp.PCD(num_chains=8),
+        ebmpp.TemperedPCD(num_chains=4),
+        ebmpp.ParticleUCD(num_particles=10, max_rungs=8),
+        ebmpp.ParticleUCD(num_particles=10, max_rungs=8, path="training"),
+        ebmpp.WeightedPCD(num_chains=10, num_watchers=20),
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_training(estimator: Any) -> None:

@@ -144,7 +144,7 @@ def run_pair(
         return s
 
     s = lax.while_loop(going, more, start)
-    acceptance = s.chance / jnp.maximum(s.t - 1, 1)
+    acceptance = s.chance / jnp.maximum(s.t - 1, 1).astype(dtype)
     return PairOutcome(s.total, s.tau, s.t, acceptance, s.longest, s.first, s.even, s.broken)
 
 
