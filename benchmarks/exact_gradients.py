@@ -58,9 +58,9 @@ class Method(NamedTuple):
     seconds: float = 300.0
 
 
-PARTICLES = ParticleUCD(num_particles=300, path="training", evenness=0.9)
+PARTICLES = ParticleUCD(num_particles=500, path="training", evenness=0.9)
 METHODS = {
-    "particles": Method("ParticleUCD, 300 particles", PARTICLES, 12_000, 0.2, True),
+    "particles": Method("ParticleUCD, 500 particles", PARTICLES, 12_000, 0.15, True),
     "weighted": Method("WeightedPCD, 1000 chains", WeightedPCD(num_watchers=0), 20_000, 0.2, True),
     "pcd": Method("PCD-1, 1000 chains", PCD(), 20_000, 0.2, True),
     "cd": Method("CD-1", CD(), 20_000, 0.2, True),
@@ -178,7 +178,7 @@ def machines() -> list[Machine]:
             found.append(Machine(value, *own))
         return not wanted
 
-    rate = optax.linear_schedule(0.2, 0.004, 12_000)
+    rate = optax.linear_schedule(0.15, 0.003, 12_000)
     options = {"rng_key": jax.random.key(1), "num_steps": 20_000, "progress_bar": False}
     ebmpp.fit(
         GRAPH,
@@ -247,7 +247,7 @@ def draws(args: argparse.Namespace) -> None:
     for machine in machines():
         one = exact_variance(machine.params)
         ways: dict[str, dict[str, float]] = {}
-        for num in (300, 1000):
+        for num in (500, 1000):
             estimator = PARTICLES.__class__(
                 num_particles=num, path="training", evenness=0.9, refit_every=10**9
             )

@@ -22,7 +22,7 @@ SAID = {
     "kernels": "NumPyro kernels\nof one graph",
     "estimators": "the gradient",
     "evaluate": "how good a model is",
-    "sampling": "whole runs: the engine of pairs,\nperfect draws, completion",
+    "sampling": "whole runs: the engine of pairs,\nparticle systems, perfect draws",
     "moves": "one step, of a chain and of a pair",
     "graph": "the declaration, and all that follows\nfrom its energy; factors, transforms",
     "families": "one exponential family a file",
