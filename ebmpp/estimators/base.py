@@ -49,6 +49,17 @@ class Estimate(NamedTuple):
     """Scalars for the history."""
 
 
+class Repeats(NamedTuple):
+    """How an estimator's step is done again, so that its bias shows: see :meth:`Estimator.repeats`."""
+
+    estimator: "Estimator"
+    """Whose step: one of fewer chains, or the one inside another."""
+    states: tuple[Any, ...]
+    """That each repeat begins in: the same object where all begin in one."""
+    chains: int | None = None
+    """How many chains each state has, where the states are groups of the chains; None where all are one."""
+
+
 @runtime_checkable
 class Estimator(Protocol):
     """An estimator of the gradient: an immutable, hashable value.
@@ -89,6 +100,25 @@ class Estimator(Protocol):
         """The first state of a stage, from the last one of the stage before and from what ``init`` made."""
         return fresh
 
+    def repeats(self, state: Any, count: int) -> Repeats:
+        """Its step at the same params and rows, done again: for :func:`ebmpp.estimators.gradient_bias`.
+
+        By default each repeat begins in the state, and what the state is off by counts as bias. An estimator
+        whose state is chains that owe one another nothing gives groups of them.
+
+        :param state: what it carries.
+        :param count: how many are asked for.
+        :raises ArgumentError: where the gradient is not one of the likelihood.
+        """
+        return Repeats(self, (state,) * count)
+
+
+def split_chains(chains: Rows, count: int) -> tuple[Rows, ...]:
+    """So many groups of chains of equal size, or as many as there are chains; what is left over is in none."""
+    rows = len(next(iter(chains.values())))
+    each = max(1, rows // count)
+    return tuple({b: v[i * each : (i + 1) * each] for b, v in chains.items()} for i in range(min(count, rows)))
+
 
 _MEMBERS = (
     "init",
@@ -99,6 +129,7 @@ _MEMBERS = (
     "max_sweeps",
     "limit_name",
     "caution",
+    "repeats",
 )
 
 
