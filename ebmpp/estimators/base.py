@@ -114,10 +114,11 @@ class Estimator(Protocol):
 
 
 def split_chains(chains: Rows, count: int) -> tuple[Rows, ...]:
-    """So many groups of chains of equal size, or as many as there are chains; what is left over is in none."""
+    """So many groups of equal size, or as many as there are chains; those that are left over are in none."""
     rows = len(next(iter(chains.values())))
     each = max(1, rows // count)
-    return tuple({b: v[i * each : (i + 1) * each] for b, v in chains.items()} for i in range(min(count, rows)))
+    group = lambda i: {b: v[i * each : (i + 1) * each] for b, v in chains.items()}
+    return tuple(group(i) for i in range(min(count, rows)))
 
 
 _MEMBERS = (

@@ -195,6 +195,14 @@ def _step(
     return estimator.estimate(graph, params, state, batch, key)
 
 
+def carries(graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator, state: Any) -> bool:
+    """Whether a state is one of an estimator, with such rows for a batch."""
+    size, key = len(next(iter(rows.values()))), jnp.zeros(2, jnp.uint32)
+    fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, size, key), params)
+    shapes = lambda tree: (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+    return shapes(fresh) == shapes(state)
+
+
 def _repeats(
     graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator, state: Any, count: int, key: Key
 ) -> Repeats:
@@ -204,21 +212,19 @@ def _repeats(
     :raises StateError: for a state of another make.
     """
     size = len(next(iter(rows.values())))
-    begin = lambda p: estimator.init(graph, p, rows, size, key)
     if state is None:
-        again = estimator.repeats(begin(params), count)
+        again = estimator.repeats(estimator.init(graph, params, rows, size, key), count)
         if again.chains is not None:
             raise ArgumentError(
                 f"gradient_bias: what is judged of {estimator!r} is its last chains; give "
                 "state=fit.estimator_state"
             )
         return again
-    shapes = lambda tree: (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
-    if shapes(state) != shapes(jax.eval_shape(begin, params)):
+    if not carries(graph, params, rows, estimator, state):
         raise StateError(
-            f"gradient_bias: the state is not one that {estimator!r} carries with batches of {size} rows; give "
-            "fit.estimator_state of the same estimator, and where it has a chain a row, as many rows as a "
-            "batch of the run had"
+            f"gradient_bias: the state is not one that {estimator!r} carries with batches of {size} rows: "
+            "give fit.estimator_state of the same estimator, and where it has a chain a row, as many rows as "
+            "a batch of the run had"
         )
     again = estimator.repeats(state, count)
     if len(again.states) < _LEAST:
@@ -228,9 +234,7 @@ def _repeats(
     return again
 
 
-def _steps(
-    graph: FactorGraph, params: Params, batch: Batch, again: Repeats, key: Key
-) -> Iterator[Estimate]:
+def _steps(graph: FactorGraph, params: Params, batch: Batch, again: Repeats, key: Key) -> Iterator[Estimate]:
     for i, state in enumerate(again.states):
         yield _step(graph, again.estimator, params, state, batch, random.fold_in(key, i))
 
@@ -249,7 +253,8 @@ def _references(
     pilot = _step(graph, reference, params, state, batch, random.fold_in(key, 0, 2))
     _kept(reference, pilot, bar)
     made, told = [], []
-    for one in _steps(graph, params, batch, Repeats(reference, (pilot.state,) * count), random.fold_in(key, 2)):
+    again = Repeats(reference, (pilot.state,) * count)
+    for one in _steps(graph, params, batch, again, random.fold_in(key, 2)):
         made.append(_kept(reference, one, bar))
         told.append(jax.device_get(one.metrics))
     caution = reference.caution({name: np.stack([t[name] for t in told]) for name in told[0]})

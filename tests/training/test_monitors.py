@@ -17,7 +17,7 @@ from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.estimators import SDCP
 from ebmpp.estimators.base import Estimate, Estimator
-from ebmpp.training import monitors
+from ebmpp.training import monitors, watching
 from ebmpp.training.monitors import Monitor
 from helpers import assert_law, assert_rows_law, pair, random_params
 
@@ -39,11 +39,11 @@ def test_log_likelihood_is_the_mean_over_rows():
 
 def test_data_are_arguments_of_one_program():
     values = [monitors.log_likelihood(RBM, data)(PARAMS) for data in (DATA, DATA[::-1], 1 - DATA)]
-    size = monitors._evaluate._cache_size()
+    size = watching._evaluate._cache_size()
     for data in (DATA, 0 * DATA):
         values.append(monitors.log_likelihood(RBM, data)(PARAMS))
         monitors.log_likelihood(RBM, data)(random_params(RBM, seed=2))
-    assert monitors._evaluate._cache_size() == size
+    assert watching._evaluate._cache_size() == size
     assert values[0] == values[3] and len({float(v) for v in values}) == 3  # rows backwards: the same mean
 
 
