@@ -12,7 +12,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Key, Params, PerRow, Rows
+from ebmpp.core.types import Blocks, Key, Params, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
@@ -113,7 +113,7 @@ class Estimator(Protocol):
         return Repeats(self, (state,) * count)
 
 
-def split_chains(chains: Rows, count: int) -> tuple[Rows, ...]:
+def split_chains(chains: Rows, count: int) -> tuple[Blocks, ...]:
     """So many groups of equal size, or as many as there are chains; those that are left over are in none."""
     rows = len(next(iter(chains.values())))
     each = max(1, rows // count)

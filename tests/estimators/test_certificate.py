@@ -21,7 +21,8 @@ from ebmpp.estimators.contrastive import FPCDState
 from helpers import assert_law, enumerate_numpy, random_params
 
 RBM = layered(v=Bernoulli(3), h=Bernoulli(2))
-PARAMS = random_params(RBM, seed=1, scale=2.0)
+#: Two modes, of unequal weight, between which a sweep seldom goes.
+PARAMS = {"v": jnp.full(3, -3.0), "h": jnp.array([-4.0, -4.5]), "v:h": jnp.full((3, 2), 3.0)}
 KEY = jax.random.key(0)
 DATA = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1]] * 25, np.float32)
 REFERENCE = ParticleUCD(num_particles=200, max_rungs=8)
@@ -85,7 +86,9 @@ def test_pcd_is_judged_by_the_law_of_its_chains(mixed: bool) -> None:
     v, model, _ = visible_laws()
     start = model if mixed else np.eye(8)[3] / 2 + np.eye(8)[5] / 2
     rows = v[np.random.default_rng(0).choice(8, 4000, p=start / start.sum())]
-    chains = {"v": jnp.asarray(rows, jnp.int8), "h": jnp.zeros((4000, 2), jnp.int8)}
+    latents = RBM.mean(PARAMS, {"v": jnp.asarray(rows), "h": jnp.zeros((4000, 2))}, "h")
+    drawn = np.random.default_rng(1).uniform(size=(4000, 2)) < np.asarray(latents)
+    chains = {"v": jnp.asarray(rows), "h": jnp.asarray(drawn)}
     like = PCD(num_chains=4000).init(RBM, PARAMS, {"v": DATA}, 4, random.key_pair(KEY))
     chains = {b: a.astype(like[b].dtype) for b, a in chains.items()}
     made = judge(PCD(num_chains=4000), chains)
@@ -156,7 +159,8 @@ def test_a_stand_in_for_the_posterior_is_a_part_of_the_bias() -> None:
     graph = layered(v=Bernoulli(3), a=Bernoulli(2), b=Bernoulli(2))
     params, data = random_params(graph, seed=2, scale=2.0), DATA[:4]
     states, weights = exact.probabilities(graph, params)
-    drawn = np.random.default_rng(0).choice(len(weights), 4000, p=np.asarray(weights, float) / weights.sum())
+    law = np.asarray(weights, float)
+    drawn = np.random.default_rng(0).choice(len(law), 4000, p=law / law.sum())
     estimator = PCD(num_chains=4000, posterior=ebmpp.estimators.MeanField())
     like = estimator.init(graph, params, {"v": jnp.asarray(data)}, 4, random.key_pair(KEY))
     chains = {b: states[b][drawn].astype(like[b].dtype) for b in like}
