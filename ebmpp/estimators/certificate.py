@@ -103,7 +103,7 @@ def gradient_bias(
     The estimator's step is done again with keys of its own each time, never applied, and so is that of an
     unbiased reference; all see the same rows. The bias is the difference of the two means. Its squared norm
     comes from products of different repeats, so that noise does not add to it: it is unbiased, and below 0
-    about half of the time where there is no bias. Its noise comes from that of both means, so the more repeats
+    about half of the time where there is no bias. Its noise comes from that of both means: the more repeats
     and references, the smaller a bias is seen; of :class:`PCD` there are as many draws as chains.
 
     **What is held.** The params, the rows, and what the estimator carries:
