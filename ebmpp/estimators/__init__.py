@@ -4,6 +4,7 @@
 
 from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.estimators.centering import CSDCP, Centered
+from ebmpp.estimators.certificate import GradientBias, gradient_bias
 from ebmpp.estimators.contrastive import CD, FPCD, PCD
 from ebmpp.estimators.discriminative import Discriminative
 from ebmpp.estimators.herding import Herding
@@ -27,11 +28,13 @@ __all__ = [
     "Centered",
     "Discriminative",
     "Estimator",
+    "GradientBias",
     "Herding",
     "LocalModeUCD",
     "MeanField",
     "ParticleUCD",
     "TemperedPCD",
     "WeightedPCD",
+    "gradient_bias",
     "rates",
 ]

@@ -12,7 +12,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Key, Params, PerRow, Rows
+from ebmpp.core.types import Blocks, Key, Params, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
@@ -47,6 +47,17 @@ class Estimate(NamedTuple):
     """What the estimator carries to the next step."""
     metrics: dict[str, Array]
     """Scalars for the history."""
+
+
+class Repeats(NamedTuple):
+    """How an estimator's step is done again, so that its bias shows: see :meth:`Estimator.repeats`."""
+
+    estimator: "Estimator"
+    """Whose step: one of fewer chains, or the one inside another."""
+    states: tuple[Any, ...]
+    """That each repeat begins in: the same object where all begin in one."""
+    chains: int | None = None
+    """How many chains each state has, where the states are groups of the chains; None where all are one."""
 
 
 @runtime_checkable
@@ -89,6 +100,26 @@ class Estimator(Protocol):
         """The first state of a stage, from the last one of the stage before and from what ``init`` made."""
         return fresh
 
+    def repeats(self, state: Any, count: int) -> Repeats:
+        """Its step at the same params and rows, done again: for :func:`ebmpp.estimators.gradient_bias`.
+
+        By default each repeat begins in the state, and what the state is off by counts as bias. An estimator
+        whose state is chains that owe one another nothing gives groups of them.
+
+        :param state: what it carries.
+        :param count: how many are asked for.
+        :raises ArgumentError: where the gradient is not one of the likelihood.
+        """
+        return Repeats(self, (state,) * count)
+
+
+def split_chains(chains: Rows, count: int) -> tuple[Blocks, ...]:
+    """So many groups of equal size, or as many as there are chains; those that are left over are in none."""
+    rows = len(next(iter(chains.values())))
+    each = max(1, rows // count)
+    group = lambda i: {b: v[i * each : (i + 1) * each] for b, v in chains.items()}
+    return tuple(group(i) for i in range(min(count, rows)))
+
 
 _MEMBERS = (
     "init",
@@ -99,6 +130,7 @@ _MEMBERS = (
     "max_sweeps",
     "limit_name",
     "caution",
+    "repeats",
 )
 
 

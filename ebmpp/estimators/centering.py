@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import ArgumentError, DeclarationError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, check_estimator
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, check_estimator
 from ebmpp.estimators.phases import Posterior, carried_chains
 from ebmpp.estimators.sdcp import SDCP
 from ebmpp.graph import FactorGraph, energy
@@ -143,6 +143,10 @@ class Centered(Estimator):
                 fresh = fresh._replace(offsets=before.offsets)
             before = before.inner
         return fresh._replace(inner=self.estimator.adopt(before, fresh.inner))
+
+    def repeats(self, state: CenteredState, count: int) -> Repeats:
+        """Those of the estimator inside, whose gradient is the likelihood's."""
+        return self.estimator.repeats(state.inner, count)
 
     # -- a step ----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows, State
-from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
@@ -117,6 +117,11 @@ class PCD(Estimator):
         model, told = sweep_chains(Target(graph, params), state, self.k, key, _moves(graph, self.moves))
         return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, told)
 
+    def repeats(self, state: Any, count: int) -> Repeats:
+        """Groups of the chains."""
+        groups = split_chains(state, count)
+        return Repeats(self, groups, len(next(iter(groups[0].values()))))
+
 
 class FPCDState(NamedTuple):
     """What :class:`FPCD` carries."""
@@ -184,3 +189,9 @@ class FPCD(Estimator):
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
         return Estimate(gradient, FPCDState(model, fast), {})
+
+    def repeats(self, state: FPCDState, count: int) -> Repeats:
+        """Groups of the chains, with the fast weights as they are."""
+        groups = split_chains(state.chains, count)
+        states = tuple(FPCDState(chains, state.fast) for chains in groups)
+        return Repeats(self, states, len(next(iter(groups[0].values()))))

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.types import Key, Params, Rows, State
-from ebmpp.errors import DeclarationError, IntractableError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, check_estimator
+from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, check_estimator
 from ebmpp.estimators.phases import check_posterior
 from ebmpp.graph import FactorGraph, energy
 
@@ -98,6 +98,18 @@ class Discriminative(Estimator):
     def adopt(self, before: Any, fresh: Any) -> Any:
         """What the estimator beside adopts."""
         return fresh if self.generative is None else self.generative.adopt(before, fresh)
+
+    def repeats(self, state: Any, count: int) -> Repeats:
+        """Those of the estimator beside; the conditional gradient is exact.
+
+        :raises ArgumentError: where there is none.
+        """
+        if self.generative is None:
+            raise ArgumentError(
+                f"{self!r} makes the exact gradient of log p({self.target} | the rest), which has no bias; "
+                "what is judged is the gradient of the likelihood, that of an estimator beside it"
+            )
+        return self.generative.repeats(state, count)
 
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """The exact conditional gradient, and the weighted one of the estimator beside."""

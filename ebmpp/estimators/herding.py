@@ -3,13 +3,14 @@
 """Herding: learning at zero temperature."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
+from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import fresh_chains, posterior_of, row_keys
 from ebmpp.graph import FactorGraph
@@ -104,3 +105,7 @@ class Herding(Estimator):
         both = {b: jnp.concatenate([data[b], model[b]]) for b in model}
         gradient = weighted_gradient(graph, params, both, jnp.concatenate([batch.weights, -equal]))
         return Estimate(gradient, state.visit(model), {})
+
+    def repeats(self, state: HerdingState, count: int) -> NoReturn:
+        """:raises ArgumentError: always."""
+        raise ArgumentError(f"{self!r} climbs no likelihood, so its gradient is not one that could be biased")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
-from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.estimators.phases import (
     Posterior,
     check_posterior,
@@ -100,6 +100,13 @@ class TemperedPCD(Estimator):
         betas = state.betas + 0.1 * (equalized(state.betas, rejection) - state.betas)
         metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
         return Estimate(gradient, TemperedState(chains, betas), metrics)
+
+    def repeats(self, state: TemperedState, count: int) -> Repeats:
+        """Groups of the ensembles, at the same temperatures."""
+        groups = split_chains(state.chains, count)
+        each = len(next(iter(groups[0].values())))
+        states = tuple(TemperedState(chains, state.betas) for chains in groups)
+        return Repeats(dataclasses.replace(self, num_chains=each), states, each)
 
     def _sweeps(
         self, graph: FactorGraph, params: Params, state: TemperedState, key: Key

@@ -27,9 +27,9 @@ from ebmpp.training.callbacks import Best, Callback
 from ebmpp.training.checkpoint import Checkpoints
 from ebmpp.training.identity import monitor_identity
 from ebmpp.training.loop import Loop, State, estimate_step
-from ebmpp.training.monitors import Watch
 from ebmpp.training.schedule import Stage, Stages
 from ebmpp.training.trail import Trail, reference, room
+from ebmpp.training.watching import Watch
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
@@ -52,6 +52,7 @@ class Fit:
     :param best_step: how many steps had been done then.
     :param path: with ``keep_path``, from independent units to the last params: what :func:`ebmpp.smc`,
         :func:`ebmpp.particle_expectation` and :class:`ebmpp.ParallelTempering` take as ``path``.
+    :param estimator: that of the last stage, whose state the last one is.
     """
 
     graph: FactorGraph
@@ -62,6 +63,7 @@ class Fit:
     best_params: Params | None = None
     best_step: int | None = None
     path: Path | None = None
+    estimator: Estimator | None = None
 
 
 def fit(
@@ -239,7 +241,8 @@ def fit(
     if trail is not None and eta0 is not None:
         path = trail.path(graph, eta0, state.params, random.fold_in(key, 0, 3))
     history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
-    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept, path)
+    last = stages[-1].estimator
+    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept, path, last)
 
 
 def _monitors(given: Mapping[str, Watch] | None) -> dict[str, Watch]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-from ebmpp.training.monitors import Monitor, Watch
+from ebmpp.training.watching import Monitor, Watch
 
 #: What happens where a traced array is taken for a number or for numpy's.
 _LEAVES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)

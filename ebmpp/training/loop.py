@@ -30,9 +30,9 @@ from ebmpp.training.callbacks import Best, Callback, Progress
 from ebmpp.training.checkpoint import Checkpoints
 from ebmpp.training.guard import Guard
 from ebmpp.training.history import Log
-from ebmpp.training.monitors import Watch
 from ebmpp.training.schedule import Stages
 from ebmpp.training.trail import Trail
+from ebmpp.training.watching import Watch
 
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
 

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 import io
 import re
 import warnings
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
 from ebmpp.diagnostics.plots import grid
-from ebmpp.diagnostics.reporting import Work, assemble, likelihood, mixing, model, pictures
+from ebmpp.diagnostics.reporting import Work, assemble, certificate, likelihood, mixing, model, pictures
 from ebmpp.diagnostics.reporting.page import Section, page
 from ebmpp.diagnostics.reporting.subject import Subject, some_rows
 from ebmpp.errors import IntractableError, ParameterError, StateError
@@ -178,6 +179,26 @@ def test_work_is_checked() -> None:
         Work(sweeps=3)
     with pytest.raises(ValueError, match="rows is an int of at least 1, not True"):
         Work(rows=True)
+
+
+def test_the_bias_of_a_fit_is_told_where_it_is_asked_for() -> None:
+    run = {"rng_key": KEY, "num_steps": 2, "progress_bar": False}
+    fit = ebmpp.fit(RBM, DATA, estimator=ebmpp.PCD(num_chains=60), **run)
+    asked = dataclasses.replace(TINY, references=3)
+    at = lambda params, work: dataclasses.replace(subject(params=params), work=work)
+    told = lambda subject, history: certificate.bias(subject, history).html()
+    assert "no fit was given" in told(at(fit.params, asked), fit.history)
+    assert "Work(references=20)" in told(at(fit.params, TINY), fit)
+    assert "not the last ones of the fit" in told(at(PARAMS, asked), fit)
+    made = certificate.bias(at(fit.params, asked), fit)
+    table = made.tables["gradient_bias"].set_index("factor")
+    assert list(table.index) == [*RBM.param_shapes, "all"]
+    assert table.loc["all", "squared bias"] == pytest.approx(table["squared bias"][:-1].sum())
+    assert (
+        "20 groups of 3 of its last chains" in made.html() and "Bias of the gradient of PCD" in made.facts[0]
+    )
+    with pytest.raises(ValueError, match="references is an int of at least 3, not 2"):
+        Work(references=2)
 
 
 # -- whole reports -----------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, Bernoulli, Categorical, Spin, Stage, exact
+from ebmpp import CD, PCD, Bernoulli, Categorical, ParticleUCD, Spin, Stage, exact
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.estimators import SDCP
+from ebmpp.estimators import SDCP, gradient_bias
 from ebmpp.estimators.base import Estimate, Estimator
-from ebmpp.training import monitors
+from ebmpp.training import monitors, watching
 from ebmpp.training.monitors import Monitor
 from helpers import assert_law, assert_rows_law, pair, random_params
 
@@ -39,11 +39,11 @@ def test_log_likelihood_is_the_mean_over_rows():
 
 def test_data_are_arguments_of_one_program():
     values = [monitors.log_likelihood(RBM, data)(PARAMS) for data in (DATA, DATA[::-1], 1 - DATA)]
-    size = monitors._evaluate._cache_size()
+    size = watching._evaluate._cache_size()
     for data in (DATA, 0 * DATA):
         values.append(monitors.log_likelihood(RBM, data)(PARAMS))
         monitors.log_likelihood(RBM, data)(random_params(RBM, seed=2))
-    assert monitors._evaluate._cache_size() == size
+    assert watching._evaluate._cache_size() == size
     assert values[0] == values[3] and len({float(v) for v in values}) == 3  # rows backwards: the same mean
 
 
@@ -174,6 +174,22 @@ def test_chains_of_other_batches_have_no_variance_here():
     assert variance(PARAMS, own) > 0
 
 
+def test_the_bias_of_a_run_is_followed_from_its_own_state():
+    """Where the chains are another estimator's, or another stage's, there is none."""
+    stages = [Stage(num_steps=1, estimator=PCD(num_chains=20)), Stage(num_steps=1, estimator=CD())]
+    options = {"rng_key": KEY, "num_repeats": 3, "num_references": 3}
+    reference = ParticleUCD(num_particles=20, max_rungs=4)
+    bias = monitors.gradient_bias(RBM, DATA, PCD(num_chains=20), reference=reference, **options)
+    run = {"rng_key": KEY, "monitors": {"bias": bias}, "monitor_every": 1, "progress_bar": False}
+    made = ebmpp.fit(RBM, DATA, schedule=stages, **run)
+    values = made.history["bias"].values
+    assert np.isfinite(values[:2]).all() and np.isnan(values[2])
+    assert made.estimator == CD()
+    by_hand = monitors.gradient_bias(RBM, DATA, CD(), reference=reference, **options)
+    direct = gradient_bias(RBM, PARAMS, DATA, CD(), reference=reference, **options)
+    assert by_hand(PARAMS) == direct.total.squared_bias
+
+
 @pytest.mark.parametrize("repeats", [1, 2.0])
 def test_a_variance_needs_two(repeats):
     with pytest.raises(ValueError, match=f"num_repeats is an int of at least 2, not {repeats}"):
@@ -187,6 +203,7 @@ def test_a_variance_needs_two(repeats):
         lambda data: monitors.free_energy_gap(RBM, DATA, data),
         lambda data: monitors.reconstruction(RBM, data, KEY),
         lambda data: monitors.gradient_variance(RBM, data, CD(), 2, KEY),
+        lambda data: monitors.gradient_bias(RBM, data, CD(), rng_key=KEY),
     ],
 )
 def test_data_are_checked_at_once(make):

@@ -16,7 +16,7 @@ import pandas as pd
 from jax import Array
 
 from ebmpp.core import Params, checks
-from ebmpp.diagnostics.reporting import likelihood, mixing, model, pictures
+from ebmpp.diagnostics.reporting import certificate, likelihood, mixing, model, pictures
 from ebmpp.diagnostics.reporting.page import Section, page
 from ebmpp.diagnostics.reporting.subject import WORK, Subject, Work, some_rows
 from ebmpp.graph import FactorGraph
@@ -76,8 +76,9 @@ def report(
     states can be summed and else between annealed importance sampling forward and in reverse; meeting times
     of coupled chains from noise and the bound that follows; effective sample sizes and R-hat of Gibbs chains
     against parallel tempering; free energies of rows and samples; dead, saturated and constant units; samples
-    and filters; reconstruction and pseudo-likelihood with their caveats. What cannot be computed for a model
-    is named on the page with the reason. Needs matplotlib (the extra ``plots``).
+    and filters; reconstruction and pseudo-likelihood with their caveats; and of a fit, where it is asked for
+    (``work``), the bias of the gradient that trained it, given its last chains. What cannot be computed for a
+    model is named on the page with the reason. Needs matplotlib (the extra ``plots``).
 
     :param graph: the model.
     :param params: its params.
@@ -88,7 +89,7 @@ def report(
     :param work: "quick" (about a minute for 784x500 on two cores), "thorough", or a :class:`Work`.
     :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by block; by default
         blocks of a square number of units are taken for square images.
-    :param history: a fit, or its history.
+    :param history: a fit, or its history, which tells nothing of the estimator.
     :param title: of the page.
     :raises ParameterError: for params that do not fit.
     :raises StateError: for data or an image shape that do not fit.
@@ -121,7 +122,11 @@ def report(
     rows = {name: found for name, (found, _) in taken.items()}
     subject = Subject(graph, params, rows, amount, rng_key, image_shape)
     made, missing, seconds = [], [], {}
-    for name, build in (*_SECTIONS, ("Training", lambda _: pictures.training(history))):
+    of_run = (
+        ("Bias of the gradient", lambda subject: certificate.bias(subject, history)),
+        ("Training", lambda _: pictures.training(history)),
+    )
+    for name, build in (*_SECTIONS, *of_run):
         begin = time.monotonic()
         section, why = _guarded(name, build, subject)
         made.append(section)

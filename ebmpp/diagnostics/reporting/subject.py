@@ -38,8 +38,10 @@ class Work:
     :param replicas: temperatures of parallel tempering.
     :param pairs: coupled pairs of chains.
     :param max_sweeps: after which a pair counts as unmet.
+    :param references: unbiased gradients that the bias of the run's estimator is measured against, at least
+        3; 0 for none. Each is some systems of 1000 particles, the dearest part of a report on a large model.
     :raises ArgumentError: for what is no positive int (chains, particles, replicas and temperatures at least
-        2, sweeps at least 4).
+        2, sweeps at least 4, references at least 3 or 0).
     """
 
     rows: int = 500
@@ -50,14 +52,17 @@ class Work:
     replicas: int = 8
     pairs: int = 100
     max_sweeps: int = 1000
+    references: int = 0
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "rows", "pairs", "max_sweeps")
         checks.set_counts(self, "chains", "particles", "replicas", "temperatures", least=2)
         checks.set_counts(self, "sweeps", least=4)
+        if self.references != 0:
+            checks.set_counts(self, "references", least=3)
 
 
-WORK = {"quick": Work(), "thorough": Work(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000)}
+WORK = {"quick": Work(), "thorough": Work(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000, 20)}
 
 
 class Chains(NamedTuple):
