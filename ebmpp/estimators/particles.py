@@ -27,6 +27,8 @@ from ebmpp.sampling.path import Path
 _PATHS = ("line", "training")
 #: A path is fitted anew where a rung was this many times less even than asked for.
 _SLACK = 2.0
+#: Of a rung: below this share of effective particles, params move faster than their path is fitted.
+_UNEVEN = 0.1
 
 
 class ParticleState(NamedTuple):
@@ -233,12 +235,19 @@ class ParticleUCD(Estimator):
         }
 
     def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
-        """That a system held for long."""
+        """That a system held for long, or that a step left the path behind."""
         longest = int(np.nanmax(told["longest_stay"], initial=0))
-        if longest < LONG_STAY:
+        if longest >= LONG_STAY:
+            return (
+                f"ParticleUCD: a chain held one system while it turned down {longest} others, at step "
+                f"{int(np.nanargmax(told['longest_stay']))} of its stage: the tail of Z is heavy. Raise "
+                "num_particles, num_sweeps or evenness, or take the other path"
+            )
+        least = float(np.nanmin(told["evenness"], initial=1))
+        if least >= _UNEVEN:
             return None
         return (
-            f"ParticleUCD: a chain held one system while it turned down {longest} others, at step "
-            f"{int(np.nanargmax(told['longest_stay']))} of its stage: the tail of Z is heavy. Raise "
-            "num_particles, num_sweeps or evenness, or take the other path"
+            f"ParticleUCD: at step {int(np.nanargmin(told['evenness']))} of its stage a rung left {least:.1%} of "
+            "the particles effective: the params had moved further than the path could follow. Take smaller "
+            "steps or more particles"
         )

@@ -179,9 +179,12 @@ def test_weights_that_follow_their_own_noise_are_told_of() -> None:
     estimator = WeightedPCD()
     assert "at 60% of the steps" in (estimator.caution({"resampled": np.array([1, 0, 1, 0, 1])}) or "")
     assert estimator.caution({"resampled": np.array([1, 0, 0, 0])}) is None
-    held = ParticleUCD().caution({"longest_stay": np.array([0, 3, 25, 1])})
+    even = np.array([0.9, 0.95, 0.8, 0.95])
+    held = ParticleUCD().caution({"longest_stay": np.array([0, 3, 25, 1]), "evenness": even})
     assert held is not None and "turned down 25 others, at step 2 of its stage" in held
-    assert ParticleUCD().caution({"longest_stay": np.array([0, 3])}) is None
+    assert ParticleUCD().caution({"longest_stay": np.array([0, 3]), "evenness": even[:2]}) is None
+    left = ParticleUCD().caution({"longest_stay": np.array([0, 3]), "evenness": np.array([0.9, 0.04])})
+    assert left is not None and "at step 1 of its stage a rung left 4.0% of the particles effective" in left
 
 
 def test_watchers_may_be_left_out_and_are_islands() -> None:
