@@ -247,7 +247,7 @@ class ParticleUCD(Estimator):
         if least >= _UNEVEN:
             return None
         return (
-            f"ParticleUCD: at step {int(np.nanargmin(told['evenness']))} of its stage a rung left {least:.1%} "
-            "of the particles effective: the params had moved further than the path could follow. Take "
+            f"ParticleUCD: at step {int(np.nanargmin(told['evenness']))} of its stage a rung left {least:.1%}"
+            " of the particles effective: the params had moved further than the path could follow. Take "
             "smaller steps or more particles"
         )
