@@ -133,7 +133,7 @@ def gradient_bias(
     :param estimator: whose gradient; ``fit.estimator``.
     :param state: what it carries, ``fit.estimator_state``. By default what it begins with, which will do for
         estimators without persistent chains.
-    :param rng_key: a jax key. The repeats of either do not depend on how many there are.
+    :param rng_key: a jax key. A repeat's draws depend on it and on the repeat's number alone.
     :param num_repeats: of the estimator's step, at least 3; fewer where there are fewer chains.
     :param reference: an unbiased estimator, of the cost of a step each. Its first step finds the rungs, or
         how far pairs run, and does not count.
