@@ -133,7 +133,7 @@ def gradient_bias(
     :param estimator: whose gradient; ``fit.estimator``.
     :param state: what it carries, ``fit.estimator_state``. By default what it begins with, which will do for
         estimators without persistent chains.
-    :param rng_key: a jax key. The repeats of either do not depend on how many there are.
+    :param rng_key: a jax key. A repeat's draws depend on it and on the repeat's number alone.
     :param num_repeats: of the estimator's step, at least 3; fewer where there are fewer chains.
     :param reference: an unbiased estimator, of the cost of a step each. Its first step finds the rungs, or
         how far pairs run, and does not count.
@@ -182,7 +182,7 @@ def gradient_bias(
         own = _steps(graph, params, batch, again, random.fold_in(key, 1))
         made = [_kept(estimator, one, bar) for one in own]
         unbiased = _references(graph, params, batch, reference, num_references, key, bar)
-    return _compared(estimator, again, made, unbiased)
+    return _compared(tuple(graph.param_shapes), estimator, again, made, unbiased)
 
 
 # -- steps ---------------------------------------------------------------------------------------
@@ -288,12 +288,16 @@ def _kept(estimator: Estimator, made: Estimate, bar: tqdm) -> Params:
 
 
 def _compared(
-    estimator: Estimator, again: Repeats, made: list[Params], unbiased: list[Params]
+    factors: tuple[str, ...],
+    estimator: Estimator,
+    again: Repeats,
+    made: list[Params],
+    unbiased: list[Params],
 ) -> GradientBias:
     stack = lambda *each: np.stack(each).astype(float)
     own, others = jax.tree.map(stack, *made), jax.tree.map(stack, *unbiased)
     count, size = len(made), len(made) + len(unbiased)
-    grams = {name: _gram(own[name], others[name], size) for name in own}
+    grams = {name: _gram(own[name], others[name], size) for name in factors}
     error = lambda a: statistics.standard_error(np.moveaxis(a, 0, -1))
     return GradientBias(
         estimator=estimator,

@@ -168,7 +168,8 @@ def test_a_stand_in_for_the_posterior_is_a_part_of_the_bias() -> None:
     estimator = PCD(num_chains=4000, posterior=ebmpp.estimators.MeanField())
     like = estimator.init(graph, params, {"v": jnp.asarray(data)}, 4, random.key_pair(KEY))
     chains = {b: states[b][drawn].astype(like[b].dtype) for b in like}
-    options = {"rng_key": KEY, "reference": REFERENCE}
+    posterior = UCD(k=20, m=40, lag=20, num_slots=4)
+    options = {"rng_key": KEY, "reference": dataclasses.replace(REFERENCE, posterior=posterior)}
     made = gradient_bias(graph, params, data, estimator, chains, num_references=60, **options)
     mean = estimator.posterior.statistics(graph, params, {"v": jnp.asarray(data)})
     stand_in = gradient_at(graph, params, mean, jnp.full(4, 0.25))
