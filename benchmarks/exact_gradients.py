@@ -60,7 +60,7 @@ class Method(NamedTuple):
 
 PARTICLES = ParticleUCD(num_particles=500, path="training", evenness=0.9)
 METHODS = {
-    "particles": Method("ParticleUCD, 500 particles", PARTICLES, 12_000, 0.15, True),
+    "particles": Method("ParticleUCD, 500 particles", PARTICLES, 12_000, 0.2, True),
     "weighted": Method("WeightedPCD, 1000 chains", WeightedPCD(num_watchers=0), 20_000, 0.2, True),
     "pcd": Method("PCD-1, 1000 chains", PCD(), 20_000, 0.2, True),
     "cd": Method("CD-1", CD(), 20_000, 0.2, True),
@@ -178,7 +178,7 @@ def machines() -> list[Machine]:
             found.append(Machine(value, *own))
         return not wanted
 
-    rate = optax.linear_schedule(0.15, 0.003, 12_000)
+    rate = optax.linear_schedule(0.2, 0.004, 12_000)
     options = {"rng_key": jax.random.key(1), "num_steps": 20_000, "progress_bar": False}
     ebmpp.fit(
         GRAPH,
