@@ -187,12 +187,13 @@ def test_pairs_that_have_not_met_are_reported(tmp_path: Path, capsys: pytest.Cap
     mean = {"held_out": -9.0, "standard_error": 0.1, "effective": 5.0}
     told = {name: {"pooled": mean} for name in ("forward", "reverse")} | {"meeting": met, "row_error": 0.1}
     told["annealed"] = {"held_out": -9.5, "standard_error": 0.1, "rows": 80}
+    told["particles"] = mean | {"train": -8.0, "particles": 4000, "spread": 0.3, "rungs": 9}
     made = rbm_likelihood.Evaluation([], coupled, told)
     rbm_likelihood.report(made, args)
     printed = capsys.readouterr().out
     assert "1 of 1 coupled pairs had not met (1 not within 4); distance" in printed
     assert "300 of the 1797 rows of scikit-learn's digits" in printed
-    curve = [{"step": i, "train": -8.0, "held_out": -9.0} for i in range(2)]
+    curve = [{"step": i, "train": -8.0, "held_out": -9.0, "standard_error": 0.1} for i in range(2)]
     assert rbm_likelihood.draw(curve, made, args).axes[1].texts[0].get_text() == "none of the pairs met"
 
 
