@@ -164,7 +164,7 @@ class ParticleUCD(Estimator):
     def _fitted(self, graph: FactorGraph, params: Params, state: ParticleState, key: Key) -> ParticleState:
         """The state with rungs that are as even as asked for, at these params."""
         path, _, _ = self._rungs(graph, params, state)
-        capacity = self.max_rungs + (self.path == "training")
+        capacity = self.max_rungs + int(self.path == "training")
         ladder = systems.find_ladder(path, key, self.num_particles, self.evenness, capacity, self.num_sweeps)
         if self.path == "line":
             return state._replace(places=ladder.places, count=ladder.count)
@@ -230,7 +230,7 @@ class ParticleUCD(Estimator):
             "num_unmet": (~met).sum(),
             "acceptance": pairs.acceptance.mean(),
             "longest_stay": pairs.longest.max(),
-            "num_rungs": state.count - (self.path == "line"),
+            "num_rungs": state.count - int(self.path == "line"),
             "evenness": pairs.even.min(),
         }
 
