@@ -9,8 +9,7 @@
   at about -109.7: the variance of the negative phase, summed over coordinates, times its cost in sweeps, over
   the variance of one exact draw (which has its latents summed out too).
 - ``smc``: particle systems against annealed importance sampling at as many particle-sweeps, on random models
-  and machines of bars and stripes that can be summed: error of log Z, and how often the truth lies within two
-  of the stated standard errors.
+  that can be summed: error of log Z, and how often the truth lies within two of the stated standard errors.
 - ``mnist``: a trained 784x500 machine (``--model``, as ``models/rbm.py --recipe likelihood`` saves it): log Z
   by particle systems, an unbiased gradient with its acceptance and its seconds, and further steps by
   ``ParticleUCD`` at a small rate, with the held-out likelihood before and after.
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 import warnings
 
 from bars_and_stripes import BEST, ROWS
-from bracket import KINDS
+from bracket import KINDS, model
 import numpy as np
 
 import jax
@@ -283,8 +282,6 @@ def smc(args: argparse.Namespace) -> None:
     """Errors and coverage of particle systems and of annealing, at as many particle-sweeps."""
     made = []
     for kind in KINDS:
-        from bracket import model
-
         for seed in range(3):
             graph, params = model(kind, seed)
             truth = float(exact.log_partition(graph, params))

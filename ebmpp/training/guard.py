@@ -80,7 +80,7 @@ class Guard:
         if unmet and limit is not None:
             return (
                 f"{unmet:.0f} coupled pairs had not met: raise {estimator.limit_name}, which is {limit}, or "
-                "see allow_unmet=True, which biases the gradient"
+                "see UCD(allow_unmet=True), which biases the gradient"
             )
         if unmet:
             return (
