@@ -8,11 +8,9 @@
 - ``draws``: sweeps of one chain for the worth of one exact draw. Two machines of one run, at about -113 and
   at about -109.7: the variance of the negative phase, summed over coordinates, times its cost in sweeps, over
   the variance of one exact draw (which has its latents summed out too).
-- ``smc``: particle systems against annealed importance sampling at as many particle-sweeps, on random models
-  that can be summed: error of log Z, and how often the truth lies within two of the stated standard errors.
-- ``mnist``: a trained 784x500 machine (``--model``, as ``models/rbm.py --recipe likelihood`` saves it): log Z
-  by particle systems, an unbiased gradient with its acceptance and its seconds, and further steps by
-  ``ParticleUCD`` at a small rate, with the held-out likelihood before and after.
+- ``mixture``: the same for pairs of Gibbs chains with and without a shared mixture proposal, on bars and
+  stripes and on digits 64x16; a sweep with a proposal counts as many plain ones as it takes time.
+- ``smc`` and ``mnist``: see particle_systems.py.
 
 ``python benchmarks/exact_gradients.py bars --seeds 20`` keeps each run in a file of its own (``raw/`` in the
 output folder); ``table`` prints and keeps what there is. Seconds are those of the wall, and of the processor
@@ -21,15 +19,15 @@ in brackets: on a busy machine the second tell more.
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 import json
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
-import warnings
 
 from bars_and_stripes import BEST, ROWS
-from bracket import KINDS, model
 import numpy as np
+import particle_systems
 
 import jax
 from jax import Array
@@ -241,7 +239,7 @@ def spread(
     }
 
 
-def draws(args: argparse.Namespace) -> None:
+def draws(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Sweeps for the worth of one exact draw, at two machines."""
     made = []
     for machine in machines():
@@ -261,127 +259,91 @@ def draws(args: argparse.Namespace) -> None:
             state = estimator.init(
                 GRAPH, machine.params, {"v": jnp.asarray(ROWS)}, 32, random.key_pair(jax.random.key(0))
             )
-            after = 1 if not kind else 0
-
-            def sweeps(m: Any, s: Any, after: int = after) -> float:
-                tau = m["meeting_time_mean"]  # roughly: of the mean in place of the mean of each
-                return 50 * (max(m["k"] + after * m["lag"], tau) + tau - m["lag"])
-
+            sweeps = lambda m, s: 50 * m["sweeps"]
             ways[label] = spread(estimator, machine.params, state, args.repeats // 2, sweeps, warm=4)
         for way in ways.values():
             way["sweeps_for_a_draw"] = way["variance"] * way["sweeps"] / one
         made.append({"total": machine.total, "variance_of_a_draw": one, "ways": ways})
         print(json.dumps(made[-1], indent=1), flush=True)
-    _keep(args, "draws", made)
+    return made
 
 
-# -- log Z -----------------------------------------------------------------------------------------
+# -- mixture proposals -----------------------------------------------------------------------------
+
+_POOL = 300
+_WINDOWS = (100, 1100)  # sweeps of pairs whose times are compared
+_PAIRS = 400
 
 
-def smc(args: argparse.Namespace) -> None:
-    """Errors and coverage of particle systems and of annealing, at as many particle-sweeps."""
+def learned(kind: str) -> tuple[ebmpp.FactorGraph, Any, np.ndarray]:
+    """A machine that learned by PCD, and its rows: bars and stripes 16x16, or digits 64x16."""
+    if kind == "bars":
+        graph, rows, steps = GRAPH, ROWS, 3500
+    else:
+        graph = ebmpp.layered(v=Bernoulli(64), h=Bernoulli(16))
+        rows, steps = np.asarray(ebmpp.data.binarize(ebmpp.data.digits())), 4000
+    options = {"optimizer": optax.sgd(0.1), "rng_key": jax.random.key(0), "progress_bar": False}
+    size = {"estimator": PCD(num_chains=500), "num_steps": steps, "batch_size": min(200, len(rows))}
+    return graph, ebmpp.fit(graph, rows, **size, **options).params, rows
+
+
+def sweep_seconds(expect: Callable[..., Any], rows: Array) -> float:
+    """Of the processor, for a sweep of a pair: what a longer window adds; the minimum of three."""
+    least = []
+    for last in _WINDOWS:
+        times = []
+        for seed in range(4):
+            used = time.process_time()
+            key = jax.random.key(seed)
+            made = expect(lambda x: x["v"][0], rng_key=key, num_pairs=64, k=1, m=last, init={"v": rows[:64]})
+            jax.block_until_ready(made.value)
+            times.append(time.process_time() - used)
+        least.append(min(times[1:]))
+    return (least[1] - least[0]) / (_WINDOWS[1] - _WINDOWS[0]) / 64
+
+
+def mixture(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Pairs of Gibbs chains, with a pool and without: sweeps for the worth of one exact draw."""
     made = []
-    for kind in KINDS:
-        for seed in range(3):
-            graph, params = model(kind, seed)
-            truth = float(exact.log_partition(graph, params))
-            rows: dict[str, list[tuple[float, float]]] = {"smc": [], "ais": []}
-            for repeat in range(args.repeats):
-                key = jax.random.fold_in(jax.random.key(seed), repeat)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    one = ebmpp.smc(graph, params, rng_key=key, num_particles=1000, evenness=0.98)
-                    # the pilot's rungs are paid for too, and a pilot of annealing's reference by both
-                    temperatures = max(2, round(1.1 * one.num_rungs * 1000 / 100))
-                    other = ebmpp.ais(
-                        graph, params, rng_key=key, num_particles=100, num_temperatures=temperatures
-                    )
-                rows["smc"].append((one.log_partition - truth, one.standard_error))
-                rows["ais"].append((other.log_partition - truth, other.standard_error))
-            row = {"kind": kind, "seed": seed, "rungs": one.num_rungs, "temperatures": temperatures}
-            for way, each in rows.items():
-                error, stated = np.array(each).T
-                row[way] = {
-                    "rmse": float(np.sqrt((error**2).mean())),
-                    "stated": float(np.sqrt((stated**2).mean())),
-                    "covered": float((np.abs(error) < 2 * stated).mean()),
-                }
-            made.append(row)
-            print(json.dumps(row), flush=True)
-    _keep(args, "smc", made)
-
-
-# -- a large machine -------------------------------------------------------------------------------
-
-
-def _rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that ``models/rbm.py --data mnist --binarize bernoulli`` trains on and holds out."""
-    grey = ebmpp.data.mnist()
-    grey = grey[np.random.default_rng(seed).permutation(len(grey))]
-    cut = -(-len(grey) // 6)
-    first, second = jax.random.split(jax.random.key(seed + 5))
-    draw = lambda rows, key: ebmpp.data.binarize(rows, "bernoulli", rng_key=key)
-    return draw(grey[cut:], first), draw(grey[:cut], second)
-
-
-def mnist(args: argparse.Namespace) -> None:
-    """An unbiased gradient of a large machine, and further steps by it."""
-    graph, params = ebmpp.load(args.model)
-    train, held_out = _rows(args.first)
-
-    def judge(params: Any) -> dict[str, float]:
-        started = time.monotonic()
-        made = ebmpp.smc(graph, params, rng_key=jax.random.key(5), num_particles=args.judges, data=train)
-        told = {"held_out": made.average_log_likelihood(held_out).value, "rungs": made.num_rungs}
-        told |= {"log_partition": made.log_partition, "standard_error": made.standard_error}
-        return told | {"spread": float(made.log_z.std(ddof=1)), "seconds": time.monotonic() - started}
-
-    told: dict[str, Any] = {"before": judge(params)}
-    started, used = time.monotonic(), time.process_time()
-    ink = lambda x: x["v"].sum()
-    made = ebmpp.particle_expectation(
-        graph, params, ink, rng_key=jax.random.key(6), num_particles=args.particles, num_pairs=4, data=train
-    )
-    pair = (time.monotonic() - started) / 4
-    told["expectation"] = {"acceptance": made.acceptance, "meeting_time": made.meeting_time.tolist()}
-    told["expectation"] |= {"seconds_a_pair": pair, "processor_a_pair": (time.process_time() - used) / 4}
-    print(json.dumps(told, indent=1), flush=True)
-    started = time.monotonic()
-    fit = ebmpp.fit(
-        graph,
-        train,
-        estimator=ParticleUCD(num_particles=args.particles),
-        optimizer=optax.sgd(args.rate),
-        num_steps=args.steps,
-        batch_size=1000,
-        rng_key=jax.random.key(7),
-        params=params,
-    )
-    history = fit.history
-    told["steps"] = {
-        "count": args.steps,
-        "rate": args.rate,
-        "seconds": time.monotonic() - started,
-        "acceptance": float(history.acceptance.mean()),
-        "meeting_time_mean": float(history.meeting_time_mean.mean()),
-        "meeting_time_max": int(history.meeting_time_max.max()),
-        "rungs": float(history.num_rungs.mean()),
-    }
-    told["after"] = judge(fit.params)
-    _keep(args, "mnist", told | {"particles": args.particles, "judges": args.judges})
-    print(json.dumps(told, indent=1), flush=True)
+    for kind in ("bars", "digits"):
+        graph, params, data = learned(kind)
+        weights = lambda x, p=params: jnp.outer(x["v"], jax.nn.sigmoid(p["h"] + x["v"] @ p["v:h"]))
+        num = max(_POOL, _PAIRS)
+        rows = jnp.asarray(data[np.random.default_rng(0).permutation(np.arange(num) % len(data))])
+        exactly = ebmpp.perfect_sample(graph, params, jax.random.key(9), 20_000, method="enumerate")
+        one = np.asarray(jax.vmap(weights)(exactly)).reshape(20_000, -1).var(0, ddof=1).sum()
+        told = {"machine": kind, "log_likelihood": float(exact.log_likelihood(graph, params, data).mean())}
+        plain = 0.0
+        for label, chosen in (
+            ("Gibbs pairs", {}),
+            ("and a mixture", {"coupling": "mixture", "pool": {"v": rows[:_POOL]}}),
+        ):
+            expect = partial(ebmpp.unbiased_expectation, graph, params, **chosen)
+            seconds = sweep_seconds(expect, rows)
+            plain = plain or seconds
+            start = {"num_pairs": _PAIRS, "init": {"v": rows[:_PAIRS]}}
+            first = expect(weights, rng_key=jax.random.key(4), **start)
+            tau = first.meeting_time - first.lag
+            lag = max(1, int(np.quantile(tau, 0.95)))
+            costs = []
+            for seed in range(args.seeds):
+                key = jax.random.key(10 + seed)
+                found = expect(weights, rng_key=key, k=lag, m=2 * lag, lag=lag, **start)
+                variance = float((np.asarray(found.standard_error) ** 2).sum()) * _PAIRS
+                costs.append(variance * found.cost.mean() * seconds / plain / one)
+            row = {"pairs": label, "mean_after_lag": float(tau.mean()), "max_after_lag": int(tau.max())}
+            row |= {"lag": lag, "sweep": seconds / plain, "sweeps_for_a_draw": float(np.mean(costs))}
+            row |= {"error": float(np.std(costs, ddof=1) / len(costs) ** 0.5)}
+            row |= {"acceptance": found.acceptance}
+            made.append(told | row)
+            print(json.dumps(made[-1]), flush=True)
+    return made
 
 
 # -- the report ------------------------------------------------------------------------------------
 
 
-def _keep(args: argparse.Namespace, name: str, made: Any) -> None:
-    file = args.out / "exact_gradients.json"
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    file.write_text(json.dumps(before | {name: made}, indent=1) + "\n", encoding="utf-8")
-
-
-def table(args: argparse.Namespace) -> None:
+def table(args: argparse.Namespace) -> dict[str, Any]:
     """What there is of runs on bars and stripes."""
     rows = _gathered(args)
     for r in rows:
@@ -392,13 +354,14 @@ def table(args: argparse.Namespace) -> None:
         if "meeting_time_mean" in r:
             told += f", tau {r['meeting_time_mean']}, at most {r['meeting_time_max']}"
         print(told)
-    _keep(args, "bars", {"best": BEST, "rows": rows})
+    return {"best": BEST, "rows": rows}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """One of the parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {"bars": bars, "draws": draws, "smc": smc, "mnist": mnist, "table": table}
+    parts = {"bars": bars, "draws": draws, "mixture": mixture, "table": table}
+    parts |= {"smc": particle_systems.smc, "mnist": particle_systems.mnist}
     add = parser.add_argument
     add("part", choices=parts)
     add("--seeds", type=int, default=20)
@@ -406,14 +369,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--only", nargs="+", choices=tuple(METHODS))
     add("--repeats", type=int, default=60)
     add("--long", action="store_true", help="Gibbs pairs at the better machine too: hours")
-    add("--model", type=Path, help="of mnist: a saved machine")
-    add("--particles", type=int, default=2000, help="of mnist: of each system")
-    add("--judges", type=int, default=20_000, help="of mnist: particles that tell log Z")
-    add("--steps", type=int, default=100, help="of mnist")
-    add("--rate", type=float, default=0.001, help="of mnist")
+    particle_systems.options(parser)
     add("--out", type=Path, default=Path("benchmarks/report"))
     args = parser.parse_args(argv)
-    parts[args.part](args)
+    made = parts[args.part](args)
+    if made is not None:
+        file = args.out / "exact_gradients.json"
+        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps(before | {args.part: made}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

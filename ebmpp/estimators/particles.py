@@ -29,6 +29,9 @@ _PATHS = ("line", "training")
 _SLACK = 2.0
 #: Of a rung: below this share of effective particles, params move faster than their path is fitted.
 _UNEVEN = 0.1
+#: So much less even is asked for where the rungs are too few.
+_COARSER = 1.5
+_OFTEN = 0.5  # of the steps: uneven at more of them is told of
 
 
 class ParticleState(NamedTuple):
@@ -42,6 +45,8 @@ class ParticleState(NamedTuple):
     """Of the rungs on a path of training, ``(rungs, ...)`` each; nothing on the line."""
     count: Int32[Array, ""]
     """How many rungs there are, the reference's included."""
+    asked: Scalar
+    """How even they were made: ``evenness``, or less where ``max_rungs`` are too few."""
     even: Scalar
     """How even the least even rung of the last step was."""
     positive: Scalar
@@ -77,7 +82,8 @@ class ParticleUCD(Estimator):
     :param evenness: conditional effective sample size of each rung, between 0 and 1. The rungs are fitted
         anew once a step finds one that is clearly less even.
     :param refit_every: steps after which the rungs are fitted anew in any case.
-    :param max_rungs: how many there may be: the last one is then a long one, which costs acceptance alone.
+    :param max_rungs: how many there may be. Where they are too few they are less even, which costs acceptance
+        alone, and a warning.
     :param max_systems: stop a pair that has not met after so many systems. The default, no limit, is
         unbiased; a limit makes training stop with an error when a pair is unmet.
     :param posterior: how pairs on the posterior run, where they are needed.
@@ -142,7 +148,7 @@ class ParticleUCD(Estimator):
                 lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a), params
             )
         one, zero = jnp.ones((), jnp.int32), jnp.zeros(())
-        return ParticleState(eta0, places, knots, one, zero, jnp.ones(()), jnp.zeros((), jnp.int32))
+        return ParticleState(eta0, places, knots, one, zero, zero, jnp.ones(()), jnp.zeros((), jnp.int32))
 
     def adopt(self, before: Any, fresh: ParticleState) -> ParticleState:
         """Go on along the path of another ParticleUCD that keeps as many rungs of its kind."""
@@ -162,10 +168,17 @@ class ParticleUCD(Estimator):
         return path, jnp.arange(self.max_rungs + 1, dtype=state.places.dtype), count
 
     def _fitted(self, graph: FactorGraph, params: Params, state: ParticleState, key: Key) -> ParticleState:
-        """The state with rungs that are as even as asked for, at these params."""
+        """The state with rungs that are as even as asked for, at these params, or as even as there can be."""
         path, _, _ = self._rungs(graph, params, state)
         capacity = self.max_rungs + int(self.path == "training")
-        ladder = systems.find_ladder(path, key, self.num_particles, self.evenness, capacity, self.num_sweeps)
+        find = lambda asked: (
+            asked,
+            systems.find_ladder(path, key, self.num_particles, asked, capacity, self.num_sweeps),
+        )
+        too_few = lambda made: ~made[1].whole() & (made[0] > 0)
+        coarser = lambda made: find(1 - _COARSER * (1 - made[0]))
+        asked, ladder = lax.while_loop(too_few, coarser, find(jnp.asarray(self.evenness)))
+        state = state._replace(asked=asked)
         if self.path == "line":
             return state._replace(places=ladder.places, count=ladder.count)
         cut = path.cut(ladder.places, ladder.count)  # its last knot is the model, which moves on
@@ -179,7 +192,7 @@ class ParticleUCD(Estimator):
         self, graph: FactorGraph, params: Params, state: ParticleState, batch: Batch, key: Key
     ) -> Estimate:
         """Positive minus negative phase, and the meeting times."""
-        stale = state.even < 1 - _SLACK * (1 - self.evenness)
+        stale = state.even < 1 - _SLACK * (1 - state.asked)
         fit = lambda s: self._fitted(graph, params, s, random.fold_in(key, 1))
         state = lax.cond(stale | (state.seen % self.refit_every == 0), fit, lambda s: s, state)
         state = state._replace(seen=state.seen + 1)
@@ -235,7 +248,7 @@ class ParticleUCD(Estimator):
         }
 
     def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
-        """That a system held for long, or that a step left the path behind."""
+        """That a system held for long, that a step left the path behind, or that the rungs are too few."""
         longest = int(np.nanmax(told["longest_stay"], initial=0))
         if longest >= LONG_STAY:
             return (
@@ -244,10 +257,18 @@ class ParticleUCD(Estimator):
                 "num_particles, num_sweeps or evenness, or take the other path"
             )
         least = float(np.nanmin(told["evenness"], initial=1))
-        if least >= _UNEVEN:
+        if least < _UNEVEN:
+            return (
+                f"ParticleUCD: at step {int(np.nanargmin(told['evenness']))} of its stage a rung left "
+                f"{least:.1%} of the particles effective: the params had moved further than the path could "
+                "follow. Take smaller steps or more particles"
+            )
+        often = float(np.mean(told["evenness"] < 1 - _SLACK * (1 - self.evenness)))
+        if often <= _OFTEN:
             return None
         return (
-            f"ParticleUCD: at step {int(np.nanargmin(told['evenness']))} of its stage a rung left {least:.1%}"
-            " of the particles effective: the params had moved further than the path could follow. Take "
-            "smaller steps or more particles"
+            f"ParticleUCD: at {often:.0%} of the steps rungs were less than half as even as asked for "
+            f"(evenness={self.evenness:g}), at {np.nanmax(told['num_rungs']):.0f} rungs of at most "
+            f"{self.max_rungs}: acceptance suffers, the gradient stays unbiased. Raise max_rungs or "
+            "num_particles, or lower evenness"
         )

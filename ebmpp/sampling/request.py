@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Params
-from ebmpp.errors import ArgumentError
+from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
 from ebmpp.sampling import annealing_path, ladders
@@ -108,6 +108,9 @@ def as_path(name: str, graph: FactorGraph, eta0: Blocks, params: Params, path: P
     if isinstance(path, str):
         raise ArgumentError(f'{name}: path is "line", fit.path or a list of params; got {path!r}')
     each = checks.sequence(f"{name}: path", path, 'params, or "line"')
-    for made in each:
-        graph.check(made)
+    for index, made in enumerate(each):
+        try:
+            graph.check(made)
+        except ParameterError as error:
+            raise type(error)(f"{name}: path[{index}]: {error}") from None
     return Path.through(graph, eta0, [*each, params])

@@ -22,6 +22,7 @@ RBM = layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
 BARS = ebmpp.data.bars_and_stripes(3)
 RUN = {"rng_key": jax.random.key(0), "num_steps": 6, "progress_bar": False}
 DRAWS = 300
+STARTS = 60
 
 
 def rows_of(graph: ebmpp.FactorGraph, seed: int = 3) -> dict:
@@ -115,6 +116,20 @@ def test_stages_hand_on_the_path() -> None:
     assert made.estimator_state.seen == 2
 
 
+def test_too_few_rungs_are_as_even_as_they_can_be_and_told_of() -> None:
+    """They are fitted once, not at every step, as would be where they fell short of what was asked for."""
+    graph, params, _ = model("rbm", 1)
+    far = jax.tree.map(lambda a: 3 * a, params)
+    for path in ("line", "training"):
+        estimator = ParticleUCD(num_particles=100, path=path, evenness=0.99, max_rungs=8)
+        options = RUN | {"optimizer": optax.sgd(0.0), "params": far}
+        with pytest.warns(UserWarning, match="at 100% of the steps rungs were less than half as even"):
+            made = ebmpp.fit(graph, rows_of(graph), estimator=estimator, **options)
+        rungs = made.history.num_rungs.values
+        assert 3 <= rungs.max() <= 8 and (rungs == rungs[0]).all()
+        assert made.history.evenness.min() > 0.3 and made.estimator_state.asked < 0.95
+
+
 def test_an_unmet_pair_stops_training() -> None:
     far = jax.tree.map(lambda a: jnp.full_like(a, 8.0), RBM.init(jax.random.key(0)))
     far["v"], far["h"] = -20 * jnp.ones(9), -20 * jnp.ones(4)
@@ -149,13 +164,20 @@ def test_weights_follow_the_params(name: str) -> None:
     posterior = ebmpp.estimators.MeanField() if name == "dbm" else None
     estimator = WeightedPCD(num_chains=50, num_watchers=20, posterior=posterior)
     before = jax.tree.map(lambda a: 0.5 * a, params)
-    made = draws(graph, params, estimator, before)
-    z = np.exp(np.asarray(made.metrics["log_partition"]) - log_z)
-    # all draws share the systems at the start, which are one draw: Z over what these say of it is 1
-    first = estimator.init(graph, before, rows_of(graph), 6, random.key_pair(jax.random.key(1)))
-    assert first.watchers is not None and first.watchers.log_weights.shape == (10, 2)
-    assert 0.3 < z.mean() < 3
-    assert made.metrics["effective_sample_size"].mean() < 49.9
+    batch = Batch.of(rows_of(graph))
+    step = jax.jit(lambda p, s, key: estimator.estimate(graph, p, s, batch, key))
+    told = []
+    for i in range(STARTS):
+        key = random.fold_in(random.key_pair(jax.random.key(7)), i)
+        state = estimator.init(graph, before, batch.rows, 6, random.fold_in(key, 0))
+        assert state.watchers is not None and state.watchers.log_weights.shape == (10, 2)
+        for share in (0.75, 1.0):
+            key = random.fold_in(key, 1)
+            made = step(jax.tree.map(lambda a, s=share: s * a, params), state, key)
+            state = made.state
+        told.append(jax.device_get(made.metrics))
+    assert_rows_law(np.exp([m["log_partition"] - log_z for m in told]), 1.0)
+    assert np.mean([m["effective_sample_size"] for m in told]) < 49.9
 
 
 def test_many_chains_make_the_exact_gradient() -> None:
