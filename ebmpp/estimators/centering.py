@@ -74,8 +74,11 @@ class Centered(Estimator):
     :param offsets: which means they follow: "data" (the batch's rows and the latents given them), "model"
         (those of the estimator's negative phase), "average" (half of each), or "zero", which keeps all
         offsets at 0 and is the estimator inside.
+    :param rates: relative rates of some factors, by name, above 0; the others have 1. They scale the centered
+        gradient, so that biases go along with what their factors do: J D J^T g, which an optimiser that
+        scales the direction is not. A deep machine's upper weights want a tenth of the lower ones' rate.
     :raises ArgumentError: for an estimator that is none, or is centered already.
-    :raises ArgumentError: for a sliding factor out of range or unknown offsets.
+    :raises ArgumentError: for a sliding factor or rates out of range or unknown offsets.
 
     **References**
 
@@ -99,6 +102,7 @@ class Centered(Estimator):
     estimator: Estimator
     sliding: float = 0.01
     offsets: str = "data"
+    rates: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         check_estimator("Centered: estimator", self.estimator, "an estimator such as CD(k=1)")
@@ -106,6 +110,10 @@ class Centered(Estimator):
             raise ArgumentError(f"Centered: {self.estimator!r} is centered already")
         checks.number("Centered: sliding", self.sliding, least=0, most=1)
         checks.choice("Centered: offsets", self.offsets, _OFFSETS)
+        given = dict(self.rates) if isinstance(self.rates, tuple) else self.rates
+        given = checks.instance("Centered: rates", given, Mapping, "a dict from factor names to numbers")
+        rates = {name: checks.number(f"Centered: rates[{name!r}]", r, above=0) for name, r in given.items()}
+        object.__setattr__(self, "rates", tuple(rates.items()))  # which can be hashed
 
     @property
     def steps_per_batch(self) -> int:
@@ -127,8 +135,11 @@ class Centered(Estimator):
         """Offsets at the data's mean and at the mean of each latent family's default law.
 
         :raises DeclarationError: for a graph that has no centered form, naming the factor.
+        :raises ArgumentError: for rates of factors that it does not have.
         """
         _check_closed(graph)
+        for name, _ in self.rates:
+            checks.choice("Centered: rates", name, tuple(f.name for f in graph.factors))
         inner = self.estimator.init(graph, params, data, batch, key)
         offsets = {b: f.mean(f.default_eta()) for b, f in graph.latent.items()}
         offsets |= {b: graph.families[b].statistics(v).mean(0) for b, v in data.items()}
@@ -158,7 +169,7 @@ class Centered(Estimator):
         means = self._means(graph, params, state, batch)
         offsets = self._slide(graph, state.offsets, means, made.gradient, batch.weights.sum())
         step = (state.step + 1) % self.steps_per_batch
-        direction = centered_direction(graph, params, offsets, made.gradient)
+        direction = centered_direction(graph, params, offsets, made.gradient, dict(self.rates))
         return Estimate(direction, CenteredState(made.state, offsets, means, step), made.metrics)
 
     def _means(self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch) -> Statistics:
@@ -206,17 +217,25 @@ def CSDCP(
 
     >>> import ebmpp
     >>> ebmpp.estimators.CSDCP(d=6, k=4)
-    Centered(estimator=SDCP(d=6, k=4, posterior=None), sliding=0.01, offsets='data')
+    Centered(estimator=SDCP(d=6, k=4, posterior=None), sliding=0.01, offsets='data', rates=())
     """
     return Centered(SDCP(d, k, posterior), sliding, offsets)
 
 
-def centered_direction(graph: FactorGraph, params: Params, offsets: Statistics, gradient: Params) -> Params:
-    """J J^T ``gradient``, J the derivative of the map from centered params to the graph's own."""
+def centered_direction(
+    graph: FactorGraph,
+    params: Params,
+    offsets: Statistics,
+    gradient: Params,
+    rates: Mapping[str, float] | None = None,
+) -> Params:
+    """J D J^T ``gradient``: J the derivative of the map from centered params to the graph's own, D the rates."""
     to_own = lambda centered: _own_params(graph, centered, offsets)
     _, transposed = jax.vjp(to_own, params)
     # J depends on the factors of two blocks alone, which S leaves as they are: params will do for both.
-    _, direction = jax.jvp(to_own, (params,), transposed(gradient))
+    (centered,) = transposed(gradient)
+    scaled = {name: jax.tree.map(lambda g, r=r: r * g, centered[name]) for name, r in (rates or {}).items()}
+    _, direction = jax.jvp(to_own, (params,), ({**centered, **scaled},))
     return direction
 
 

@@ -3,7 +3,7 @@
 """The recipe ``likelihood`` of rbm.py: a machine too large to sum, and its log-likelihood from both sides.
 
 Training is PCD with centered gradients: batches of 100 rows and 100 chains, momentum 0.5, a rate that falls
-linearly from 0.1 to 0, a weight decay of 2e-4, and the mean of the last tenth of the iterates, which is the
+linearly from 0.1 to 0, a weight decay of 1e-4, and the mean of the last tenth of the iterates, which is the
 model. With ``--binarize bernoulli`` a row is drawn anew each time it is seen, and one in ten is moved by a
 pixel: half of what a machine of 500 latents gains on training rows alone is then gained on others.
 
@@ -58,7 +58,7 @@ DEFAULTS = {
     "steps": 100_000,
     "rate": 0.1,
 }
-_DECAY, _MOMENTUM, _AVERAGED = 2e-4, 0.5, 0.1
+_DECAY, _MOMENTUM, _AVERAGED = 1e-4, 0.5, 0.1
 _MOVED = 0.1  # of the rows of a batch
 _WAYS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])  # of a pixel
 _POINTS = 20  # of the learning curve

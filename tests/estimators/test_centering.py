@@ -115,9 +115,19 @@ def test_direction_is_j_times_its_transpose(name):
     flat, back = ravel_pytree(params)
     own = lambda p: ravel_pytree(_own_params(graph, back(p), offsets))[0]
     jacobian = np.asarray(jax.jit(jax.jacfwd(own))(flat), float)
-    wanted = jacobian @ jacobian.T @ np.asarray(ravel_pytree(g)[0], float)
-    made = ravel_pytree(jax.jit(centered_direction, static_argnums=0)(graph, params, offsets, g))[0]
+    rates = {f.name: 0.2 + i for i, f in enumerate(graph.factors[1:])}  # the first keeps its rate of 1
+    each = jax.tree.map(jnp.ones_like, params)
+    each |= {name: jax.tree.map(lambda a, r=r: r * a, each[name]) for name, r in rates.items()}
+    scale, flat_g = (np.asarray(ravel_pytree(a)[0], float) for a in (each, g))
+    direction = jax.jit(centered_direction, static_argnums=0)
+    scaled = jacobian @ (scale * (jacobian.T @ flat_g))
+    np.testing.assert_allclose(
+        ravel_pytree(direction(graph, params, offsets, g, rates))[0], scaled, atol=1e-4, rtol=1e-4
+    )
+    wanted = jacobian @ jacobian.T @ flat_g
+    made = ravel_pytree(direction(graph, params, offsets, g))[0]
     np.testing.assert_allclose(made, wanted, atol=1e-4)
+    assert np.abs(wanted - scaled).max() > 0.1
     assert np.abs(wanted - np.asarray(ravel_pytree(g)[0])).max() > 0.1
 
 
@@ -296,6 +306,14 @@ def test_a_block_without_bias_is_refused():
     message = r"offsets in Bilinear\('a', 'b'\) move the natural parameter of block 'b'.*add Bias\('b'\)"
     with pytest.raises(DeclarationError, match=message):
         Centered(Given()).init(graph, random_params(graph), {"a": jnp.zeros((1, 2))}, 1, key(0))
+
+
+def test_relative_rates_are_of_factors_that_there_are():
+    estimator = Centered(Given(), rates={"a:b": 0.1})
+    assert hash(estimator) == hash(Centered(Given(), rates=(("a:b", 0.1),)))
+    estimator.init(RBM, PARAMS, DATA, 1, key(0))
+    with pytest.raises(ValueError, match="Centered: rates is one of 'a', 'b', 'a:b', not 'a-b'"):
+        Centered(Given(), rates={"a-b": 0.1}).init(RBM, PARAMS, DATA, 1, key(0))
 
 
 def test_arguments_are_checked():
