@@ -97,10 +97,16 @@ def batches(
     return drawn
 
 
-def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
-    """Momentum under a linearly falling rate, decaying weights, and the mean of the last iterates."""
+def optimizer(rate: float, steps: int, warm: float = 0.0) -> optax.GradientTransformation:
+    """Momentum under a linearly falling rate, decaying weights, and the mean of the last iterates.
+
+    :param warm: share of the steps in which the rate rises from a fifth.
+    """
     weights = lambda params: {name: ":" in name for name in params}
-    steepest = optax.sgd(optax.linear_schedule(rate, 0.0, steps), momentum=_MOMENTUM)
+    rising = math.floor(warm * steps)
+    falling = optax.linear_schedule(rate, 0.0, steps - rising)
+    rates = optax.join_schedules([optax.linear_schedule(rate / 5, rate, rising), falling], [rising])
+    steepest = optax.sgd(rates if rising else falling, momentum=_MOMENTUM)
     decayed = optax.chain(optax.add_decayed_weights(_DECAY, weights), steepest)
     return ebmpp.optimizers.averaged(decayed, start=math.floor((1 - _AVERAGED) * steps))
 

@@ -286,3 +286,22 @@ def test_only_weights_decay() -> None:
     params = {"v": np.ones(2), "v:h": np.ones((2, 2))}
     updates, _ = made.update(jax.tree.map(np.zeros_like, params), made.init(params), params)
     assert not np.any(updates["v"]) and np.all(updates["v:h"] < 0)
+
+
+def test_a_rate_may_rise_before_it_falls() -> None:
+    params = {"v": np.zeros(2)}
+
+    def rates(warm: float) -> np.ndarray:
+        """From the updates at a gradient of one: momentum is a half."""
+        made, updates = rbm_likelihood.optimizer(0.1, 100, warm), []
+        state = made.init(params)
+        for _ in range(100):
+            update, state = made.update({"v": np.ones(2)}, state, params)
+            updates.append(-float(update["v"][0]))
+        return np.array(updates) / (2 - 0.5 ** np.arange(100))
+
+    falling = np.linspace(0.1, 0, 101)[:-1]
+    np.testing.assert_allclose(rates(0.0), falling, atol=1e-6)
+    rising = rates(0.2)
+    np.testing.assert_allclose(rising[:20], np.linspace(0.02, 0.1, 21)[:-1], atol=1e-6)
+    np.testing.assert_allclose(rising[20:], np.linspace(0.1, 0, 81)[:-1], atol=1e-6)
