@@ -229,7 +229,7 @@ def centered_direction(
     gradient: Params,
     rates: Mapping[str, float] | None = None,
 ) -> Params:
-    """J D J^T ``gradient``: J the derivative of the map from centered params to the graph's own, D the rates."""
+    """J D J^T ``gradient``: J the derivative of the map from centered params to the own ones, D the rates."""
     to_own = lambda centered: _own_params(graph, centered, offsets)
     _, transposed = jax.vjp(to_own, params)
     # J depends on the factors of two blocks alone, which S leaves as they are: params will do for both.

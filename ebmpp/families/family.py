@@ -230,8 +230,12 @@ class Family:
         eta = lax.optimization_barrier(self.default_eta())
         return self.sample(words, jnp.broadcast_to(eta, batch + self.statistic_shape))
 
-    def in_support(self, x: Values) -> Truths:
-        """Whether each value is one that a unit can take."""
+    def in_support(self, x: Values) -> Truths | Bool[np.ndarray, "*units"]:
+        """Whether each value is one that a unit can take; of numpy's arrays on the host, at once."""
+        if isinstance(x, np.ndarray):  # a step that the device is at would be waited for
+            x = x.astype(jnp.result_type(float))
+            with np.errstate(invalid="ignore"):
+                return np.asarray(self.support(x)) & np.isfinite(x)
         x = as_float(x)
         return jnp.asarray(self.support(x)) & jnp.isfinite(x)
 

@@ -85,14 +85,14 @@ def settle(name: str, family: Family, given: Numbers, check: bool = True) -> Arr
     if not is_concrete(given):
         return jnp.asarray(given, family.dtype)
     with jax.ensure_compile_time_eval(), np.errstate(over="ignore"):  # known values stay known under jit
-        made = jnp.asarray(given.astype(dtype))
+        made = given.astype(dtype)
         if check:
             check_values(name, family, made, given)
             _check_width(name, family, made, given)
-        return made.astype(family.dtype)
+        return jnp.asarray(made, family.dtype)
 
 
-def check_values(name: str, family: Family, x: Array, given: Numbers | None = None) -> None:
+def check_values(name: str, family: Family, x: Numbers, given: Numbers | None = None) -> None:
     """Check values against the support.
 
     :param given: the same before they were narrowed, to be shown.
@@ -112,7 +112,7 @@ def check_values(name: str, family: Family, x: Array, given: Numbers | None = No
             _refuse(name, family, wrong, shown, f"; expected {wanted}{hint}")
 
 
-def _check_width(name: str, family: Family, made: Array, given: Numbers) -> None:
+def _check_width(name: str, family: Family, made: Numbers, given: Numbers) -> None:
     """:raises StateError: for a whole number that floats round, or a number that becomes infinite."""
     kind, floats = given.dtype.kind, np.finfo(made.dtype)
     if kind not in "iuf" or given.dtype.itemsize * 8 <= (floats.bits if kind == "f" else floats.nmant + 1):

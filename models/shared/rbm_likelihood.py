@@ -74,10 +74,11 @@ _MOST_SWEEPS = 2  # times the sweeps of a chain: how long pairs are watched
 def moved(rows: np.ndarray, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
     """Rows of which some show their image a pixel farther up, down, left or right; what comes in is dark."""
     which = np.flatnonzero(generator.random(len(rows)) < _MOVED)
-    made, ways = rows.copy(), _WAYS[generator.integers(len(_WAYS), size=len(which))]
-    for row, (down, right) in zip(which, ways, strict=True):
-        framed = np.pad(rows[row].reshape(shape), 1)
-        made[row] = framed[1 - down : 1 - down + shape[0], 1 - right : 1 - right + shape[1]].ravel()
+    ways = 1 - _WAYS[generator.integers(len(_WAYS), size=len(which))]
+    framed = np.pad(rows[which].reshape(-1, *shape), ((0, 0), (1, 1), (1, 1)))
+    made = rows.copy()
+    for row, image, (top, left) in zip(which, framed, ways, strict=True):
+        made[row] = image[top : top + shape[0], left : left + shape[1]].ravel()
     return made
 
 
