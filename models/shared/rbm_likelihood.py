@@ -55,13 +55,13 @@ DEFAULTS = {
     "estimator": "pcd",
     "num_pairs": 100,
     "batch_size": 100,
-    "steps": 100_000,
+    "steps": 75_000,
     "rate": 0.1,
 }
 _DECAY, _MOMENTUM, _AVERAGED = 1e-4, 0.5, 0.1
 _MOVED = 0.1  # of the rows of a batch
 _WAYS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])  # of a pixel
-_POINTS = 20  # of the learning curve
+_POINTS = 10  # of the learning curve
 _ROWS = 10_000  # training rows at most whose likelihood is told
 _A_PARTICLE = 10  # particles of systems along the run for one of annealing, and in the end for one of these
 _LADDER = "sigmoid"  # of the final estimates
