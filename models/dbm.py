@@ -48,7 +48,7 @@ _RATES = {"lmi": 0.004, "pcd": 0.004, "ucd": 0.02, "centered": 0.05}
 _CENTERED = ("ucd", "centered")
 _LIKELIHOOD = {"estimator": "centered", "sides": (500, 500), "steps": 100_000, "rate": 0.1}
 _UPPER, _WARM = 0.3, 0.05  # of the rate: above the first latent layer; and the steps in which it rises
-_MEAN_FIELD = 10  # passes
+_MEAN_FIELD = 5  # passes
 _EVENNESS = 0.98  # of the rungs of particle systems
 
 

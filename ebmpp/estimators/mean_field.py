@@ -5,12 +5,10 @@
 import dataclasses
 
 import jax
-from jax import Array
-import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.types import Params, Rows, State, Statistics
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import FactorGraph
 from ebmpp.graph.mean_field import mean_field
 
 
@@ -18,10 +16,11 @@ from ebmpp.graph.mean_field import mean_field
 class MeanField:
     """The latents' posterior as a product of independent units, by coordinate ascent on its lower bound.
 
-    A pass sets the mean statistics of each layer to those of its conditional at the means of the others,
-    which maximises the bound in that layer. The energy is affine in each unit's statistics, so the gradient
-    at mean statistics is the gradient of the bound's expected energy. **Biased**: it climbs the bound, not
-    the likelihood. Where the posterior is one layer it is not needed, and estimators do not use it.
+    A pass sets the mean statistics of each block, those next to the visible ones first, to those of its
+    conditional at the means of the others, which maximises the bound in that block. The energy is affine in
+    each unit's statistics, so the gradient at mean statistics is the gradient of the bound's expected energy.
+    **Biased**: it climbs the bound, not the likelihood. Where the posterior is one layer it is not needed,
+    and estimators do not use it.
 
     :param passes: over the latent layers, at least 1.
     :raises ArgumentError: for another number.
@@ -54,16 +53,6 @@ class MeanField:
         """
 
         def one(row: State) -> Statistics:
-            # at first the latents under their own biases, as if they were alone
-            alone = {b: _alone(graph, params, b) for b in graph.latent}
-            return mean_field(graph, params, graph.statistics(row), alone, self.passes)[0]
+            return mean_field(graph, params, graph.statistics(row), self.passes)[0]
 
         return jax.vmap(one)(dict(rows))
-
-
-def _alone(graph: FactorGraph, params: Params, block: str) -> Array:
-    nothing = {
-        b: jnp.zeros(graph.families[b].statistic_shape, jnp.result_type(float))
-        for b in (block, *graph.neighbours([block]))
-    }
-    return energy.natural(graph, params, nothing, [block])[block]

@@ -62,7 +62,6 @@ def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Floa
     known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
         return base - energy.energy(graph, params, known)
-    start = {b: f.default_eta() for b, f in graph.latent.items()}
-    t, eta = mean_field(graph, params, known, start, passes)
+    t, eta = mean_field(graph, params, known, passes)
     entropy = sum(f.log_normalizer(eta[b]).sum() - jnp.vdot(eta[b], t[b]) for b, f in graph.latent.items())
     return base - energy.energy(graph, params, t) + entropy

@@ -8,27 +8,40 @@ import jax.numpy as jnp
 
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.graph import energy
-from ebmpp.graph.declaration import Declaration, schedule
+from ebmpp.graph.declaration import Declaration
 
 #: Mean statistics of all blocks, and natural parameters of the latent ones.
 Means = tuple[Blocks, Eta]
 
 
-def mean_field(graph: Declaration, params: Params, known: Blocks, start: Eta, passes: int) -> Means:
-    """Independent latent units that fit a row best, after so many passes over the latent layers.
+def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -> Means:
+    """Independent latent units that fit a row best, after so many passes over the latent blocks.
+
+    At first the latents are at the means of their families' default laws. A pass visits the blocks next to
+    the visible ones first: upper layers begin from what the row has told the lower ones. (From their own
+    biases, or from above, a deep machine on digits ended a hundred nats below the bound it reaches so.)
 
     :param known: statistics of the visible blocks.
-    :param start: natural parameters of the latent blocks.
     """
-    layers = schedule(graph, clamped=graph.visible)
+    start = {b: f.default_eta() for b, f in graph.latent.items()}
+    order = _upward(graph)
 
     def one_pass(_: Array, now: Means) -> Means:
-        for blocks in layers:
-            now = mean_layer(graph, params, blocks, *now)
+        for block in order:
+            now = mean_layer(graph, params, (block,), *now)
         return now
 
     means = {b: graph.families[b].mean(e) for b, e in start.items()}
     return lax.fori_loop(0, passes, one_pass, (known | means, start))
+
+
+def _upward(graph: Declaration) -> list[str]:
+    """The latent blocks by their distance from the visible ones, then as they are declared."""
+    seen, order = set(graph.visible), []
+    while near := [b for b in graph.latent if b not in seen and not seen.isdisjoint(graph.neighbours([b]))]:
+        seen.update(near)
+        order += near
+    return order + [b for b in graph.latent if b not in seen]
 
 
 def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: Blocks, eta: Eta) -> Means:
