@@ -37,7 +37,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, help="of mnist: a saved machine")
     add("--particles", type=int, default=2000, help="of mnist: of each system")
-    add("--judges", type=int, default=40_000, help="of mnist: particles that tell log Z")
+    add("--judges", type=int, default=1000, help="of mnist: particles that tell log Z")
+    add("--sweeps", type=int, default=20, help="of mnist: of these, at each rung")
     add("--evenness", type=float, default=0.98, help="of mnist: of each rung")
     add("--steps", type=int, default=100, help="of mnist")
     add("--rate", type=float, default=0.001, help="of mnist")
@@ -109,7 +110,7 @@ def _rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _judge(graph: FactorGraph, params: Any, rows: tuple, args: argparse.Namespace) -> dict[str, float]:
     started, (train, held_out) = time.monotonic(), rows
-    sizes = {"num_particles": args.judges, "evenness": args.evenness}
+    sizes = {"num_particles": args.judges, "num_sweeps": args.sweeps, "evenness": args.evenness}
     made = _quietly(ebmpp.smc, graph, params, rng_key=jax.random.key(5), data=train, **sizes)
     return {
         "held_out": made.average_log_likelihood(held_out).value,
@@ -188,14 +189,14 @@ def mnist(args: argparse.Namespace) -> dict[str, Any]:
     """An unbiased gradient of a large machine, and further steps by it."""
     graph, params = ebmpp.load(args.model)
     rows = _rows(args.first)
-    told: dict[str, Any] = {"particles": args.particles, "judges": args.judges}
+    told: dict[str, Any] = {n: getattr(args, n) for n in ("particles", "judges", "sweeps", "evenness")}
 
     def tell(name: str, made: dict[str, Any]) -> None:
         told[name] = made
         print(name, json.dumps(made), flush=True)
 
     tell("before", _judge(graph, params, rows, args))
-    tell("ais", _annealed(graph, params, rows, args.judges * told["before"]["rungs"]))
+    tell("ais", _annealed(graph, params, rows, args.judges * args.sweeps * told["before"]["rungs"]))
     tell("expectation", _expected(graph, params, rows, args))
     if args.steps:
         params, made = _further(graph, params, rows, args)

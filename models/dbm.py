@@ -49,7 +49,7 @@ _CENTERED = ("ucd", "centered")
 _LIKELIHOOD = {"estimator": "centered", "sides": (500, 500), "steps": 100_000, "rate": 0.1}
 _UPPER, _WARM = 0.3, 0.05  # of the rate: above the first latent layer; and the steps in which it rises
 _MEAN_FIELD = 5  # passes
-_EVENNESS = 0.98  # of the rungs of particle systems
+_EVENNESS, _SWEEPS = 0.98, 20  # of the rungs of particle systems
 
 
 class Images(NamedTuple):
@@ -91,7 +91,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--cost", type=float, help="sweeps a pair that ucd spends on average; by default what meeting takes")
     add("--checkpoint-dir", help="keep checkpoints there, and go on from them")
     add("--recipe", choices=("demo", "likelihood"), default="demo", help="likelihood sets other defaults")
-    add("--particles", type=int, default=10_000, help="of the recipe likelihood: they tell log Z")
+    add("--particles", type=int, default=1000, help="of the recipe likelihood: they tell log Z")
     if parser.parse_known_args(argv)[0].recipe == "likelihood":
         parser.set_defaults(**_LIKELIHOOD)
     args = common.parse(parser, argv, particles=20)
@@ -244,6 +244,7 @@ def report_bound(dbm: FactorGraph, params: Any, args: argparse.Namespace) -> Non
             rng_key=jax.random.key(args.seed + 5),
             num_particles=args.particles,
             evenness=_EVENNESS,
+            num_sweeps=_SWEEPS,
             data=args.images.train,
             progress_bar=not args.no_progress,
         )

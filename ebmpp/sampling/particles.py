@@ -137,7 +137,10 @@ def smc(
         this model's included).
     :param evenness: the conditional effective sample size of each rung, between 0 and 1: nearer to 1 are more
         rungs.
-    :param num_sweeps: of blocked Gibbs at each rung.
+    :param num_sweeps: of blocked Gibbs at each rung. Where islands differ much (``log_z`` with a long upper
+        tail), modes are found late, and the stated error is too small: fewer particles of more sweeps find
+        them at the same cost. On a 784x500 machine 1,000 particles of 20 sweeps agreed with annealing of
+        10,000 temperatures, where 10,000 of one sweep stayed 0.8 below at a stated 0.2.
     :param progress_bar: show one.
     :return: a :class:`ParticleSystem`.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.

@@ -187,7 +187,7 @@ def test_pairs_that_have_not_met_are_reported(tmp_path: Path, capsys: pytest.Cap
     mean = {"held_out": -9.0, "standard_error": 0.1, "effective": 5.0}
     told = {name: {"pooled": mean} for name in ("forward", "reverse")} | {"meeting": met, "row_error": 0.1}
     told["annealed"] = {"held_out": -9.5, "standard_error": 0.1, "rows": 80}
-    told["particles"] = mean | {"train": -8.0, "particles": 4000, "spread": 0.3, "rungs": 9}
+    told["particles"] = mean | {"train": -8.0, "particles": 4000, "spread": 0.3, "rungs": 9, "sweeps": 20}
     made = rbm_likelihood.Evaluation([], coupled, told)
     rbm_likelihood.report(made, args)
     printed = capsys.readouterr().out
