@@ -37,6 +37,7 @@ class FactorGraph(Declaration):
     :param visible: blocks that data are given for, a dict of families.
     :param latent: the other blocks.
     :param factors: the terms of the energy.
+    :param labels: names of the units of some blocks, in their order: hashable, and each once.
     :raises DeclarationError: unknown block, two factors of one name, a block no factor mentions, or
         an energy that fails.
     :raises NotMultiAffineError: a factor that is not affine in each unit's statistics.
@@ -65,6 +66,8 @@ class FactorGraph(Declaration):
     ) -> "FactorGraph":
         """One visible block of a unit a node, in the nodes' order, whose units interact along the edges.
 
+        The nodes are the units' ``labels``.
+
         :param graph: undirected. Where its edges have a ``weight``, that is where the weights start.
         :param family: a class such as ``Spin``, called with the number of nodes; or a family of as
             many units.
@@ -82,7 +85,7 @@ class FactorGraph(Declaration):
         (('x[0]',), ('x[1]',))
         """
         made, factors = pairwise.declare(graph, family, block, shared, bias)
-        return cls({block: made}, factors=factors)
+        return cls({block: made}, factors=factors, labels={block: graph.nodes})
 
     def draw(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.
