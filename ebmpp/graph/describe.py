@@ -292,7 +292,8 @@ def build(
     made = [_declared(told, given.get(told["name"]), arrays) for told in described["factors"]]
     visible = {b: blocks[b] for b in described["visible"]}
     latent = {b: f for b, f in blocks.items() if b not in visible}
-    named = {b: [*_as_given(dict(enumerate(n))).values()] for b, n in described.get("labels", {}).items()}
+    listed = described.get("labels", {})
+    named = {b: [tuple(n) if isinstance(n, list) else n for n in names] for b, names in listed.items()}
     graph = FactorGraph(visible, latent, made, labels=named)
     graph.check(dict(params), values=False)
     for told, factor in zip(described["factors"], graph.factors, strict=True):

@@ -209,7 +209,7 @@ class EnergyDistribution(dist.Distribution):
             return jnp.reshape(self._each(self._log_partition_fn, self.batch_shape), self.batch_shape)
         return 0.0 if self._log_partition_value is None else self._log_partition_value
 
-    def _log_weight(self, value: ArrayLike, gradient: bool = True) -> Float[Array, "*batch"]:
+    def _log_weight(self, value: Array, gradient: bool = True) -> Float[Array, "*batch"]:
         """``log_prob`` up to log Z."""
         parts = self.layout.split(value)
         lead = jnp.broadcast_shapes(value.shape[: value.ndim - len(self.layout.shape)], self.batch_shape)

@@ -16,6 +16,13 @@ from ebmpp.ppl.distribution import EnergyDistribution
 Law = EnergyDistribution | dist.Independent
 
 
+def _log_probs(law: Law, values: Array) -> Float[Array, "values *batch"]:
+    """Of all the joint values."""
+    if isinstance(law, EnergyDistribution):
+        return law.log_probs(values)
+    return jnp.asarray(law.log_prob(values))
+
+
 def _divergence(p: Law, q: Law) -> Float[Array, "*batch"]:
     """KL(p || q) of energy models, or of one and of independent units, summed over all joint values.
 
@@ -31,8 +38,7 @@ def _divergence(p: Law, q: Law) -> Float[Array, "*batch"]:
     batch = (1,) * max(len(p.batch_shape), len(q.batch_shape))
     values = model.enumerate_support(expand=False)
     values = values.reshape(len(values), *batch, *model.event_shape)
-    each = (d.log_probs(values) if isinstance(d, EnergyDistribution) else d.log_prob(values) for d in (p, q))
-    log_p, log_q = each
+    log_p, log_q = (_log_probs(law, values) for law in (p, q))
     return (jnp.exp(log_p) * jnp.where(log_p > -jnp.inf, log_p - log_q, 0.0)).sum(0)
 
 
