@@ -73,7 +73,10 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     (1, 20, 2)
     """
     if isinstance(result, MCMC):
-        return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
+        with warnings.catch_warnings():
+            # many short coupled chains are what a meeting time is estimated from, and no mistake
+            warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+            return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
     if dims or coords:
         raise ArgumentError(f"dims and coords are of a run's draws, and {type(result).__name__} has none")
     if isinstance(result, Estimate):
@@ -134,22 +137,19 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
 
     samples = _host(mcmc.get_samples(group_by_chain=True))
     graph = kernel.graph if isinstance(kernel, RowKernel | Exchange) else None
-    plates = _plates(mcmc)
-    attrs, named = _attributes(graph, kernel), _dims(kernel, samples, dims, plates)
+    theirs = arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs) else xr.DataTree()
+    attrs, named = _attributes(graph, kernel), _dims(kernel, samples, dims, theirs)
     coords = _coords(kernel, samples, named, coords)
     groups = {"posterior": samples}
     extra = {b: v for b, v in _host(mcmc.get_extra_fields(group_by_chain=True)).items() if b != "z"}
     plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray) and name not in _BY_SWEEP}
     if plain:
         groups["sample_stats"] = _stats(plain)
-    with warnings.catch_warnings():
-        # many short coupled chains are what a meeting time is estimated from, and no mistake
-        warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
-        whole = dict.fromkeys(["/", *groups], attrs)
-        tree = arviz_base.from_dict(groups, dims=named, coords=coords, attrs=whole)
-        if isinstance(kernel, Gibbs):
-            theirs = arviz_base.from_numpyro(mcmc, dims=plates | named, coords=coords)
-            tree.update({name: theirs[name] for name in theirs.children if name not in groups})
+    whole = dict.fromkeys(["/", *groups], attrs)
+    tree = arviz_base.from_dict(groups, dims=named, coords=coords, attrs=whole)
+    for name in (name for name in theirs.children if name not in groups):
+        made = theirs[name].to_dataset()
+        tree[name] = xr.DataTree(made.assign_coords({d: v for d, v in coords.items() if d in made.dims}))
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
@@ -169,7 +169,7 @@ def _stats(fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if last == "potential_energy":
             name, value = "lp", -value
         if name in made:
-            name = f"{name}_{within.removeprefix('block_states.')}"
+            name = f"{name}_{within.removeprefix('block_states.').partition('.')[0]}"
         made[name] = value
     return made
 
@@ -178,10 +178,11 @@ def _stats(fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _dims(
-    kernel: Kernel, samples: Mapping[str, np.ndarray], given: Dims, plates: Dims
+    kernel: Kernel, samples: Mapping[str, np.ndarray], given: Dims, theirs: xr.DataTree
 ) -> dict[str, list[str]]:
     """Names of the dimensions after chain and draw: the rows' axes first, then the block's own.
 
+    :param theirs: what ArviZ makes of a model's run, which knows the names of plates.
     :raises ArgumentError: for names of a block that there is not, or of another number of axes.
     """
     unknown = [name for name in given if name not in samples]
@@ -191,23 +192,19 @@ def _dims(
     for name, x in samples.items():
         count = x.ndim - len(_SAMPLE_DIMS)
         own = len(kernel.graph.families[name].shape) if isinstance(kernel, RowKernel) else count
-        names = list(given.get(name, plates.get(name, ())))
-        outer = [] if len(names) == count else _row_dims(count - own)
-        inner = [f"{name}_dim_{i}" for i in range(count - len(outer) - len(names))]
-        if name in given and (inner or len(outer) + len(names) > count):
-            after = f" after {outer}" if outer else ""
-            raise ArgumentError(f"dims of {name!r} are {names}, and it has {own} axes of its own{after}")
-        made[name] = outer + names + inner
+        if name in given:
+            outer = [] if len(given[name]) == count else _row_dims(count - own)
+            made[name] = [*outer, *given[name]]
+            if len(made[name]) != count:
+                after = f" after {outer}" if outer else ""
+                raise ArgumentError(
+                    f"dims of {name!r} are {list(given[name])}, and it has {own} axes of its own{after}"
+                )
+        elif theirs.children:
+            made[name] = [str(d) for d in theirs["posterior"].to_dataset()[name].dims[len(_SAMPLE_DIMS) :]]
+        else:
+            made[name] = _row_dims(count - own) + [f"{name}_dim_{i}" for i in range(own)]
     return made
-
-
-def _plates(mcmc: MCMC) -> dict[str, list[str]]:
-    """Names of plates, by site of a model; none where there is no model."""
-    if not isinstance(mcmc.sampler, Gibbs):
-        return {}
-    from arviz_base.io_numpyro import infer_dims
-
-    return infer_dims(mcmc.sampler.model, mcmc._args, mcmc._kwargs)
 
 
 def _row_dims(count: int) -> list[str]:

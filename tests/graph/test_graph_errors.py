@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian, layered
 from ebmpp.errors import DeclarationError, NotMultiAffineError, ParameterError, StateError
-from helpers import alone, random_params
+from helpers import Tensor, alone, random_params
 
 
 @pytest.fixture(scope="module")
@@ -173,16 +173,6 @@ def test_an_energy_that_cannot_be_compiled_is_refused_with_what_to_write(energy,
     factors = [Bias("v"), Bias("h"), Factor("v", "h", energy=energy)]
     with pytest.raises(DeclarationError, match=message):
         FactorGraph({"v": BLOCKS["v"]}, {"h": BLOCKS["h"]}, factors)
-
-
-class Tensor:
-    """As an array of another library, such as torch, shows itself."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.shape, self.ndim = values, values.shape, values.ndim
-
-    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
-        return np.asarray(self.values, dtype)
 
 
 def test_data_are_arrays_of_any_library_and_params_of_jax_or_numpy(rbm: FactorGraph, params: dict) -> None:
