@@ -28,7 +28,7 @@ from ebmpp.graph.factors.lateral import check_network
 from ebmpp.graph.factors.pairwise import edge_weights
 
 _ENTRIES = 2**24  # of second derivatives in flight
-_TOLERANCE = 1e-4  # of a second derivative, relative to the largest: it must be the same everywhere
+_TOLERANCE = 1e-5  # of a second derivative, relative to the largest: it must be the same everywhere
 
 #: Variables' types in dimod, by family.
 _VARTYPES: dict[str, type[Family]] = {"SPIN": Spin, "BINARY": Bernoulli}

@@ -239,7 +239,8 @@ class EnergyDistribution(dist.Distribution):
         """
         del intermediates
         value = jnp.asarray(value)
-        return self._log_weight(value, self.has_log_partition) - self._log_partition()
+        weight = self._log_weight(value, self.has_log_partition)
+        return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Real[Array, "*value"]:
         """Draws after ``num_sweeps`` sweeps of blocked Gibbs, each from a chain of its own.
@@ -299,7 +300,9 @@ class EnergyDistribution(dist.Distribution):
 
         :raises IntractableError: where the model is too large for :func:`ebmpp.exact.variances`.
         """
-        return self._moment(exact.variances, lambda x, p: (p * (x - (p * x).sum(0)) ** 2).sum(0))
+        return self._moment(
+            exact.variances, lambda x, p: (p * (x - (p * x).sum(0, keepdims=True)) ** 2).sum(0)
+        )
 
     def _moment(self, of_statistics: Callable, of_table: Callable[[Array, Array], Array]) -> Array:
         """By the derivatives of log Z where values are statistics, else by a list of all values."""
