@@ -18,7 +18,7 @@ WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What a new version of jax, numpyro, xarray or ArviZ is likely to break.
 FAST ?= tests/data/test_data.py tests/core/test_random.py tests/graph/test_graph.py tests/graph/test_graph_errors.py \
-	tests/diagnostics/test_datatree.py tests/diagnostics/test_plots.py \
+	tests/diagnostics/test_datatree.py tests/diagnostics/test_arviz.py tests/diagnostics/test_plots.py \
 	tests/training/test_checkpoint.py::test_a_resumed_run_is_the_run_that_never_stopped \
 	tests/kernels/test_gibbs.py
 # Everything that draws, under jax's own strictness.

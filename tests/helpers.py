@@ -227,3 +227,13 @@ def random_state(family: Family, seed: int, rows: tuple[int, ...] = ()) -> np.nd
         return generator.exponential(size=shape).astype(np.float32)
     drawn = generator.choice(unit_values(family, most=4), size=shape)
     return drawn.astype(np.int32 if isinstance(family, Categorical) else np.float32)
+
+
+class Tensor:
+    """As an array of another library, such as torch, shows itself."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape, self.ndim = values, values.shape, values.ndim
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return np.asarray(self.values, dtype)

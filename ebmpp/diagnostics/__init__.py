@@ -3,7 +3,7 @@
 """What a run tells: DataTrees, meeting times and what they bound, pictures, a report."""
 
 from ebmpp.diagnostics import plots
-from ebmpp.diagnostics.datatree import summary, to_datatree
+from ebmpp.diagnostics.datatree import summary, to_arviz, to_datatree
 from ebmpp.diagnostics.meeting import (
     cost_times_variance,
     suggest_k_m,
@@ -22,6 +22,7 @@ __all__ = [
     "report",
     "suggest_k_m",
     "summary",
+    "to_arviz",
     "to_datatree",
     "tv_upper_bound",
     "wasserstein_upper_bound",

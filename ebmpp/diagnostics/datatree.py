@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+import importlib
 from typing import Any, cast
 import warnings
 
 import numpy as np
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, Gibbs
 import pandas as pd
 import xarray as xr
 
@@ -15,39 +16,69 @@ from ebmpp.core.version import VERSION
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import MaximalCoupling, RowKernel
-from ebmpp.ppl import CoupledComposite, Exchange
+from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
 from ebmpp.sampling.expectation import Estimate
 
 _SAMPLE_DIMS = ("chain", "draw")
 _BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
+#: ArviZ's names of what kernels call otherwise.
+_STATS = {
+    "acceptance": "acceptance_rate",
+    "accept_prob": "acceptance_rate",
+    "num_steps": "n_steps",
+    "log_density": "lp",
+}
+
+Dims = Mapping[str, Sequence[str]]
+Coords = Mapping[str, Sequence[Any]]
+Kernel = RowKernel | CoupledComposite | Exchange | Gibbs
 
 
-def to_datatree(result: Any) -> xr.DataTree:
+def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None = None) -> xr.DataTree:
     """An ArviZ DataTree of a sampling run, an unbiased estimate or a fit.
 
     A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped values had
     leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were collected, and, for
     coupled kernels, ``meeting``: ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs'
-    distances and energies (not those of composites). An estimate gives ``meeting`` without paths (a ``chain``
-    a pair), a fit the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
+    distances and energies (not those of composites). A run of ``numpyro.infer.Gibbs`` has what
+    ``arviz_base.from_numpyro`` makes of it, plates and ``observed_data`` included. An estimate gives
+    ``meeting`` without paths (a ``chain`` a pair), a fit the group ``history``. Save with
+    ``tree.to_netcdf(path, engine="h5netcdf")``.
 
-    :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel, after ``run``, or a fit (an
-        object with an xarray ``history``).
-    :raises ArgumentError: for anything else, or an MCMC that has not run.
+    Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``acceptance``, a running mean, and of
+    ``accept_prob``), ``n_steps``, ``step_size``, ``lp``; others keep their own, those of a block of Gibbs
+    without ``block_states.0.``.
+
+    ArviZ 1 takes the tree as it is. ArviZ 0.x, the last for Python 3.11, takes what :func:`to_arviz` makes.
+
+    :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel or of ``numpyro.infer.Gibbs``, after
+        ``run``, or a fit (an object with an xarray ``history``).
+    :param dims: of a run, by block or site: names of its own axes, or of all after ``chain`` and ``draw``.
+    :param coords: by dimension, the names along it, as many as it is long. Where units have names
+        (``graph.labels``: nodes of a networkx graph) these are the default.
+    :raises ArgumentError: for anything else, an MCMC that has not run, or dims and coords that do not fit.
 
     **Example**
 
     >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli((2, 2)), h=ebmpp.Bernoulli(3))
     >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=20, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)))
-    >>> dict(ebmpp.to_datatree(mcmc).posterior.sizes)
-    {'chain': 1, 'draw': 20, 'h_dim_0': 3, 'v_dim_0': 4}
+    >>> tree = ebmpp.to_datatree(mcmc, dims={"v": ["line", "column"]}, coords={"line": ["top", "bottom"]})
+    >>> dict(tree.posterior.sizes)
+    {'chain': 1, 'draw': 20, 'h_dim_0': 3, 'line': 2, 'column': 2}
+    >>> tree.posterior["v"].sel(line="top").shape
+    (1, 20, 2)
     """
     if isinstance(result, MCMC):
-        return _from_mcmc(result)
+        with warnings.catch_warnings():
+            # many short coupled chains are what a meeting time is estimated from, and no mistake
+            warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+            return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
+    if dims or coords:
+        raise ArgumentError(f"dims and coords are of a run's draws, and {type(result).__name__} has none")
     if isinstance(result, Estimate):
         return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_attributes(None)), "meeting": _times(result)})
     if isinstance(getattr(result, "history", None), xr.Dataset):
@@ -58,7 +89,31 @@ def to_datatree(result: Any) -> xr.DataTree:
     )
 
 
-def _attributes(graph: object, kernel: RowKernel | CoupledComposite | None = None) -> dict[str, str]:
+def to_arviz(result: Any, **options: Any) -> Any:
+    """What the functions of the ArviZ at hand take: ``az.summary(to_arviz(mcmc))``, ``az.plot_trace(...)``.
+
+    That is the DataTree of :func:`to_datatree` for ArviZ 1, and an ``InferenceData`` of it for ArviZ 0.x,
+    whose functions fail on a DataTree. Groups without draws (``meeting``, ``history``) come along.
+
+    :param result: a DataTree, or what :func:`to_datatree` takes.
+    :param options: of :func:`to_datatree`.
+    :raises ImportError: where ArviZ is not installed (``arviz_stats`` alone takes DataTrees).
+    :raises ArgumentError: as :func:`to_datatree`.
+
+    **Example**
+
+    >>> import numpy as np, xarray as xr
+    >>> from ebmpp.diagnostics import to_arviz
+    >>> posterior = xr.Dataset({"x": (("chain", "draw"), np.eye(3))})
+    >>> to_arviz(xr.DataTree.from_dict({"posterior": posterior})).posterior["x"].shape
+    (3, 3)
+    """
+    tree = result if isinstance(result, xr.DataTree) else to_datatree(result, **options)
+    arviz = importlib.import_module("arviz")
+    return arviz.InferenceData.from_datatree(tree) if arviz.__version__.startswith("0.") else tree
+
+
+def _attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
     attrs: dict[str, str] = {"inference_library": "ebmpp", "inference_library_version": VERSION}
     if graph is not None:
         attrs["graph"] = repr(graph)
@@ -69,35 +124,32 @@ def _attributes(graph: object, kernel: RowKernel | CoupledComposite | None = Non
     return attrs
 
 
-def _from_mcmc(mcmc: MCMC) -> xr.DataTree:
+def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
     kernel = mcmc.sampler
-    if not isinstance(kernel, RowKernel | CoupledComposite):
-        remedy = (
-            "arviz_base.from_dict({'posterior': mcmc.get_samples(group_by_chain=True)}) converts its draws"
-            if isinstance(kernel, Exchange)
-            else "arviz_base.from_numpyro converts those of NumPyro, numpyro.infer.Gibbs included"
-        )
+    if not isinstance(kernel, Kernel):
         raise ArgumentError(
-            "to_datatree takes an MCMC of an ebmpp kernel that draws blocks, not of "
-            f"{type(kernel).__name__}; {remedy}"
+            "to_datatree takes an MCMC of an ebmpp kernel or of numpyro.infer.Gibbs, not of "
+            f"{type(kernel).__name__}; arviz_base.from_numpyro converts those of NumPyro"
         )
     if mcmc.last_state is None:
         raise ArgumentError("this MCMC has no draws yet; call mcmc.run(key, params) first")
-    samples = _host(mcmc.get_samples(group_by_chain=True))
     import arviz_base  # brings matplotlib with it where that is installed
 
+    samples = _host(mcmc.get_samples(group_by_chain=True))
+    graph = kernel.graph if isinstance(kernel, RowKernel | Exchange) else None
+    theirs = arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs) else xr.DataTree()
+    attrs, named = _attributes(graph, kernel), _dims(kernel, samples, dims, theirs)
+    coords = _coords(kernel, samples, named, coords)
     groups = {"posterior": samples}
     extra = {b: v for b, v in _host(mcmc.get_extra_fields(group_by_chain=True)).items() if b != "z"}
     plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray) and name not in _BY_SWEEP}
     if plain:
-        groups["sample_stats"] = plain
-    of_rows = isinstance(kernel, RowKernel)
-    attrs = _attributes(kernel.graph if of_rows else None, kernel)
-    dims = _dims(kernel, samples) if of_rows else None
-    with warnings.catch_warnings():
-        # many short coupled chains are what a meeting time is estimated from, and no mistake
-        warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
-        tree = arviz_base.from_dict(groups, dims=dims, attrs=dict.fromkeys(["/", *groups], attrs))
+        groups["sample_stats"] = _stats(plain)
+    whole = dict.fromkeys(["/", *groups], attrs)
+    tree = arviz_base.from_dict(groups, dims=named, coords=coords, attrs=whole)
+    for name in (name for name in theirs.children if name not in groups):
+        made = theirs[name].to_dataset()
+        tree[name] = xr.DataTree(made.assign_coords({d: v for d, v in coords.items() if d in made.dims}))
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
@@ -108,19 +160,100 @@ def _host(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(v) if is_array(v) else v for name, v in fields.items()}
 
 
-def _dims(kernel: RowKernel, samples: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
-    """Names of the dimensions after chain and draw: the rows' axes first, then the block's own."""
-    dims = {}
-    for block, x in samples.items():
-        own = len(kernel.graph.families[block].shape)
-        names = _row_dims(x.ndim - len(_SAMPLE_DIMS) - own)
-        dims[block] = names + [f"{block}_dim_{i}" for i in range(own)]
-    return dims
+def _stats(fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Fields under ArviZ's names; where two blocks of Gibbs have one of the same name, with their numbers."""
+    made: dict[str, np.ndarray] = {}
+    for field, value in fields.items():
+        within, _, last = field.rpartition(".")
+        name = _STATS.get(last, last)
+        if last == "potential_energy":
+            name, value = "lp", -value
+        if name in made:
+            name = f"{name}_{within.removeprefix('block_states.').partition('.')[0]}"
+        made[name] = value
+    return made
+
+
+# -- names of dimensions, and along them -----------------------------------------------------------
+
+
+def _dims(
+    kernel: Kernel, samples: Mapping[str, np.ndarray], given: Dims, theirs: xr.DataTree
+) -> dict[str, list[str]]:
+    """Names of the dimensions after chain and draw: the rows' axes first, then the block's own.
+
+    :param theirs: what ArviZ makes of a model's run, which knows the names of plates.
+    :raises ArgumentError: for names of a block that there is not, or of another number of axes.
+    """
+    unknown = [name for name in given if name not in samples]
+    if unknown:
+        raise ArgumentError(f"dims names {unknown[0]!r}, and the draws are of {list(samples)}")
+    made = {}
+    for name, x in samples.items():
+        count = x.ndim - len(_SAMPLE_DIMS)
+        own = len(kernel.graph.families[name].shape) if isinstance(kernel, RowKernel) else count
+        if name in given:
+            outer = [] if len(given[name]) == count else _row_dims(count - own)
+            made[name] = [*outer, *given[name]]
+            if len(made[name]) != count:
+                after = f" after {outer}" if outer else ""
+                raise ArgumentError(
+                    f"dims of {name!r} are {list(given[name])}, and it has {own} axes of its own{after}"
+                )
+        elif theirs.children:
+            made[name] = [str(d) for d in theirs["posterior"].to_dataset()[name].dims[len(_SAMPLE_DIMS) :]]
+        else:
+            made[name] = _row_dims(count - own) + [f"{name}_dim_{i}" for i in range(own)]
+    return made
 
 
 def _row_dims(count: int) -> list[str]:
     """Names of the leading axes that clamped values had."""
     return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
+
+
+def _coords(
+    kernel: Kernel, samples: Mapping[str, np.ndarray], dims: Dims, given: Coords
+) -> dict[str, Sequence[Any]]:
+    """What was given, and the names of units where they have some.
+
+    :raises ArgumentError: for a dimension that there is not, or one of another length.
+    """
+    sizes = {d: n for b, x in samples.items() for d, n in zip(dims[b], x.shape[2:], strict=True)}
+    for name, values in given.items():
+        if name not in sizes:
+            raise ArgumentError(f"coords names dimension {name!r}, and the draws have {list(sizes)}")
+        if len(values) != sizes[name]:
+            raise ArgumentError(
+                f"coords of {name!r} are {len(values)} names, and it has length {sizes[name]}"
+            )
+    units = {dims[b][-1]: _as_coordinate(labels) for b, labels in _labels(kernel).items() if b in samples}
+    return units | dict(given)
+
+
+def _labels(kernel: Kernel) -> dict[str, tuple[Hashable, ...]]:
+    """Names of the units, by block of one axis; or by site that is such a block."""
+    if isinstance(kernel, RowKernel):
+        families = kernel.graph.families
+        return {b: names for b, names in kernel.graph.labels.items() if len(families[b].shape) == 1}
+    steps = kernel.steps if isinstance(kernel, CoupledComposite) else ()
+    steps = [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
+    made = {}
+    for step in (s for s in steps if isinstance(s, GibbsBlock)):
+        for site, layout in step.within.layouts.items():
+            first = layout.names[0]
+            if layout.of(step.graph, [first]) == layout and len(layout.shape) == 1:
+                made |= {site: step.graph.labels[first]} if first in step.graph.labels else {}
+    return made
+
+
+def _as_coordinate(labels: Sequence[Hashable]) -> list[Any]:
+    """As a file and ArviZ take them: numbers or strings."""
+    plain = all(isinstance(x, str) for x in labels) or all(isinstance(x, int | float) for x in labels)
+    return list(labels) if plain else list(map(str, labels))
+
+
+# -- meetings --------------------------------------------------------------------------------------
 
 
 def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:

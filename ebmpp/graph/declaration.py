@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration: named blocks of families, factors over them that can be evaluated, and their layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+import functools
 import itertools
 from types import MappingProxyType
 from typing import Any
@@ -57,6 +58,30 @@ def _check_factors(factors: tuple[Factor, ...], families: Mapping[str, Family]) 
         raise DeclarationError(f"no factor mentions block {alone[0]!r}; add Bias({alone[0]!r})")
 
 
+def _check_labels(
+    given: Mapping[str, Iterable[Hashable]], families: Mapping[str, Family]
+) -> dict[str, tuple]:
+    """:raises DeclarationError: for names of an unknown block, too few or too many, or one twice."""
+    if not isinstance(given, Mapping):
+        raise DeclarationError(f"labels is a dict of the names of a block's units, not {checks.tell(given)}")
+    made = {b: tuple(names) for b, names in given.items()}
+    for b, names in made.items():
+        if b not in families:
+            raise DeclarationError(f"labels names block {b!r}, and the blocks are {list(families)}")
+        try:
+            different = len(set(names))
+        except TypeError as error:
+            raise DeclarationError(
+                f"labels of block {b!r} are hashable, like nodes of a graph: {error}"
+            ) from None
+        if not len(names) == different == families[b].size:
+            raise DeclarationError(
+                f"labels of block {b!r} are {len(names)} names, {different} of them different, and "
+                f"{families[b]!r} has {families[b].size} units"
+            )
+    return made
+
+
 def _param_shapes(
     factors: tuple[Factor, ...], families: Mapping[str, Family], splits: Mapping[str, SplitBlock]
 ) -> dict[str, Any]:
@@ -107,6 +132,8 @@ class Declaration:
     """The blocks whose units interact, in parts whose units do not."""
     param_shapes: dict[str, Any]
     """By factor, a pytree of ``jax.ShapeDtypeStruct``."""
+    labels: Mapping[str, tuple[Hashable, ...]]
+    """Names of the units, by block, for those that have some; graphs made of this one have none."""
     block_layers: Schedule
     """Colour classes of the blocks; a block whose units interact stands alone."""
     layers: Schedule
@@ -118,6 +145,8 @@ class Declaration:
         visible: Mapping[str, Family],
         latent: Mapping[str, Family] | None = None,
         factors: Iterable[Factor] = (),
+        *,
+        labels: Mapping[str, Iterable[Hashable]] | None = None,
     ) -> None:
         latent = {} if latent is None else latent
         _check_blocks(visible, latent)
@@ -129,6 +158,7 @@ class Declaration:
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", tuple(factors))
         _check_factors(self.factors, self.families)
+        put("labels", MappingProxyType(_check_labels({} if labels is None else labels, self.families)))
         order = {name: i for i, name in enumerate(self.families)}
         scopes = (sorted(f.blocks, key=order.__getitem__) for f in self.factors)
         put("edges", frozenset(edge for scope in scopes for edge in itertools.combinations(scope, 2)))
@@ -136,7 +166,8 @@ class Declaration:
         put("param_shapes", _param_shapes(self.factors, self.families, self.splits))
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
-        put("_identity", (tuple(visible.items()), tuple(latent.items()), self.factors))
+        blocks = tuple(visible.items()), tuple(latent.items())
+        put("_identity", (*blocks, self.factors, frozenset(self.labels.items())))
 
     # -- a value ---------------------------------------------------------------------------------
 
@@ -152,7 +183,8 @@ class Declaration:
         return hash(self._identity)
 
     def __reduce__(self) -> tuple:
-        return type(self), (dict(self.visible), dict(self.latent), self.factors)
+        declared = dict(self.visible), dict(self.latent), self.factors
+        return functools.partial(type(self), labels=dict(self.labels)), declared
 
     def __repr__(self) -> str:
         listed = ", ".join(map(repr, self.factors))

@@ -170,7 +170,24 @@ def describe(graph: FactorGraph, params: Params, arrays: Arrays) -> dict[str, An
     """The graph; ``arrays`` takes what belongs to a factor's declaration."""
     blocks = {b: {**_fields(f, set()), **_kind(f, _families())} for b, f in graph.families.items()}
     factors = [_factor(graph, f, params, arrays) for f in graph.factors]
-    return {"blocks": blocks, "visible": list(graph.visible), "factors": factors}
+    labels = {"labels": {b: _labels(b, names) for b, names in graph.labels.items()}} if graph.labels else {}
+    return {"blocks": blocks, "visible": list(graph.visible), "factors": factors, **labels}
+
+
+def _labels(block: str, names: tuple) -> list:
+    """:raises SavedFileError: for names that would not come back from JSON."""
+    made = [list(n) if type(n) is tuple else n for n in names]
+    wrong = [n for n, m in zip(names, made, strict=True) if not _is_plain(m)]
+    if wrong:
+        raise SavedFileError(
+            f"labels of block {block!r} cannot be saved: a file takes numbers, strings and tuples of them, "
+            f"not {wrong[0]!r}"
+        )
+    return made
+
+
+def _is_plain(made: Any) -> bool:
+    return all(type(part) in _PLAIN for part in made) if type(made) is list else type(made) in _PLAIN
 
 
 def _families() -> dict[str, type]:
@@ -274,7 +291,10 @@ def build(
         raise SavedFileError(f"no factor is named {unknown[0]!r}; the file has {there}")
     made = [_declared(told, given.get(told["name"]), arrays) for told in described["factors"]]
     visible = {b: blocks[b] for b in described["visible"]}
-    graph = FactorGraph(visible, {b: f for b, f in blocks.items() if b not in visible}, made)
+    latent = {b: f for b, f in blocks.items() if b not in visible}
+    listed = described.get("labels", {})
+    named = {b: [tuple(n) if isinstance(n, list) else n for n in names] for b, names in listed.items()}
+    graph = FactorGraph(visible, latent, made, labels=named)
     graph.check(dict(params), values=False)
     for told, factor in zip(described["factors"], graph.factors, strict=True):
         if told["own"]:

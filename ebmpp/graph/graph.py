@@ -20,9 +20,9 @@ from ebmpp.core import checks
 from ebmpp.core.types import Draws, Natural, Params, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
-from ebmpp.graph import drawing, energy, initialization, normalization, states, tables
+from ebmpp.graph import drawing, energy, initialization, networks, normalization, states, tables
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.factors import Bias, Bilinear, lateral, pairwise
+from ebmpp.graph.factors import Bias, Bilinear, lateral
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +37,7 @@ class FactorGraph(Declaration):
     :param visible: blocks that data are given for, a dict of families.
     :param latent: the other blocks.
     :param factors: the terms of the energy.
+    :param labels: names of the units of some blocks, in their order: hashable, and each once.
     :raises DeclarationError: unknown block, two factors of one name, a block no factor mentions, or
         an energy that fails.
     :raises NotMultiAffineError: a factor that is not affine in each unit's statistics.
@@ -65,7 +66,10 @@ class FactorGraph(Declaration):
     ) -> "FactorGraph":
         """One visible block of a unit a node, in the nodes' order, whose units interact along the edges.
 
-        :param graph: undirected. Where its edges have a ``weight``, that is where the weights start.
+        The nodes are the units' ``labels``.
+
+        :param graph: undirected. Where its edges have a ``weight`` and its nodes a ``bias``, that is where
+            these params start.
         :param family: a class such as ``Spin``, called with the number of nodes; or a family of as
             many units.
         :param block: the block's name.
@@ -81,8 +85,66 @@ class FactorGraph(Declaration):
         >>> ising.layers
         (('x[0]',), ('x[1]',))
         """
-        made, factors = pairwise.declare(graph, family, block, shared, bias)
-        return cls({block: made}, factors=factors)
+        made, factors = networks.declare(graph, family, block, shared, bias)
+        return cls({block: made}, factors=factors, labels={block: graph.nodes})
+
+    def to_networkx(self, params: Params | None = None) -> nx.Graph:
+        """The graph of the blocks; or, given params, of the units with their biases and weights.
+
+        Blocks have ``family``, ``visible``, ``layer`` and ``parts``, and edges between them ``factors``.
+        Units are named as in ``labels``, or by number or index; with their block, ``("v", 3)``, where there
+        are several. They have ``block`` and ``bias``, and edges ``weight``: ``from_networkx`` takes that back
+        for one block. Two blocks' units of weight 0 have no edge.
+
+        :raises ArgumentError: given params, for units of several statistics each.
+        :raises IntractableError: given params, for an energy in which three units interact.
+
+        **Example**
+
+        >>> import networkx as nx, ebmpp
+        >>> ising = ebmpp.FactorGraph.from_networkx(nx.path_graph(["a", "b", "c"]), family=ebmpp.Spin)
+        >>> params = {"x": jax.numpy.array([0.5, 0.0, 0.0]), "x:x": jax.numpy.array([1.0, -2.0])}
+        >>> units = ising.to_networkx(params)
+        >>> units.nodes["a"]["bias"], units.edges["b", "c"]["weight"]
+        (0.5, -2.0)
+        """
+        if params is None:
+            return super().to_networkx()
+        self.check(params)
+        return networks.unit_network(self, params)
+
+    @classmethod
+    def from_bqm(cls, bqm: Any, *, block: str = "x") -> "FactorGraph":
+        """One visible block of a unit a variable of a binary quadratic model: spins, or Bernoulli units.
+
+        ``init`` gives its biases and weights, with the opposite signs: p(x) is proportional to
+        exp(-bqm.energy(x)). The variables are the units' ``labels``. The offset, a constant, is left out.
+
+        :param bqm: a ``dimod.BinaryQuadraticModel``, or the two dicts ``(h, J)`` of an Ising model.
+        :param block: the block's name.
+        :raises ArgumentError: for anything else, or a model without variables.
+
+        **Example**
+
+        >>> import jax, ebmpp
+        >>> graph = ebmpp.FactorGraph.from_bqm(({"a": 0.5, "b": 0.0}, {("a", "b"): -1.0}))
+        >>> graph.labels["x"], graph.init(jax.random.key(0))["x:x"].tolist()
+        (('a', 'b'), [1.0])
+        """
+        made, factors, variables = networks.of_bqm(bqm, block)
+        return cls({block: made}, factors=factors, labels={block: variables})
+
+    def to_bqm(self, params: Params) -> Any:
+        """The energy as a ``dimod.BinaryQuadraticModel``, of the variables of :meth:`to_networkx`.
+
+        Needs dimod, an extra: ``pip install ebmpp[dimod]``.
+
+        :raises ArgumentError: unless all units are Spin, or all are Bernoulli.
+        :raises IntractableError: for an energy in which three units interact.
+        :raises ImportError: without dimod.
+        """
+        self.check(params)
+        return networks.to_bqm(self, params)
 
     def draw(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.

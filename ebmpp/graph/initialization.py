@@ -81,7 +81,7 @@ def init_factor(
         return _weight(scheme["weight"], rng_key, start, factor.row_axes(families))
     if factor.role == "lateral" and factor.init is None and scheme["weight"] != "zero":
         return _weight("gaussian", rng_key, start, 1)
-    if isinstance(factor, Bias):
+    if isinstance(factor, Bias) and factor.init is None:
         block = factor.blocks[0]
         family, mean = families[block], means.get(block)
         pooled = mean and _pooled(factor, family, *mean)

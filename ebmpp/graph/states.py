@@ -278,6 +278,12 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
     """
     check_factors(expected, params)
     for name, tree in expected.items():
+        for leaf in jax.tree.leaves(params[name]):
+            if hasattr(leaf, "__array__") and not isinstance(leaf, Array | np.ndarray | np.generic):
+                raise ParameterError(
+                    f"factor {name!r}: params are a {type(leaf).__module__}.{type(leaf).__name__}, expected "
+                    "an array of jax or numpy; jax.tree.map(jax.numpy.asarray, params) converts them"
+                )
         wanted, given = jax.tree.map(np.shape, tree), jax.tree.map(np.shape, params[name])
         if wanted != given:
             raise ParameterError(f"factor {name!r}: params have shape {given}, expected {wanted}")

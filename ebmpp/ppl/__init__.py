@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph inside a NumPyro model: as a distribution, as a block of a Gibbs sampler, coupled, exchanged."""
 
+from ebmpp.ppl import divergence as divergence  # registers itself
 from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
-from ebmpp.ppl.distribution import EnergyDistribution, check_model
+from ebmpp.ppl.dependence import check_model
+from ebmpp.ppl.distribution import EnergyDistribution
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
 from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock, gibbs_fn

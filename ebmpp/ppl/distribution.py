@@ -1,18 +1,15 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""An energy-based model as a NumPyro distribution, and what may be inferred about its params."""
+"""An energy-based model as a NumPyro distribution: densities, draws, and what small models have exactly."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 import math
 from typing import Any, NoReturn, cast
 
 from jaxtyping import Float, Real
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
-from numpyro.infer.initialization import init_to_sample
-from numpyro.ops.provenance import eval_provenance
 
 import jax
 from jax import Array
@@ -20,63 +17,26 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import Params, checks, random
-from ebmpp.errors import IntractableError, ParameterError, StateError, clash
+from ebmpp.errors import IntractableError, StateError, clash
+from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.arrays import describe
 from ebmpp.moves import Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
+from ebmpp.ppl import batches
 from ebmpp.ppl.layout import Layout
+from ebmpp.ppl.listed import is_index, is_own_statistic, values_of
+from ebmpp.ppl.support import support_of
+from ebmpp.sampling import enumeration
 
 LogPartition = Callable[[Params], Array]
 
-_TWO_WAYS_OUT = (
+TWO_WAYS_OUT = (
     "log_prob lacks log Z, which depends on the params: the posterior of anything they depend on is doubly "
     "intractable, and without log Z it comes out silently wrong. Two ways out: give "
     "EnergyDistribution(..., log_partition=lambda params: ebmpp.exact.log_partition(graph, params)), exact "
     "for small models; or update the sites that the params depend on by the exchange algorithm, "
     "ebmpp.ppl.Exchange, alone or as a block of numpyro.infer.Gibbs."
 )
-_MOMENTS = "ebmpp.exact.moments(graph, params) sums small models, ebmpp.unbiased_expectation estimates others"
-
-
-class _UnitwiseSupport(constraints.Constraint):
-    """The support of a value whose units are of several families."""
-
-    def __init__(self, graph: FactorGraph, layout: Layout) -> None:
-        self.graph, self.layout = graph, layout
-
-    @property
-    def is_discrete(self) -> bool:
-        # one discrete unit is enough: a gradient-based method must not take the site
-        return any(self.graph.families[b].support.is_discrete for b in self.layout.names)
-
-    @property
-    def event_dim(self) -> int:
-        return len(self.layout.shape)
-
-    def __call__(self, x: Array) -> Array:
-        valid = jnp.array(True)
-        for b, part in self.layout.split(x).items():
-            family = self.graph.families[b]
-            valid &= family.in_support(part).all(tuple(range(-len(family.shape), 0)))
-        return valid
-
-    def feasible_like(self, prototype: Array) -> Array:
-        families = {b: self.graph.families[b] for b in self.layout.names}
-        made = {b: f.initial(jnp.zeros((*f.shape, f.num_words), jnp.uint32)) for b, f in families.items()}
-        values = self.layout.join(made).astype(jnp.result_type(prototype))
-        return jnp.broadcast_to(values, jnp.shape(prototype))
-
-    def eq(self, other: object, static: bool = False) -> bool:
-        same = isinstance(other, _UnitwiseSupport)
-        return same and (self.graph, self.layout) == (other.graph, other.layout)
-
-    def tree_flatten(self) -> tuple:
-        return (), ((), {"graph": self.graph, "layout": self.layout})
-
-    def __repr__(self) -> str:
-        listed = (f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names)
-        return f"UnitwiseSupport({', '.join(listed)})"
 
 
 @jax.custom_jvp
@@ -89,7 +49,7 @@ def _without_gradient(params: Params) -> Params:
 def _refuse_gradient(primals: tuple, tangents: tuple) -> NoReturn:
     # JAX calls this rule only where a tangent reaches the params, so gradients in the value, and in sites
     # that the params do not depend on, go through.
-    raise IntractableError(f"an EnergyDistribution was differentiated in its params. Its {_TWO_WAYS_OUT}")
+    raise IntractableError(f"an EnergyDistribution was differentiated in its params. Its {TWO_WAYS_OUT}")
 
 
 @jax.jit
@@ -123,12 +83,21 @@ class EnergyDistribution(dist.Distribution):
     ``sample`` makes ``num_sweeps`` sweeps of blocked Gibbs from initial draws: **approximate**, unless
     that is long enough for the model to mix. A row's draw depends on its own key.
 
+    Params that have leading axes, which broadcast against one another, make a batch of laws.
+
+    Of small models ``mean``, ``variance``, ``entropy`` and ``numpyro.distributions.kl_divergence`` (between
+    such laws, or from or to one of independent units) are exact sums, with or without ``log_partition``;
+    ``enumerate_support`` lists the joint values. NumPyro itself may enumerate a value of **one unit** whose
+    values are 0, 1, ... (``DiscreteHMCGibbs``, ``infer_discrete``): it takes the length of the list for the
+    number of values of each element. Larger ones are drawn by :class:`~ebmpp.GibbsBlock`.
+
     :param graph: the declaration.
-    :param params: a dict keyed by factor name.
+    :param params: a dict keyed by factor name; leaves may have leading axes.
     :param blocks: names of the value's blocks; the visible ones if None, "all" for every block.
     :param layout: how the value is made of blocks: a :class:`~ebmpp.ppl.layout.Layout`; by default one block
         as it is, or several flattened, one after the other.
-    :param log_partition: log Z, a number or a function of the params, which ``log_prob`` then subtracts.
+    :param log_partition: log Z, a number (or one for each law of a batch) or a function of one set of params,
+        which ``log_prob`` then subtracts.
     :param num_sweeps: sweeps of a draw.
     :param validate_args: False to look neither at the params' values nor at the value's support.
     :raises ParameterError: params that do not fit, or do not normalise.
@@ -168,8 +137,10 @@ class EnergyDistribution(dist.Distribution):
     ) -> None:
         checks.instance("EnergyDistribution: graph", graph, FactorGraph, "a FactorGraph")
         num_sweeps = checks.count("EnergyDistribution: num_sweeps", num_sweeps)
-        _refuse_batched(graph, params)
-        graph.check(params, values=self._validate_args if validate_args is None else validate_args)
+        batch = batches.batch_shape(graph, params)
+        batches.check_each(
+            graph, params, batch, self._validate_args if validate_args is None else validate_args
+        )
         self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps
         self.layout = _check_layout(graph, blocks, layout)
         for a, b in graph.interacting(self.summed):
@@ -179,11 +150,18 @@ class EnergyDistribution(dist.Distribution):
                 f"{graph.block_layers})"
             )
         self._log_partition_fn = cast(LogPartition, log_partition) if callable(log_partition) else None
-        self._log_partition_value = None if callable(log_partition) else _as_scalar(log_partition)
-        super().__init__((), self.layout.shape, validate_args=validate_args)
+        self._log_partition_value = (
+            None if callable(log_partition) else batches.as_numbers(log_partition, batch)
+        )
+        super().__init__(batch, self.layout.shape, validate_args=validate_args)
 
     def __repr__(self) -> str:
         return f"EnergyDistribution({self.graph!r}, blocks={list(self.layout.names)})"
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The leading axes of the params, broadcast."""
+        return batches.batch_shape(self.graph, self.params)  # of what vmap returned, these are new
 
     @property
     def summed(self) -> tuple[str, ...]:
@@ -198,10 +176,7 @@ class EnergyDistribution(dist.Distribution):
     @property
     def support(self) -> constraints.Constraint:
         """Values that the units can take."""
-        first, *others = (self.graph.families[b].support for b in self.layout.names)
-        if all(first == other for other in others):
-            return constraints.independent(first, len(self.layout.shape))
-        return _UnitwiseSupport(self.graph, self.layout)
+        return support_of(self.graph, self.layout)
 
     @property
     def has_rsample(self) -> bool:
@@ -209,19 +184,49 @@ class EnergyDistribution(dist.Distribution):
         return False
 
     rsample = _lacks("draws that can be differentiated in its params", "sample makes others")
-    mean = property(_lacks("mean", _MOMENTS))
-    variance = property(_lacks("variance", _MOMENTS))
-    entropy = _lacks("entropy", "it has log Z and the mean energy, which only sums over states give")
-    enumerate_support = _lacks(
-        "enumeration of its support",
-        "its states are those of all units together; draw such a site by ebmpp.GibbsBlock in "
-        "numpyro.infer.Gibbs",
-    )
+
+    # -- densities and draws ---------------------------------------------------------------------
+
+    def _each(self, fn: Callable[..., Any], batch: tuple[int, ...], *rows: Array) -> Any:
+        """``fn(params, *rows)`` for each set of params, which broadcast to ``batch``.
+
+        :param rows: ``(number, sets, ...)``.
+        :return: ``(number, sets, ...)`` too; without ``rows``, ``(sets, ...)``.
+        """
+        params, axes = batches.flat(self.graph, self.params, batch)
+        if all(axis is None for axis in axes):
+            moved = [r.reshape(-1, *r.shape[2:]) for r in rows]  # one set: all rows at once
+            made = fn(params, *moved)
+            return (
+                jax.tree.map(lambda m: m.reshape(-1, math.prod(batch), *m.shape[1:]), made) if rows else made
+            )
+        leaves, tree = jax.tree.flatten(params)
+        each = lambda leaves, *r: fn(jax.tree.unflatten(tree, leaves), *r)
+        return jax.vmap(each, (axes, *(1,) * len(rows)), 1 if rows else 0)(leaves, *rows)
 
     def _log_partition(self) -> Array | float:
         if self._log_partition_fn is not None:
-            return self._log_partition_fn(self.params)
+            return jnp.reshape(self._each(self._log_partition_fn, self.batch_shape), self.batch_shape)
         return 0.0 if self._log_partition_value is None else self._log_partition_value
+
+    def _log_weight(self, value: Array, gradient: bool = True) -> Float[Array, "*batch"]:
+        """``log_prob`` up to log Z."""
+        parts = self.layout.split(value)
+        lead = jnp.broadcast_shapes(value.shape[: value.ndim - len(self.layout.shape)], self.batch_shape)
+        inner = lead[len(lead) - len(self.batch_shape) :]
+        families = self.graph.families
+
+        def as_rows(b: str, x: Array) -> Array:
+            shape = families[b].shape
+            rows = jnp.broadcast_to(x, lead + shape).reshape(-1, math.prod(inner), *shape)
+            return rows.astype(families[b].dtype)
+
+        def of_rows(params: Params, *rows: Array) -> Array:
+            params = params if gradient else _without_gradient(params)
+            one = lambda x: energy.log_unnormalized(self.graph, params, x, self.summed)
+            return jax.vmap(one)(dict(zip(parts, rows, strict=True)))
+
+        return self._each(of_rows, inner, *(as_rows(b, x) for b, x in parts.items())).reshape(lead)
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Float[Array, "*batch"]:
@@ -233,43 +238,95 @@ class EnergyDistribution(dist.Distribution):
         :raises StateError: for a wrong shape.
         """
         del intermediates
-        _refuse_batched(self.graph, self.params)
-        parts = self.layout.split(value)
-        batch = jnp.shape(value)[: jnp.ndim(value) - len(self.layout.shape)]
-        families = self.graph.families
-        rows = {b: x.reshape(-1, *families[b].shape).astype(families[b].dtype) for b, x in parts.items()}
-        params = self.params if self.has_log_partition else _without_gradient(self.params)
-        one = lambda x: energy.log_unnormalized(self.graph, params, x, self.summed)
-        return jax.vmap(one)(rows).reshape(batch) - self._log_partition()
+        value = jnp.asarray(value)
+        weight = self._log_weight(value, self.has_log_partition)
+        return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Real[Array, "*value"]:
         """Draws after ``num_sweeps`` sweeps of blocked Gibbs, each from a chain of its own.
 
         :param key: a jax key.
         :param sample_shape: leading axes.
-        :return: shape ``sample_shape + event_shape``.
+        :return: shape ``sample_shape + batch_shape + event_shape``.
         """
-        _refuse_batched(self.graph, self.params)
-        key, shape = checks.key("EnergyDistribution: key", key), tuple(sample_shape)
+        key, batch = checks.key("EnergyDistribution: key", key), self.batch_shape
+        shape = tuple(sample_shape) + batch
         keys = random.fold_in(random.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
-        params = jax.lax.stop_gradient(self.params)  # a draw is no differentiable function of them
-        x = _draw(Target(self.graph, params), keys, self.num_sweeps)
-        return self.layout.join(x).reshape(shape + self.layout.shape)
 
+        def draw(params: Params, keys: Array) -> Array:
+            params = jax.lax.stop_gradient(params)  # a draw is no differentiable function of them
+            return self.layout.join(_draw(Target(self.graph, params), keys, self.num_sweeps))
 
-def _refuse_batched(graph: FactorGraph, params: Params) -> None:
-    """:raises ParameterError: for params that all have the same leading axes, as ``vmap`` returns them."""
-    wanted, given = jax.tree.leaves(graph.param_shapes), jax.tree.leaves(params)
-    if len(wanted) != len(given):
-        return  # told by names
-    batches = {jnp.shape(p)[: jnp.ndim(p) - w.ndim] for p, w in zip(given, wanted, strict=True)}
-    fits = all(jnp.shape(p)[jnp.ndim(p) - w.ndim :] == w.shape for p, w in zip(given, wanted, strict=True))
-    if fits and len(batches) == 1 and batches != {()}:
-        raise ParameterError(
-            "EnergyDistribution takes one set of params, and all of these have leading axes "
-            f"{batches.pop()}: make it, and call log_prob or sample, inside the function that jax.vmap "
-            "maps over the params"
+        made = self._each(draw, batch, keys.reshape(-1, math.prod(batch), keys.shape[-1]))
+        return made.reshape(shape + self.layout.shape)
+
+    # -- exact sums, of small models -------------------------------------------------------------
+
+    @property
+    def has_enumerate_support(self) -> bool:
+        """Whether NumPyro may enumerate: values of one unit, numbered from 0."""
+        return math.prod(self.layout.shape) == 1 and is_index(self.graph.families[self.layout.names[0]])
+
+    def enumerate_support(self, expand: bool = True) -> Real[Array, "values ..."]:
+        """The joint values of all units, shape ``(values, *batch_shape, *event_shape)``.
+
+        :param expand: False for axes of length 1 in place of ``batch_shape``.
+        :raises IntractableError: for more than 2**20 of them, or units of infinitely many values.
+        """
+        listed = values_of(self.graph, self.layout)
+        batch = self.batch_shape
+        listed = listed.reshape(len(listed), *(1,) * len(batch), *self.layout.shape)
+        return jnp.broadcast_to(listed, (len(listed), *batch, *self.layout.shape)) if expand else listed
+
+    def log_probs(self, values: Array) -> Float[Array, "values *batch"]:
+        """Exact log probabilities of ``values``, which are all that there are, whatever log Z is given.
+
+        :param values: as of :meth:`enumerate_support`.
+        """
+        weights = jax.lax.map(self._log_weight, values, batch_size=min(len(values), enumeration.CHUNK))
+        return jax.nn.log_softmax(weights, axis=0)
+
+    @property
+    def mean(self) -> Float[Array, "*value"]:
+        """E[x], exactly.
+
+        :raises IntractableError: where the model is too large for :func:`ebmpp.exact.moments`.
+        """
+        return self._moment(exact.moments, lambda x, p: (p * x).sum(0))
+
+    @property
+    def variance(self) -> Float[Array, "*value"]:
+        """Var[x] of each unit, exactly.
+
+        :raises IntractableError: where the model is too large for :func:`ebmpp.exact.variances`.
+        """
+        return self._moment(
+            exact.variances, lambda x, p: (p * (x - (p * x).sum(0, keepdims=True)) ** 2).sum(0)
         )
+
+    def _moment(self, of_statistics: Callable, of_table: Callable[[Array, Array], Array]) -> Array:
+        """By the derivatives of log Z where values are statistics, else by a list of all values."""
+        families = {b: self.graph.families[b] for b in self.layout.names}
+        if not all(map(is_own_statistic, families.values())):
+            values = self.enumerate_support(expand=False)
+            log_probs = self.log_probs(values)
+            return of_table(
+                values, jnp.exp(log_probs).reshape(*log_probs.shape, *(1,) * len(self.layout.shape))
+            )
+
+        def one(params: Params) -> Array:
+            made = of_statistics(self.graph, params)
+            return self.layout.join({b: f.interaction(made[b]) for b, f in families.items()})
+
+        return self._each(one, self.batch_shape).reshape(self.batch_shape + self.layout.shape)
+
+    def entropy(self) -> Float[Array, "*batch"]:
+        """Of the value, exactly, in nats.
+
+        :raises IntractableError: for more than 2**20 joint values, or infinitely many.
+        """
+        log_probs = self.log_probs(self.enumerate_support(expand=False))
+        return -(jnp.exp(log_probs) * jnp.where(log_probs > -jnp.inf, log_probs, 0.0)).sum(0)
 
 
 def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout: Layout | None) -> Layout:
@@ -290,81 +347,3 @@ def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout
             "these blocks, by Layout.of(graph, blocks) or Layout.at(graph, shape, places)"
         )
     return layout
-
-
-def _as_scalar(log_partition: Array | float | None) -> Array | float | None:
-    if log_partition is None:
-        return None
-    if jnp.shape(checks.numbers("log_partition", log_partition, ParameterError)) != ():
-        raise ParameterError(
-            f"log_partition is one number, or a function of the params; got shape {jnp.shape(log_partition)}"
-        )
-    return log_partition
-
-
-# -- looking for double intractability -------------------------------------------------------------
-
-
-def _base(fn: dist.Distribution) -> dist.Distribution:
-    wrappers = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
-    return _base(fn.base_dist) if isinstance(fn, wrappers) else fn
-
-
-def _energy_sites(trace: dict[str, Any]) -> Iterator[tuple[str, EnergyDistribution]]:
-    """The sites whose law has no log Z."""
-    for name, site in trace.items():
-        law = _base(site["fn"]) if site["type"] == "sample" else None
-        if isinstance(law, EnergyDistribution) and not law.has_log_partition:
-            yield name, law
-
-
-def check_model(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
-    """Refuse a model in which the params of an energy model depend on what is inferred, without log Z.
-
-    Gradient-based inference refuses by itself. Call this before any method without gradients. Nothing is
-    computed: dependencies are traced through the model.
-
-    :param model: a NumPyro model, conditioned on the data.
-    :param model_args: its arguments.
-    :param model_kwargs: its keyword arguments.
-    :raises IntractableError: naming the site and the latent sites that its params depend on.
-
-    **Example**
-
-    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
-    >>> pair = ebmpp.layered(a=ebmpp.Spin(1), b=ebmpp.Spin(1))
-    >>> def model(x):
-    ...     J = numpyro.sample("J", dist.Uniform(0, 2))
-    ...     params = {"a": jnp.zeros(1), "b": jnp.zeros(1), "a:b": J * jnp.ones((1, 1))}
-    ...     numpyro.sample("x", ebmpp.EnergyDistribution(pair, params, blocks="all"), obs=x)
-    >>> ebmpp.ppl.check_model(model, jnp.ones(2))
-    Traceback (most recent call last):
-    ...
-    ebmpp.errors.IntractableError: the params of site 'x' depend on the latent sites ['J']...
-    """
-
-    def latent() -> dict[str, Array]:
-        seeded = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_sample)
-        trace = handlers.trace(seeded).get_trace(*model_args, **model_kwargs)
-        drawn = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
-        return {n: s["value"] for n, s in drawn.items()}
-
-    values = jax.eval_shape(latent)
-    # the tracer takes values as keyword arguments, beside its own, and a site may have any name
-    alias = {f"site_{i}": name for i, name in enumerate(values)}
-
-    def params_of(**given: Array) -> dict[str, Params]:
-        data = {alias[key]: value for key, value in given.items()}
-        seeded = handlers.seed(handlers.substitute(model, data=data), 0)
-        trace = handlers.trace(seeded).get_trace(*model_args, **model_kwargs)
-        return {name: law.params for name, law in _energy_sites(trace)}
-
-    found = eval_provenance(params_of, **{key: values[name] for key, name in alias.items()})
-    for name, sources in found.items():
-        leaves = jax.tree.leaves(sources, is_leaf=lambda s: isinstance(s, frozenset))
-        upstream = {alias[key] for leaf in leaves for key in leaf} - {name}
-        if upstream:
-            listed = [site for site in values if site in upstream]
-            raise IntractableError(
-                f"the params of site {name!r} depend on the latent sites {listed}, and its {_TWO_WAYS_OUT}"
-            )

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, latent_sample_sites, prototype_trace
@@ -49,6 +49,11 @@ class SiteKernel(MCMCKernel):
     """A kernel of sites as the model knows them; nothing in its state depends on their siblings."""
 
     sample_field = "z"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """:raises AttributeError: that there is no ``model``: NumPyro takes no block whose model is None."""
+        more = "; ebmpp.to_datatree(mcmc) converts its draws for ArviZ" if name == "model" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs) -> Any:
         """The state as it is."""

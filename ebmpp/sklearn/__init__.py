@@ -1,7 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A scikit-learn transformer whose features a harmonium learns."""
+"""A scikit-learn transformer whose features a harmonium learns; scikit-learn's own machine, in and out."""
 
+from ebmpp.sklearn.conversion import from_bernoulli_rbm, to_bernoulli_rbm
 from ebmpp.sklearn.transformer import HarmoniumTransformer
 
-__all__ = ["HarmoniumTransformer"]
+__all__ = ["HarmoniumTransformer", "from_bernoulli_rbm", "to_bernoulli_rbm"]

@@ -190,6 +190,8 @@ def fit(
     if params is None:
         sample = source.sample()
         params = graph.init(init_key, sample.observed(), scheme, sample.weights)
+    foreign = lambda a: hasattr(a, "__array__") and not isinstance(a, Array)  # of torch, say
+    params = jax.tree.map(lambda a: np.asarray(a) if foreign(a) else a, params)
     graph.check(params)
     # Whole numbers have no gradient, and params of fewer bits than the data's would not stay what they are.
     # numpy arrays are copied, for jax may take them as they stand, and their owner may write into them.

@@ -9,7 +9,6 @@ import warnings
 import arviz_base
 import arviz_stats
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 import pytest
@@ -21,7 +20,6 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, BlockedGibbs, FactorGraph, MaximalCoupling, layered, to_datatree
 from ebmpp.diagnostics import summary
 from ebmpp.errors import ArgumentError
-from ebmpp.ppl import Exchange
 
 RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
 
@@ -197,11 +195,6 @@ def test_a_fit_gives_its_history():
 def test_what_is_refused():
     with pytest.raises(TypeError, match="not dict"):
         to_datatree({})
-    auxiliary = Exchange(RBM, {"J": dist.Normal()}, lambda sites: {}, lambda sites: {})
-    with pytest.raises(
-        ArgumentError, match=r"draws blocks, not of Exchange; arviz_base.from_dict\({'posterior'"
-    ):
-        to_datatree(MCMC(auxiliary, num_warmup=0, num_samples=1))
     with pytest.raises(ArgumentError, match="not of NUTS; arviz_base.from_numpyro converts those of NumPyro"):
         to_datatree(MCMC(NUTS(lambda: None), num_warmup=0, num_samples=1))
     with pytest.raises(ValueError, match="call mcmc.run"):

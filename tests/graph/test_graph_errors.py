@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian, layered
 from ebmpp.errors import DeclarationError, NotMultiAffineError, ParameterError, StateError
-from helpers import alone, random_params
+from helpers import Tensor, alone, random_params
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +173,14 @@ def test_an_energy_that_cannot_be_compiled_is_refused_with_what_to_write(energy,
     factors = [Bias("v"), Bias("h"), Factor("v", "h", energy=energy)]
     with pytest.raises(DeclarationError, match=message):
         FactorGraph({"v": BLOCKS["v"]}, {"h": BLOCKS["h"]}, factors)
+
+
+def test_data_are_arrays_of_any_library_and_params_of_jax_or_numpy(rbm: FactorGraph, params: dict) -> None:
+    wanted = rbm.free_energy(params, np.eye(4))
+    np.testing.assert_array_equal(rbm.free_energy(params, Tensor(np.eye(4))), wanted)
+    for floats in (np.float32, np.float64):
+        numpy = {name: np.asarray(a, floats) for name, a in params.items()}
+        np.testing.assert_allclose(rbm.free_energy(numpy, np.eye(4)), wanted, rtol=1e-6)
+    tensors = {name: Tensor(np.asarray(a)) for name, a in params.items()}
+    with pytest.raises(ParameterError, match=r"params are a .*Tensor, expected .*jax.tree.map\(jax.numpy"):
+        rbm.free_energy(tensors, np.eye(4))

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of one block that interact: declaration, colouring and natural parameters."""
 
+import pickle
+
 from hypothesis import given, settings, strategies as st
 import networkx as nx
 import numpy as np
@@ -52,7 +54,9 @@ TRIPLES = Factor(
 def test_a_renamed_block_keeps_its_pairs() -> None:
     lattice = nx.grid_2d_graph(2, 3)
     made = rename(FactorGraph.from_networkx(lattice, Spin), {"x": "y"}, factors={"x:x": "y:y"})
-    assert made == FactorGraph.from_networkx(lattice, Spin, block="y")
+    named = FactorGraph.from_networkx(lattice, Spin, block="y")
+    assert made == FactorGraph(named.visible, factors=named.factors)  # of the nodes' names it knows nothing
+    assert named.labels == {"y": tuple(lattice.nodes)} and pickle.loads(pickle.dumps(named)) == named
 
 
 def test_a_lattice_has_two_layers_and_a_triangle_three() -> None:

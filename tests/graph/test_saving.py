@@ -91,6 +91,19 @@ def test_params_keep_their_bits(path: Path, dtype: str) -> None:
     assert_same(load(path, factors=graph.factors)[1], params)
 
 
+def test_names_of_units_come_back(path: Path) -> None:
+    blocks = {"v": Spin(2), "w": Spin(3)}
+    factors = [Bias("v"), Bias("w")]
+    graph = FactorGraph(blocks, factors=factors, labels={"v": [(0, 1), (1, 0)], "w": ["a", 2, 0.5]})
+    assert graph != FactorGraph(blocks, factors=factors)
+    save(path, graph, random_params(graph))
+    loaded = load(path)[0]
+    assert loaded == graph and loaded.labels == graph.labels
+    odd = FactorGraph(blocks, factors=factors, labels={"v": [frozenset(), 1]})
+    with pytest.raises(SavedFileError, match=r"labels of block 'v' .* not frozenset\(\)"):
+        save(path, odd, random_params(odd))
+
+
 def test_numpy_reads_it_without_ebmpp(path: Path) -> None:
     save(path, RBM, PARAMS)
     with zipfile.ZipFile(path) as archive:

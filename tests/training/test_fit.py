@@ -21,7 +21,7 @@ from ebmpp.errors import DivergenceError, StateError
 from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training.fitting import Fit, estimate_step
-from helpers import pair, random_params
+from helpers import Tensor, pair, random_params
 
 RBM = pair(Bernoulli(3), Bernoulli(2))
 DATA = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, 0]], np.float32)
@@ -180,6 +180,13 @@ def test_params_of_any_numbers_are_taken(dtype: type) -> None:
     made = train(Recorder(), params=start)
     assert {leaf.dtype for leaf in jax.tree.leaves(made.params)} == {np.dtype(np.float32)}
     jax.tree.map(np.testing.assert_array_equal, made.params, whole.params)
+
+
+def test_arrays_of_another_library_are_taken() -> None:
+    start = random_params(RBM, 1)
+    own = train(Recorder(), params=start)
+    made = train(Recorder(), Tensor(DATA), params={name: Tensor(np.asarray(a)) for name, a in start.items()})
+    jax.tree.map(np.testing.assert_array_equal, made.params, own.params)
 
 
 @pytest.mark.slow  # everything compiles anew

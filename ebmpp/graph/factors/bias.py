@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
@@ -20,8 +21,10 @@ class Bias(Factor):
     :param block: the block's name.
     :param shared: axes of the block's shape along which units have one bias in common, such as the positions
         of a feature map; the params have length 1 there.
+    :param init: where the biases start, an array or a function of a jax key; what the scheme of
+        :meth:`ebmpp.FactorGraph.init` says unless given.
     :param name: the key of its params; the block's name unless given.
-    :raises DeclarationError: for axes that the block does not have.
+    :raises DeclarationError: for axes that the block does not have, or an ``init`` of another shape.
 
     **Example**
 
@@ -36,8 +39,10 @@ class Bias(Factor):
 
     role = "bias"
 
-    def __init__(self, block: str, *, shared: Sequence[int] = (), name: str | None = None) -> None:
-        super().__init__(block, energy=_bias_energy, name=name)
+    def __init__(
+        self, block: str, *, shared: Sequence[int] = (), init: Any = None, name: str | None = None
+    ) -> None:
+        super().__init__(block, energy=_bias_energy, init=init, name=name)
         if not isinstance(shared, Sequence) or not all(isinstance(axis, int) for axis in shared):
             raise DeclarationError(
                 f"Bias({block!r}): shared is a tuple of axes, such as (1, 2), not {shared!r}"
@@ -52,7 +57,13 @@ class Bias(Factor):
         family, rank = families[self.blocks[0]], len(families[self.blocks[0]].shape)
         if not all(-rank <= axis < rank for axis in self.shared):
             raise DeclarationError(f"{self!r}: {family!r} has axes 0 to {rank - 1}, and shared names another")
-        return self.pool(family.default_eta(), family)
+        start = self.pool(family.default_eta(), family)
+        if self.init is None:
+            return start
+        made = super().init_params(rng_key, families)
+        if jnp.shape(made) != start.shape:
+            raise DeclarationError(f"{self!r}: init has shape {jnp.shape(made)}, expected {start.shape}")
+        return made
 
     def pool(self, statistics: Array, family: Family) -> Array:
         """The mean over the axes that are shared, which keep length 1."""

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -15,12 +15,11 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks
+from ebmpp.core import Numbers
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph.factors.bias import Bias
 from ebmpp.graph.factors.factor import Factor
-from ebmpp.graph.factors.lateral import Split, StatisticsAt, check_network
+from ebmpp.graph.factors.lateral import Split, StatisticsAt
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than looking neighbours up
 _WASTE = 2.0  # slots of the neighbour table over the neighbours that there are
@@ -61,7 +60,7 @@ class Pairwise(Factor):
     ) -> None:
         name = f"{block}:{block}" if name is None else name
         if isinstance(edges, nx.Graph) and init is None:
-            init = _edge_weights(f"Pairwise({block!r})", edges, shared)
+            init = edge_weights(f"Pairwise({block!r})", edges, shared)
         super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral={block: edges})
         object.__setattr__(self, "shared", bool(shared))
 
@@ -97,34 +96,7 @@ class Pairwise(Factor):
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
 
 
-def declare(
-    graph: nx.Graph, family: Callable[[int], Family] | Family, block: str, shared: bool, bias: bool
-) -> tuple[Family, list[Factor]]:
-    """A block of a unit a node, and its factors: see :meth:`ebmpp.FactorGraph.from_networkx`.
-
-    :raises DeclarationError: for a graph that is directed, has parallel edges, loops or no node, or a family
-        of another number of units.
-    """
-    checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
-    check_network("from_networkx", graph)
-    if not len(graph):
-        raise DeclarationError("from_networkx: the graph has no node; give one a unit")
-    if not isinstance(family, Family):
-        checks.function("from_networkx: family", family, "the number of nodes (such as Spin), or a family")
-    made = family if isinstance(family, Family) else family(len(graph))
-    checks.instance("from_networkx: family", made, Family, "a class of families such as Spin, or a family")
-    if made.size != len(graph):
-        raise DeclarationError(
-            f"from_networkx: the graph has {len(graph)} nodes, and {made!r} {made.size} units"
-        )
-    number = {node: i for i, node in enumerate(graph.nodes)}
-    edges = np.array([(number[a], number[b]) for a, b in graph.edges], np.int64).reshape(-1, 2)
-    init = _edge_weights("from_networkx", graph, shared)
-    joined = [Pairwise(block, edges, shared=shared, init=init)] if len(edges) else []
-    return made, [Bias(block)] * bias + joined
-
-
-def _edge_weights(what: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
+def edge_weights(what: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
     """The weight of each edge, None where none has one.
 
     :raises DeclarationError: where some have, or all share one.
