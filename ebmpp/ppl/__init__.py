@@ -4,7 +4,7 @@
 
 from ebmpp.ppl import divergence as divergence  # registers itself
 from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
-from ebmpp.ppl.dependence import check_model
+from ebmpp.ppl.intractable import check_model
 from ebmpp.ppl.distribution import EnergyDistribution
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
