@@ -4,11 +4,11 @@
 
 from ebmpp.ppl import divergence as divergence  # registers itself
 from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
-from ebmpp.ppl.intractable import check_model
 from ebmpp.ppl.distribution import EnergyDistribution
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
 from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock, gibbs_fn
+from ebmpp.ppl.intractable import check_model
 from ebmpp.ppl.layout import Layout
 
 __all__ = [
