@@ -1,0 +1,197 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A log density as a sum of terms that are told apart, and which units interact in it.
+
+A log density is traced from its end backward, through sums, moves, masks, scales and products of what
+depends on different units, up to what is none of these: the *terms*, arrays of elements each of which is some
+function of the units that it reads. What is between, the *tail*, is affine in the terms of any one
+unit, the others held. So
+
+- two units interact if an element reads both, or if elements that read them are multiplied; no other do. That is
+  read off the program: it holds whatever the values are, and may only err toward interacting;
+- where a layer holds no two units that interact, each unit's part of the log density is the sum of the elements
+  that read it, times their coefficients, the gradient of the tail: one evaluation of the terms for each value
+  of all units at once gives every unit's conditional.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import math
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.ppl.dependence.flow import Flow
+from ebmpp.ppl.dependence.program import Program, Step, bind
+from ebmpp.ppl.dependence.rules import MOVING, Known, affine_operands, flow_of, is_wide
+from ebmpp.ppl.dependence.unit_sets import UnitSets
+
+_MOST = 2**21  # pairs of units, beyond which they are not listed
+
+
+class Terms:
+    """The terms of a program, and the pairs of units that interact.
+
+    :param program: a scalar function of units.
+    :param arguments: the values of its arguments.
+    """
+
+    def __init__(self, program: Program, arguments: Sequence[np.ndarray]) -> None:
+        sizes = {name: math.prod(program.shapes[slot]) for name, slot in program.own.items()}
+        self.program, self.sets = program, UnitSets(sum(sizes.values()))
+        #: the first unit of each site; units are numbered through the flattened sites
+        self.first = dict(zip(sizes, np.cumsum([0, *sizes.values()])[:-1].tolist(), strict=True))
+        self._known = Known(program, arguments)
+        self._reads, self._flows = self._forward()
+        #: slots of the terms, and which of their elements matter
+        self.live: dict[int, np.ndarray] = {}
+        self.tail: list[Step] = []
+        self._pairs: list[np.ndarray] = []
+        self._count = 0
+        self._backward()
+        self.relied = frozenset(program.arguments.index(slot) for slot in self._known.relied)
+        self._flows.clear()
+
+    @property
+    def edges(self) -> np.ndarray | None:
+        """Pairs of units that interact, ``(pairs, 2)``, each once; None where there are too many to list."""
+        if self._count > _MOST:
+            return None
+        size = self.sets.size
+        pairs = np.concatenate([np.zeros((0, 2), np.int64), *self._pairs])
+        codes = np.unique(pairs.min(1) * size + pairs.max(1))
+        return np.stack([codes // size, codes % size], 1)
+
+    @property
+    def most_together(self) -> int:
+        """The most units that one element reads: as many layers are needed at least."""
+        return max((int(self.sets.sizes(self._term(slot)).max(initial=0)) for slot in self.live), default=0)
+
+    def elements(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """Elements of a term (flattened) and the units that they read, a pair of numbers each."""
+        return self.sets.members(self._term(slot))
+
+    def _term(self, slot: int) -> np.ndarray:
+        return np.where(self.live[slot], self._reads[slot], 0).ravel()
+
+    # -- analysis --------------------------------------------------------------------------------
+
+    def _forward(self) -> tuple[dict[int, np.ndarray], dict[Step, Flow]]:
+        program, reads, flows = self.program, {}, []
+        for name, slot in program.own.items():
+            shape = program.shapes[slot]
+            reads[slot] = self.first[name] + 1 + np.arange(math.prod(shape)).reshape(shape)
+        for step in program.steps:
+            if not any(program.dependent[i] for i in step.inputs):
+                continue
+            flow = flow_of(program, step, self._known)
+            operands = [reads[i] if i in reads else np.zeros(program.shapes[i], int) for i in step.inputs]
+            reads |= dict(zip(step.outputs, flow.forward(self.sets, operands), strict=True))
+            flows.append((step.outputs[0], flow))
+        return reads, dict(flows)
+
+    def _backward(self) -> None:
+        program = self.program
+        live: dict[int, np.ndarray] = {program.output: np.ones((), bool)}
+        for step in reversed(program.steps):
+            matters = {o: live[o] for o in step.outputs if o in live}
+            if not matters or not program.dependent[step.outputs[0]]:
+                continue
+            through = affine_operands(program, step)
+            if through is None and step.name == "mul" and self._disjoint(step, live[step.outputs[0]]):
+                through = (0, 1)
+            if through is None:
+                self.live |= matters
+                for slot in matters:
+                    live.pop(slot)
+                continue
+            self.tail.append(step)
+            at = [live.get(o, np.zeros(program.shapes[o], bool)) for o in step.outputs]
+            back = self._flows[step.outputs[0]].backward(at)
+            for i in through:
+                slot = step.inputs[i]
+                live[slot] = live.get(slot, np.zeros(program.shapes[slot], bool)) | back[i]
+        self.tail.reverse()
+        self.live |= {slot: live[slot] for slot in program.own.values() if slot in live}
+        self.live = {slot: at for slot, at in self.live.items() if (at & (self._reads[slot] > 0)).any()}
+        for slot in self.live:
+            self._join(np.unique(self._term(slot)))
+
+    def _disjoint(self, step: Step, live: np.ndarray) -> bool:
+        """Whether no element is a product of what one unit is read for twice; then the pairs are taken down."""
+        a, b = (np.broadcast_to(self._reads[i], live.shape)[live] for i in step.inputs)
+        both = self._reads[step.outputs[0]][live]
+        sizes = self.sets.sizes
+        if not all(is_wide(self.program.dtypes[i]) for i in step.inputs):
+            return False
+        if (sizes(both) != sizes(a) + sizes(b)).any():
+            return False
+        pairs = np.unique(np.stack([a, b], 1), axis=0)
+        count = int((sizes(pairs[:, 0]) * sizes(pairs[:, 1])).sum())
+        self._count += count
+        if count <= _MOST:
+            (i, u), (j, v) = (self.sets.members(pairs[:, side]) for side in range(2))
+            many = np.bincount(j, minlength=len(pairs))
+            start = np.cumsum(many) - many
+            offset = np.repeat(start[i] - (np.cumsum(many[i]) - many[i]), many[i])
+            self._pairs.append(np.stack([np.repeat(u, many[i]), v[offset + np.arange(len(offset))]], 1))
+        return True
+
+    def _join(self, numbers: np.ndarray) -> None:
+        """Take down that all units of each set interact."""
+        sizes = self.sets.sizes(numbers)
+        count = int((sizes * (sizes - 1) // 2).sum())
+        self._count += count
+        if count > _MOST:
+            return
+        for size in np.unique(sizes[sizes > 1]):
+            each = self.sets.members(numbers[sizes == size])[1].reshape(-1, size)
+            a, b = np.triu_indices(size, 1)
+            self._pairs.append(np.stack([each[:, a].ravel(), each[:, b].ravel()], 1))
+
+    # -- evaluation ------------------------------------------------------------------------------
+
+    def evaluate(self, given: Mapping[int, Any], slots: Iterable[int]) -> dict[int, Array]:
+        """Some of the terms, as floats.
+
+        :param given: values of all of the program's inputs.
+        """
+        made = self.program.run(given, slots)
+        return {slot: _as_float(jnp.asarray(v)) for slot, v in made.items()}
+
+    def coefficients(self, given: Mapping[int, Any], terms: Mapping[int, Array]) -> dict[int, Array]:
+        """The derivatives of the log density in the terms: those of one unit do not depend on its own terms."""
+        program = self.program
+        inside = {o for step in self.tail for o in step.outputs}
+        outside = {i for step in self.tail for i in step.inputs} - inside - set(terms)
+        around = program.run(given, outside)
+
+        def total(terms: Mapping[int, Array]) -> Array:
+            values = around | dict(terms)
+            for step in self.tail:
+                values |= zip(step.outputs, self._bind(step, values), strict=True)
+            return values.get(program.output, jnp.zeros(()))
+
+        if program.output in terms:
+            return {program.output: jnp.ones(())}
+        return jax.grad(lambda terms: total(terms).astype(float))(dict(terms))
+
+    def _bind(self, step: Step, values: Mapping[int, Any]) -> Sequence[Any]:
+        """A step of the tail, in floats, that whole numbers have derivatives too."""
+        fixed = MOVING[step.name](len(step.inputs)) if step.name in MOVING else ()
+        dtype = jnp.result_type(float)
+        operands = [jnp.asarray(values[i]) for i in step.inputs]
+        if step.name == "convert_element_type":
+            return operands
+        floats = [v if i in fixed else _as_float(v) for i, v in enumerate(operands)]
+        params = dict(step.params)
+        if "preferred_element_type" in params:
+            params["preferred_element_type"] = dtype
+        return bind(step._replace(params=params), floats)
+
+
+def _as_float(value: Array) -> Array:
+    return value.astype(jnp.result_type(float))
