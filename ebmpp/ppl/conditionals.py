@@ -78,7 +78,10 @@ class Conditionals:
             position[layer] = np.arange(len(layer))
         for slot, at in terms.live.items():
             element, unit = terms.elements(slot)
-            each = [(element[here], position[unit[here]]) for here in _by_color(self.colors[unit], self.num_layers)]
+            each = [
+                (element[here], position[unit[here]])
+                for here in _by_color(self.colors[unit], self.num_layers)
+            ]
             most = max((int(np.bincount(p).max(initial=0)) for _, p in each), default=0)
             wasteful = most * sum(len(layer.units) for layer in made) > _PADDING * len(element) + self.size
             for layer, (elements, positions) in zip(made, each, strict=True):

@@ -75,7 +75,9 @@ class ModelBlock(SiteKernel):
         self.unit_by_unit = checks.flag("GibbsBlock.from_model: unit_by_unit", unit_by_unit)
         self.call = Call({}, tuple(args), dict(kwargs))
         self.posterior = Posterior(model, sites, *self.call[1:])
-        terms = Terms(self.posterior.program, [np.asarray(a) for a in self.posterior.arguments.arrays])
+        tables = {site: v.table for site, v in self.posterior.values.items()}
+        arrays = [np.asarray(a) for a in self.posterior.arguments.arrays]
+        terms = Terms(self.posterior.program, arrays, tables)
         self.posterior.relied |= terms.relied
         self.conditionals = _in_layers(self.posterior, terms, self.unit_by_unit)
 

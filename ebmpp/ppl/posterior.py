@@ -50,7 +50,9 @@ class Posterior:
         self, model: Callable[..., Any], sites: Sequence[str], args: tuple, kwargs: Mapping[str, Any]
     ) -> None:
         checks.function("GibbsBlock.from_model: model", model, "NumPyro's primitives")
-        named = [sites] if isinstance(sites, str) else list(checks.sequence("from_model: sites", sites, "names"))
+        named = (
+            [sites] if isinstance(sites, str) else list(checks.sequence("from_model: sites", sites, "names"))
+        )
         self.model, self.sites = model, tuple(named)
         trace = prototype_trace(model, jax.random.key(0), args, dict(kwargs))
         latent = {name: trace[name]["value"] for name in latent_sample_sites(trace)}
@@ -105,7 +107,9 @@ class Posterior:
         def bounds(own: Mapping, others: Mapping, arguments: Sequence) -> Array:
             args, kwargs = self.arguments.rebuild(arguments)
             held = handlers.substitute(handlers.seed(self.model, 0), data={**own, **others})
-            support = _unwrapped(base_law(handlers.trace(held).get_trace(*args, **kwargs)[name]["fn"]).support)
+            support = _unwrapped(
+                base_law(handlers.trace(held).get_trace(*args, **kwargs)[name]["fn"]).support
+            )
             return jnp.sum(jnp.asarray(support.lower_bound)) + jnp.sum(jnp.asarray(support.upper_bound))
 
         program = Program(bounds, own, others, self.arguments.arrays)

@@ -240,7 +240,9 @@ def brute_force(case: Case, block: Any, values: dict[str, Any]) -> dict[str, np.
     }
     density = lambda own: log_density(case.model, case.args, {}, values | own)[0]
     found = np.asarray(jax.jit(jax.vmap(density))(stacked), float)
-    logs = {s: np.full((*values[s].shape, len(block.posterior.values[s].table)), -np.inf) for s in block.sites}
+    logs = {
+        s: np.full((*values[s].shape, len(block.posterior.values[s].table)), -np.inf) for s in block.sites
+    }
     for (site, unit, k, valid, _), value in zip(changed, found, strict=True):
         logs[site][(*unit, k)] = value if valid else -np.inf
     return {s: np.asarray(jax.nn.log_softmax(a, -1)) for s, a in logs.items()}

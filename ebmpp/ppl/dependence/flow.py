@@ -44,7 +44,9 @@ class Elementwise(Flow):
     :param zeros: by operand, where it is known to be multiplied by zero.
     """
 
-    def __init__(self, shapes: Sequence, results: Sequence, zeros: dict[int, np.ndarray] | None = None) -> None:
+    def __init__(
+        self, shapes: Sequence, results: Sequence, zeros: dict[int, np.ndarray] | None = None
+    ) -> None:
         super().__init__(shapes, results)
         self.zeros = zeros or {}
 
@@ -130,7 +132,9 @@ class Contraction(Flow):
     :param nonzero: by operand, where it is not known to be zero.
     """
 
-    def __init__(self, shapes: Sequence, results: Sequence, dimensions: Any, nonzero: dict[int, np.ndarray]) -> None:
+    def __init__(
+        self, shapes: Sequence, results: Sequence, dimensions: Any, nonzero: dict[int, np.ndarray]
+    ) -> None:
         super().__init__(shapes, results)
         summed, batch = dimensions
         self.axes = [_Axes.of(s, b, k) for s, b, k in zip(shapes, batch, summed, strict=True)]
@@ -158,7 +162,9 @@ class Contraction(Flow):
     def backward(self, live: Live) -> Live:
         at, made = live[0].reshape([*self.axes[0].sizes[:2], self.axes[1].sizes[1]]), []
         for side, (axes, shape) in enumerate(zip(self.axes, self.shapes, strict=True)):
-            facing = (at if side else at.transpose(0, 2, 1)).astype(np.float32)  # (batch, other's free, own free)
+            facing = (at if side else at.transpose(0, 2, 1)).astype(
+                np.float32
+            )  # (batch, other's free, own free)
             other = self.nonzero.get(1 - side, np.ones((axes.sizes[0], facing.shape[1], axes.sizes[2]), bool))
             matters = np.einsum("bqp,bqk->bpk", facing, other.astype(np.float32)) > 0
             made.append(axes.unfold(matters, shape))
@@ -197,3 +203,39 @@ class Lookup(Flow):
         """``a`` with its axes at ``axes`` of the result."""
         a = a.transpose(np.argsort(axes))
         return np.expand_dims(a, tuple(d for d in range(len(self.results[0])) if d not in axes))
+
+
+class Taps(Flow):
+    """Every element reads some of the operands': one, or none, by each of several maps."""
+
+    def __init__(self, shapes: Sequence, results: Sequence, maps: Sequence[Moved]) -> None:
+        super().__init__(shapes, results)
+        self.maps = maps
+
+    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+        return [sets.union(*(m.forward(sets, reads)[0] for m in self.maps))]
+
+    def backward(self, live: Live) -> Live:
+        each = [m.backward(live) for m in self.maps]
+        return [np.stack(parts).any(0) for parts in zip(*each, strict=True)]
+
+
+class Scattered(Flow):
+    """A sum of updates into an array: an element reads what was there, and the updates that are put there.
+
+    :param targets: for each update the flat place that it goes to, or -1.
+    """
+
+    def __init__(self, shapes: Sequence, results: Sequence, targets: np.ndarray) -> None:
+        super().__init__(shapes, results)
+        self.targets = targets
+
+    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+        inside = self.targets.ravel() >= 0
+        size = int(np.prod(self.results[0]))
+        put = sets.of_groups(self.targets.ravel()[inside], reads[2].ravel()[inside], size)
+        return [sets.union(reads[0], put.reshape(self.results[0]))]
+
+    def backward(self, live: Live) -> Live:
+        updates = np.append(live[0].ravel(), False)[self.targets]
+        return [live[0], np.zeros(self.shapes[1], bool), updates]

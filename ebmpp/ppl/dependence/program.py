@@ -24,7 +24,9 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-_EXPANDED = 2**22  # products of a contraction, both of whose sides depend on the units, that are made one by one
+_EXPANDED = (
+    2**22
+)  # products of a contraction, both of whose sides depend on the units, that are made one by one
 
 
 class Step(NamedTuple):
@@ -42,26 +44,29 @@ class Step(NamedTuple):
 
 
 class Program:
-    """A scalar function of units' values, of their surroundings, and of arguments, primitive by primitive.
+    """A function of units' values, of their surroundings, and of arguments, primitive by primitive.
 
     Every value has a slot, a number. Calls are inlined, steps that the result does not need are dropped, and
     of each slot is told whether it depends on the units, on the surroundings, or on arguments alone.
 
-    :param fn: ``fn(own, others, arguments)``.
+    :param fn: ``fn(own, others, arguments)``, of one array or several.
     :param own: arrays of the units' values, in a dict.
     :param others: arrays in a dict, whose values may be any at another call.
     :param arguments: arrays in a list, whose values are known.
     """
 
     def __init__(
-        self, fn: Callable[..., Array], own: Mapping[str, Any], others: Mapping[str, Any], arguments: Sequence
+        self, fn: Callable[..., Any], own: Mapping[str, Any], others: Mapping[str, Any], arguments: Sequence
     ) -> None:
         closed = jax.make_jaxpr(fn)(dict(own), dict(others), list(arguments))
         self.steps: list[Step] = []
         self.shapes: list[tuple[int, ...]] = []
         self.dtypes: list[Any] = []
         self.dependent: list[bool] = []  # on the units
-        self.sources: list[frozenset[int] | None] = []  # the arguments it depends on; None where not on those alone
+        self.pure: list[bool] = []  # whether it depends on nothing but units and constants
+        self.sources: list[
+            frozenset[int] | None
+        ] = []  # arguments it depends on; None where on more than those
         self.constants: dict[int, Any] = {}
         self._by_id: dict[int, int] = {}
         slots = [self._slot(v.aval) for v in closed.jaxpr.invars]
@@ -71,12 +76,20 @@ class Program:
         for slot in self.own.values():
             self.dependent[slot], self.sources[slot] = True, None
         for slot in self.others.values():
-            self.sources[slot] = None
+            self.pure[slot], self.sources[slot] = False, None
         for slot in self.arguments:
-            self.sources[slot] = frozenset([slot])
-        (self.output,) = self._inline(closed.jaxpr, closed.consts, slots)
-        self.steps = self.needed([self.output], ())
+            self.pure[slot], self.sources[slot] = False, frozenset([slot])
+        self.outputs = self._inline(closed.jaxpr, closed.consts, slots)
+        self.steps = self.needed(self.outputs, ())
+        #: the step that makes a slot
+        self.makers = {slot: step for step in self.steps for slot in step.outputs}
         self._by_id.clear()
+
+    @property
+    def output(self) -> int:
+        """The slot of the only result."""
+        (slot,) = self.outputs
+        return slot
 
     # -- making ----------------------------------------------------------------------------------
 
@@ -84,6 +97,7 @@ class Program:
         self.shapes.append(tuple(aval.shape))
         self.dtypes.append(aval.dtype)
         self.dependent.append(False)
+        self.pure.append(True)
         self.sources.append(frozenset())
         return len(self.shapes) - 1
 
@@ -131,6 +145,7 @@ class Program:
         known = None if None in sources else frozenset().union(*sources)  # ty: ignore[invalid-argument-type]
         for out in outputs:
             self.dependent[out] = any(self.dependent[i] for i in inputs)
+            self.pure[out] = all(self.pure[i] for i in inputs)
             self.sources[out] = known
         self.steps.append(Step(eqn.primitive, eqn.params, tuple(inputs), tuple(outputs)))
         return outputs

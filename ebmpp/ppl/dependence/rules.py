@@ -10,7 +10,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.flow import Along, Contraction, Elementwise, Flow, Lookup, Moved
+from ebmpp.ppl.dependence.flow import Along, Contraction, Elementwise, Flow, Lookup, Moved, Scattered, Taps
 from ebmpp.ppl.dependence.program import Program, Step, bind
 
 _ELEMENTWISE = frozenset(
@@ -35,23 +35,35 @@ MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
     "dynamic_update_slice": lambda count: range(2, count),
     "select_n": lambda count: range(1),
 }
+_SUMMING = ("scatter-add", "conv_general_dilated")
 #: Primitives that are affine in their other operands, and the operands in which they need not be.
-_AFFINE: dict[str, Callable[[int], range]] = MOVING | dict.fromkeys(
-    "add add_any convert_element_type copy copy_p cumsum neg reduce_sum sub".split(), lambda count: range(0)
-) | {"div": lambda count: range(1, 2)}
+_AFFINE: dict[str, Callable[[int], range]] = (
+    MOVING
+    | dict.fromkeys(
+        "add add_any convert_element_type copy copy_p cumsum neg reduce_sum sub".split(),
+        lambda count: range(0),
+    )
+    | dict.fromkeys(("div", "scatter-add", "conv_general_dilated"), lambda count: range(1, 2))
+)
 #: Affine in either operand while the other is held.
 PRODUCTS = ("mul", "dot_general")
+#: Primitives whose result is zero where that of their operands, or of one factor, is.
+_ZERO_KEEPING = frozenset(
+    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate expand_dims reshape rev slice "
+    "squeeze transpose select_n gather".split()
+)
+_MOST_TAPS = 512
 MOST = 2**24  # elements of what is looked at for zeros, or moved
 
 
-def affine_operands(program: Program, step: Step) -> tuple[int, ...] | None:
-    """Positions of operands that depend on units, if the step is affine in them together; None if not."""
-    depends = tuple(i for i, slot in enumerate(step.inputs) if program.dependent[slot])
+def is_affine(program: Program, step: Step, depends: Sequence[int]) -> bool:
+    """Whether a step is affine in the operands that depend on units, at these positions, together."""
     if step.name in PRODUCTS:
-        return depends if len(depends) == 1 and is_wide(program.dtypes[step.inputs[depends[0]]]) else None
-    if step.name not in _AFFINE or set(depends) & set(_AFFINE[step.name](len(step.inputs))):
-        return None
-    return depends if all(_counts(program, step, i) for i in depends) else None
+        return len(depends) == 1 and is_wide(program.dtypes[step.inputs[depends[0]]])
+    fixed = _AFFINE.get(step.name)
+    if fixed is None or set(depends) & set(fixed(len(step.inputs))):
+        return False
+    return all(_counts(program, step, i) for i in depends)
 
 
 def _counts(program: Program, step: Step, operand: int) -> bool:
@@ -63,7 +75,9 @@ def _counts(program: Program, step: Step, operand: int) -> bool:
         return is_wide(source)
     target = program.dtypes[step.outputs[0]]
     to_float = jnp.issubdtype(target, np.floating)
-    return is_wide(target) and (source == bool or (is_wide(source) and (to_float or source.kind == target.kind)))
+    return is_wide(target) and (
+        source == bool or (is_wide(source) and (to_float or source.kind == target.kind))
+    )
 
 
 def is_wide(dtype: np.dtype) -> bool:
@@ -97,37 +111,80 @@ class Known:
             return []
         if step.name in MOVING:
             found = [step.inputs[i] for i in MOVING[step.name](len(step.inputs))]
-        elif step.name in PRODUCTS:
-            found = [slot for slot, own in zip(step.inputs, depends, strict=True) if not own]
+        elif step.name == "scatter-add":
+            found = [step.inputs[1]]
+        elif step.name in (*PRODUCTS, "conv_general_dilated"):
+            found = [
+                f for s, own in zip(step.inputs, depends, strict=True) if not own for f in self._leaves(s)
+            ]
+        elif step.name == "scan":
+            found = [s for s in step.inputs if not jnp.issubdtype(program.dtypes[s], jax.dtypes.prng_key)]
         else:
             return []
         fixed = step.name in ("mul", "select_n")
         known = [slot for slot in found if program.sources[slot] is not None]
-        return [s for s in known if math.prod(program.shapes[s]) <= MOST and not (fixed and program.sources[s])]
+        return [
+            s for s in known if math.prod(program.shapes[s]) <= MOST and not (fixed and program.sources[s])
+        ]
 
     def places(self, slot: int) -> np.ndarray | None:
-        """A value that tells where elements come from."""
+        """A value that tells where elements come from; None where it is not known."""
         value = self.values.get(slot)
         if value is not None:
             self.relied |= self.program.sources[slot] or set()
         return value
 
     def zeros(self, slot: int) -> np.ndarray | None:
-        """Where a value is zero; None where it is not known, or nowhere zero."""
-        value = self.values.get(slot)
-        if value is None or (value != 0).all():
-            return None
-        self.relied |= self.program.sources[slot] or set()
-        return value == 0
+        """Where a value is zero whatever is not known; None where it may be anything anywhere."""
+        found = self._nonzero(slot)
+        return None if found.all() else ~found
+
+    # -- zeros of what is a product or a sum of known and of other values ---------------------------
+
+    def _leaves(self, slot: int) -> list[int]:
+        """Known slots that tell where ``slot`` is zero."""
+        if self.program.sources[slot] is not None:
+            return [slot]
+        step = self.program.makers.get(slot)
+        if step is None or step.name not in _ZERO_KEEPING or math.prod(self.program.shapes[slot]) > MOST:
+            return []
+        return [leaf for i in step.inputs for leaf in self._leaves(i)]
+
+    def _nonzero(self, slot: int) -> np.ndarray:
+        """Where a slot may be other than zero."""
+        value, shape = self.values.get(slot), self.program.shapes[slot]
+        if value is not None:
+            if not (value != 0).all():
+                self.relied |= self.program.sources[slot] or set()
+            return np.asarray(value != 0)
+        step = self.program.makers.get(slot)
+        if step is None or step.name not in _ZERO_KEEPING or not self._leaves(slot):
+            return np.ones(shape, bool)
+        if step.name in MOVING:
+            shapes = [self.program.shapes[i] for i in step.inputs]
+            moved = _moved(step, self, shapes, [self.program.shapes[o] for o in step.outputs])
+            if moved is None:
+                return np.ones(shape, bool)
+            each = np.concatenate([*(self._nonzero(i).ravel() for i in step.inputs), [True]])
+            return each[moved.origins[step.outputs.index(slot)]]
+        if step.name == "mul":
+            a, b = (np.broadcast_to(self._nonzero(i), shape) for i in step.inputs)
+            return a & b
+        numerators = step.inputs[:1] if step.name == "div" else step.inputs
+        return np.stack([np.broadcast_to(self._nonzero(i), shape) for i in numerators]).any(0)
 
 
-def flow_of(program: Program, step: Step, known: Known) -> Flow:
-    """The flow of a step of which at least one operand depends on units."""
+def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool]) -> Flow:
+    """The flow of a step.
+
+    :param depends: which operands depend on units, at least one.
+    """
     shapes = [program.shapes[i] for i in step.inputs]
     results = [program.shapes[o] for o in step.outputs]
-    depends = [program.dependent[i] for i in step.inputs]
-    if step.name in MOVING and max(map(math.prod, shapes + results)) <= MOST:
-        moved = _moved(step, known, shapes, results)
+    if max(map(math.prod, shapes + results)) <= MOST:
+        moved = _moved(step, known, shapes, results) if step.name in MOVING else None
+        if moved is None and step.name in _SUMMING:
+            moved = _summed(step, known, shapes, results, depends)
         if moved is not None:
             return moved
     if step.name == "gather":
@@ -147,6 +204,32 @@ def flow_of(program: Program, step: Step, known: Known) -> Flow:
         nonzero = {i: ~z for i, z in zeros.items() if z is not None}
         return Contraction(shapes, results, step.params["dimension_numbers"], nonzero)
     return Flow(shapes, results)
+
+
+def _summed(
+    step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
+) -> Scattered | Taps | None:
+    """Of sums of what is moved to places that are known."""
+    number = lambda shape: jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
+    if step.name == "scatter-add":
+        index = known.places(step.inputs[1])
+        if index is None:
+            return None
+        with jax.ensure_compile_time_eval():  # the updates' derivatives tell which element they go to
+            put = lambda updates: bind(step, [jnp.zeros(shapes[0]), jnp.asarray(index), updates])[0]
+            (targets,) = jax.vjp(put, jnp.zeros(shapes[2]))[1](number(results[0]))
+        return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
+    zeros = known.zeros(step.inputs[1])
+    taps = np.argwhere(np.ones(shapes[1], bool) if zeros is None else ~zeros)
+    if depends[1] or len(taps) > _MOST_TAPS or len(taps) == 0:
+        return None
+    params = {**step.params, "precision": jax.lax.Precision.HIGHEST, "preferred_element_type": None}
+    with jax.ensure_compile_time_eval():
+        kernels = jnp.zeros((len(taps), *shapes[1])).at[(jnp.arange(len(taps)), *taps.T)].set(1.0)
+        own = step._replace(params=params)
+        made = jax.vmap(lambda kernel: bind(own, [number(shapes[0]), kernel])[0])(kernels)
+    origins = np.rint(np.asarray(made)).astype(int) - 1
+    return Taps(shapes, results, [Moved(shapes, results, [origin]) for origin in origins])
 
 
 def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | None:
@@ -196,5 +279,3 @@ def _on_host(step: Step, operands: list[np.ndarray]) -> list[np.ndarray] | None:
         which = np.broadcast_to(a.astype(int), operands[1].shape)
         return [np.choose(which, operands[1:])]
     return None
-
-

@@ -24,9 +24,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.flow import Flow
 from ebmpp.ppl.dependence.program import Program, Step, bind
-from ebmpp.ppl.dependence.rules import MOVING, Known, affine_operands, flow_of, is_wide
+from ebmpp.ppl.dependence.propagation import propagate
+from ebmpp.ppl.dependence.rules import MOVING, Known, is_affine, is_wide
 from ebmpp.ppl.dependence.unit_sets import UnitSets
 
 _MOST = 2**21  # pairs of units, beyond which they are not listed
@@ -37,22 +37,34 @@ class Terms:
 
     :param program: a scalar function of units.
     :param arguments: the values of its arguments.
+    :param values: by site, all values that its units can take, ``(K, *shape)`` or ``(K, 1, ..., 1)``: what is the
+        same for all values of the one unit that it reads, such as whether they are in the support, is known
+        to read none.
     """
 
-    def __init__(self, program: Program, arguments: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        arguments: Sequence[np.ndarray],
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         sizes = {name: math.prod(program.shapes[slot]) for name, slot in program.own.items()}
         self.program, self.sets = program, UnitSets(sum(sizes.values()))
         #: the first unit of each site; units are numbered through the flattened sites
         self.first = dict(zip(sizes, np.cumsum([0, *sizes.values()])[:-1].tolist(), strict=True))
-        self._known = Known(program, arguments)
-        self._reads, self._flows = self._forward()
+        known = Known(program, arguments)
+        own = {}
+        for name, slot in program.own.items():
+            shape = program.shapes[slot]
+            own[slot] = self.first[name] + 1 + np.arange(math.prod(shape)).reshape(shape)
+        self._reads, self._flows = propagate(program, self.sets, own, known, _same(program, values or {}))
         #: slots of the terms, and which of their elements matter
         self.live: dict[int, np.ndarray] = {}
         self.tail: list[Step] = []
         self._pairs: list[np.ndarray] = []
         self._count = 0
         self._backward()
-        self.relied = frozenset(program.arguments.index(slot) for slot in self._known.relied)
+        self.relied = frozenset(program.arguments.index(slot) for slot in known.relied)
         self._flows.clear()
 
     @property
@@ -79,31 +91,16 @@ class Terms:
 
     # -- analysis --------------------------------------------------------------------------------
 
-    def _forward(self) -> tuple[dict[int, np.ndarray], dict[Step, Flow]]:
-        program, reads, flows = self.program, {}, []
-        for name, slot in program.own.items():
-            shape = program.shapes[slot]
-            reads[slot] = self.first[name] + 1 + np.arange(math.prod(shape)).reshape(shape)
-        for step in program.steps:
-            if not any(program.dependent[i] for i in step.inputs):
-                continue
-            flow = flow_of(program, step, self._known)
-            operands = [reads[i] if i in reads else np.zeros(program.shapes[i], int) for i in step.inputs]
-            reads |= dict(zip(step.outputs, flow.forward(self.sets, operands), strict=True))
-            flows.append((step.outputs[0], flow))
-        return reads, dict(flows)
-
     def _backward(self) -> None:
         program = self.program
         live: dict[int, np.ndarray] = {program.output: np.ones((), bool)}
         for step in reversed(program.steps):
             matters = {o: live[o] for o in step.outputs if o in live}
-            if not matters or not program.dependent[step.outputs[0]]:
+            if not matters or step.outputs[0] not in self._flows:
                 continue
-            through = affine_operands(program, step)
-            if through is None and step.name == "mul" and self._disjoint(step, live[step.outputs[0]]):
-                through = (0, 1)
-            if through is None:
+            through = [i for i, slot in enumerate(step.inputs) if slot in self._reads]
+            product = step.name == "mul" and len(through) == 2 and self._disjoint(step, live[step.outputs[0]])
+            if not product and not is_affine(program, step, through):
                 self.live |= matters
                 for slot in matters:
                     live.pop(slot)
@@ -116,7 +113,9 @@ class Terms:
                 live[slot] = live.get(slot, np.zeros(program.shapes[slot], bool)) | back[i]
         self.tail.reverse()
         self.live |= {slot: live[slot] for slot in program.own.values() if slot in live}
-        self.live = {slot: at for slot, at in self.live.items() if (at & (self._reads[slot] > 0)).any()}
+        self.live = {
+            s: at for s, at in self.live.items() if s in self._reads and (at & (self._reads[s] > 0)).any()
+        }
         for slot in self.live:
             self._join(np.unique(self._term(slot)))
 
@@ -191,6 +190,24 @@ class Terms:
         if "preferred_element_type" in params:
             params["preferred_element_type"] = dtype
         return bind(step._replace(params=params), floats)
+
+
+def _same(program: Program, values: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+    """Of truth values that depend on nothing but units: where they are the same for every value of a unit.
+
+    All units take their k-th value at once, so this holds for elements that read one unit.
+    """
+    asked = {step.inputs[0] for step in program.steps if step.name in ("reduce_and", "reduce_or", "select_n")}
+    asked = sorted(s for s in asked if program.pure[s] and program.dependent[s] and program.dtypes[s] == bool)
+    if not asked or set(values) != set(program.own):
+        return {}
+    count = max(map(len, values.values()))
+    stacked = {}
+    for name, slot in program.own.items():
+        table = values[name][np.minimum(np.arange(count), len(values[name]) - 1)]
+        stacked[slot] = np.broadcast_to(table, (count, *program.shapes[slot])).astype(program.dtypes[slot])
+    made = jax.jit(jax.vmap(lambda own: program.run(own, asked)))(stacked)
+    return {slot: np.asarray((v == v[0]).all(0)) for slot, v in made.items()}
 
 
 def _as_float(value: Array) -> Array:
