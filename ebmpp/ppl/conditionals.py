@@ -23,6 +23,7 @@ from ebmpp.ppl.posterior import Posterior
 
 Sites = Mapping[str, Array]
 _UNROLLED = 4  # layers that are compiled one by one; more share one program, padded to the largest
+_COLUMNS = 16  # elements of a unit that are added one after the other
 _PADDING = 4  # places that padding may take, for one that is taken
 
 
@@ -152,7 +153,9 @@ class Conditionals:
         moved = {}
         for name, (_, mask) in self._masks(layer).items():
             table = jnp.asarray(self._table(name, "table"), sites[name].dtype)
-            moved[name] = jnp.where(mask, table[jnp.minimum(k, len(table) - 1)], sites[name])
+            at = table[jnp.minimum(k, len(table) - 1)]
+            whole = isinstance(mask, np.ndarray) and mask.all()
+            moved[name] = jnp.broadcast_to(at, mask.shape) if whole else jnp.where(mask, at, sites[name])
         values = given | {here[name]: self._cast(name, v) for name, v in moved.items()}
         if self.terms is None:
             return self.posterior.program.run(values, [self.posterior.program.output]).popitem()[1][None]
@@ -250,7 +253,12 @@ def _table(elements: np.ndarray, positions: np.ndarray, count: int, most: int, n
 
 
 def _sum_at(values: Array, places: Any) -> Array:
-    """Sums of the values at each row of places; a reshape where places are all values in order."""
-    if isinstance(places, np.ndarray) and np.array_equal(places.ravel(), np.arange(len(values))):
-        return values.reshape(places.shape).sum(1)
-    return values.at[places].get(mode="fill", fill_value=0).sum(1)
+    """Sums of the values at each row of places."""
+    whole = isinstance(places, np.ndarray) and np.array_equal(places.ravel(), np.arange(len(values)))
+    if places.shape[1] > _COLUMNS:
+        picked = values.reshape(places.shape) if whole else values.at[places].get(mode="fill", fill_value=0)
+        return picked.sum(1)
+    # column by column: XLA on CPU sums a short last axis twenty times slower
+    column = lambda j: values.reshape(places.shape)[:, j]
+    pick = lambda j: values.at[places[:, j]].get(mode="fill", fill_value=0)
+    return sum(((column if whole else pick)(j) for j in range(places.shape[1])), jnp.zeros(()))

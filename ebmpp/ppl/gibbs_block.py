@@ -11,13 +11,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
-from ebmpp.errors import IntractableError, StateError
+from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
-from ebmpp.ppl.model_block import ModelBlock
+from ebmpp.ppl.model_block import ModelBlock, ModelFunction
 from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, one_chain, plain, verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
@@ -250,17 +250,18 @@ class GibbsBlock(SiteKernel):
 
 
 def gibbs_fn(
-    graph: FactorGraph,
+    graph: FactorGraph | ModelBlock,
     sites: Sites = None,
     params: Mapping[str, Any] | Callable[..., Any] | None = None,
     **options: Any,
-) -> "GibbsFunction":
+) -> "GibbsFunction | ModelFunction":
     """The same update as a function for :class:`numpyro.infer.HMCGibbs`.
 
     HMCGibbs does not pass the model's arguments on, so functions among ``params`` are of the sibling sites'
     values alone, and there is no state but the sites: latent blocks are drawn afresh every time.
 
-    :param graph: the declaration.
+    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, which says all, and keeps the
+        model's arguments that it was made for.
     :param sites: as for :class:`GibbsBlock`.
     :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``.
     :param options: the other arguments of :class:`GibbsBlock`, but ``init``.
@@ -275,6 +276,12 @@ def gibbs_fn(
     >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape
     (6,)
     """
+    if isinstance(graph, ModelBlock):
+        if sites is not None or params is not None or options:
+            raise ArgumentError(
+                "gibbs_fn: a block of GibbsBlock.from_model has its sites and options already"
+            )
+        return ModelFunction(graph)
     block = GibbsBlock(graph, sites, params, **options)
     clash = graph.interacting(block.within.latents)
     if clash:

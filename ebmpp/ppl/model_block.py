@@ -231,6 +231,17 @@ class ModelBlock(SiteKernel):
         return f"{int(np.max(state.i))} steps of {list(self.sites)}{told}"
 
 
+class ModelFunction:
+    """A block as a function for :class:`numpyro.infer.HMCGibbs`: what :func:`gibbs_fn` makes of it."""
+
+    def __init__(self, block: ModelBlock) -> None:
+        self.block = block
+
+    def __call__(self, rng_key: Array, gibbs_sites: Sites, hmc_sites: Sites) -> dict[str, Array]:
+        call = self.block.call._replace(siblings=hmc_sites)
+        return self.block.advance(gibbs_sites, call, random.key_pair(rng_key))[0]
+
+
 def _make(model: Any, sites: Any, args: tuple, kwargs: Any, options: Mapping[str, Any]) -> ModelBlock:
     return ModelBlock(model, sites, args, kwargs, **options)
 
