@@ -205,6 +205,24 @@ class Lookup(Flow):
         return np.expand_dims(a, tuple(d for d in range(len(self.results[0])) if d not in axes))
 
 
+class Solution(Flow):
+    """A triangular system solved: an element reads its batch's matrix, and its own right-hand side.
+
+    :param axis: along which a right-hand side goes, from the end.
+    """
+
+    def __init__(self, shapes: Sequence, results: Sequence, axis: int) -> None:
+        super().__init__(shapes, results)
+        self.axis = axis
+
+    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+        matrix, sides = reads
+        last = matrix.ndim - 1
+        matrix = np.expand_dims(sets.merge(matrix, (last - 1, last)), (last - 1, last))
+        sides = np.expand_dims(sets.merge(sides, (last + 1 + self.axis,)), last + 1 + self.axis)
+        return [np.broadcast_to(sets.union(matrix, sides), self.results[0])]
+
+
 class Taps(Flow):
     """Every element reads some of the operands': one, or none, by each of several maps."""
 

@@ -10,14 +10,24 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.flow import Along, Contraction, Elementwise, Flow, Lookup, Moved, Scattered, Taps
+from ebmpp.ppl.dependence.flow import (
+    Along,
+    Contraction,
+    Elementwise,
+    Flow,
+    Lookup,
+    Moved,
+    Scattered,
+    Solution,
+    Taps,
+)
 from ebmpp.ppl.dependence.program import Program, Step, bind
 
 _ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp "
     "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt "
-    "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne "
-    "neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta "
+    "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name "
+    "ne neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta "
     "rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
     "stop_gradient sub tan tanh xor zeta".split()
 )
@@ -27,12 +37,13 @@ _REDUCTIONS = frozenset(
 _CUMULATIVE = frozenset("cumlogsumexp cummax cummin cumprod cumsum".split())
 #: Primitives that move elements, and the operands that tell where to.
 MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
-    "broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze transpose".split(),
+    "broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose unstack".split(),
     lambda count: range(0),
 ) | {
     "gather": lambda count: range(1, 2),
     "dynamic_slice": lambda count: range(1, count),
     "dynamic_update_slice": lambda count: range(2, count),
+    "scatter": lambda count: range(1, 2),
     "select_n": lambda count: range(1),
 }
 _SUMMING = ("scatter-add", "conv_general_dilated")
@@ -64,6 +75,12 @@ def is_affine(program: Program, step: Step, depends: Sequence[int]) -> bool:
     if fixed is None or set(depends) & set(fixed(len(step.inputs))):
         return False
     return all(_counts(program, step, i) for i in depends)
+
+
+def integers(step: Step) -> range:
+    """Positions of operands that are indices or choices, and stay whole numbers where others become floats."""
+    fixed = _AFFINE[step.name] if step.name in ("scatter-add", *MOVING) else None
+    return fixed(len(step.inputs)) if fixed else range(0)
 
 
 def _counts(program: Program, step: Step, operand: int) -> bool:
@@ -199,6 +216,12 @@ def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool])
         return Along(shapes, results, tuple(step.params["axes"]), stay=False)
     if step.name in _CUMULATIVE:
         return Along(shapes, results, (step.params["axis"],), stay=True)
+    if step.name == "sort":
+        return Along(shapes, results, (step.params["dimension"],), stay=True)
+    if step.name == "cholesky":
+        return Along(shapes, results, (len(shapes[0]) - 2, len(shapes[0]) - 1), stay=True)
+    if step.name == "triangular_solve":
+        return Solution(shapes, results, -2 if step.params["left_side"] else -1)
     if step.name == "dot_general":
         zeros = {i: known.zeros(step.inputs[i]) for i in range(2) if not depends[i]}
         nonzero = {i: ~z for i, z in zeros.items() if z is not None}
@@ -248,6 +271,10 @@ def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | Non
         with jax.ensure_compile_time_eval():
             origins = bind(step, [jnp.asarray(a) for a in operands])
     origins = [np.asarray(o) for o in origins]
+    if step.name == "scatter":  # of updates of one place any may win
+        updates = start - math.prod(shapes[2])
+        if len(np.unique(origins[0][origins[0] >= updates])) < math.prod(shapes[2]):
+            return None
     # what a gather fills in is no element: the least integer
     return Moved(shapes, results, [np.where(o < 0, -1, o) for o in origins])
 

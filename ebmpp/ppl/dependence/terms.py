@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from ebmpp.ppl.dependence.program import Program, Step, bind
 from ebmpp.ppl.dependence.propagation import propagate
-from ebmpp.ppl.dependence.rules import MOVING, Known, is_affine, is_wide
+from ebmpp.ppl.dependence.rules import Known, integers, is_affine, is_wide
 from ebmpp.ppl.dependence.unit_sets import UnitSets
 
 _MOST = 2**21  # pairs of units, beyond which they are not listed
@@ -180,12 +180,11 @@ class Terms:
 
     def _bind(self, step: Step, values: Mapping[int, Any]) -> Sequence[Any]:
         """A step of the tail, in floats, that whole numbers have derivatives too."""
-        fixed = MOVING[step.name](len(step.inputs)) if step.name in MOVING else ()
         dtype = jnp.result_type(float)
         operands = [jnp.asarray(values[i]) for i in step.inputs]
         if step.name == "convert_element_type":
             return operands
-        floats = [v if i in fixed else _as_float(v) for i, v in enumerate(operands)]
+        floats = [v if i in integers(step) else _as_float(v) for i, v in enumerate(operands)]
         params = dict(step.params)
         if "preferred_element_type" in params:
             params["preferred_element_type"] = dtype
