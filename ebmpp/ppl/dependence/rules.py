@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 import jax
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.ppl.dependence.flow import (
@@ -229,6 +230,12 @@ def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool])
     return Flow(shapes, results)
 
 
+def scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> Array:
+    """What a step that adds updates to an array makes of arrays of another dtype."""
+    names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    return lax.scatter_add(operand, indices, updates, **{name: step.params[name] for name in names})
+
+
 def _summed(
     step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
 ) -> Scattered | Taps | None:
@@ -239,14 +246,14 @@ def _summed(
         if index is None:
             return None
         with jax.ensure_compile_time_eval():  # the updates' derivatives tell which element they go to
-            put = lambda updates: bind(step, [jnp.zeros(shapes[0]), jnp.asarray(index), updates])[0]
+            put = lambda updates: scatter_add(step, jnp.zeros(shapes[0]), jnp.asarray(index), updates)
             (targets,) = jax.vjp(put, jnp.zeros(shapes[2]))[1](number(results[0]))
         return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
     zeros = known.zeros(step.inputs[1])
     taps = np.argwhere(np.ones(shapes[1], bool) if zeros is None else ~zeros)
     if depends[1] or len(taps) > _MOST_TAPS or len(taps) == 0:
         return None
-    params = {**step.params, "precision": jax.lax.Precision.HIGHEST, "preferred_element_type": None}
+    params = {**step.params, "precision": lax.Precision.HIGHEST, "preferred_element_type": None}
     with jax.ensure_compile_time_eval():
         kernels = jnp.zeros((len(taps), *shapes[1])).at[(jnp.arange(len(taps)), *taps.T)].set(1.0)
         own = step._replace(params=params)

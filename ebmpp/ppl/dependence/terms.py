@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from ebmpp.ppl.dependence.program import Program, Step, bind
 from ebmpp.ppl.dependence.propagation import propagate
-from ebmpp.ppl.dependence.rules import Known, integers, is_affine, is_wide
+from ebmpp.ppl.dependence.rules import Known, integers, is_affine, is_wide, scatter_add
 from ebmpp.ppl.dependence.unit_sets import UnitSets
 
 _MOST = 2**21  # pairs of units, beyond which they are not listed
@@ -185,6 +185,8 @@ class Terms:
         if step.name == "convert_element_type":
             return operands
         floats = [v if i in integers(step) else _as_float(v) for i, v in enumerate(operands)]
+        if step.name == "scatter-add":
+            return [scatter_add(step, *floats)]
         params = dict(step.params)
         if "preferred_element_type" in params:
             params["preferred_element_type"] = dtype
