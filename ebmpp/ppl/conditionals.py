@@ -142,7 +142,7 @@ class Conditionals:
         return jnp.where(self._valid(layer), each.T, -jnp.inf)
 
     def _slopes(self, terms: Terms, sites: Sites, given: Mapping[int, Any]) -> dict[int, Array]:
-        now = given | {self.posterior.program.own[name]: self._cast(name, v) for name, v in sites.items()}
+        now = {**given} | {self.posterior.program.own[name]: self._cast(name, v) for name, v in sites.items()}
         return terms.coefficients(now, terms.evaluate(now, terms.live))
 
     def _contributions(
@@ -156,7 +156,7 @@ class Conditionals:
             at = table[jnp.minimum(k, len(table) - 1)]
             whole = isinstance(mask, np.ndarray) and mask.all()
             moved[name] = jnp.broadcast_to(at, mask.shape) if whole else jnp.where(mask, at, sites[name])
-        values = given | {here[name]: self._cast(name, v) for name, v in moved.items()}
+        values = {**given} | {here[name]: self._cast(name, v) for name, v in moved.items()}
         if self.terms is None:
             return self.posterior.program.run(values, [self.posterior.program.output]).popitem()[1][None]
         slots = [*layer.places, *layer.ragged]

@@ -125,24 +125,25 @@ class GibbsBlock(SiteKernel):
         The sites take finitely many values: Bernoulli, Categorical, Binomial, DiscreteUniform,
         :class:`~ebmpp.EnergyDistribution`, or any law whose support is an interval of whole numbers. Which of
         their units interact is read off the traced program of the model's log density, with plates, masks,
-        scales and ``obs`` as the model has them, and errs toward interacting: a primitive that is not known reads
-        all that it is given. Units that do not interact form a layer, and a layer is drawn at once: all its units
-        are set to each of their K values in turn, and K evaluations give every unit's conditional. A mixture's
-        assignments are one layer, a hidden Markov chain two, a lattice two.
+        scales and ``obs`` as the model has them, and errs toward interacting: a primitive that is not known
+        reads all that it is given. Units that do not interact form a layer, and a layer is drawn at once: all
+        its units are set to each of their K values in turn, and K evaluations give every unit's conditional.
+        A mixture's assignments are one layer, a hidden Markov chain two, a lattice two. ``verify`` compares
+        the conditionals with the model.
 
         :param model: a NumPyro model, conditioned on the data.
         :param sites: names of its latent sites that the block draws.
-        :param model_args: the model's arguments. Arrays may have other values when the block runs; other shapes,
-            other numbers, and other values of index arrays that decide who interacts need another block,
-            which an error tells.
+        :param model_args: the model's arguments. Arrays may have other values when the block runs; other
+            shapes, other numbers, and other values of index arrays that decide who interacts need another
+            block, which an error tells.
         :param num_sweeps: sweeps a step.
         :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact, at
             K evaluations of the whole model for each unit.
         :param model_kwargs: the model's keyword arguments; none can be called like the two options.
-        :raises StateError: for sites that the model has not, subsampled plates, or another latent site that is
-            summed out by enumeration.
-        :raises IntractableError: for sites of infinitely many values, or values that depend on other sites; and
-            where hardly two units can be drawn at once, unless ``unit_by_unit``, with what it would cost.
+        :raises StateError: for sites that the model has not, subsampled plates, or another latent site that
+            is summed out by enumeration.
+        :raises IntractableError: for sites of infinitely many values, or values that depend on other sites;
+            and where hardly two units can be drawn at once, unless ``unit_by_unit``, with what it would cost.
 
         **References**
 

@@ -10,7 +10,7 @@ from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
 from numpyro.infer.util import log_density
 
 import jax
-from jax import Array, lax
+from jax import Array, core, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
@@ -44,15 +44,16 @@ class ModelBlockState(NamedTuple):
 class ModelBlock(SiteKernel):
     """Discrete sites of a NumPyro model, all units drawn at once: what :meth:`GibbsBlock.from_model` makes.
 
-    The model's log density is traced once, and which of its terms read which units is read off the
-    traced program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The units that interact are coloured
-    by networkx; a sweep draws color after color, each from K evaluations of the model for units of K values.
+    The model's log density is traced once, and which of its terms read which units is read off the traced
+    program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The units that interact are coloured by
+    networkx; a sweep draws color after color, each from K evaluations of the model for units of K values.
 
     :param model: a NumPyro model, conditioned on the data.
     :param sites: names of latent sites of finitely many values: Bernoulli, Categorical, Binomial,
         DiscreteUniform, :class:`~ebmpp.EnergyDistribution`, or any law whose support is an interval of whole
         numbers.
-    :param args: the model's arguments. Arrays may have other values later, but other shapes need another block.
+    :param args: the model's arguments. Arrays may have other values later, but other shapes need another
+        block.
     :param kwargs: its keyword arguments.
     :param num_sweeps: sweeps a step.
     :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact.
@@ -82,8 +83,8 @@ class ModelBlock(SiteKernel):
         self.conditionals = _in_layers(self.posterior, terms, self.unit_by_unit)
 
     def __repr__(self) -> str:
-        size, layers = self.conditionals.size, self.conditionals.num_layers
-        return f"GibbsBlock.from_model({self.posterior.model!r}, {list(self.sites)}): {size} units, {layers} layers"
+        made = f"GibbsBlock.from_model({self.posterior.model!r}, {list(self.sites)})"
+        return f"{made}: {self.conditionals.size} units, {self.conditionals.num_layers} layers"
 
     def __reduce__(self) -> tuple:
         options = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
@@ -107,7 +108,7 @@ class ModelBlock(SiteKernel):
 
         :param values: the block's own sites.
         :param call: values of the other sites, and the model's arguments.
-        :param keys: words of this step, ``(2,)``; layer l of sweep s draws from ``fold_in(fold_in(keys, s), l)``.
+        :param keys: words of this step, ``(2,)``: layer l of sweep s draws from those folded with s and l.
         """
         given = self.posterior.inputs(values, call)
 
@@ -209,7 +210,7 @@ class ModelBlock(SiteKernel):
         """:raises StateError: for one that its unit cannot take."""
         for site, value in values.items():
             table, valid = self.posterior.values[site]
-            if isinstance(value, jax.core.Tracer):
+            if isinstance(value, core.Tracer):
                 continue
             known = ((np.asarray(value) == table) & valid).any(0)
             if not known.all():
@@ -266,17 +267,18 @@ def _in_layers(posterior: Posterior, terms: Terms, unit_by_unit: bool) -> Condit
     together = terms.most_together
     all_of = f"all {size} units" if together == size else f"up to {max(together, 2)} of the {size} units"
     raise IntractableError(
-        f"from_model: {all_of} of sites {list(posterior.sites)} interact with one another (one term of the log "
-        "density reads them, as a regression reads all its indicators), so that hardly two can be drawn at "
-        f"once. One unit at a time a sweep takes {size} x {values} = {size * values} evaluations of the model's log "
-        "density; ask for that with unit_by_unit=True, or declare the graph: GibbsBlock(graph, sites, params)"
+        f"from_model: {all_of} of sites {list(posterior.sites)} interact with one another (one term of the "
+        "log density reads them, as a regression reads all its indicators), so that hardly two can be drawn "
+        f"at once. One unit at a time a sweep takes {size} x {values} = {size * values} evaluations of the "
+        "model's log density; ask for that with unit_by_unit=True, or declare the graph: GibbsBlock(graph, "
+        "sites, params)"
     )
 
 
 def _redraw(
     rng: np.random.Generator, laws: Conditionals, table: np.ndarray, own: Sites
 ) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-    """Units of one layer with possible values at random, and how the conditionals say the log density changes."""
+    """Possible values of a random layer, and how the conditionals say that the log density changes."""
     layer = rng.integers(laws.num_layers)
     units = np.flatnonzero(laws.colors == layer)
     now = laws.numbers(own)[units]

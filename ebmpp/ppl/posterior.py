@@ -13,7 +13,7 @@ from numpyro.infer.gibbs import latent_sample_sites, prototype_trace, subsample_
 from numpyro.infer.util import log_density
 
 import jax
-from jax import Array
+from jax import Array, core
 import jax.numpy as jnp
 
 from ebmpp.core import checks
@@ -32,7 +32,7 @@ class Values(NamedTuple):
     table: np.ndarray
     """``(K, *shape)``, or ``(K, 1, ..., 1)`` where all units take the same ones."""
     valid: np.ndarray
-    """Of the same shape: whether a unit can take the value; the table is filled with others where it has fewer."""
+    """Of the same shape: whether a unit can take the value; where it has fewer the table is filled up."""
 
 
 class Posterior:
@@ -87,15 +87,15 @@ class Posterior:
                 self._check_bounds(name, own, others)
         else:
             raise IntractableError(
-                f"from_model: site {name!r} is {type(law).__name__}, whose values are not finitely many whole "
-                "numbers; name sites of Bernoulli, Categorical, Binomial, DiscreteUniform or EnergyDistribution "
-                "laws, and leave others to another block"
+                f"from_model: site {name!r} is {type(law).__name__}, whose values are not finitely many "
+                "whole numbers; name sites of Bernoulli, Categorical, Binomial, DiscreteUniform or "
+                "EnergyDistribution laws, and leave others to another block"
             )
         size = int((high - low).max()) + 1
         if size > _MOST_VALUES:
             raise IntractableError(
-                f"from_model: a unit of site {name!r} takes {size} values, each an evaluation of the model; at "
-                f"most {_MOST_VALUES} are taken"
+                f"from_model: a unit of site {name!r} takes {size} values, each an evaluation of the model; "
+                f"at most {_MOST_VALUES} are taken"
             )
         low, high = (np.reshape(_to(b, shape), (1,) * (len(shape) - b.ndim) + b.shape) for b in (low, high))
         table = low + np.arange(size).reshape(-1, *(1,) * low.ndim)
@@ -116,8 +116,8 @@ class Posterior:
         sources = program.sources[program.output]
         if sources is None:
             raise IntractableError(
-                f"from_model: the values that site {name!r} can take depend on other sites of the model; give "
-                "it a support that does not, and a likelihood of 0 elsewhere"
+                f"from_model: the values that site {name!r} can take depend on other sites of the model; "
+                "give it a support that does not, and a likelihood of 0 elsewhere"
             )
         self.relied |= {program.arguments.index(slot) for slot in sources}
 
@@ -130,22 +130,22 @@ class Posterior:
         """
         if set(values) != set(self.sites):
             raise StateError(
-                f"the block has sites {sorted(self.sites)}, and was given {sorted(values)}: name the same sites "
-                "in numpyro.infer.Gibbs([(block, sites), ...])"
+                f"the block has sites {sorted(self.sites)}, and was given {sorted(values)}: name the same "
+                "sites in numpyro.infer.Gibbs([(block, sites), ...])"
             )
         names = [name for name in self.shapes if name not in self.sites]
         missing = [name for name in names if name not in call.siblings]
         if missing:
             raise StateError(
-                f"the block of {list(self.sites)} reads sites {missing} of the model, which are not given: run it "
-                "in numpyro.infer.Gibbs with blocks for all other latent sites, or by gibbs_fn"
+                f"the block of {list(self.sites)} reads sites {missing} of the model, which are not given: "
+                "run it in numpyro.infer.Gibbs with blocks for all other latent sites, or by gibbs_fn"
             )
         given = {**{name: call.siblings[name] for name in names}, **values}
         for name, value in given.items():
             if jnp.shape(value) != self.shapes[name]:
                 raise StateError(
-                    f"site {name!r} has shape {jnp.shape(value)}, and had {self.shapes[name]} when the block was "
-                    "made; make the block anew with GibbsBlock.from_model for arguments of other shapes"
+                    f"site {name!r} has shape {jnp.shape(value)}, and had {self.shapes[name]} when the block "
+                    "was made; make the block anew with GibbsBlock.from_model for arguments of other shapes"
                 )
         arrays = self.arguments.of(call, self.relied)
         return self.program.inputs(values, {name: given[name] for name in names}, arrays)
@@ -200,16 +200,16 @@ class Arguments:
         was, name = self._leaves[place], self._names[place]
         if leaf is was:
             return
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, core.Tracer):
             raise StateError(
-                f"which units interact depends on the value of argument {name} of the model, which is not known "
-                "here: run MCMC without jit_model_args, or let the model close over it"
+                f"which units interact depends on the value of argument {name} of the model, which is not "
+                "known here: run MCMC without jit_model_args, or let the model close over it"
             )
         equal = np.array_equal(leaf, was) if _is_array(was) or _is_array(leaf) else leaf == was
         if not equal:
             raise StateError(
-                f"argument {name} of the model has another value than when the block was made, and which units "
-                "interact, or which values they take, depends on it; make the block anew"
+                f"argument {name} of the model has another value than when the block was made, and which "
+                "units interact, or which values they take, depends on it; make the block anew"
             )
 
 
@@ -217,7 +217,8 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
 
 
-def _unwrapped(support: constraints.Constraint) -> Any:
+def _unwrapped(support: Any) -> Any:
+    """Of one unit."""
     wrapped = isinstance(support, type(constraints.independent(constraints.real, 1)))
     return _unwrapped(support.base_constraint) if wrapped else support
 
@@ -230,25 +231,26 @@ def _to(bound: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _of_energy(name: str, law: EnergyDistribution, shape: tuple[int, ...]) -> Values:
     """:raises IntractableError: for blocks of infinitely many values."""
     families = {b: law.graph.families[b] for b in law.layout.names}
-    states = {b: f.states() for b, f in families.items()}
-    endless = [b for b, found in states.items() if found is None]
+    found = {b: f.states() for b, f in families.items()}
+    states = {b: np.asarray(values) for b, values in found.items() if values is not None}
+    endless = [b for b in families if b not in states]
     if endless:
         raise IntractableError(
-            f"from_model: block {endless[0]!r} of site {name!r} is {families[endless[0]]!r}, of infinitely many "
-            "values; draw the site by GibbsBlock(graph, ...)"
+            f"from_model: block {endless[0]!r} of site {name!r} is {families[endless[0]]!r}, of infinitely "
+            "many values; draw the site by GibbsBlock(graph, ...)"
         )
-    size = max(len(found) for found in states.values())
+    size = max(map(len, states.values()))
     tables = []
     for k in range(size):
-        parts = {b: np.full(families[b].shape, np.asarray(s)[min(k, len(s) - 1)]) for b, s in states.items()}
+        parts = {b: np.full(families[b].shape, s[min(k, len(s) - 1)]) for b, s in states.items()}
         counts = {b: np.full(families[b].shape, k < len(s)) for b, s in states.items()}
         tables.append([np.broadcast_to(law.layout.join(part), shape) for part in (parts, counts)])
     table, valid = (np.stack(side) for side in zip(*tables, strict=True))
     return Values(table, valid.astype(bool))
 
 
-def _check_sites(trace: Mapping[str, Any], latent: Mapping[str, Any], sites: Sequence[str]) -> None:
-    """:raises StateError: for sites that the model has not, parts of plates, and sites that are summed out."""
+def _check_sites(trace: Any, latent: Mapping[str, Any], sites: Sequence[str]) -> None:
+    """:raises StateError: for sites that the model has not, and models that a block cannot be made of."""
     if not sites or len(set(sites)) < len(sites):
         raise StateError(f"from_model: sites are names of latent sites, each once, not {list(sites)}")
     checks.names("latent site", sites, latent, StateError)
@@ -256,12 +258,13 @@ def _check_sites(trace: Mapping[str, Any], latent: Mapping[str, Any], sites: Seq
     if parts:
         plate, (size, part) = next(iter(parts.items()))
         raise StateError(
-            f"from_model: plate {plate!r} is subsampled ({part} of {size}), and a block draws all units of its "
-            "sites; give the plate no subsample_size"
+            f"from_model: plate {plate!r} is subsampled ({part} of {size}), and a block draws all units of "
+            "its sites; give the plate no subsample_size"
         )
     summed = [name for name in latent if trace[name]["infer"].get("enumerate") == "parallel"]
     if summed:
         raise StateError(
-            f"from_model: site {summed[0]!r} is summed out by enumeration (infer={{'enumerate': 'parallel'}}), and "
-            "a block needs its value; leave that mark away, and name the site in a block"
+            f"from_model: site {summed[0]!r} is summed out by enumeration "
+            f"(infer={{'enumerate': 'parallel'}}), and a block needs its value; leave that mark away, and "
+            "name the site in a block"
         )

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Which units interact: primitive by primitive against mixed differences over all states, and what is unknown."""
+"""Which units interact: primitive by primitive against mixed differences over all states."""
 
 from collections.abc import Callable
 import itertools

@@ -452,6 +452,10 @@ def started(name: str, value: Any, *args: Any, **siblings: Any) -> Any:
     return made(name)[1].init(jax.random.key(0), 0, value, args, {"_gibbs_sites": siblings})
 
 
+def indexed_block() -> Any:
+    return GibbsBlock.from_model(indexed, ["z"], Y5, PAIRED)
+
+
 def traced_pairs(block: Any) -> Any:
     given = lambda pairs: block.log_conditionals({"z": jnp.zeros(5, int)}, Y5, pairs)
     return jax.jit(given)(PAIRED)
@@ -507,13 +511,11 @@ PAIRED = np.array([[0, 1], [2, 3]])
         ),
         (lambda: started("mixture", {"z": jnp.zeros(5)}, **MIXED), StateError, "the model's arguments are"),
         (
-            lambda: GibbsBlock.from_model(indexed, ["z"], Y5, PAIRED).log_conditionals(
-                {"z": jnp.zeros(5, int)}, Y5, PAIRED + 1
-            ),
+            lambda: indexed_block().log_conditionals({"z": jnp.zeros(5, int)}, Y5, PAIRED + 1),
             StateError,
             r"args\[1\] of the model has another value",
         ),
-        (lambda: traced_pairs(GibbsBlock.from_model(indexed, ["z"], Y5, PAIRED)), StateError, "jit_model_args"),
+        (lambda: traced_pairs(indexed_block()), StateError, "jit_model_args"),
         (lambda: gibbs_fn(made("mixture")[1], ["z"]), ArgumentError, "has its sites and options already"),
     ],
 )

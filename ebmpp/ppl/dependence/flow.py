@@ -3,9 +3,9 @@
 """How what is read passes through one primitive: from operands to results, and what matters back again.
 
 A :class:`Flow` takes, for each operand, an array of the operand's shape that numbers the set of units which
-each element reads (:class:`~ebmpp.ppl.dependence.unit_sets.UnitSets`), and makes those of the results. Backward
-it takes which elements of the results matter, and tells which of the operands do; that is asked only of
-primitives through which a sum passes. A primitive that nobody knows reads everything that it is given.
+each element reads (:class:`~ebmpp.ppl.dependence.unit_sets.UnitSets`), and makes those of the results.
+Backward it takes which elements of the results matter, and tells which of the operands do; that is asked only
+of primitives through which a sum passes. A primitive that nobody knows reads everything that it is given.
 """
 
 from collections.abc import Sequence
@@ -235,7 +235,7 @@ class Taps(Flow):
 
     def backward(self, live: Live) -> Live:
         each = [m.backward(live) for m in self.maps]
-        return [np.stack(parts).any(0) for parts in zip(*each, strict=True)]
+        return [np.logical_or.reduce(parts) for parts in zip(*each, strict=True)]
 
 
 class Scattered(Flow):

@@ -27,9 +27,10 @@ from ebmpp.ppl.dependence.program import Program, Step, bind
 _ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp "
     "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt "
-    "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name "
-    "ne neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta "
-    "rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
+    "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul "
+    "name ne neg nextafter not or polygamma population_count pow real reduce_precision "
+    "regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic "
+    "shift_right_logical sign sin sinh sqrt square "
     "stop_gradient sub tan tanh xor zeta".split()
 )
 _REDUCTIONS = frozenset(
@@ -38,7 +39,8 @@ _REDUCTIONS = frozenset(
 _CUMULATIVE = frozenset("cumlogsumexp cummax cummin cumprod cumsum".split())
 #: Primitives that move elements, and the operands that tell where to.
 MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
-    "broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose unstack".split(),
+    "broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose "
+    "unstack".split(),
     lambda count: range(0),
 ) | {
     "gather": lambda count: range(1, 2),
@@ -61,7 +63,8 @@ _AFFINE: dict[str, Callable[[int], range]] = (
 PRODUCTS = ("mul", "dot_general")
 #: Primitives whose result is zero where that of their operands, or of one factor, is.
 _ZERO_KEEPING = frozenset(
-    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate expand_dims reshape rev slice "
+    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate expand_dims reshape rev "
+    "slice "
     "squeeze transpose select_n gather".split()
 )
 _MOST_TAPS = 512
@@ -79,7 +82,7 @@ def is_affine(program: Program, step: Step, depends: Sequence[int]) -> bool:
 
 
 def integers(step: Step) -> range:
-    """Positions of operands that are indices or choices, and stay whole numbers where others become floats."""
+    """Positions of operands that are indices or choices: they stay so where others become floats."""
     fixed = _AFFINE[step.name] if step.name in ("scatter-add", *MOVING) else None
     return fixed(len(step.inputs)) if fixed else range(0)
 
@@ -94,7 +97,7 @@ def _counts(program: Program, step: Step, operand: int) -> bool:
     target = program.dtypes[step.outputs[0]]
     to_float = jnp.issubdtype(target, np.floating)
     return is_wide(target) and (
-        source == bool or (is_wide(source) and (to_float or source.kind == target.kind))
+        source == np.bool_ or (is_wide(source) and (to_float or source.kind == target.kind))
     )
 
 
@@ -189,7 +192,7 @@ class Known:
             a, b = (np.broadcast_to(self._nonzero(i), shape) for i in step.inputs)
             return a & b
         numerators = step.inputs[:1] if step.name == "div" else step.inputs
-        return np.stack([np.broadcast_to(self._nonzero(i), shape) for i in numerators]).any(0)
+        return np.logical_or.reduce([np.broadcast_to(self._nonzero(i), shape) for i in numerators])
 
 
 def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool]) -> Flow:

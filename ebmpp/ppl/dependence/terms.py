@@ -7,11 +7,11 @@ depends on different units, up to what is none of these: the *terms*, arrays of 
 function of the units that it reads. What is between, the *tail*, is affine in the terms of any one
 unit, the others held. So
 
-- two units interact if an element reads both, or if elements that read them are multiplied; no other do. That is
-  read off the program: it holds whatever the values are, and may only err toward interacting;
-- where a layer holds no two units that interact, each unit's part of the log density is the sum of the elements
-  that read it, times their coefficients, the gradient of the tail: one evaluation of the terms for each value
-  of all units at once gives every unit's conditional.
+- two units interact if an element reads both, or if elements that read them are multiplied; no other do. That
+  is read off the program: it holds whatever the values are, and may only err toward interacting;
+- where a layer holds no two units that interact, each unit's part of the log density is the sum of the
+  elements that read it, times their coefficients, the gradient of the tail: one evaluation of the terms for
+  each value of all units at once gives every unit's conditional.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,9 +37,9 @@ class Terms:
 
     :param program: a scalar function of units.
     :param arguments: the values of its arguments.
-    :param values: by site, all values that its units can take, ``(K, *shape)`` or ``(K, 1, ..., 1)``: what is the
-        same for all values of the one unit that it reads, such as whether they are in the support, is known
-        to read none.
+    :param values: by site, all values that its units can take, ``(K, *shape)`` or ``(K, 1, ..., 1)``: what is
+        the same for all values of the one unit that it reads, such as whether they are in the support, is
+        known to read none.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Terms:
             self._join(np.unique(self._term(slot)))
 
     def _disjoint(self, step: Step, live: np.ndarray) -> bool:
-        """Whether no element is a product of what one unit is read for twice; then the pairs are taken down."""
+        """Whether no element multiplies two things that one unit is read for; then pairs are taken down."""
         a, b = (np.broadcast_to(self._reads[i], live.shape)[live] for i in step.inputs)
         both = self._reads[step.outputs[0]][live]
         sizes = self.sets.sizes
@@ -162,7 +162,7 @@ class Terms:
         return {slot: _as_float(jnp.asarray(v)) for slot, v in made.items()}
 
     def coefficients(self, given: Mapping[int, Any], terms: Mapping[int, Array]) -> dict[int, Array]:
-        """The derivatives of the log density in the terms: those of one unit do not depend on its own terms."""
+        """The derivatives of the log density in the terms; in those of a unit they do not depend on it."""
         program = self.program
         inside = {o for step in self.tail for o in step.outputs}
         outside = {i for step in self.tail for i in step.inputs} - inside - set(terms)
@@ -199,7 +199,9 @@ def _same(program: Program, values: Mapping[str, np.ndarray]) -> dict[int, np.nd
     All units take their k-th value at once, so this holds for elements that read one unit.
     """
     asked = {step.inputs[0] for step in program.steps if step.name in ("reduce_and", "reduce_or", "select_n")}
-    asked = sorted(s for s in asked if program.pure[s] and program.dependent[s] and program.dtypes[s] == bool)
+    asked = sorted(
+        s for s in asked if program.pure[s] and program.dependent[s] and program.dtypes[s] == np.bool_
+    )
     if not asked or set(values) != set(program.own):
         return {}
     count = max(map(len, values.values()))
