@@ -98,7 +98,7 @@ class Conditionals:
                     layer.places[slot] = _table(elements, positions, len(layer.units), most, at.size)
         return made if apart else [jax.tree.map(lambda *a: np.stack(a), *made)]
 
-    def _walk(self, fn: Callable[[Layer, Any], Any], carry: Any) -> Any:
+    def walk(self, fn: Callable[[Layer, Any], Any], carry: Any) -> Any:
         """``fn(layer, carry)``, layer by layer."""
         if self.terms is None:
             one = lambda u: Layer(u, u[None], {}, {})
@@ -127,12 +127,12 @@ class Conditionals:
             inside = layer.units < self.size
             return self.put(layer, sites, chosen, sound), kept + (inside & ~sound).sum(dtype=jnp.int32)
 
-        return self._walk(one, (dict(sites), jnp.zeros((), jnp.int32)))
+        return self.walk(one, (dict(sites), jnp.zeros((), jnp.int32)))
 
     def table(self, sites: Sites, given: Mapping[int, Any]) -> Array:
         """Of every unit its log probabilities given all others, up to a constant, ``(units, values)``."""
         place = lambda layer, made: made.at[layer.units].set(self.logits(layer, sites, given), mode="drop")
-        return self._walk(place, jnp.zeros((self.size, self.num_values)))
+        return self.walk(place, jnp.zeros((self.size, self.num_values)))
 
     def logits(self, layer: Layer, sites: Sites, given: Mapping[int, Any]) -> Array:
         """Log probabilities of the layer's units, up to a constant each, ``(units, values)``."""

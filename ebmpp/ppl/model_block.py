@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.errors import IntractableError, StateError
+from ebmpp.families import Categorical
 from ebmpp.graph.coloring import color_units
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.ppl.conditionals import Conditionals, Layer, Sites
@@ -121,6 +122,50 @@ class ModelBlock(SiteKernel):
         if self.num_sweeps == 1:
             return one(jnp.uint32(0), carry)
         return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, carry)
+
+    def couple(
+        self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array
+    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """One step of two chains, each unit's two conditionals coupled maximally.
+
+        Which units interact is the same in both chains, so their layers are, too.
+
+        :param first: the block's own sites in the leading chain, and what they are surrounded by.
+        :param second: likewise in the following chain.
+        :param keys: words of this step, ``(2,)``.
+        :return: the sites of both, and whether a unit had a conditional that was no law.
+        """
+        given, laws = [self.posterior.inputs(*side) for side in (first, second)], self.conditionals
+        family = Categorical(1, max(2, laws.num_values))
+
+        def sweep(s: Array, carry: tuple) -> tuple:
+            own = random.fold_in(keys, s)
+
+            def one(layer: Layer, carry: tuple) -> tuple:
+                x, y, broken = carry
+                etas = [laws.logits(layer, sites, g) for sites, g in zip((x, y), given, strict=True)]
+                words = random.words(random.fold_in(own, layer.number), 3 * len(etas[0])).reshape(-1, 3)
+                drawn = family.couple(words, *etas)
+                sound = jnp.isfinite(etas[0].max(-1)) & jnp.isfinite(etas[1].max(-1))
+                x, y = (laws.put(layer, v, d, sound) for v, d in zip((x, y), drawn, strict=True))
+                return x, y, broken | ~sound.all()
+
+            return laws.walk(one, carry)
+
+        carry = dict(first[0]), dict(second[0]), jnp.zeros((), bool)
+        return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), sweep, carry)
+
+    def uniform(self, key: Array) -> dict[str, Array]:
+        """Values of the sites, each unit's drawn from those that it can take, all as probable."""
+        made = {}
+        for number, site in enumerate(self.sites):
+            table, valid = (jnp.asarray(a) for a in self.posterior.values[site])
+            shape = (*self.posterior.shapes[site], len(table))
+            logits = jnp.where(jnp.moveaxis(valid, 0, -1), 0.0, -jnp.inf)
+            drawn = jax.random.categorical(jax.random.fold_in(key, number), jnp.broadcast_to(logits, shape))
+            values = jnp.broadcast_to(table, (len(table), *shape[:-1]))
+            made[site] = jnp.take_along_axis(values, drawn[None], 0)[0]
+        return made
 
     def log_conditionals(
         self, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any

@@ -25,7 +25,7 @@ import ebmpp
 from ebmpp import GibbsBlock
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, IntractableError, StateError
-from ebmpp.ppl import gibbs_fn
+from ebmpp.ppl import CoupledComposite, composite_expectation, gibbs_fn
 from ebmpp.ppl.sites import Call
 from helpers import assert_law, assert_rows_law
 
@@ -330,6 +330,44 @@ def test_the_posterior_in_gibbs() -> None:
         probability, precision = block_tools.exact_posterior()
         assert_rows_law(np.asarray(draws["x"] > 0, float).mean(1), probability, comparisons=14)
         assert_rows_law(np.asarray(draws["precision"]).mean(1), precision, comparisons=14)
+
+
+def test_pairs_of_a_composite_are_unbiased_and_meet() -> None:
+    """The lattice's prior as an energy model, the precision conjugate: means against enumeration."""
+    noisy = jnp.asarray(block_tools.NOISY)
+    block = GibbsBlock.from_model(block_tools.spin_model, ["x"], noisy)
+    assert block.conditionals.num_layers == 2
+    kernel = CoupledComposite([block, block_tools.precision_step()])
+    made = composite_expectation(
+        kernel,
+        lambda sites: {"x": sites["x"] > 0, "precision": sites["precision"]},
+        noisy,
+        rng_key=jax.random.key(3),
+        num_pairs=3000,
+        k=3,
+        m=6,
+    )
+    probability, precision = block_tools.exact_posterior()
+    assert made.num_unmet == 0 and (made.meeting_time > 1).any()
+    assert_law(made.value["x"], probability, made.standard_error["x"], comparisons=7)
+    assert_law(made.value["precision"], precision, made.standard_error["precision"], comparisons=7)
+
+
+def test_coupled_chains_have_their_own_laws_and_meet_as_often_as_they_can() -> None:
+    case, block = made("counts")
+    sides = []
+    for seed in range(2):
+        values = latents(case.model, case.args, seed)
+        sides.append((values, ({"z": values["z"]}, Call({"rate": values["rate"]}, case.args, {}))))
+    step = jax.jit(jax.vmap(lambda key: block.couple(sides[0][1], sides[1][1], random.key_pair(key))))
+    x, y, broken = step(jax.random.split(jax.random.key(0), 4000))
+    assert not broken.any()
+    laws = [np.exp(brute_force(case, block, values)["z"]) for values, _ in sides]
+    for drawn, law in zip((x, y), laws, strict=True):
+        hits = (np.asarray(drawn["z"])[..., None] == np.arange(4)).mean(0)
+        assert_law(hits, law, np.sqrt(law * (1 - law) / 4000))
+    together, same = np.asarray(x["z"] == y["z"]).mean(0), np.minimum(*laws).sum(-1)
+    assert_law(together, same, np.sqrt(same * (1 - same) / 4000))
 
 
 def test_it_pickles_and_draws_depend_on_the_key_and_the_step() -> None:
