@@ -86,10 +86,11 @@ class CoupledComposite(MCMCKernel):
     (:func:`ebmpp.ppl.composite_expectation`) of the posterior of a NumPyro model follow. A pair meets when
     all sites and latent blocks are equal, and stays together. Use ``num_warmup=0``.
 
-    :param steps: :class:`~ebmpp.GibbsBlock` and :class:`Conjugate` objects, in the order of a sweep. They are
-        the posterior: no model is looked at (``GibbsBlock.verify`` does).
+    :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``) and :class:`Conjugate`
+        objects, in the order of a sweep. They are the posterior: no model is looked at (``verify`` of a block
+        does).
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: of the layers of the graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
+    :param coupling: of the layers of graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
     :raises ArgumentError: for a step that is neither, a lag below 1, an unknown coupling, or a site in two
         steps.
 

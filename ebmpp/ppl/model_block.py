@@ -78,8 +78,7 @@ class ModelBlock(SiteKernel):
         self.call = Call({}, tuple(args), dict(kwargs))
         self.posterior = Posterior(model, sites, *self.call[1:])
         tables = {site: v.table for site, v in self.posterior.values.items()}
-        arrays = [np.asarray(a) for a in self.posterior.arguments.arrays]
-        terms = Terms(self.posterior.program, arrays, tables)
+        terms = Terms(self.posterior.program, self.posterior.arguments.arrays, tables)
         self.posterior.relied |= terms.relied
         self.conditionals = _in_layers(self.posterior, terms, self.unit_by_unit)
 

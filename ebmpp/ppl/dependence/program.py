@@ -168,7 +168,8 @@ class Program:
         values = {self.own[name]: own[name] for name in self.own}
         values |= {self.others[name]: others[name] for name in self.others}
         values |= dict(zip(self.arguments, arguments, strict=True))
-        return {slot: jnp.asarray(v, self.dtypes[slot]) for slot, v in values.items()}
+        numbers = {s: jnp.issubdtype(self.dtypes[s], np.generic) for s in values}  # and not keys
+        return {s: jnp.asarray(v, self.dtypes[s]) if numbers[s] else v for s, v in values.items()}
 
     def run(self, given: Mapping[int, Any], wanted: Iterable[int]) -> dict[int, Any]:
         """Values of ``wanted`` slots.

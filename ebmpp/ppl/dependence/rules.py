@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 import math
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,7 @@ class Known:
     :param arguments: the arguments' values.
     """
 
-    def __init__(self, program: Program, arguments: Sequence[np.ndarray]) -> None:
+    def __init__(self, program: Program, arguments: Sequence[Any]) -> None:
         self.program, self.relied = program, set()
         asked = {slot for step in program.steps for slot in self._asked(step)}
         given = dict(zip(program.arguments, arguments, strict=True))

@@ -45,7 +45,7 @@ class Terms:
     def __init__(
         self,
         program: Program,
-        arguments: Sequence[np.ndarray],
+        arguments: Sequence[Any],
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         sizes = {name: math.prod(program.shapes[slot]) for name, slot in program.own.items()}
