@@ -68,8 +68,7 @@ class Conditionals:
 
     def _make(self, terms: Terms) -> list[Layer]:
         """Layers as they are, or all of them stacked."""
-        order = np.argsort(self.colors, kind="stable")
-        units = np.split(order, np.cumsum(np.bincount(self.colors, minlength=self.num_layers))[:-1])
+        units = _by_color(self.colors, self.num_layers)
         apart = self.num_layers <= _UNROLLED
         made = [Layer(np.int32(i), _narrow(u), {}, {}) for i, u in enumerate(units)]
         if not apart:
@@ -79,23 +78,8 @@ class Conditionals:
             position[layer] = np.arange(len(layer))
         for slot, at in terms.live.items():
             element, unit = terms.elements(slot)
-            each = [
-                (element[here], position[unit[here]])
-                for here in _by_color(self.colors[unit], self.num_layers)
-            ]
-            most = max((int(np.bincount(p).max(initial=0)) for _, p in each), default=0)
-            wasteful = most * sum(len(layer.units) for layer in made) > _PADDING * len(element) + self.size
-            for layer, (elements, positions) in zip(made, each, strict=True):
-                if wasteful:
-                    width = len(elements) if apart else max(len(e) for e, _ in each)
-                    spare = width - len(elements)
-                    layer.ragged[slot] = (
-                        _narrow(np.pad(elements, (0, spare), constant_values=at.size)),
-                        _narrow(np.pad(positions, (0, spare), constant_values=len(layer.units))),
-                    )
-                elif len(elements) or not apart:
-                    most = int(np.bincount(positions).max(initial=0)) if apart else most
-                    layer.places[slot] = _table(elements, positions, len(layer.units), most, at.size)
+            parts = _by_color(self.colors[unit], self.num_layers)
+            _place(slot, at.size, made, [(element[p], position[unit[p]]) for p in parts], apart)
         return made if apart else [jax.tree.map(lambda *a: np.stack(a), *made)]
 
     def walk(self, fn: Callable[[Layer, Any], Any], carry: Any) -> Any:
@@ -151,7 +135,7 @@ class Conditionals:
         """With all of a layer's units at their k-th value: what each of them adds to the log density."""
         here = self.posterior.program.own
         moved = {}
-        for name, (_, mask) in self._masks(layer).items():
+        for name, mask in self._masks(layer).items():
             table = jnp.asarray(self._table(name, "table"), sites[name].dtype)
             at = table[jnp.minimum(k, len(table) - 1)]
             whole = isinstance(mask, np.ndarray) and mask.all()
@@ -175,13 +159,11 @@ class Conditionals:
         program = self.posterior.program
         return value.astype(program.dtypes[program.own[name]])
 
-    def _masks(self, layer: Layer) -> dict[str, tuple[Any, Any]]:
-        """By site: which units are the layer's, flat and of the site's shape."""
-        made, sites = {}, self.spans
-        own = self.colors if self.terms is not None else np.arange(self.size)
-        for name, (start, stop) in sites.items():
-            flat = own[start:stop] == layer.number
-            made[name] = flat, flat.reshape(self.posterior.shapes[name])
+    def _masks(self, layer: Layer) -> dict[str, Any]:
+        """By site: which units are the layer's."""
+        made = {}
+        for name, (start, stop) in self.spans.items():
+            made[name] = (self.colors[start:stop] == layer.number).reshape(self.posterior.shapes[name])
         return made
 
     def _table(self, name: str, which: str) -> np.ndarray:
@@ -239,6 +221,29 @@ def _by_color(colors: np.ndarray, count: int) -> list[np.ndarray]:
     """Positions of each color, in order."""
     order = np.argsort(colors, kind="stable")
     return np.split(order, np.cumsum(np.bincount(colors, minlength=count))[:-1])
+
+
+def _place(slot: int, none: int, layers: list[Layer], reads: list[tuple], apart: bool) -> None:
+    """Put down where a term's elements are that layers read: as a table, or one by one where that is smaller.
+
+    :param none: the number of no element.
+    :param reads: by layer, elements and the positions of the units that read them.
+    :param apart: whether layers may differ in their sizes.
+    """
+    counts = [int(np.bincount(positions).max(initial=0)) for _, positions in reads]
+    width = max(len(elements) for elements, _ in reads)
+    total, most = sum(len(elements) for elements, _ in reads), max(counts)
+    units = sum(len(layer.units) for layer in layers)
+    ragged = most * units > _PADDING * total + units
+    for layer, (elements, positions), count in zip(layers, reads, counts, strict=True):
+        if apart and not len(elements):
+            continue
+        if not ragged:
+            layer.places[slot] = _table(elements, positions, len(layer.units), count if apart else most, none)
+            continue
+        spare = (0, 0 if apart else width - len(elements))
+        filled = lambda a, fill, spare=spare: _narrow(np.pad(a, spare, constant_values=fill))
+        layer.ragged[slot] = filled(elements, none), filled(positions, len(layer.units))
 
 
 def _table(elements: np.ndarray, positions: np.ndarray, count: int, most: int, none: int) -> np.ndarray:

@@ -23,7 +23,12 @@ from ebmpp.ppl.distribution import EnergyDistribution, base_law
 from ebmpp.ppl.sites import Call
 
 _MOST_VALUES = 1024
-_CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 class Values(NamedTuple):
@@ -54,6 +59,11 @@ class Posterior:
             [sites] if isinstance(sites, str) else list(checks.sequence("from_model: sites", sites, "names"))
         )
         self.model, self.sites = model, tuple(named)
+        if any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((args, dict(kwargs)))):
+            raise StateError(
+                "from_model: an argument of the model is traced, and which units interact may depend on its "
+                "value; make the block outside of jax.jit and jax.vmap, and use it inside"
+            )
         trace = prototype_trace(model, jax.random.key(0), args, dict(kwargs))
         latent = {name: trace[name]["value"] for name in latent_sample_sites(trace)}
         _check_sites(trace, latent, self.sites)

@@ -439,14 +439,32 @@ def test_many_layers_share_one_program() -> None:
         numpyro.sample("y", dist.Normal(z.sum() + w, 2.0), obs=y)
         numpyro.factor("pairs", 0.3 * w * (z[1:] * z[:-1]).sum())
 
-    case = Case(model, ("z", "w"), (jnp.array(3.0),), 7)
-    block = GibbsBlock.from_model(model, ["z", "w"], *case.args)
-    assert block.conditionals.num_layers == 7
-    values = latents(model, case.args, 0)
-    exact, found = brute_force(case, block, values), block.log_conditionals(values)
-    for site in case.sites:
-        np.testing.assert_allclose(np.exp(found[site]), np.exp(exact[site]), atol=2e-5)
-    block.verify(model, *case.args)
+    args = (jnp.array(3.0),)
+    assert_conditionals(model, ["z", "w"], args, 7)
+    GibbsBlock.from_model(model, ["z", "w"], *args).verify(model, *args)
+
+
+def assert_conditionals(model: Any, sites: list, args: tuple, layers: int) -> None:
+    block, values = GibbsBlock.from_model(model, sites, *args), latents(model, args, 0)
+    assert block.conditionals.num_layers == layers
+    exact = brute_force(Case(model, tuple(sites), args, layers), block, values)
+    found = block.log_conditionals(values)
+    for site in sites:
+        np.testing.assert_allclose(np.exp(found[site]), np.exp(exact[site]), atol=5e-5, err_msg=site)
+
+
+def test_units_that_many_elements_read() -> None:
+    """One unit reads all of a plate, in one layer of two; and of seven layers that share a program."""
+    y = np.random.default_rng(0).normal(size=60).astype(np.float32)
+    assert_conditionals(centred_mixture, ["wide", "z"], (y,), 2)
+    index = np.minimum(np.arange(60), 6) % 6
+
+    def model(y: Any) -> None:
+        z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(3)).expand([7]).to_event(1))
+        numpyro.factor("all", jnp.cos(1.0 * z.sum()))
+        numpyro.sample("y", dist.Normal(0.1 * z[index], 1.0).to_event(1), obs=y)
+
+    assert_conditionals(model, ["z"], (y,), 7)
 
 
 def test_another_model_is_told() -> None:
@@ -488,6 +506,10 @@ def indexed(y: Any, pairs: Any) -> None:
 
 def started(name: str, value: Any, *args: Any, **siblings: Any) -> Any:
     return made(name)[1].init(jax.random.key(0), 0, value, args, {"_gibbs_sites": siblings})
+
+
+def made_inside_jit() -> Any:
+    return jax.jit(lambda y: GibbsBlock.from_model(mixture, ["z"], y).log_conditionals({}))(Y5)
 
 
 def indexed_block() -> Any:
@@ -553,6 +575,7 @@ PAIRED = np.array([[0, 1], [2, 3]])
             StateError,
             r"args\[1\] of the model has another value",
         ),
+        (made_inside_jit, StateError, "outside of jax.jit"),
         (lambda: traced_pairs(indexed_block()), StateError, "jit_model_args"),
         (lambda: gibbs_fn(made("mixture")[1], ["z"]), ArgumentError, "has its sites and options already"),
     ],

@@ -31,8 +31,7 @@ _ELEMENTWISE = frozenset(
     "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul "
     "name ne neg nextafter not or polygamma population_count pow real reduce_precision "
     "regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sqrt square "
-    "stop_gradient sub tan tanh xor zeta".split()
+    "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta".split()
 )
 _REDUCTIONS = frozenset(
     "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
@@ -65,8 +64,7 @@ PRODUCTS = ("mul", "dot_general")
 #: Primitives whose result is zero where that of their operands, or of one factor, is.
 _ZERO_KEEPING = frozenset(
     "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate expand_dims reshape rev "
-    "slice "
-    "squeeze transpose select_n gather".split()
+    "slice squeeze transpose select_n gather".split()
 )
 _MOST_TAPS = 512
 MOST = 2**24  # elements of what is looked at for zeros, or moved
