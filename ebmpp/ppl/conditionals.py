@@ -23,7 +23,8 @@ from ebmpp.ppl.posterior import Posterior
 
 Sites = Mapping[str, Array]
 _UNROLLED = 4  # layers that are compiled one by one; more share one program, padded to the largest
-_COLUMNS = 16  # elements of a unit that are added one after the other
+#: Columns of a table that are gone through one by one.
+COLUMNS = 16
 _PADDING = 4  # places that padding may take, for one that is taken
 
 
@@ -260,7 +261,7 @@ def _table(elements: np.ndarray, positions: np.ndarray, count: int, most: int, n
 def _sum_at(values: Array, places: Any) -> Array:
     """Sums of the values at each row of places."""
     whole = isinstance(places, np.ndarray) and np.array_equal(places.ravel(), np.arange(len(values)))
-    if places.shape[1] > _COLUMNS:
+    if places.shape[1] > COLUMNS:
         picked = values.reshape(places.shape) if whole else values.at[places].get(mode="fill", fill_value=0)
         return picked.sum(1)
     # column by column: XLA on CPU sums a short last axis twenty times slower
