@@ -112,7 +112,7 @@ FUNCTIONS: dict[str, tuple[Callable, set]] = {
     "sorting": (lambda z: (jnp.sort(z) * jnp.arange(6.0)).sum(), ALL),
     "a loop": (lambda z: jax.lax.fori_loop(0, N, lambda i, a: a + z[i] * z[i - 1], 0.0), RING),
     "a loop until": (lambda z: jax.lax.while_loop(lambda a: a < z.sum(), lambda a: a + 1.0, 0.0), ALL),
-    "a branch": (lambda z: jax.lax.cond(z[0] > 0, lambda: z[1] * 2, lambda: 0.0), {(0, 1)}),
+    "a branch": (lambda z: jax.lax.cond(z[0] > 0, lambda: z[1] * 2, lambda: z[1] * 0), {(0, 1)}),
     "nothing": (lambda z: jnp.zeros(()), set()),
 }
 #: Conservative on purpose: what is found may be more than what interacts.

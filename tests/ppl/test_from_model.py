@@ -297,6 +297,17 @@ def test_conditionals_are_those_of_the_joint_density(name: str) -> None:
             np.testing.assert_allclose(np.exp(found[site]), np.exp(exact[site]), atol=2e-5, err_msg=site)
 
 
+@pytest.mark.parametrize("name", ["mixture", "weighed_groups", "convolved"])
+def test_x64(name: str) -> None:
+    with jax.enable_x64(True):
+        case, block = made(name)
+        values = latents(case.model, case.args, 0)
+        exact, found = brute_force(case, block, values), block.log_conditionals(values)
+        for site in case.sites:
+            assert found[site].dtype == jnp.float64
+            np.testing.assert_allclose(np.exp(found[site]), np.exp(exact[site]), atol=1e-6, err_msg=site)
+
+
 @pytest.mark.parametrize("name", ["mixture", "sliced_lattice", "counts", "scanned_chain"])
 def test_draws_follow_the_conditionals(name: str) -> None:
     """Of the first layer, whose units are drawn given the state as it is."""

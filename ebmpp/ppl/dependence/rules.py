@@ -242,14 +242,15 @@ def _summed(
     step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
 ) -> Scattered | Taps | None:
     """Of sums of what is moved to places that are known."""
+    nothing = lambda shape: jnp.zeros(shape, jnp.float32)
     number = lambda shape: jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
     if step.name == "scatter-add":
         index = known.places(step.inputs[1])
         if index is None:
             return None
         with jax.ensure_compile_time_eval():  # the updates' derivatives tell which element they go to
-            put = lambda updates: scatter_add(step, jnp.zeros(shapes[0]), jnp.asarray(index), updates)
-            (targets,) = jax.vjp(put, jnp.zeros(shapes[2]))[1](number(results[0]))
+            put = lambda updates: scatter_add(step, nothing(shapes[0]), jnp.asarray(index), updates)
+            (targets,) = jax.vjp(put, nothing(shapes[2]))[1](number(results[0]))
         return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
     zeros = known.zeros(step.inputs[1])
     taps = np.argwhere(np.ones(shapes[1], bool) if zeros is None else ~zeros)
@@ -257,7 +258,7 @@ def _summed(
         return None
     params = {**step.params, "precision": lax.Precision.HIGHEST, "preferred_element_type": None}
     with jax.ensure_compile_time_eval():
-        kernels = jnp.zeros((len(taps), *shapes[1])).at[(jnp.arange(len(taps)), *taps.T)].set(1.0)
+        kernels = nothing((len(taps), *shapes[1])).at[(jnp.arange(len(taps)), *taps.T)].set(1.0)
         own = step._replace(params=params)
         made = jax.vmap(lambda kernel: bind(own, [number(shapes[0]), kernel])[0])(kernels)
     origins = np.rint(np.asarray(made)).astype(int) - 1
