@@ -48,6 +48,8 @@ class GibbsBlock(SiteKernel):
     with the model. Blocks of the graph that are no site (the latent units of a Boltzmann machine that is
     the prior of an image) are sampled along.
 
+    Discrete sites need no graph: :meth:`from_model` makes a block of the model itself.
+
     :param graph: the declaration.
     :param sites: names of blocks that are sites; or a dict from site to block, or to the
         :class:`~ebmpp.ppl.layout.Layout` of several blocks in one array. The visible blocks unless given.
