@@ -95,12 +95,12 @@ def split_blocks(families: Mapping[str, Family], factors: Iterable[Factor]) -> d
     for block, edges in found.items():
         inside = tuple(f for f in factors if any(b == block for b, _ in f.lateral))
         others = tuple(f for f in factors if block in f.blocks and f not in inside)
-        colors = _color_units(families[block].size, np.concatenate(edges))
+        colors = color_units(families[block].size, np.concatenate(edges))
         made[block] = SplitBlock(block, families[block], colors, inside, others)
     return made
 
 
-def _color_units(size: int, edges: np.ndarray) -> np.ndarray:
+def color_units(size: int, edges: np.ndarray) -> np.ndarray:
     """Colours, component by component, so that components alike (replicas, say) are coloured alike."""
     graph = nx.empty_graph(size)
     graph.add_edges_from(edges.tolist())

@@ -10,6 +10,7 @@ from ebmpp.ppl.expectation import composite_expectation
 from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock, gibbs_fn
 from ebmpp.ppl.intractable import check_model
 from ebmpp.ppl.layout import Layout
+from ebmpp.ppl.model_block import ModelBlock, ModelBlockState
 
 __all__ = [
     "BlockState",
@@ -21,6 +22,8 @@ __all__ = [
     "ExchangeState",
     "GibbsBlock",
     "Layout",
+    "ModelBlock",
+    "ModelBlockState",
     "check_model",
     "composite_expectation",
     "gibbs_fn",

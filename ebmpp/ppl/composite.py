@@ -21,6 +21,7 @@ from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.ppl import binding
 from ebmpp.ppl.gibbs_block import GibbsBlock
+from ebmpp.ppl.model_block import ModelBlock
 from ebmpp.ppl.sites import Call, Rows
 
 
@@ -51,7 +52,7 @@ class Conjugate:
         checks.instance("Conjugate: initial", self.initial, dist.Distribution, "a NumPyro distribution")
 
 
-Step = GibbsBlock | Conjugate
+Step = GibbsBlock | ModelBlock | Conjugate
 
 
 class CompositeState(NamedTuple):
@@ -80,14 +81,16 @@ class CoupledComposite(MCMCKernel):
 
     A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two chains would be given
     the same values of the other sites. Here the whole composite is coupled: blocks of a graph by maximal
-    couplings layer by layer, other sites by :class:`Conjugate`. Meeting times and unbiased estimates
+    couplings layer by layer, those of :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` by maximal
+    couplings unit by unit, other sites by :class:`Conjugate`. Meeting times and unbiased estimates
     (:func:`ebmpp.ppl.composite_expectation`) of the posterior of a NumPyro model follow. A pair meets when
     all sites and latent blocks are equal, and stays together. Use ``num_warmup=0``.
 
-    :param steps: :class:`~ebmpp.GibbsBlock` and :class:`Conjugate` objects, in the order of a sweep. They are
-        the posterior: no model is looked at (``GibbsBlock.verify`` does).
+    :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``) and :class:`Conjugate`
+        objects, in the order of a sweep. They are the posterior: no model is looked at (``verify`` of a block
+        does).
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: of the layers of the graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
+    :param coupling: of the layers of graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
     :raises ArgumentError: for a step that is neither, a lag below 1, an unknown coupling, or a site in two
         steps.
 
@@ -122,7 +125,7 @@ class CoupledComposite(MCMCKernel):
         names: list[str] = []
         wanted = "a GibbsBlock or a Conjugate"
         for step in self.steps:
-            checks.instance("CoupledComposite: a step", step, (GibbsBlock, Conjugate), wanted)
+            checks.instance("CoupledComposite: a step", step, (GibbsBlock, ModelBlock, Conjugate), wanted)
             names.extend(_names(step))
             if isinstance(step, GibbsBlock):
                 couplings.resolve(coupling, step.within.layers)
@@ -140,7 +143,10 @@ class CoupledComposite(MCMCKernel):
             if isinstance(step, Conjugate):
                 z[step.site] = jnp.asarray(given.get(step.site, step.initial.sample(key)))
                 continue
-            drawn = {site: _uniform(step, site, key) for site in step.within.layouts}
+            if isinstance(step, ModelBlock):
+                drawn = step.uniform(key)
+            else:
+                drawn = {site: _uniform(step, site, key) for site in step.within.layouts}
             z |= {site: jnp.asarray(given.get(site, v)) for site, v in drawn.items()}
         for index, step in enumerate(self.steps):
             if isinstance(step, GibbsBlock):
@@ -158,6 +164,10 @@ class CoupledComposite(MCMCKernel):
                 law = step.conditional(z, *call.args, **call.kwargs)
                 z[step.site] = law.sample(jax.random.fold_in(key, t)).astype(z[step.site].dtype)
                 continue
+            if isinstance(step, ModelBlock):
+                own, around = _own(step, z), _around(step, z, call)
+                z |= step.advance(own, around, random.fold_in(random.key_pair(key), t))[0]
+                continue
             made, own = _bind(step, z, call)
             x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), made.keys(key, t))
             z |= _taken(step, x, own)
@@ -170,7 +180,7 @@ class CoupledComposite(MCMCKernel):
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             together = _equal(z, y)
-            move = _conjugate if isinstance(step, Conjugate) else self._block
+            move = _MOVES.get(type(step), self._block)
             *new, wrong = move(step, z, y, jax.random.fold_in(rng_key, index), t, call)
             broken |= wrong
             # equal chains stay equal, whatever the last bits of their conditionals say
@@ -236,10 +246,19 @@ class CoupledComposite(MCMCKernel):
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
+def _model(step: ModelBlock, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
+    keys = random.fold_in(random.key_pair(key), t)
+    chains = [(_own(step, chain), _around(step, chain, call)) for chain in (z, y)]
+    return list(step.couple(chains[0], chains[1], keys))
+
+
 def _conjugate(step: Conjugate, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
     laws = (step.conditional(chain, *call.args, **call.kwargs) for chain in (z, y))
     *drawn, sound = maximal(jax.random.fold_in(key, t), *laws)
     return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
+
+
+_MOVES = {Conjugate: _conjugate, ModelBlock: _model}
 
 
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
@@ -280,20 +299,31 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 
 
 def _sites(step: Step) -> tuple[str, ...]:
-    return (step.site,) if isinstance(step, Conjugate) else tuple(step.within.layouts)
+    if isinstance(step, GibbsBlock):
+        return tuple(step.within.layouts)
+    return (step.site,) if isinstance(step, Conjugate) else step.sites
 
 
 def _names(step: Step) -> tuple[str, ...]:
-    return _sites(step) if isinstance(step, Conjugate) else (*_sites(step), *step.within.latents)
+    return (*_sites(step), *step.within.latents) if isinstance(step, GibbsBlock) else _sites(step)
+
+
+def _own(step: Step, z: Rows) -> dict[str, Array]:
+    return {site: z[site] for site in _sites(step)}
+
+
+def _around(step: Step, z: Rows, call: Call) -> Call:
+    """The call with the other sites in ``z`` as siblings."""
+    names = _names(step)
+    return call._replace(siblings={name: v for name, v in z.items() if name not in names})
 
 
 def _bind(
     step: GibbsBlock, z: Rows, call: Call, check: bool = False
 ) -> tuple[binding.Bound, dict[str, Array]]:
     """The step's graph given the other sites in ``z``, and the step's own sites."""
-    own = {site: z[site] for site in step.within.layouts}
-    siblings = {name: v for name, v in z.items() if name not in _names(step)}
-    return step.within.bind(own, call._replace(siblings=siblings), check), own
+    own = _own(step, z)
+    return step.within.bind(own, _around(step, z, call), check), own
 
 
 def _latents(step: GibbsBlock, z: Rows) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph as a block of a NumPyro model's Gibbs sampler."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +11,14 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
-from ebmpp.errors import IntractableError, StateError
+from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
-from ebmpp.kernels.base import Init, Kwargs, is_batched
+from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, gibbs
 from ebmpp.ppl import binding
-from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, verify
+from ebmpp.ppl.model_block import ModelBlock, ModelFunction
+from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, one_chain, plain, verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
 
@@ -46,6 +47,8 @@ class GibbsBlock(SiteKernel):
     else: the energy prior, and a factor for each likelihood that reads them. :meth:`verify` compares it
     with the model. Blocks of the graph that are no site (the latent units of a Boltzmann machine that is
     the prior of an image) are sampled along.
+
+    Discrete sites need no graph: :meth:`from_model` makes a block of the model itself.
 
     :param graph: the declaration.
     :param sites: names of blocks that are sites; or a dict from site to block, or to the
@@ -109,6 +112,71 @@ class GibbsBlock(SiteKernel):
         self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.within = Surroundings(graph, sites, params, given, log_weight)
 
+    @classmethod
+    def from_model(
+        cls,
+        model: Callable[..., Any],
+        sites: Sequence[str],
+        *model_args: Any,
+        num_sweeps: int = 1,
+        unit_by_unit: bool = False,
+        **model_kwargs: Any,
+    ) -> ModelBlock:
+        """A block that follows from the model: no graph, and no field written by hand.
+
+        The sites take finitely many values: Bernoulli, Categorical, Binomial, DiscreteUniform,
+        :class:`~ebmpp.EnergyDistribution`, or any law whose support is an interval of whole numbers. Which of
+        their units interact is read off the traced program of the model's log density, with plates, masks,
+        scales and ``obs`` as the model has them, and errs toward interacting: a primitive that is not known
+        reads all that it is given. Units that do not interact form a layer, and a layer is drawn at once: all
+        its units are set to each of their K values in turn, and K evaluations give every unit's conditional.
+        A mixture's assignments are one layer, a hidden Markov chain two, a lattice two. ``verify`` compares
+        the conditionals with the model.
+
+        :param model: a NumPyro model, conditioned on the data.
+        :param sites: names of its latent sites that the block draws.
+        :param model_args: the model's arguments. Arrays may have other values when the block runs; other
+            shapes, other numbers, and other values of index arrays that decide who interacts need another
+            block, which an error tells.
+        :param num_sweeps: sweeps a step.
+        :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact, at
+            K evaluations of the whole model for each unit.
+        :param model_kwargs: the model's keyword arguments; none can be called like the two options.
+        :raises StateError: for sites that the model has not, subsampled plates, or another latent site that
+            is summed out by enumeration.
+        :raises IntractableError: for sites of infinitely many values, or values that depend on other sites;
+            and where hardly two units can be drawn at once, unless ``unit_by_unit``, with what it would cost.
+
+        **References**
+
+        1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
+           of images*.
+
+        **Example**
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
+        >>> from numpyro.infer import MCMC, NUTS, Gibbs
+        >>> def model(y):
+        ...     means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1))
+        ...     with numpyro.plate("points", len(y)):
+        ...         z = numpyro.sample("z", dist.Categorical(jnp.array([0.5, 0.5])))
+        ...         numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
+        >>> y = jnp.array([-2.1, 1.9, -1.0, 2.5, 0.1])
+        >>> block = ebmpp.GibbsBlock.from_model(model, ["z"], y)
+        >>> block.layers["z"].tolist()
+        [0, 0, 0, 0, 0]
+        >>> law = block.log_conditionals({"z": jnp.zeros(5, int), "means": jnp.array([-2.0, 2.0])})
+        >>> jnp.exp(law["z"])[:2, 1].round(3).tolist()
+        [0.0, 1.0]
+        >>> mcmc = MCMC(Gibbs([(block, ["z"]), (NUTS(model), None)]), num_warmup=20, num_samples=20,
+        ...             progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> mcmc.get_samples()["z"].shape
+        (20, 5)
+        """
+        options = {"num_sweeps": num_sweeps, "unit_by_unit": unit_by_unit}
+        return ModelBlock(model, sites, model_args, model_kwargs, **options)
+
     def __repr__(self) -> str:
         return f"GibbsBlock({self.graph!r}, sites={list(self.within.layouts)})"
 
@@ -142,14 +210,9 @@ class GibbsBlock(SiteKernel):
         :raises ParameterError: for params that do not fit.
         """
         del num_warmup
-        if is_batched(rng_key):
-            raise StateError(
-                "GibbsBlock runs one chain a key, like numpyro.infer.Gibbs: for many chains use "
-                'chain_method="parallel", "sequential" or jax.vmap'
-            )
+        one_chain(rng_key)
         if not init_params:
             raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.within.layouts)}")
-        plain = lambda v: v.astype(jnp.int8) if v.dtype == bool else v  # NumPyro's summary fails on booleans
         values = {site: plain(jnp.asarray(v)) for site, v in init_params.items()}
         self.within.batch_of(values)
         for site, layout in self.within.layouts.items():
@@ -190,17 +253,18 @@ class GibbsBlock(SiteKernel):
 
 
 def gibbs_fn(
-    graph: FactorGraph,
+    graph: FactorGraph | ModelBlock,
     sites: Sites = None,
     params: Mapping[str, Any] | Callable[..., Any] | None = None,
     **options: Any,
-) -> "GibbsFunction":
+) -> "GibbsFunction | ModelFunction":
     """The same update as a function for :class:`numpyro.infer.HMCGibbs`.
 
     HMCGibbs does not pass the model's arguments on, so functions among ``params`` are of the sibling sites'
     values alone, and there is no state but the sites: latent blocks are drawn afresh every time.
 
-    :param graph: the declaration.
+    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, which says all, and keeps the
+        model's arguments that it was made for.
     :param sites: as for :class:`GibbsBlock`.
     :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``.
     :param options: the other arguments of :class:`GibbsBlock`, but ``init``.
@@ -215,6 +279,12 @@ def gibbs_fn(
     >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape
     (6,)
     """
+    if isinstance(graph, ModelBlock):
+        if sites is not None or params is not None or options:
+            raise ArgumentError(
+                "gibbs_fn: a block of GibbsBlock.from_model has its sites and options already"
+            )
+        return ModelFunction(graph)
     block = GibbsBlock(graph, sites, params, **options)
     clash = graph.interacting(block.within.latents)
     if clash:

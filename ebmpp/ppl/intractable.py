@@ -18,15 +18,16 @@ from ebmpp.errors import IntractableError
 from ebmpp.ppl.distribution import TWO_WAYS_OUT, EnergyDistribution
 
 
-def _base(fn: dist.Distribution) -> dist.Distribution:
+def base_law(fn: dist.Distribution) -> dist.Distribution:
+    """A distribution without what plates, events and masks wrap it in."""
     wrappers = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
-    return _base(fn.base_dist) if isinstance(fn, wrappers) else fn
+    return base_law(fn.base_dist) if isinstance(fn, wrappers) else fn
 
 
 def _energy_sites(trace: dict[str, Any]) -> Iterator[tuple[str, EnergyDistribution]]:
     """The sites whose law has no log Z."""
     for name, site in trace.items():
-        law = _base(site["fn"]) if site["type"] == "sample" else None
+        law = base_law(site["fn"]) if site["type"] == "sample" else None
         if isinstance(law, EnergyDistribution) and not law.has_log_partition:
             yield name, law
 

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.kernels.base import Kwargs
+from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves import gibbs
 from ebmpp.ppl import binding
 from ebmpp.ppl.layout import Layout
 
-_TRIES = 3  # values of the siblings, between which a model and a graph are compared
-_STATES = 6  # states of the sites at each
+TRIES = 3  #: values of the siblings, between which a model and a graph are compared
+STATES = 6  #: states of the sites at each
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
 
@@ -62,6 +62,20 @@ class SiteKernel(MCMCKernel):
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
         """Identity."""
         return identity
+
+
+def one_chain(rng_key: Array) -> None:
+    """:raises StateError: for keys of many chains."""
+    if is_batched(rng_key):
+        raise StateError(
+            "GibbsBlock runs one chain a key, like numpyro.infer.Gibbs: for many chains use "
+            'chain_method="parallel", "sequential" or jax.vmap'
+        )
+
+
+def plain(value: Array) -> Array:
+    """A site's value, in whole numbers where it came as booleans: NumPyro's summary fails on those."""
+    return value.astype(jnp.int8) if value.dtype == bool else value
 
 
 class _Seen(dict):
@@ -283,7 +297,7 @@ def verify(
     if clash:
         raise IntractableError(f"latent blocks {clash[0]} interact: their sum has no closed form to compare")
     theirs, ours = [], []
-    for number in range(_TRIES):
+    for number in range(TRIES):
         k = jax.random.fold_in(key, number)
         found = prototype_trace(model, k, model_args, model_kwargs)
         values = {name: found[name]["value"] for name in latent_sample_sites(found)}
@@ -294,12 +308,12 @@ def verify(
         own = {name: values[name] for name in within.layouts}
         batch = within.batch_of(own)
         made = within.bind(own, Call(siblings, model_args, model_kwargs), check=True)
-        for index in range(_STATES):
+        for index in range(STATES):
             x = gibbs.initial_rows(within.graph, within.site_blocks, made.keys(k, index)) | made.clamped
             sites = within.to_sites(x, own, batch)
             theirs.append(log_density(model, model_args, model_kwargs, siblings | sites)[0])
             ours.append(_log_density(within, made, x))
-    _compare(np.asarray(theirs), np.asarray(ours), within, tolerance)
+    compare(np.asarray(theirs), np.asarray(ours), list(within.layouts), tolerance)
 
 
 def _log_density(within: Surroundings, made: Any, x: dict[str, Array]) -> Array:
@@ -309,15 +323,19 @@ def _log_density(within: Surroundings, made: Any, x: dict[str, Array]) -> Array:
     return value if made.log_weight is None else value + jnp.sum(made.log_weight(x))
 
 
-def _compare(theirs: np.ndarray, ours: np.ndarray, within: Surroundings, tolerance: float) -> None:
-    theirs, ours = (a.reshape(_TRIES, _STATES) for a in (theirs, ours))
+def compare(theirs: np.ndarray, ours: np.ndarray, sites: Sequence[str], tolerance: float) -> None:
+    """That two log densities change alike from state to state, ``TRIES`` times ``STATES`` of them.
+
+    :raises StateError: where they do not.
+    """
+    theirs, ours = (a.reshape(TRIES, STATES) for a in (theirs, ours))
     change, own = (a[:, 1:] - a[:, :-1] for a in (theirs, ours))
     scale = np.abs(change).max() + np.abs(own).max() + 1e-6 * np.abs(theirs).max() / tolerance
     gap = np.abs(change - own)
     if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
         worst = np.unravel_index(np.nanargmax(np.where(np.isfinite(gap), gap, np.inf)), gap.shape)
         raise StateError(
-            f"the block is not the posterior of sites {list(within.layouts)}: between two states the "
+            f"the block is not the posterior of sites {list(sites)}: between two states the "
             f"model's log density changes by {change[worst]:.6g}, and the block's by {own[worst]:.6g}. Is "
             "there a factor for each likelihood that reads the sites, and the energy of their prior once?"
         )

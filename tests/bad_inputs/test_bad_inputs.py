@@ -13,6 +13,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
@@ -55,6 +56,10 @@ def estimate(graph=RBM, params=PARAMS, fn=lambda x: x["v"], **options: Any) -> A
 def tempered(betas: Any = (0, 1), **options: Any) -> Any:
     options = {"rng_key": KEY, "num_pairs": 4, **options}
     return ebmpp.kernels.tempered_expectation(RBM, PARAMS, lambda x: x["v"], betas=betas, **options)
+
+
+def coins() -> None:
+    numpyro.sample("z", dist.Bernoulli(0.5).expand([3]).to_event(1))
 
 
 def composite(fn=lambda s: s["v"], **options: Any) -> Any:

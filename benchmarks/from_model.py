@@ -1,0 +1,239 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that follow from a NumPyro model: a mixture, a hidden Markov chain, spike and slab.
+
+``python benchmarks/from_model.py`` makes each block with ``GibbsBlock.from_model``, tells how long that takes
+and how long a draw of all units takes (compiled, minimum of several), and checks the draws: the chain against
+its exact smoother, spike and slab against NumPyro's DiscreteHMCGibbs.
+"""
+
+import argparse
+from collections.abc import Callable
+import time
+from typing import Any
+
+import arviz_base
+import arviz_stats
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs, Gibbs
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+import ebmpp
+
+COMPONENTS, STATES = 5, 5
+
+
+def mixture(y: Array) -> None:
+    """Gaussians in the plane; the assignments are one layer."""
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(COMPONENTS)))
+    means = numpyro.sample("means", dist.Normal(0, 5).expand([COMPONENTS, 2]).to_event(2))
+    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    with numpyro.plate("points", len(y)):
+        z = numpyro.sample("z", dist.Categorical(weights))
+        numpyro.sample("y", dist.Normal(means[z], scale).to_event(1), obs=y)
+
+
+def summed_mixture(y: Array) -> None:
+    """The same, with the assignments summed out by hand."""
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(COMPONENTS)))
+    means = numpyro.sample("means", dist.Normal(0, 5).expand([COMPONENTS, 2]).to_event(2))
+    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    parts = dist.Normal(means, scale).to_event(1)
+    with numpyro.plate("points", len(y)):
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), parts), obs=y)
+
+
+def chain(y: Array, log_rows: Array) -> None:
+    """A hidden Markov chain with known transitions; two layers."""
+    z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(STATES)).expand([len(y)]).to_event(1))
+    numpyro.factor("moves", log_rows[z[:-1], z[1:]].sum())
+    numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y)
+
+
+def spike_and_slab(y: Array) -> None:
+    """Indicators under an Ising chain, each of which switches its own effect; two layers."""
+    with numpyro.plate("units", len(y)):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        b = numpyro.sample("b", dist.Normal(0, 2))
+        numpyro.sample("y", dist.Normal(z * b, 0.5), obs=y)
+    numpyro.factor("chain", 0.6 * (z[1:] == z[:-1]).sum())
+
+
+def points(count: int) -> Array:
+    """Around five places."""
+    rng = np.random.default_rng(0)
+    places = rng.normal(0, 5, (COMPONENTS, 2))
+    return jnp.asarray(places[rng.integers(COMPONENTS, size=count)] + rng.normal(size=(count, 2)))
+
+
+def chain_data(count: int) -> tuple[Array, Array]:
+    """Observations, and log transitions."""
+    rng = np.random.default_rng(1)
+    rows = 0.8 * np.eye(STATES) + 0.2 * rng.dirichlet(np.ones(STATES), STATES)
+    z = np.zeros(count, int)
+    for t in range(1, count):
+        z[t] = rng.choice(STATES, p=rows[z[t - 1]])
+    return jnp.asarray(z + rng.normal(size=count)), jnp.log(jnp.asarray(rows))
+
+
+def smoother(y: np.ndarray, log_rows: np.ndarray) -> np.ndarray:
+    """P(z_t | y) of all t, forward and backward, in numpy."""
+    rows, likely = np.exp(log_rows), np.exp(-0.5 * (y[:, None] - np.arange(STATES)) ** 2)
+    ahead, back = np.ones_like(likely), np.ones_like(likely)
+    for t in range(len(y)):
+        ahead[t] = likely[t] * (ahead[t - 1] @ rows if t else 1 / STATES)
+        ahead[t] /= ahead[t].sum()
+    for t in range(len(y) - 2, -1, -1):
+        back[t] = rows @ (likely[t + 1] * back[t + 1])
+        back[t] /= back[t].sum()
+    return ahead * back / (ahead * back).sum(1, keepdims=True)
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def declared(model: Callable, *args: Any) -> Any:
+    """The block, and how long it took."""
+    begin = time.perf_counter()
+    block = ebmpp.GibbsBlock.from_model(model, ["z"], *args)
+    spent = time.perf_counter() - begin
+    size = block.layers["z"].size
+    print(f"  declared in {spent:.2f} s: {size} units in {block.layers['z'].max() + 1} layers", flush=True)
+    return block
+
+
+def started(model: Callable, *args: Any) -> dict[str, Array]:
+    """A draw of the prior."""
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args)
+    drawn = (n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"])
+    return {name: jnp.asarray(trace[name]["value"]) for name in drawn}
+
+
+def draw_time(block: Any, model: Callable, args: tuple, repeats: int) -> None:
+    """Print the milliseconds of a draw of all units; a call each: a loop would hoist the laws."""
+    values = started(model, *args)
+    siblings = {name: v for name, v in values.items() if name != "z"}
+    state = block.init(jax.random.key(0), 0, {"z": values["z"]}, args, {"_gibbs_sites": siblings})
+    step = jax.jit(lambda state, siblings: block.sample(state, args, {"_gibbs_sites": siblings}))
+    state, times = jax.block_until_ready(step(state, siblings)), []
+    for _ in range(20 * repeats):
+        begin = time.perf_counter()
+        state = jax.block_until_ready(step(state, siblings))
+        times.append(time.perf_counter() - begin)
+    print(
+        f"  a draw of all units: {1e3 * min(times):.3f} ms (median {1e3 * np.median(times):.3f})", flush=True
+    )
+
+
+def sampled(name: str, kernel: Any, args: tuple, warmup: int, samples: int, sites: list[str]) -> dict:
+    """Draws, with the effective sample size a second, compilation left out, printed."""
+    mcmc = MCMC(kernel, num_warmup=warmup, num_samples=1, progress_bar=False)
+    mcmc.run(jax.random.key(0), *args)
+    start = mcmc.last_state
+    one = lambda s, _: (s := kernel.sample(s, args, {}), {site: s.z[site] for site in sites})
+    loop = jax.jit(lambda s: jax.lax.scan(one, s, None, samples)[1])
+    jax.block_until_ready(loop(start))
+    begin = time.perf_counter()
+    draws = {site: np.asarray(v, float) for site, v in loop(start).items()}
+    spent = time.perf_counter() - begin
+    sorted_up = {site: np.sort(v, -2) if site == "means" else v for site, v in draws.items()}
+    ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in sorted_up.items()}}))
+    least = min(float(v.min()) for v in ess.data_vars.values())
+    print(
+        f"  {name:22} {1e3 * spent / samples:8.2f} ms a step, ESS a second {least / spent:8.1f}", flush=True
+    )
+    return draws
+
+
+def agreement(first: np.ndarray, second: np.ndarray) -> str:
+    """Means of two runs in standard errors of their difference, from batches."""
+    means = [a.reshape(20, -1, a.shape[-1]).mean(1) for a in (first, second)]
+    error = np.sqrt(sum(m.var(0, ddof=1) / len(m) for m in means)) + 1e-9
+    z = (means[0].mean(0) - means[1].mean(0)) / error
+    return f"z rms {np.sqrt((z**2).mean()):.2f}, largest {np.abs(z).max():.1f} of {len(z)}"
+
+
+def mixtures(args: argparse.Namespace) -> None:
+    """A mixture of 5 Gaussians: 20,000 points by the block; 1000 beside NumPyro's kernels."""
+    print("mixture, 20,000 points")
+    y = points(20_000)
+    draw_time(declared(mixture, y), mixture, (y,), args.repeats)
+    print("mixture, 1000 points: the least ESS of the sorted means, scale and weights")
+    y, sites = points(1000), ["means", "scale"]
+    block = ebmpp.GibbsBlock.from_model(mixture, ["z"], y)
+    init = numpyro.infer.init_to_value(values={"means": jnp.asarray(centres(y)), "scale": 1.0})
+    nuts = lambda model: NUTS(model, init_strategy=init)
+    kernels = {
+        "from_model and NUTS": Gibbs([(block, ["z"]), (nuts(mixture), None)]),
+        "NUTS, summed by hand": nuts(summed_mixture),
+    }
+    for name, kernel in kernels.items():
+        sampled(name, kernel, (y,), 300, args.samples, sites)
+
+
+def centres(y: Array) -> np.ndarray:
+    """Means of the components that the points were made with."""
+    places = np.random.default_rng(0).normal(0, 5, (COMPONENTS, 2))
+    return places.astype(np.asarray(y).dtype)
+
+
+def chains(args: argparse.Namespace) -> None:
+    """A hidden Markov chain of length 2000 against its exact smoother."""
+    print("hidden Markov chain, 2000 steps of 5 states")
+    y, log_rows = chain_data(2000)
+    block = declared(chain, y, log_rows)
+    draw_time(block, chain, (y, log_rows), args.repeats)
+    exact = smoother(np.asarray(y, float), np.asarray(log_rows, float))
+    state = lambda key: block.init(key, 0, {"z": jnp.zeros(2000, int)}, (y, log_rows), {})
+    one = lambda s, _: (s := block.sample(s, (y, log_rows), {}), jax.nn.one_hot(s.z["z"], STATES))
+
+    def mean(key: Array) -> Array:
+        warm = jax.lax.fori_loop(0, 500, lambda _, s: one(s, None)[0], state(key))
+        add = lambda _, carry: (lambda s, hot: (s, carry[1] + hot))(*one(carry[0], None))
+        return jax.lax.fori_loop(0, args.samples, add, (warm, jnp.zeros((2000, STATES))))[1] / args.samples
+
+    each = np.asarray(jax.jit(jax.vmap(mean))(jax.random.split(jax.random.key(0), 8)), float)
+    error = np.maximum(each.std(0, ddof=1) / np.sqrt(len(each)), 1e-9)
+    gap, doubtful = each.mean(0) - exact, (exact > 0.05) & (exact < 0.95)
+    rms = np.sqrt(np.median((gap / error)[doubtful] ** 2) / 0.506)  # of t with 7 degrees the median square
+    print(
+        f"  8 chains of {args.samples} sweeps: largest error of P(z_t = k | y) {np.abs(gap).max():.4f}, rms "
+        f"{np.sqrt((gap**2).mean()):.4f}, z by its median {rms:.2f} of {doubtful.sum()} probabilities in "
+        "doubt"
+    )
+
+
+def indicators(args: argparse.Namespace) -> None:
+    """Spike and slab: 500 indicators by both, and agreement on ten."""
+    for size in (10, 500):
+        print(f"spike and slab, {size} indicators under an Ising chain")
+        y = jnp.asarray(np.random.default_rng(2).normal(0, 1.5, size))
+        block = declared(spike_and_slab, y)
+        draw_time(block, spike_and_slab, (y,), args.repeats)
+        ours = Gibbs([(block, ["z"]), (NUTS(spike_and_slab), None)])
+        kernels = {"from_model and NUTS": ours, "DiscreteHMCGibbs": DiscreteHMCGibbs(NUTS(spike_and_slab))}
+        count = 10 * args.samples if size == 10 else args.samples // 5
+        found = [sampled(n, k, (y,), 200, count, ["z"])["z"] for n, k in kernels.items()]
+        print(f"  P(z = 1) of both: {agreement(*found)}")
+
+
+def main() -> None:
+    """Print all parts, or those that are named."""
+    parts = {"mixture": mixtures, "chain": chains, "indicators": indicators}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=list(parts), help=f"of {', '.join(parts)}")
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    for part in args.parts:
+        parts[part](args)
+
+
+if __name__ == "__main__":
+    main()

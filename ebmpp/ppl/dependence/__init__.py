@@ -1,0 +1,9 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Which units of a traced log density interact, and what it is a sum of."""
+
+from ebmpp.ppl.dependence.program import Program
+from ebmpp.ppl.dependence.terms import Terms
+from ebmpp.ppl.dependence.unit_sets import UnitSets
+
+__all__ = ["Program", "Terms", "UnitSets"]
