@@ -86,7 +86,8 @@ class ModelBlock(SiteKernel):
 
     def __repr__(self) -> str:
         made = f"GibbsBlock.from_model({self.posterior.model!r}, {list(self.sites)})"
-        return f"{made}: {self.conditionals.size} units, {self.conditionals.num_layers} layers"
+        num = self.conditionals.num_layers
+        return f"{made}: {self.conditionals.size} units, {num} layer{'s' * (num > 1)}"
 
     def __reduce__(self) -> tuple:
         options = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
