@@ -10,7 +10,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, PCD, Bernoulli, Gaussian, Spin, exact, layered
+from ebmpp import CD, PCD, Bernoulli, Bias, Bilinear, FactorGraph, Gaussian, Spin, exact, layered
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import Batch, MeanField
@@ -47,6 +47,22 @@ def test_passes_climb_the_bound_to_a_fixed_point_below_the_likelihood() -> None:
     np.testing.assert_allclose(bounds[3], bounds[4], atol=1e-5)
     truth = exact.log_likelihood(DEEP, PARAMS, ROWS) + exact.log_partition(DEEP, PARAMS)
     assert (bounds[3] < np.asarray(truth)).all()
+
+
+def test_a_pass_goes_up_from_the_visible_blocks_however_they_are_declared() -> None:
+    """The first layer begins from what the row says, and the middle of the upper one, not from its bias."""
+    graph = FactorGraph(
+        {"v": Bernoulli(3)},
+        {"top": Bernoulli(2), "low": Bernoulli(4)},
+        [Bias("top"), Bias("v"), Bias("low"), Bilinear("top", "low"), Bilinear("v", "low")],
+    )
+    params = random_params(graph, seed=2, scale=1.0) | {"top": jnp.full(2, 9.0)}
+    p = {name: np.asarray(a, float) for name, a in params.items()}
+    on = lambda eta: 1 / (1 + np.exp(-eta))
+    low = on(p["low"] + np.asarray(ROWS["v"]) @ p["v:low"] + 0.5 * p["top:low"].sum(0))
+    made = MeanField(1).statistics(graph, params, ROWS)
+    np.testing.assert_allclose(made["low"], low, atol=1e-5)
+    np.testing.assert_allclose(made["top"], on(p["top"] + low @ p["top:low"].T), atol=1e-5)
 
 
 def test_no_product_of_units_nearby_has_a_higher_bound() -> None:
