@@ -334,7 +334,7 @@ def mixture(args: argparse.Namespace) -> list[dict[str, Any]]:
             row = {"pairs": label, "mean_after_lag": float(tau.mean()), "max_after_lag": int(tau.max())}
             row |= {"lag": lag, "sweep": seconds / plain, "sweeps_for_a_draw": float(np.mean(costs))}
             row |= {"error": float(np.std(costs, ddof=1) / len(costs) ** 0.5)}
-            row |= {"acceptance": found.acceptance}
+            row |= {"acceptance": found.acceptance} if chosen else {}
             made.append(told | row)
             print(json.dumps(made[-1]), flush=True)
     return made

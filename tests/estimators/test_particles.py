@@ -70,7 +70,7 @@ def test_gradients_are_unbiased(name: str) -> None:
     made = draws(graph, params, ParticleUCD(num_particles=6, path=path, evenness=0.5, max_rungs=8), before)
     assert_unbiased(graph, params, made)
     assert made.metrics["meeting_time_max"].max() > 1 and not made.metrics["num_unmet"].any()
-    assert made.metrics["acceptance"].mean() < 0.95
+    assert made.metrics["acceptance"].mean() < 0.97
 
 
 def test_more_pairs_and_a_longer_window_are_unbiased_and_vary_less() -> None:
