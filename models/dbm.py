@@ -155,7 +155,7 @@ def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
     if rows is not None and rows.grey is not None:
         fit = common.train(
             dbm,
-            rbm_likelihood.batches(rows.grey, args.batch_size, args.seed, rows.shape),
+            digit_images.batches(rows.grey, args.batch_size, args.seed, rows.shape),
             args,
             estimator(args),
             rbm_likelihood.optimizer(args.rate, args.steps, _WARM),

@@ -3,6 +3,7 @@
 """Images for the programs here: scikit-learn's digits, MNIST from files that you have, or any IDX file."""
 
 import argparse
+from collections.abc import Callable, Iterator
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -56,6 +57,39 @@ def independent_pixels(train: np.ndarray, held_out: np.ndarray) -> float:
     rate = (train.sum(0) + 1) / (len(train) + 2)
     each = held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)
     return float(each.reshape(len(each), -1).sum(1).mean())
+
+
+# -- rows that are drawn anew ----------------------------------------------------------------------
+
+_MOVED = 0.1  # of the rows of a batch
+_WAYS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])  # of a pixel
+
+
+def moved(rows: np.ndarray, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
+    """Rows of which some show their image a pixel farther up, down, left or right; what comes in is dark."""
+    which = np.flatnonzero(generator.random(len(rows)) < _MOVED)
+    ways = 1 - _WAYS[generator.integers(len(_WAYS), size=len(which))]
+    framed = np.pad(rows[which].reshape(-1, *shape), ((0, 0), (1, 1), (1, 1)))
+    made = rows.copy()
+    for row, image, (top, left) in zip(which, framed, ways, strict=True):
+        made[row] = image[top : top + shape[0], left : left + shape[1]].ravel()
+    return made
+
+
+def batches(
+    grey: np.ndarray, size: int, seed: int, shape: tuple[int, int]
+) -> Callable[[], Iterator[np.ndarray]]:
+    """Epoch after epoch of rows in a fresh order, some moved, their pixels drawn anew."""
+
+    def drawn() -> Iterator[np.ndarray]:
+        generator = np.random.default_rng(seed)
+        while True:
+            order = generator.permutation(len(grey))
+            for first in range(0, len(order) - size + 1, size):
+                rows = moved(grey[order[first : first + size]], shape, generator)
+                yield (generator.random(rows.shape, np.float32) < rows).astype(np.float32)
+
+    return drawn
 
 
 # -- images of any kind ----------------------------------------------------------------------------

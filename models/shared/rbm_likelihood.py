@@ -31,7 +31,7 @@ It is also annealed from independent units to the model and back, and there are 
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import json
 import math
 from pathlib import Path
@@ -48,7 +48,7 @@ import optax
 import ebmpp
 from ebmpp import FactorGraph
 from ebmpp.errors import UnmetError
-from shared import common
+from shared import common, digit_images
 
 DEFAULTS = {
     "latent": 500,
@@ -59,8 +59,6 @@ DEFAULTS = {
     "rate": 0.1,
 }
 _DECAY, _MOMENTUM, _AVERAGED = 1e-4, 0.5, 0.1
-_MOVED = 0.1  # of the rows of a batch
-_WAYS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])  # of a pixel
 _POINTS = 10  # of the learning curve
 _ROWS = 10_000  # training rows at most whose likelihood is told
 _A_PARTICLE = 10  # of particle systems, for one of annealing
@@ -73,33 +71,6 @@ _MOST_SWEEPS = 2  # times the sweeps of a chain: how long pairs are watched
 
 
 # -- training --------------------------------------------------------------------------------------
-
-
-def moved(rows: np.ndarray, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
-    """Rows of which some show their image a pixel farther up, down, left or right; what comes in is dark."""
-    which = np.flatnonzero(generator.random(len(rows)) < _MOVED)
-    ways = 1 - _WAYS[generator.integers(len(_WAYS), size=len(which))]
-    framed = np.pad(rows[which].reshape(-1, *shape), ((0, 0), (1, 1), (1, 1)))
-    made = rows.copy()
-    for row, image, (top, left) in zip(which, framed, ways, strict=True):
-        made[row] = image[top : top + shape[0], left : left + shape[1]].ravel()
-    return made
-
-
-def batches(
-    grey: np.ndarray, size: int, seed: int, shape: tuple[int, int]
-) -> Callable[[], Iterator[np.ndarray]]:
-    """Epoch after epoch of rows in a fresh order, some moved, their pixels drawn anew."""
-
-    def drawn() -> Iterator[np.ndarray]:
-        generator = np.random.default_rng(seed)
-        while True:
-            order = generator.permutation(len(grey))
-            for first in range(0, len(order) - size + 1, size):
-                rows = moved(grey[order[first : first + size]], shape, generator)
-                yield (generator.random(rows.shape, np.float32) < rows).astype(np.float32)
-
-    return drawn
 
 
 def optimizer(rate: float, steps: int, warm: float = 0.0) -> optax.GradientTransformation:
@@ -143,7 +114,7 @@ def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[st
     curve = Curve(args.out / "curve.json", lambda params: _roughly(rbm, params, args), args.resume)
     fit = common.train(
         rbm,
-        data.train if data.grey is None else batches(data.grey, size, args.seed, data.shape),
+        data.train if data.grey is None else digit_images.batches(data.grey, size, args.seed, data.shape),
         args,
         ebmpp.estimators.Centered(args.chosen),
         optimizer=optimizer(args.rate, args.steps),

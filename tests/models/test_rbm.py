@@ -15,7 +15,7 @@ import jax
 import ebmpp
 from ebmpp.sampling.log_partition import LogPartition
 from models import rbm
-from shared import rbm_likelihood
+from shared import digit_images, rbm_likelihood
 
 PICTURES = {"learning_curve.png", "filters.png", "samples.png", "meeting_times.png"}
 TINY = ["--latent", "4", "--steps", "6", "--batch-size", "20", "--num-pairs", "8", "--no-progress"]
@@ -239,7 +239,7 @@ def test_batches_are_drawn_anew_each_epoch() -> None:
     grey = np.random.default_rng(0).random((50, 5, 5)).astype(np.float32)
     grey[:, [0, -1]], grey[:, :, [0, -1]] = 0, 0  # so that nothing is lost where an image moves
     grey[:, 2, 2] = 1  # certain, unless the image has moved
-    stream = rbm_likelihood.batches(grey.reshape(50, 25), 20, seed=1, shape=(5, 5))()
+    stream = digit_images.batches(grey.reshape(50, 25), 20, seed=1, shape=(5, 5))()
     batches = np.array([next(stream) for _ in range(800)])  # 400 epochs of two batches; ten rows left out
     assert set(np.unique(batches)) == {0.0, 1.0}
     ink = batches.reshape(-1, 25).sum(1).mean()
@@ -248,21 +248,21 @@ def test_batches_are_drawn_anew_each_epoch() -> None:
     missing = 0.1 * (1 - (grey[:, 2, [1, 3]].mean() + grey[:, [1, 3], 2].mean()) / 2)
     assert abs((batches[:, :, 12] == 0).mean() - missing) < 4 * np.sqrt(missing / 16_000)
     assert not (batches[0] == batches[2]).all()
-    again = rbm_likelihood.batches(grey.reshape(50, 25), 20, seed=1, shape=(5, 5))()
+    again = digit_images.batches(grey.reshape(50, 25), 20, seed=1, shape=(5, 5))()
     np.testing.assert_array_equal(next(again), batches[0])
 
 
 def test_images_move_by_a_pixel_in_four_ways() -> None:
     rows = np.zeros((4000, 9), np.float32)
     rows[:, 4] = 1
-    made = rbm_likelihood.moved(rows, (3, 3), np.random.default_rng(0))
+    made = digit_images.moved(rows, (3, 3), np.random.default_rng(0))
     assert (made.sum(1) == 1).all() and (rows[:, 4] == 1).all()
     counts = made.sum(0)
     assert (counts[[0, 2, 6, 8]] == 0).all()
     assert all(abs(c - 100) < 4 * np.sqrt(100) for c in counts[[1, 3, 5, 7]])
     edge = np.zeros((400, 9), np.float32)
     edge[:, 0] = 1
-    gone = rbm_likelihood.moved(edge, (3, 3), np.random.default_rng(1)).sum(1) == 0
+    gone = digit_images.moved(edge, (3, 3), np.random.default_rng(1)).sum(1) == 0
     assert 0 < gone.mean() < 0.15
 
 
