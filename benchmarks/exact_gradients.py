@@ -374,9 +374,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     made = parts[args.part](args)
     if made is not None:
+        name = "bars" if args.part == "table" else args.part
         file = args.out / "exact_gradients.json"
         before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        file.write_text(json.dumps(before | {args.part: made}, indent=1) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(before | {name: made}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
