@@ -52,7 +52,7 @@ class Method(NamedTuple):
     rate: float
     falls: bool = False
     """Whether the rate falls to a fiftieth, linearly."""
-    seconds: float = 600.0
+    seconds: float = 420.0
     """Of the processor, after which a run ends."""
 
 

@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def _quietly(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they warn of is counted
+        warnings.simplefilter("ignore")  # errors, spreads and effective sizes are told
         return call(*args, **options)
 
 

@@ -76,7 +76,7 @@ class Centered(Estimator):
         offsets at 0 and is the estimator inside.
     :param rates: relative rates of some factors, by name, above 0; the others have 1. They scale the centered
         gradient, so that biases go along with what their factors do: J D J^T g, which an optimiser that
-        scales the direction is not. A deep machine's upper weights want a tenth of the lower ones' rate.
+        scales the direction is not. A deep machine's upper layers want a third of the lowest one's.
     :raises ArgumentError: for an estimator that is none, or is centered already.
     :raises ArgumentError: for a sliding factor or rates out of range or unknown offsets.
 

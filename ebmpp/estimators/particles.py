@@ -263,12 +263,12 @@ class ParticleUCD(Estimator):
                 f"{least:.1%} of the particles effective: the params had moved further than the path could "
                 "follow. Take smaller steps or more particles"
             )
-        often = float(np.mean(told["evenness"] < 1 - _SLACK * (1 - self.evenness)))
-        if often <= _OFTEN:
+        uneven = told["evenness"] < 1 - _SLACK * (1 - self.evenness)
+        if uneven.sum() <= _OFTEN * uneven.size:
             return None
         return (
-            f"ParticleUCD: at {often:.0%} of the steps rungs were less than half as even as asked for "
-            f"(evenness={self.evenness:g}), at {np.nanmax(told['num_rungs']):.0f} rungs of at most "
+            f"ParticleUCD: at {uneven.mean():.0%} of the steps rungs were less than half as even as asked "
+            f"for (evenness={self.evenness:g}), at {np.nanmax(told['num_rungs']):.0f} rungs of at most "
             f"{self.max_rungs}: acceptance suffers, the gradient stays unbiased. Raise max_rungs or "
             "num_particles, or lower evenness"
         )

@@ -5,7 +5,7 @@
 Training is PCD with centered gradients: batches of 100 rows and 100 chains, momentum 0.5, a rate that falls
 linearly from 0.1 to 0, a weight decay of 1e-4, and the mean of the last tenth of the iterates, which is the
 model. With ``--binarize bernoulli`` a row is drawn anew each time it is seen, and one in ten is moved by a
-pixel: half of what a machine of 500 latents gains on training rows alone is then gained on others.
+pixel, which so far has not been shown to help beyond the error of log Z.
 
 Along the run and in the end log Z comes from particle systems, with the error of ten islands:
 
