@@ -13,7 +13,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -75,7 +75,7 @@ class ParticleUCD(Estimator):
     :param path: "line": straight from independent units at the data's base rates, best for large models.
         "training": along the params that training has been through, best where modes are far apart; it keeps
         ``max_rungs`` params.
-    :param num_pairs: pairs a step. Their mean is taken.
+    :param num_pairs: pairs a step. Their mean is taken; devices of a mesh run them side by side.
     :param k: first time that counts.
     :param m: last time that counts, at least k.
     :param num_sweeps: of blocked Gibbs at each rung.
@@ -216,18 +216,24 @@ class ParticleUCD(Estimator):
     def _pairs(
         self, graph: FactorGraph, params: Params, state: ParticleState, key: Key
     ) -> independence.PairOutcome:
-        """Pairs of chains of systems, with a leading axis."""
-        path, places, count = self._rungs(graph, params, state)
+        """Pairs of chains of systems, with a leading axis; devices of a mesh run theirs."""
 
-        def propose(keys: Array) -> tuple[Array, Params, Array]:
-            made = systems.begin(path, keys, self.num_particles)
-            made = systems.climb(path, places, 1, count, made, keys, self.num_sweeps)
-            return systems.total_log_z(made), system_values.energy_gradient(path, params, made), made.even
+        def some(numbers: Array, shared: tuple, *_: Any) -> tuple[independence.PairOutcome, tuple]:
+            path, places, count, params, key = shared
 
-        one = lambda i: independence.run_pair(
-            propose, params, random.fold_in(key, i), self.k, self.m, self.max_systems
-        )
-        return lax.map(one, jnp.arange(self.num_pairs))
+            def propose(keys: Array) -> tuple[Array, Params, Array]:
+                made = systems.begin(path, keys, self.num_particles)
+                made = systems.climb(path, places, 1, count, made, keys, self.num_sweeps)
+                negative = system_values.energy_gradient(path, params, made)
+                return systems.total_log_z(made), negative, made.even
+
+            one = lambda i: independence.run_pair(
+                propose, params, random.fold_in(key, i), self.k, self.m, self.max_systems
+            )
+            return lax.map(one, numbers), ()
+
+        shared = (*self._rungs(graph, params, state), params, key)
+        return sharding.apart(some, jnp.arange(self.num_pairs), shared, self.num_pairs)[0]
 
     def _log_z(self, graph: FactorGraph, state: ParticleState, pairs: independence.PairOutcome) -> Scalar:
         """log Z by the mean of each pair's first two systems."""

@@ -10,7 +10,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
@@ -57,7 +57,7 @@ def row_keys(key: Key, rows: int) -> Keys:
 @partial(jax.jit, static_argnums=(0, 1))  # in one program: op by op it compiles for seconds
 def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
     """Chains at initial draws of every block."""
-    return initial_rows(graph, graph.families, row_keys(key, count))
+    return sharding.rows(initial_rows(graph, graph.families, row_keys(key, count)))
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -149,6 +149,7 @@ class WeightedPCD(Estimator):
         none = jnp.zeros(islands)
         made = made._replace(resampled=none, least=none + num, even=none + 1)
         keys = random.fold_in(key, jnp.arange(islands))
+        made = made._replace(x=sharding.rows(made.x))
         return systems.climb(path, jnp.arange(3.0), 2, 3, made, keys, self.k)
 
     def caution(self, told: Mapping[str, np.ndarray]) -> str | None:

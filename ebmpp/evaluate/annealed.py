@@ -18,8 +18,9 @@ import numpy as np
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
@@ -166,6 +167,7 @@ def ais(
     ladder: str | Any = "linear",
     data: Data | None = None,
     reference: Mapping[str, Array] | None = None,
+    mesh: Mesh | None = None,
     progress_bar: bool = False,
 ) -> LogPartition:
     """log Z by annealed importance sampling, for any graph.
@@ -190,6 +192,8 @@ def ais(
         200 chains of 100 sweeps whose draws are used for nothing else.
     :param reference: natural parameters to start from, for some or all blocks
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
+    :param mesh: devices to share the particles, over the mesh's first axis; the weights are those of one
+        device, but for rounding.
     :param progress_bar: show one.
     :return: a :class:`LogPartition`.
     :raises ArgumentError: for numbers out of range, or a ladder that does not go from 0 to 1.
@@ -212,10 +216,12 @@ def ais(
     >>> bool(abs(ais.log_partition - ebmpp.exact.log_partition(rbm, params)) < 0.01)
     True
     """
-    run = _Annealing(
-        graph, params, rng_key, num_particles, num_temperatures, ladder, data, reference, progress_bar
-    )
-    made = run.forward(rng_key)
+    with sharding.over("ais: mesh", mesh):
+        own = sharding.place(params)
+        run = _Annealing(
+            graph, own, rng_key, num_particles, num_temperatures, ladder, data, reference, progress_bar
+        )
+        made = run.forward(rng_key)
     _tell_few(made)
     return made
 

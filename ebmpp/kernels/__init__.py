@@ -4,6 +4,7 @@
 
 from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling, MetropolisCoupling
+from ebmpp.kernels.devices import over_devices
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsLangevin, GibbsState, LangevinState, SwendsenWang
 from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
@@ -32,5 +33,6 @@ __all__ = [
     "TemperingCouplingState",
     "TemperingState",
     "local_search",
+    "over_devices",
     "tempered_expectation",
 ]

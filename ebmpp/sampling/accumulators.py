@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax import Array
@@ -20,6 +20,8 @@ from ebmpp.moves.target import Target
 @dataclasses.dataclass(frozen=True)
 class EnergyGradient:
     """The sum over all jobs of w dE/dparams: one weighted product a flush, nothing a pair."""
+
+    per_job: ClassVar[bool] = False
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """Zeros like ``params``."""
@@ -66,6 +68,7 @@ class Function:
 
     fn: Callable[[dict[str, Array]], Any]
     blocks: tuple[tuple[str, tuple[int, ...], str], ...]
+    per_job: ClassVar[bool] = True
 
     def state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What ``fn`` is called with, in shapes."""

@@ -22,7 +22,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
@@ -242,25 +242,33 @@ def _carry(
     x: Blocks,
     keys: Array,
 ) -> tuple[Blocks, Array, Array]:
-    """``count`` steps of all particles, from each beta to the next.
+    """``count`` steps of all particles, from each beta to the next; devices of a mesh carry theirs.
 
     :param betas: shape ``(_STEPS + 1,)``; the first ``count + 1`` are used.
     :param x: the kept blocks, ``(rows, *shape)``.
     :param keys: of these steps, ``(rows, 2)``.
     :return: the kept blocks; the log-weights' increment; the spread of each step's, ``(_STEPS,)``.
     """
-    path = Path.line(target.graph, eta0, target.params)
 
-    def step(i: Array, carry: tuple) -> tuple:
-        x, log_weight, spread = carry
-        low, high = path.at(betas[i]), path.at(betas[i + 1])
-        here = path.slope(low.params, x)
-        gain = path.gain(low, high, here, here)
-        x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
-        return x, log_weight + gain, spread.at[i].set(gain.std())
+    def some(jobs: tuple[Blocks, Array], shared: tuple, *_: Any) -> tuple[tuple, tuple]:
+        (x, keys), (target, eta0, betas, count) = jobs, shared
+        path = Path.line(target.graph, eta0, target.params)
 
-    start = x, jnp.zeros(len(keys)), jnp.zeros(len(betas) - 1)
-    return jax.lax.fori_loop(0, count, step, start)
+        def step(i: Array, carry: tuple) -> tuple:
+            x, log_weight, gains = carry
+            low, high = path.at(betas[i]), path.at(betas[i + 1])
+            here = path.slope(low.params, x)
+            gain = path.gain(low, high, here, here)
+            x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
+            return x, log_weight + gain, gains.at[i].set(gain)
+
+        start = x, jnp.zeros(len(keys)), jnp.zeros((len(betas) - 1, len(keys)))
+        x, log_weight, gains = jax.lax.fori_loop(0, count, step, start)
+        return (x, log_weight, gains.T), ()
+
+    jobs, shared = (x, keys), (target, eta0, betas, count)
+    (x, log_weight, gains), _ = sharding.apart(some, jobs, shared, len(keys))
+    return x, *sharding.everywhere((log_weight, gains.std(0)))
 
 
 def anneal(
@@ -289,7 +297,8 @@ def anneal(
     x = {b: start[b] for b in kept}
     # summed on the host, in float64: ten thousand small gains would lose digits in float32
     total, spreads = np.zeros(num), []
-    with tqdm(total=len(betas) - 1, disable=not progress_bar, desc="annealing", unit="step") as bar:
+    hidden = not (progress_bar and sharding.is_first())
+    with tqdm(total=len(betas) - 1, disable=hidden, desc="annealing", unit="step") as bar:
         for first in range(0, len(betas) - 1, _STEPS):
             part = betas[first : first + _STEPS + 1]
             count = len(part) - 1

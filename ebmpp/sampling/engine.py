@@ -13,9 +13,10 @@ What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: B
 2019), are weighted values of states, ``sum_i w_i f(state_i)`` with whole-number weights.
 """
 
+import dataclasses
 from functools import partial
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxtyping import Integer, UInt32
 
@@ -23,9 +24,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import random, sharding
 from ebmpp.core.types import Chains, Counts, Keys, PerRow, Rows, Scalar, Which
 from ebmpp.graph.factors.lateral import each_part
+from ebmpp.graph.states import Given
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
 from ebmpp.moves.target import Target
@@ -40,6 +42,9 @@ _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is b
 
 class Accumulator(Protocol):
     """Sums weighted values of states; a hashable value."""
+
+    per_job: ClassVar[bool]
+    """Whether there is a sum for each job, with a leading axis of jobs, or one over all."""
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """The empty sum."""
@@ -103,6 +108,15 @@ class _Count(NamedTuple):
     broken: Array  # pairs
 
 
+class _Job(NamedTuple):
+    """What each job brings, with a leading axis."""
+
+    x: Rows
+    y: Rows
+    given: Given | None  # of its target, where that is another in each
+    weights: PerRow | None
+
+
 @partial(jax.jit, static_argnames=("moves", "accumulator", "num_slots"))
 def run_pairs(
     target: Target,
@@ -115,29 +129,35 @@ def run_pairs(
     window: Window,
     job_weights: PerRow | None = None,
 ) -> Outcome:
-    """Run every job to its meeting and to time ``m``.
+    """Run every job to its meeting and to time ``m``; each device of a mesh runs its share of them.
 
     :param target: units are held in all pairs alike (one row), or in each its own (a row a job).
     :param moves: of a sweep; blocks of ``x`` that they do not change stay as they are.
+    :param num_slots: on each device.
     :param x: starts of the leading chains, ``(jobs, *shape)`` a block.
     :param y: starts of the following chains.
     :param key: of the run, ``(2,)``; job j draws from ``fold_in(key, j)``.
     :param job_weights: what a job counts in the sum, ``(jobs,)``; 1 each by default.
     """
-    engine = _Engine(target, moves, accumulator, window, job_weights)
     num_jobs = len(next(iter(x.values())))
-    keys = random.fold_in(key, jnp.arange(num_jobs))
-    total = accumulator.init(target, num_jobs)
-    x, total, count = engine.advance(x, keys, total)
-    starts = {b: jnp.stack([x[b], y[b]]) for b in x}
-    same = compare(target, starts)
-    total, met = engine.load(starts, same, total)
-    met &= _finite(target.params)  # draws of params that are not finite can agree, and mean nothing
-    done = met & (window.lag >= window.m)
-    queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
-    meeting_time = jnp.where(met, window.lag, -1)
-    jobs = Jobs(starts, same, keys, queue, (~done).sum(dtype=jnp.int32))
-    return engine.run(jobs, total, meeting_time, count, first_size(num_slots, num_jobs))
+    own = target.given if target.num_rows > 1 else None
+    shared = target if own is None else dataclasses.replace(target, given=Given())
+
+    def some(jobs: _Job, alike: tuple, first: Array, meant: Which | None) -> tuple[Any, Any]:
+        target, key, window = alike
+        mine = target if jobs.given is None else dataclasses.replace(target, given=jobs.given)
+        engine = _Engine(mine, moves, accumulator, window, jobs.weights, meant)
+        keys = random.fold_in(key, first + jnp.arange(len(next(iter(jobs.x.values())))))
+        run = engine.run(jobs.x, jobs.y, keys, num_slots)
+        of_each, of_all = (run.total, ()) if accumulator.per_job else ((), run.total)
+        return (run.meeting_time, of_each), (run.count, of_all)
+
+    jobs = _Job(x, y, own, job_weights)
+    (time, of_each), (count, of_all) = sharding.apart(some, jobs, (shared, key, window), num_jobs)
+    trials = count.attempts / jnp.maximum(count.moves, 1)
+    acceptance = count.taken / count.proposals if any(move.proposes for move in moves) else None
+    total = of_each if accumulator.per_job else of_all
+    return Outcome(total, sharding.everywhere(time), trials, acceptance, count.broken)
 
 
 class _Engine:
@@ -150,14 +170,34 @@ class _Engine:
         accumulator: Accumulator,
         window: Window,
         job_weights: PerRow | None,
+        meant: Which | None = None,
     ) -> None:
-        self.target, self.moves, self.job_weights = target, moves, job_weights
+        self.target, self.moves, self.meant = target, moves, meant
+        if meant is not None:
+            job_weights = jnp.where(meant, 1.0 if job_weights is None else job_weights, 0.0)
+        self.job_weights = job_weights
         self.accumulator, self.window = accumulator, window
         self.free = tuple({b: None for move in moves for b in move.blocks})
         self.offsets = offsets(target.graph, moves)
         self.proposes = sum(move.proposes for move in moves)
         limit = jnp.minimum(window.max_sweeps, MOST_TRIALS // _TRIALS_A_SWEEP) * _TRIALS_A_SWEEP
         self.most_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
+
+    def run(self, x: Rows, y: Rows, keys: Keys, num_slots: int) -> _Run:
+        """All jobs to their ends: those that do not count are never started."""
+        total = self.accumulator.init(self.target, len(keys))
+        x, total, count = self.advance(x, keys, total)
+        starts = {b: jnp.stack([x[b], y[b]]) for b in x}
+        same = compare(self.target, starts)
+        total, met = self.load(starts, same, total)
+        met &= _finite(self.target.params)  # draws of params that are not finite can agree, and mean nothing
+        done = met & (self.window.lag >= self.window.m)
+        if self.meant is not None:
+            done |= ~self.meant
+        queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
+        meeting_time = jnp.where(met, self.window.lag, -1)
+        jobs = Jobs(starts, same, keys, queue, (~done).sum(dtype=jnp.int32))
+        return self.in_slots(jobs, total, meeting_time, count, first_size(num_slots, len(keys)))
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
 
@@ -171,11 +211,13 @@ class _Engine:
             add = lambda total: self._add(total, x, weights, jobs)
             total = lax.cond(weights[0] > 0, add, lambda total: total, total)
             x, took = draw_sweep(self.target, x, self.moves, random.fold_in(keys, t + 1))
+            took = took if self.meant is None else jnp.where(self.meant, took, 0)
             return x, total, taken + took.sum().astype(taken.dtype)
 
         zero = jnp.zeros((), jnp.float32)
         x, total, taken = lax.fori_loop(0, self.window.lag, one, (x, total, zero))
-        proposals = (self.window.lag * (self.proposes * len(keys))).astype(jnp.float32)
+        made = self.proposes * (len(keys) if self.meant is None else self.meant.sum())
+        proposals = (self.window.lag * made).astype(jnp.float32)
         return x, total, _Count(zero, zero, proposals, taken, zero)
 
     def load(self, starts: Chains, same: Flags, total: Any) -> tuple[Any, Which]:
@@ -199,7 +241,7 @@ class _Engine:
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def run(self, jobs: Jobs, total: Any, meeting_time: Array, count: _Count, size: int) -> Outcome:
+    def in_slots(self, jobs: Jobs, total: Any, meeting_time: Array, count: _Count, size: int) -> _Run:
         """All jobs through slots of ``size``, then through fewer and fewer when few are left."""
         slots = Slots.empty(jobs, size)
         run = _Run(slots, total, meeting_time, jnp.zeros((), jnp.int32), count)
@@ -209,10 +251,7 @@ class _Engine:
             # only the first stage takes new jobs: it ends when none waits
             run = self._stage(run, jobs, size, smaller, refills=stage == 0)
             run = run._replace(slots=run.slots.compact(smaller))
-        count = run.count
-        trials = count.attempts / jnp.maximum(count.moves, 1)
-        acceptance = count.taken / count.proposals if self.proposes else None
-        return Outcome(run.total, run.meeting_time, trials, acceptance, count.broken)
+        return run
 
     def _work(self, jobs: Jobs) -> int:
         """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""

@@ -15,8 +15,9 @@ from scipy import stats
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Blocks
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
@@ -121,6 +122,7 @@ def unbiased_expectation(
     max_sweeps: int | None = None,
     unmet: str = "raise",
     num_slots: int = DEFAULT_SLOTS,
+    mesh: Mesh | None = None,
     **clamped: Array | Observed | Mapping[str, Array | Observed],
 ) -> Estimate:
     """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains.
@@ -157,7 +159,9 @@ def unbiased_expectation(
     :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
         or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
         not like the others).
-    :param num_slots: pairs that run at once; only speed depends on it.
+    :param num_slots: pairs that run at once, on each device; only speed depends on it.
+    :param mesh: devices to share the pairs, over the mesh's first axis: the pairs are those of one device,
+        their meeting times the same and their means but for rounding. Params may be cut over other axes.
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
         posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units. A
         block whose name is that of an argument is given in a dict: ``clamped={"k": ...}``.
@@ -189,22 +193,23 @@ def unbiased_expectation(
     asked = asked_for("unbiased_expectation", k, m, lag, max_sweeps, unmet)
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.count("unbiased_expectation: num_slots", num_slots)
-    graph.check(params)
-    target = Target(graph, params, as_given(graph.families, clamped))
-    if not target.free:
-        raise StateError("every block is clamped: there is nothing to sample")
-    moves = resolve_moves(graph, coupling, target.clamped)
-    check_params(target, moves)
-    own = random.key_pair(rng_key)
-    target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(own, 2))
-    begin = lambda second, key: _starts(target, init, random.fold_in(own, 0, second), num_pairs, key)
-    x = begin(1, rng_key)
-    y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
-    shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
-    window, sums = asked.window(), Function(fn, shapes)
-    check_function("unbiased_expectation: fn", fn, sums.state())
-    made = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(own, 1, 1), window)
-    estimate = estimate_from(made, asked)
+    with sharding.over("unbiased_expectation: mesh", mesh):
+        graph.check(params)
+        target = Target(graph, sharding.place(params), as_given(graph.families, clamped))
+        if not target.free:
+            raise StateError("every block is clamped: there is nothing to sample")
+        moves = resolve_moves(graph, coupling, target.clamped)
+        check_params(target, moves)
+        own = random.key_pair(rng_key)
+        target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(own, 2))
+        begin = lambda second, key: _starts(target, init, random.fold_in(own, 0, second), num_pairs, key)
+        x = begin(1, rng_key)
+        y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
+        shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
+        window, sums = asked.window(), Function(fn, shapes)
+        check_function("unbiased_expectation: fn", fn, sums.state())
+        made = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(own, 1, 1), window)
+        estimate = estimate_from(made, asked)
     if target.pool is not None:
         if estimate.acceptance < FEW:
             warnings.warn(few_accepted("unbiased_expectation", estimate.acceptance), stacklevel=2)

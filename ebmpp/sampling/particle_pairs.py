@@ -10,10 +10,11 @@ import numpy as np
 from tqdm.auto import tqdm
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.programs import compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
@@ -37,7 +38,7 @@ def _shapes(graph: FactorGraph) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 @compiled(statics=7)
-def _pair(
+def _some_pairs(
     graph: FactorGraph,
     fn: Callable[[Blocks], Any],
     num: int,
@@ -48,17 +49,24 @@ def _pair(
     path: Path,
     params: Params,
     ladder: Ladder,
-    key: Array,
+    keys: Array,
 ) -> independence.PairOutcome:
-    def propose(keys: Array) -> tuple[Array, Any, Array]:
-        made = systems.begin(path, keys, num)
-        made = systems.climb(path, ladder.places, 1, ladder.count, made, keys, sweeps)
-        x = system_values.states(path, params, made, keys)
-        return systems.total_log_z(made), system_values.weighted_mean(fn, x, made), made.even
-
+    """Pairs with a leading axis, as many as there are keys; devices of a mesh run theirs."""
     as_float = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
     like = jax.tree.map(as_float, jax.eval_shape(fn, _shapes(graph)))
-    return independence.run_pair(propose, like, key, k, m, max_systems)
+
+    def some(keys: Array, shared: tuple, *_: Any) -> tuple[independence.PairOutcome, tuple]:
+        path, params, ladder = shared
+
+        def propose(keys: Array) -> tuple[Array, Any, Array]:
+            made = systems.begin(path, keys, num)
+            made = systems.climb(path, ladder.places, 1, ladder.count, made, keys, sweeps)
+            x = system_values.states(path, params, made, keys)
+            return systems.total_log_z(made), system_values.weighted_mean(fn, x, made), made.even
+
+        return lax.map(lambda key: independence.run_pair(propose, like, key, k, m, max_systems), keys), ()
+
+    return sharding.everywhere(sharding.apart(some, keys, (path, params, ladder), len(keys))[0])
 
 
 def particle_expectation(
@@ -78,6 +86,7 @@ def particle_expectation(
     num_sweeps: int = 1,
     max_systems: int | None = None,
     unmet: str = "raise",
+    mesh: Mesh | None = None,
     progress_bar: bool = False,
 ) -> Estimate:
     """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains of particle systems.
@@ -100,6 +109,8 @@ def particle_expectation(
     :param max_systems: stop an unmet pair after so many systems, more than m; None: no limit.
     :param unmet: what to do about pairs that are stopped: "raise", or "drop" them from the mean, with a
         warning, because **that is biased**.
+    :param mesh: devices to share the pairs, over the mesh's first axis: take a multiple of them. The pairs
+        are those of one device.
     :param progress_bar: show one.
     :return: an :class:`~ebmpp.sampling.Estimate` of lag 1, whose times are in systems, and ``cost`` in
         sweeps of one chain.
@@ -133,14 +144,18 @@ def particle_expectation(
     checks.flag(f"{name}: progress_bar", progress_bar)
     key = random.key_pair(checks.key(f"{name}: rng_key", rng_key))
     options = {"path": path, "data": data, "ladder": ladder, "evenness": evenness, "num_sweeps": num_sweeps}
-    run = prepare(name, graph, params, key, num, **options)
-    check_function(f"{name}: fn", fn, _shapes(graph))
-    statics = (graph, fn, num, k, m, max_systems, run.num_sweeps)
-    made, own = [], random.fold_in(key, 0, 1)
-    for pair in tqdm(range(pairs), disable=not progress_bar, desc="pairs", unit="pair"):
-        found = _pair(*statics, run.path, run.params, run.ladder, random.fold_in(own, pair))
-        made.append(jax.device_get(found))
-    outcome = jax.tree.map(lambda *each: np.stack(each), *made)
+    made = []
+    with sharding.over(f"{name}: mesh", mesh):
+        run = prepare(name, graph, sharding.place(params), key, num, **options)
+        check_function(f"{name}: fn", fn, _shapes(graph))
+        statics = (graph, fn, num, k, m, max_systems, run.num_sweeps)
+        keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(pairs))
+        hidden = not (progress_bar and sharding.is_first())
+        with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
+            for own in np.split(keys, range(sharding.width(), pairs, sharding.width())):
+                made.append(jax.device_get(_some_pairs(*statics, run.path, run.params, run.ladder, own)))
+                bar.update(len(own))
+    outcome = jax.tree.map(lambda *each: np.concatenate(each), *made)
     return _estimate(outcome, num * (len(run.places) - 1) * run.num_sweeps, k, m, max_systems, unmet)
 
 

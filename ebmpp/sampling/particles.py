@@ -13,8 +13,9 @@ from tqdm.auto import tqdm
 
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.programs import compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
@@ -59,7 +60,8 @@ class ParticleSystem(LogPartition):
 @compiled(statics=2)
 def _begin(graph: FactorGraph, num: int, path: Path, keys: Array) -> Systems:
     del graph
-    return systems.begin(path, keys, num)
+    some = lambda keys, path, *_: (systems.by_island(systems.begin(path, keys, num)), ())
+    return systems.in_rows(sharding.apart(some, keys, path, len(keys))[0])
 
 
 @compiled(statics=2)
@@ -67,8 +69,15 @@ def _climb(
     graph: FactorGraph, sweeps: int, path: Path, ladder: Ladder, first: Array, made: Systems, keys: Array
 ) -> Systems:
     del graph
-    last = jnp.minimum(first + _RUNGS, ladder.count)
-    return systems.climb(path, ladder.places, first, last, made, keys, sweeps)
+
+    def some(jobs: tuple[Systems, Array], shared: tuple, *_: Any) -> tuple[Systems, tuple]:
+        path, ladder, first = shared
+        last, (made, keys) = jnp.minimum(first + _RUNGS, ladder.count), jobs
+        made = systems.climb(path, ladder.places, first, last, systems.in_rows(made), keys, sweeps)
+        return systems.by_island(made), ()
+
+    jobs = systems.by_island(made), keys
+    return systems.in_rows(sharding.apart(some, jobs, (path, ladder, first), len(keys))[0])
 
 
 def start_systems(
@@ -96,7 +105,8 @@ def start_systems(
 @compiled(statics=1)
 def _finish(graph: FactorGraph, path: Path, params: Params, made: Systems, keys: Array) -> tuple:
     del graph
-    return system_values.states(path, params, made, keys), made.log_z, made.log_weights, made.ancestors
+    x = system_values.states(path, params, made, keys)
+    return x, *sharding.everywhere((made.log_z, made.log_weights, made.ancestors))
 
 
 def smc(
@@ -111,6 +121,7 @@ def smc(
     ladder: str | Any = "adaptive",
     evenness: float = 0.95,
     num_sweeps: int = 1,
+    mesh: Mesh | None = None,
     progress_bar: bool = False,
 ) -> ParticleSystem:
     """log Z and weighted draws by sequential Monte Carlo, for any graph.
@@ -141,6 +152,8 @@ def smc(
         tail), modes are found late, and the stated error is too small: fewer particles of more sweeps find
         them at the same cost. On a 784x500 machine 1,000 particles of 20 sweeps agreed with annealing of
         10,000 temperatures, where 10,000 of one sweep stayed 0.8 below at a stated 0.2.
+    :param mesh: devices to share the islands, over the mesh's first axis: take a multiple of them. The
+        islands are those of one device, but for rounding.
     :param progress_bar: show one.
     :return: a :class:`ParticleSystem`.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
@@ -173,14 +186,16 @@ def smc(
     checks.flag("smc: progress_bar", progress_bar)
     key, num = random.key_pair(checks.key("smc: rng_key", rng_key)), total // islands
     options = {"path": path, "data": data, "ladder": ladder, "evenness": evenness, "num_sweeps": num_sweeps}
-    run = prepare("smc", graph, params, key, num, **options)
-    keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(islands))
-    made, count = _begin(graph, num, run.path, keys), int(run.ladder.count)
-    with tqdm(total=count - 1, disable=not progress_bar, desc="particles", unit="rung") as bar:
-        for first in range(1, count, _RUNGS):
-            made = _climb(graph, run.num_sweeps, run.path, run.ladder, np.int32(first), made, keys)
-            bar.update(min(_RUNGS, count - first))
-    result = _as_result(run, made, keys)
+    with sharding.over("smc: mesh", mesh):
+        run = prepare("smc", graph, sharding.place(params), key, num, **options)
+        keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(islands))
+        made, count = _begin(graph, num, run.path, keys), int(run.ladder.count)
+        hidden = not (progress_bar and sharding.is_first())
+        with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:
+            for first in range(1, count, _RUNGS):
+                made = _climb(graph, run.num_sweeps, run.path, run.ladder, np.int32(first), made, keys)
+                bar.update(min(_RUNGS, count - first))
+        result = _as_result(run, made, keys)
     _tell_few(result)
     return result
 

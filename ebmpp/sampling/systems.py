@@ -59,6 +59,19 @@ class Systems(NamedTuple):
         return jax.nn.softmax(self.log_weights, axis=-1)
 
 
+def by_island(made: Systems) -> Systems:
+    """The same with a leading axis of islands everywhere."""
+    each = made.log_weights.shape
+    apart = lambda a: a.reshape(*each, *a.shape[1:])
+    return made._replace(x=jax.tree.map(apart, made.x), ancestors=apart(made.ancestors))
+
+
+def in_rows(made: Systems) -> Systems:
+    """What :func:`by_island` was given."""
+    flat = lambda a: a.reshape(-1, *a.shape[2:])
+    return made._replace(x=jax.tree.map(flat, made.x), ancestors=flat(made.ancestors))
+
+
 def effective(log_weights: Weights) -> PerIsland:
     """(sum w)**2 / sum w**2."""
     return jnp.exp(2 * jax.nn.logsumexp(log_weights, -1) - jax.nn.logsumexp(2 * log_weights, -1))

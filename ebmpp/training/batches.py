@@ -5,21 +5,25 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 from functools import lru_cache
+import hashlib
 import itertools
+import json
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 import jax
 from jax import Array
 
-from ebmpp.core import Blocks, Key, Numbers, checks, random
+from ebmpp.core import Blocks, Key, Numbers, checks, random, sharding
 from ebmpp.core.archive import digest
-from ebmpp.errors import StateError
+from ebmpp.errors import ArgumentError, StateError
 from ebmpp.graph import FactorGraph, Observed, tables
 
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
+
+T = TypeVar("T")
 
 DEFAULT_BATCH = 100
 _SAMPLE_ROWS = 4096
@@ -70,15 +74,29 @@ def as_source(graph: FactorGraph, data: Data, weights: Any, batch_size: int | No
     :param rng_key: a jax key for the order of the rows.
     :raises StateError: for data or weights that do not fit.
     """
+    if (others := sharding.processes()) > 1:
+        return Parts(graph, data, weights, batch_size, rng_key, others)
+    return _own_source(graph, data, weights, batch_size, random.key_pair(rng_key))
+
+
+def _own_source(
+    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, key: Key, on_host: bool = False
+) -> Source:
+    """Of this process's data.
+
+    :param on_host: leave arrays there, where memory-mapped ones stay anyway.
+    """
     if _is_stream(data):
         if weights is not None:
             raise StateError("weights are one a row of data in arrays; a stream of batches has none")
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
-    order = Order(random.key_pair(rng_key), size, DEFAULT_BATCH if batch_size is None else batch_size)
-    kind = HostRows if any(isinstance(v, np.memmap) for v in jax.tree.leaves(data)) else DeviceRows
-    return kind(graph, table, weights, order)
+    order = Order(key, size, DEFAULT_BATCH if batch_size is None else batch_size)
+    mapped = any(isinstance(v, np.memmap) for v in jax.tree.leaves(data))
+    if on_host and not mapped:
+        tables.check_table(graph, table)  # all at once: later one process would fail alone
+    return (HostRows if mapped or on_host else DeviceRows)(graph, table, weights, order)
 
 
 def _is_stream(data: object) -> bool:
@@ -119,7 +137,8 @@ class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
     def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
-        self.rows, self.known, _ = jax.device_put(tables.check_table(graph, table))
+        checked = tables.check_table(graph, table)
+        self.rows, self.known, _ = sharding.place(jax.device_put(checked))
         self.order, self.batch_size = order, order.batch_size
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
 
@@ -241,6 +260,91 @@ class Stream:
         # A copy, for a loader may write its next batch where this one stands.
         copied = lambda x: {b: jax.device_put(np.array(v)) for b, v in x.items()}
         return Selection(copied(rows), known=copied(known))
+
+
+class Parts:
+    """A source of several processes, each of which has a part of the rows and makes its part of a batch.
+
+    What every process has as an array is the rows of all: one process's after the other's.
+
+    :param processes: how many there are.
+    :raises ArgumentError: for a batch that they do not divide.
+    :raises StateError: in all, where the data of one are wrong, or parts are not of one size.
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        data: Data,
+        weights: Any,
+        batch_size: int | None,
+        rng_key: Array,
+        processes: int,
+    ) -> None:
+        size = DEFAULT_BATCH if batch_size is None else batch_size
+        if size % processes and not (batch_size is None and _is_stream(data)):
+            raise ArgumentError(
+                f"fit: batch_size is that of all {processes} processes together, a multiple of their number; "
+                f"got {size}"
+            )
+        own = None if batch_size is None and _is_stream(data) else size // processes
+        key = random.fold_in(random.key_pair(rng_key), jax.process_index())
+        made, rows = _tried(lambda: _with_sample(_own_source(graph, data, weights, own, key, True)))
+        sizes = sharding.gathered(np.array([rows, made.batch_size]))
+        if (sizes != sizes[0]).any():
+            raise StateError(
+                f"the processes have samples of {sizes[:, 0].tolist()} rows and batches of "
+                f"{sizes[:, 1].tolist()}: each has a part of the data of one size"
+            )
+        self._own, self.batch_size = made, int(sizes[:, 1].sum())
+        self._scale = 1.0 if weights is None else _share(weights)
+
+    def sample(self) -> Selection:
+        """Those of all processes."""
+        own = self._own.sample()
+        rows, known, weights = sharding.gathered((own.rows, own.known, self._weights(own)))
+        flat = lambda tree: jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
+        return Selection(flat(rows), None, flat(weights), flat(known))
+
+    def batch(self, number: int) -> Selection:
+        """The part of each, side by side over the devices."""
+        own = self._own.batch(number)
+        rows, known, weights = sharding.together((own.rows, own.known, self._weights(own)))
+        return Selection(rows, None, weights, known)
+
+    def identity(self) -> dict[str, Any]:
+        """A digest of what tells the parts."""
+        told = hashlib.sha256(json.dumps(self._own.identity(), sort_keys=True).encode()).digest()
+        return {"data": sharding.gathered(np.frombuffer(told, np.uint8)).tobytes().hex()}
+
+    def _weights(self, own: Selection) -> np.ndarray | None:
+        return None if own.weights is None else np.asarray(own.weights) * np.float32(self._scale)
+
+
+def _tried(make: Callable[[], T]) -> T:
+    """:raises StateError: in all processes, where one fails."""
+    made, error = None, None
+    try:
+        made = make()
+    except Exception as raised:
+        error = raised
+    failed = np.flatnonzero(sharding.gathered(np.array(error is not None)))
+    if error is not None:
+        raise error
+    if len(failed) or made is None:
+        raise StateError(f"the data of process {failed[0]} are wrong: see its error")
+    return made
+
+
+def _with_sample(source: Source) -> tuple[Source, int]:
+    """A source, and how many rows its sample has."""
+    return source, len(next(iter(source.sample().rows.values())))
+
+
+def _share(weights: Any) -> float:
+    """What the mean weight of this process is of that of all."""
+    mean = float(np.mean(np.asarray(weights, float)))
+    return mean / float(sharding.gathered(np.array(mean)).mean())
 
 
 def _identity(weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]) -> dict:

@@ -16,7 +16,7 @@ import warnings
 
 import numpy as np
 
-from ebmpp.core import archive, checks
+from ebmpp.core import archive, checks, sharding
 from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.training import identity
 
@@ -120,14 +120,20 @@ class Checkpoints:
         :raises CheckpointError: when all are damaged, the newest whole one is another run's, or the disk
             fails.
         """
+        found = self.newest()
+        return None if found is None else read(*found, self.run, self.directory)
+
+    def newest(self) -> tuple[int, bytes] | None:
+        """The step and the bytes of that checkpoint."""
         steps = self.steps()[::-1]
         for step in steps:
             with self._telling(f"cannot be read at checkpoint {step}, so nothing was changed"):
                 data = self._file(step).read_bytes()
             try:
-                return self._read(step, data)
+                read(step, data, self.run, self.directory)
+                return step, data
             except archive.ArchiveError as error:
-                warnings.warn(f"checkpoint {step} in {self.directory} is damaged: {error}", stacklevel=4)
+                warnings.warn(f"checkpoint {step} in {self.directory} is damaged: {error}", stacklevel=5)
                 self._damaged.add(step)
         if steps:
             raise CheckpointError(
@@ -136,22 +142,8 @@ class Checkpoints:
             )
         return None
 
-    def _read(self, step: int, data: bytes) -> Saved:
-        name = self._file(step).name
-        body, arrays = archive.read(data, _KIND, name)
-        if body["step"] != step:
-            raise archive.ArchiveError(f"{name} is of step {body['step']}: the file was renamed")
-        differences = identity.differences(body["run"], self.run)
-        if differences:
-            raise CheckpointError(
-                f"checkpoint {step} in {self.directory} is of another run: {'; '.join(differences)}. Call "
-                "fit as that run was called, or give another directory"
-            )
-        count = body["leaves"]
-        return Saved(step, arrays[:count], dict(zip(body["history"], arrays[count:], strict=True)))
-
     def _file(self, step: int) -> Path:
-        return self.directory / f"checkpoint-{step:06}.zip"
+        return self.directory / _name(step)
 
     def _refuse_others(self) -> None:
         """:raises CheckpointError: where files that we did not write have names of ours."""
@@ -220,6 +212,31 @@ class Checkpoints:
             ) from error
 
 
+def _name(step: int) -> str:
+    return f"checkpoint-{step:06}.zip"
+
+
+def read(step: int, data: bytes, run: Mapping[str, Any], directory: Path) -> Saved:
+    """What the bytes of a checkpoint hold.
+
+    :param run: what identifies the run that goes on.
+    :raises ArchiveError: for damaged ones.
+    :raises CheckpointError: for those of another run.
+    """
+    name = _name(step)
+    body, arrays = archive.read(data, _KIND, name)
+    if body["step"] != step:
+        raise archive.ArchiveError(f"{name} is of step {body['step']}: the file was renamed")
+    differences = identity.differences(body["run"], run)
+    if differences:
+        raise CheckpointError(
+            f"checkpoint {step} in {directory} is of another run: {'; '.join(differences)}. Call "
+            "fit as that run was called, or give another directory"
+        )
+    count = body["leaves"]
+    return Saved(step, arrays[:count], dict(zip(body["history"], arrays[count:], strict=True)))
+
+
 def _path(directory: Any) -> Path:
     if not isinstance(directory, str | os.PathLike):
         raise ArgumentError(f"fit: checkpoint_dir is a path, not {checks.tell(directory)}")
@@ -230,6 +247,40 @@ def _path(directory: Any) -> Path:
     if "\0" in str(directory):
         raise ArgumentError(f"fit: checkpoint_dir is a path, and none holds a zero byte: {str(directory)!r}")
     return Path(directory).absolute()
+
+
+class OfProcesses:
+    """The checkpoints of a run of several processes: the first one has the disk, and tells the others."""
+
+    def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
+        self.directory = _path(directory)
+        self.run = json.loads(json.dumps(run))
+        self._own = sharding.by_first(lambda: Checkpoints(directory, run, resume))
+
+    def close(self) -> None:
+        """Let another run use the directory."""
+        if self._own is not None:
+            self._own.close()
+
+    def save(self, step: int, leaves: Sequence[Any], history: Mapping[str, np.ndarray]) -> None:
+        """By the first process; the others wait for it.
+
+        :raises OSError: in all, where the disk does not take it.
+        """
+        whole, own = sharding.to_host(list(leaves)), self._own
+        sharding.by_first(lambda: None if own is None else own.save(step, whole, history))
+
+    def restore(self) -> Saved | None:
+        """The newest checkpoint that is whole, as the first process reads it.
+
+        :raises CheckpointError: as :meth:`Checkpoints.restore` does.
+        """
+        own = self._own
+        found = sharding.by_first(lambda: None if own is None else own.newest())
+        step, data = (-1, b"") if found is None else found
+        step = int(sharding.shared_bytes(str(step).encode()))
+        data = sharding.shared_bytes(data)
+        return read(step, data, self.run, self.directory) if data else None
 
 
 def _is_old(path: Path) -> bool:

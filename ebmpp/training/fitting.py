@@ -13,9 +13,10 @@ import xarray as xr
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh
 import optax
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.archive import digest
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
@@ -24,7 +25,7 @@ from ebmpp.graph import FactorGraph, describe
 from ebmpp.sampling.path import Path
 from ebmpp.training.batches import Data, as_source
 from ebmpp.training.callbacks import Best, Callback
-from ebmpp.training.checkpoint import Checkpoints
+from ebmpp.training.checkpoint import Checkpoints, OfProcesses
 from ebmpp.training.identity import monitor_identity
 from ebmpp.training.loop import Loop, State, estimate_step
 from ebmpp.training.schedule import Stage, Stages
@@ -87,6 +88,7 @@ def fit(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 500,
     resume: bool = False,
+    mesh: Mesh | None = None,
     progress_bar: bool = True,
 ) -> Fit:
     """Maximise the likelihood of ``data`` by stochastic gradients.
@@ -138,6 +140,12 @@ def fit(
         Call ``fit`` as the stopped run was called: other data, another model, estimator or key, an optimiser
         that makes other updates, or monitors that compute or hold something else are refused. The number of
         steps (of the last stage) may be larger, and callbacks are free.
+    :param mesh: devices to share the work: a batch's rows, chains and coupled pairs go over the mesh's first
+        axis, and params are on every device, or cut as they are given (over another axis, say). Meeting times
+        are those of one device, pair by pair; gradients are added up in another order. Under
+        ``jax.distributed`` every process calls ``fit`` alike, with **its own part** of the rows (as many in
+        each; ``batch_size`` is that of all together) and the same params; the first one writes checkpoints
+        and shows the progress, and callbacks must decide alike in all. None: where jax puts things.
     :param progress_bar: show one.
     :return: a :class:`Fit`.
     :warns UserWarning: where an estimator's metrics say that it did not do what it is for, or ``keep_path``
@@ -185,11 +193,65 @@ def fit(
         raise ArgumentError("fit: resume=True goes on from a checkpoint: give checkpoint_dir, where they are")
     stages = _stages(schedule, estimator, optimizer, num_steps)
     monitors, callbacks = _monitors(monitors), _callbacks(callbacks)
-    init_key, base_key, order_key = jax.random.split(rng_key, 3)
-    source = as_source(graph, data, weights, batch_size, order_key)
-    if params is None:
-        sample = source.sample()
-        params = graph.init(init_key, sample.observed(), scheme, sample.weights)
+    with sharding.over("fit: mesh", mesh):
+        init_key, base_key, order_key = jax.random.split(rng_key, 3)
+        source = as_source(graph, data, weights, batch_size, order_key)
+        if params is None:
+            sample = source.sample()
+            params = graph.init(init_key, sample.observed(), scheme, sample.weights)
+        params = _as_own(graph, params)
+        best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
+        trail = None if (size := room(keep_path)) is None else Trail(size, params)
+        eta0 = None if trail is None else reference(graph, source.sample())
+        key = random.key_pair(base_key)
+        loop = Loop(
+            graph,
+            stages,
+            source,
+            key,
+            params,
+            monitors=monitors,
+            every=every,
+            callbacks=callbacks,
+            best=best,
+            trail=trail,
+        )
+        start, state = 0, loop.begin(0, params)
+        save = None
+        if checkpoint_dir is not None:
+            run = {
+                "graph": repr(graph),
+                "energies": describe.energies(graph),
+                **stages.identity(params),
+                "batch_size": source.batch_size,
+                "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
+                "monitors": monitor_identity(monitors),
+                "monitor_every": every,
+                "keep_best": None if best is None else [best.name, best.mode],
+                "keep_path": None if trail is None else trail.size,
+                **_state_identity(state),
+                **source.identity(),
+            }
+            kind = Checkpoints if sharding.processes() == 1 else OfProcesses
+            save = kind(checkpoint_dir, run, resume)
+        try:
+            if save is not None:
+                start, state = loop.keep(save, checkpoint_every, state)
+            state = loop.run(start, state, progress_bar)
+        finally:
+            if save is not None:
+                save.close()
+        kept = (None, None) if best is None else (best.params, best.step)
+        path = None
+        if trail is not None and eta0 is not None:
+            path = trail.path(graph, eta0, state.params, random.fold_in(key, 0, 3))
+    history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
+    last = stages[-1].estimator
+    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept, path, last)
+
+
+def _as_own(graph: FactorGraph, params: Params) -> Params:
+    """Params that nobody else writes into, on the devices of the mesh."""
     foreign = lambda a: hasattr(a, "__array__") and not isinstance(a, Array)  # of torch, say
     params = jax.tree.map(lambda a: np.asarray(a) if foreign(a) else a, params)
     graph.check(params)
@@ -197,54 +259,7 @@ def fit(
     # numpy arrays are copied, for jax may take them as they stand, and their owner may write into them.
     floats = jnp.result_type(float)
     own = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
-    params = jax.tree.map(own, params)
-    best = None if keep_best is None else Best(keep_best, tuple(monitors), params)
-    trail = None if (size := room(keep_path)) is None else Trail(size, params)
-    eta0 = None if trail is None else reference(graph, source.sample())
-    key = random.key_pair(base_key)
-    loop = Loop(
-        graph,
-        stages,
-        source,
-        key,
-        params,
-        monitors=monitors,
-        every=every,
-        callbacks=callbacks,
-        best=best,
-        trail=trail,
-    )
-    start, state = 0, loop.begin(0, params)
-    save = None
-    if checkpoint_dir is not None:
-        run = {
-            "graph": repr(graph),
-            "energies": describe.energies(graph),
-            **stages.identity(params),
-            "batch_size": source.batch_size,
-            "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
-            "monitors": monitor_identity(monitors),
-            "monitor_every": every,
-            "keep_best": None if best is None else [best.name, best.mode],
-            "keep_path": None if trail is None else trail.size,
-            **_state_identity(state),
-            **source.identity(),
-        }
-        save = Checkpoints(checkpoint_dir, run, resume)
-    try:
-        if save is not None:
-            start, state = loop.keep(save, checkpoint_every, state)
-        state = loop.run(start, state, progress_bar)
-    finally:
-        if save is not None:
-            save.close()
-    kept = (None, None) if best is None else (best.params, best.step)
-    path = None
-    if trail is not None and eta0 is not None:
-        path = trail.path(graph, eta0, state.params, random.fold_in(key, 0, 3))
-    history = loop.log.dataset().copy(deep=True)  # the caller's own, to write
-    last = stages[-1].estimator
-    return Fit(graph, state.params, history, state.optimizer, state.estimator, *kept, path, last)
+    return sharding.place(jax.tree.map(own, params))
 
 
 def _monitors(given: Mapping[str, Watch] | None) -> dict[str, Watch]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.programs import compiled
 from ebmpp.core.types import Key, Numbers, Params, Rows
 from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
@@ -27,7 +27,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection, Source
 from ebmpp.training.callbacks import Best, Callback, Progress
-from ebmpp.training.checkpoint import Checkpoints
+from ebmpp.training.checkpoint import Checkpoints, OfProcesses
 from ebmpp.training.guard import Guard
 from ebmpp.training.history import Log
 from ebmpp.training.schedule import Stages
@@ -70,6 +70,7 @@ def estimate_step(
     batch = Batch.of(take(rows), take(known))
     if weights is not None:
         batch = batch._replace(weights=weights * batch.weights)
+    batch = sharding.rows(batch)
     made = estimator.estimate(graph, params, state, batch, random.fold_in(key, step, 2))
     if optimizers.shapes(made.gradient) != optimizers.shapes(params):
         raise ArgumentError(
@@ -175,7 +176,7 @@ class Loop:
         self.best, self.trail = best, trail
         self.log = Log(monitors)
         self.guard = Guard(graph, params, self.log)
-        self.save: Checkpoints | None = None
+        self.save: Checkpoints | OfProcesses | None = None
         for stage in stages.stages:
             _check_missing(stage.estimator, source.sample())
         self._save_every = self._saved = 0
@@ -211,7 +212,7 @@ class Loop:
             )
         return fresh._replace(estimator=adopted)
 
-    def keep(self, save: Checkpoints, every: int, first: State) -> tuple[int, State]:
+    def keep(self, save: Checkpoints | OfProcesses, every: int, first: State) -> tuple[int, State]:
         """Checkpoints from now on.
 
         :param first: the state before the first step.
@@ -245,7 +246,8 @@ class Loop:
     def run(self, start: int, state: State, progress_bar: bool) -> State:
         """The steps from ``start`` on; the state after the last."""
         total, step = self.stages.num_steps, start
-        with tqdm(total=total, initial=start, disable=not progress_bar, desc="training", unit="step") as bar:
+        hidden = not (progress_bar and sharding.is_first())
+        with tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step") as bar:
             while step < total:
                 if self.trail is not None:
                     self.trail.see(step, state.params)
@@ -337,6 +339,8 @@ class Loop:
         return any([bool(fn(progress)) for fn in self.callbacks])  # a list: each of them is called
 
     def _show(self, done: int, state: State, bar: tqdm, shown: bool) -> None:
+        # processes that work together look at the same steps, whatever their clocks say
+        shown = shown and sharding.processes() == 1
         if (shown and time.monotonic() - self._looked > 0.5) or done % _LOOK_EVERY == 1:
             bar.set_postfix(self.log.latest(), refresh=False)
             self._look(done, state, needed=False)
@@ -373,8 +377,9 @@ def _as_numbers(leaf: Any) -> Any:
 
 
 def _as_leaf(numbers: np.ndarray, like: Any) -> Array:
-    made = jnp.asarray(numbers)
-    return jax.random.wrap_key_data(made, impl=jax.random.key_impl(like)) if _is_key(like) else made
+    if _is_key(like):
+        return jax.random.wrap_key_data(jnp.asarray(numbers), impl=jax.random.key_impl(like))
+    return sharding.place_like(numbers, like)
 
 
 def _is_key(leaf: Any) -> bool:
