@@ -11,6 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
+from ebmpp.core.precision import in_full
 from ebmpp.core.types import Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
@@ -173,6 +174,7 @@ def positive_gradient(
     return gradient_at(graph, params, posterior.statistics(graph, params, batch.rows), batch.weights)
 
 
+@in_full
 def batch_log_likelihood(
     graph: FactorGraph, params: Params, batch: Batch, log_partition: Scalar
 ) -> dict[str, Scalar]:
@@ -183,6 +185,7 @@ def batch_log_likelihood(
     return {"log_likelihood": (each @ batch.weights) / batch.weights.sum() - log_partition}
 
 
+@in_full
 def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: PerRow) -> Scalar:
     v, latents = {b: x[b] for b in graph.visible}, tuple(graph.latent)
     return -(weights @ jax.vmap(lambda row: energy.log_unnormalized(graph, params, row, latents))(v))

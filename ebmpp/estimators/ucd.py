@@ -35,7 +35,7 @@ from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.sampling import search
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
-from ebmpp.sampling.engine import DEFAULT_SLOTS, Accumulator, Outcome, Window, run_pairs
+from ebmpp.sampling.engine import Accumulator, Outcome, Window, run_pairs
 from ebmpp.sampling.expectation import FEW, check_max_sweeps, few_accepted
 from ebmpp.sampling.pools import mixture_of
 
@@ -106,7 +106,8 @@ class UCD(Estimator):
         stays below it), or in a draw of 1024 trials for each. The default, no limit, is unbiased; a limit
         makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
-    :param num_slots: pairs that run at once; only speed depends on it.
+    :param num_slots: pairs that run at once, on each device; only speed depends on it. By default as many as
+        suit the device.
     :raises ArgumentError: for numbers out of range, an unknown start, or a target beside a k, a lag or an m.
 
     **References**
@@ -358,8 +359,8 @@ class UCD(Estimator):
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
-        slots = self.num_slots or DEFAULT_SLOTS
-        outcome = run_pairs(target, moves, accumulator, slots, start, start, key, window, weights)
+        options = (moves, accumulator, self.num_slots)
+        outcome = run_pairs(target, *options, start, start, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
         return Phase(gradient, self._follow(*past, outcome, window), metrics_of(outcome, window))
 

@@ -12,6 +12,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Params, checks
+from ebmpp.core.precision import in_full
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.mean_field import mean_field
 
@@ -58,6 +59,7 @@ def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Fl
     return lax.map(partial(_bound, graph, passes, params), rows, batch_size=256)
 
 
+@in_full
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Float[Array, ""]:
     known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:

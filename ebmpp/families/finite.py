@@ -9,6 +9,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core.precision import in_full
+
 _MOST_STEPS = 200  # means a millionth from an end take about 20
 _LENGTHS = 2.0 ** np.arange(3, -12, -1)  # of a step, tried beside the one that is safe
 _IN_FLIGHT = 2**22  # numbers
@@ -19,6 +21,7 @@ Statistics = Float[Array, "values statistics"]
 Numbers = Float[Array, "values"]
 
 
+@in_full
 def mode(
     eta: Float[Array, "units statistics"],
     states: Real[Array, "values"],
@@ -55,6 +58,7 @@ def from_mean(
     return jnp.where(mean == statistics.max(), jnp.inf, found)
 
 
+@in_full
 def _from_mean(
     mean: Float[Array, "statistics"], statistics: Statistics, log_base: Numbers
 ) -> Float[Array, "statistics"]:

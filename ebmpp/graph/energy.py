@@ -17,6 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.precision import in_full
 from ebmpp.core.types import Eta, Params, PerRow, Rows, Scalar, State, Statistics
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
@@ -27,6 +28,7 @@ def energy(graph: Declaration, params: Params, statistics: Statistics) -> Scalar
     return _energy_of(graph, graph.factors, params, statistics)
 
 
+@in_full
 def _energy_of(graph: Declaration, factors: Iterable[Factor], params: Params, stats: Statistics) -> Scalar:
     total = jnp.zeros((), jnp.result_type(float))
     for factor in factors:
@@ -94,6 +96,7 @@ def log_base_measure(graph: Declaration, x: State) -> Scalar:
     return total + sum(graph.families[b].log_base_measure(v).sum() for b, v in x.items())
 
 
+@in_full
 def log_unnormalized(
     graph: Declaration, params: Params, x: State, blocks: Iterable[str], known: State = MappingProxyType({})
 ) -> Scalar:
@@ -157,6 +160,7 @@ def weighted_gradient(graph: Declaration, params: Params, x: Rows, weights: PerR
     return gradient_at(graph, params, graph.statistics(x), weights)
 
 
+@in_full
 def gradient_at(graph: Declaration, params: Params, statistics: Statistics, weights: PerRow) -> Params:
     """The same at given statistics, those that are means included: E is affine in each unit's."""
     each = lambda p: jax.vmap(lambda t: energy(graph, p, t))(dict(statistics))

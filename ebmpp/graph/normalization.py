@@ -23,6 +23,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
+from ebmpp.core.precision import in_full
 from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
@@ -126,6 +127,7 @@ def _slope(graph: Declaration, a: str, b: str, params: Params) -> Array:
     return (jax.jacfwd if few else jax.jacrev)(lambda t: _eta(graph, params, a, {**zero, b: t}))(zero[b])
 
 
+@in_full
 def _largest(slope: Array, other: Family) -> Array:
     """The largest contribution of one bounded neighbour, exactly: unit by unit over its states."""
     own = slope.ndim - len(other.statistic_shape)

@@ -13,6 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.precision import in_full
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
@@ -141,6 +142,7 @@ def _in_parts(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:
     return block in splits and any(b == block for b, _ in factor.lateral)
 
 
+@in_full
 def _measure_block(at: Callable[[Array], Array], here: Array, moved: Array) -> tuple[Array, Array]:
     value_here, slope_here = jax.value_and_grad(at)(here)
     value_there, slope_there = jax.value_and_grad(at)(moved)
@@ -152,6 +154,7 @@ def _measure_block(at: Callable[[Array], Array], here: Array, moved: Array) -> t
     return curved, jnp.abs(value_there - value_here - predicted) > _TOLERANCE * size
 
 
+@in_full
 def _measure_parts(
     at: Callable[[Array], Array], here: Array, moved: Array, split: Split
 ) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.precision import in_full
 from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
@@ -298,6 +299,7 @@ def _checked(graph: FactorGraph, rates: Params, values: bool) -> Params:
     return rates
 
 
+@in_full
 def _size(params: Params) -> Array:
     """Euclidean norm of all of them."""
     return jnp.sqrt(sum(jnp.vdot(a, a) for a in jax.tree.leaves(params)))

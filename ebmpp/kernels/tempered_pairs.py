@@ -16,7 +16,6 @@ from ebmpp.kernels.replicas import Ensemble, Tempered
 from ebmpp.moves import tempering
 from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
-from ebmpp.sampling.engine import DEFAULT_SLOTS
 from ebmpp.sampling.expectation import Estimate, Init, unbiased_expectation
 
 TemperingCouplingState = CouplingState  # the replicas of both chains included
@@ -108,7 +107,7 @@ def tempered_expectation(
     init: Init = None,
     max_sweeps: int | None = None,
     unmet: str = "raise",
-    num_slots: int = DEFAULT_SLOTS,
+    num_slots: int | None = None,
     **clamped: Array | Observed | Mapping[str, Array | Observed],
 ) -> Estimate:
     """E[fn(state)] under the model, without bias, from pairs of tempered ensembles.

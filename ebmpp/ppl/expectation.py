@@ -19,7 +19,7 @@ from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.ppl.sites import Call
 from ebmpp.sampling.accumulators import Function, check_function
-from ebmpp.sampling.engine import DEFAULT_SLOTS, run_pairs
+from ebmpp.sampling.engine import run_pairs
 from ebmpp.sampling.expectation import Estimate, asked_for, estimate_from
 
 
@@ -79,7 +79,7 @@ def composite_expectation(
     check_function("composite_expectation: fn", fn, sums.state())
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
-    return estimate_from(run_pairs(target, moves, sums, DEFAULT_SLOTS, x, x, key, asked.window()), asked)
+    return estimate_from(run_pairs(target, moves, sums, None, x, x, key, asked.window()), asked)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -11,6 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.precision import in_full
 from ebmpp.core.types import Counts, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import energy
@@ -51,6 +52,7 @@ class MarginalGradient(EnergyGradient):
 
     groups: tuple[tuple[str, ...], ...]
 
+    @in_full
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add the gradient of the weighted sum of energies with a group summed out."""
         del jobs

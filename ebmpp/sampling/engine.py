@@ -33,8 +33,6 @@ from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, fl
 from ebmpp.moves.target import Target
 from ebmpp.sampling.slots import Jobs, Slots, first_size, stage_sizes
 
-#: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
-DEFAULT_SLOTS = 64
 #: Trials that a draw may take for each of ``max_sweeps``: a pair that stalls is to be stopped by it too.
 _TRIALS_A_SWEEP = 1024
 _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is bound by overhead
@@ -122,7 +120,7 @@ def run_pairs(
     target: Target,
     moves: tuple[Move, ...],
     accumulator: Accumulator,
-    num_slots: int,
+    num_slots: int | None,
     x: Rows,
     y: Rows,
     key: UInt32[Array, "2"],
@@ -133,7 +131,7 @@ def run_pairs(
 
     :param target: units are held in all pairs alike (one row), or in each its own (a row a job).
     :param moves: of a sweep; blocks of ``x`` that they do not change stay as they are.
-    :param num_slots: on each device.
+    :param num_slots: on each device; None for as many as suit it.
     :param x: starts of the leading chains, ``(jobs, *shape)`` a block.
     :param y: starts of the following chains.
     :param key: of the run, ``(2,)``; job j draws from ``fold_in(key, j)``.
@@ -183,7 +181,7 @@ class _Engine:
         limit = jnp.minimum(window.max_sweeps, MOST_TRIALS // _TRIALS_A_SWEEP) * _TRIALS_A_SWEEP
         self.most_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
 
-    def run(self, x: Rows, y: Rows, keys: Keys, num_slots: int) -> _Run:
+    def run(self, x: Rows, y: Rows, keys: Keys, num_slots: int | None) -> _Run:
         """All jobs to their ends: those that do not count are never started."""
         total = self.accumulator.init(self.target, len(keys))
         x, total, count = self.advance(x, keys, total)

@@ -27,7 +27,7 @@ from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import check_params, resolve_moves
 from ebmpp.moves.target import Pool, Target
 from ebmpp.sampling.accumulators import Function, check_function
-from ebmpp.sampling.engine import DEFAULT_SLOTS, Outcome, Window, run_pairs
+from ebmpp.sampling.engine import Outcome, Window, run_pairs
 from ebmpp.sampling.pools import with_pool
 from ebmpp.sampling.search import STARTS, start
 
@@ -121,7 +121,7 @@ def unbiased_expectation(
     independent_starts: bool = False,
     max_sweeps: int | None = None,
     unmet: str = "raise",
-    num_slots: int = DEFAULT_SLOTS,
+    num_slots: int | None = None,
     mesh: Mesh | None = None,
     **clamped: Array | Observed | Mapping[str, Array | Observed],
 ) -> Estimate:
@@ -159,7 +159,8 @@ def unbiased_expectation(
     :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
         or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
         not like the others).
-    :param num_slots: pairs that run at once, on each device; only speed depends on it.
+    :param num_slots: pairs that run at once, on each device; only speed depends on it. By default as many as
+        suit the device: 64 on a CPU, 4096 elsewhere.
     :param mesh: devices to share the pairs, over the mesh's first axis: the pairs are those of one device,
         their meeting times the same and their means but for rounding. Params may be cut over other axes.
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
@@ -192,7 +193,7 @@ def unbiased_expectation(
     checks.flag("unbiased_expectation: independent_starts", independent_starts)
     asked = asked_for("unbiased_expectation", k, m, lag, max_sweeps, unmet)
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
-    num_slots = checks.count("unbiased_expectation: num_slots", num_slots)
+    num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
     with sharding.over("unbiased_expectation: mesh", mesh):
         graph.check(params)
         target = Target(graph, sharding.place(params), as_given(graph.families, clamped))

@@ -22,6 +22,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.precision import in_full
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
 from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph, energy
@@ -181,6 +182,7 @@ class Path:
 
     # -- laws along it ---------------------------------------------------------------------------
 
+    @in_full
     def slope(self, params: Params, x: Rows) -> Slope:
         """One evaluation of a model at rows of the kept blocks."""
         t, units = self.graph.statistics(dict(x)), lambda a: a.reshape(len(a), -1)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core import checks
+from ebmpp.core.precision import in_full
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
@@ -305,6 +306,7 @@ def _squarest(shape: tuple[int, ...]) -> int:
     return min(range(1, len(shape)), key=lambda i: max(sides(i)))
 
 
+@in_full
 def _sharp(gradient: Array, cut: int | None, vectors: str) -> Array:
     """:param cut: how many axes are the matrix's rows; 0 for a vector, None where nobody says."""
     cut = _squarest(gradient.shape) if cut is None else cut

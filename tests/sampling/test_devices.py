@@ -76,7 +76,8 @@ def test_particles_are_those_of_one_device() -> None:
 
 
 def test_pairs_of_systems_are_those_of_one_device() -> None:
-    options = {"rng_key": KEY, "num_particles": 2, "num_pairs": 9, "ladder": [0, 1]}
+    away = [jax.tree.map(lambda a: -a, PARAMS)]  # a detour, so that systems differ and some are turned down
+    options = {"rng_key": KEY, "num_particles": 2, "num_pairs": 9, "ladder": [0, 1, 2], "path": away}
     one, many = (
         ebmpp.particle_expectation(RBM, PARAMS, both, mesh=mesh, **options) for mesh in (None, mesh_of(4))
     )

@@ -81,9 +81,9 @@ def test_each_device_makes_the_products_of_its_rows() -> None:
         program = estimate_step._program((RBM, estimator))  # what `fit` runs
         index = np.arange(64, dtype=np.int32)
         text = program.lower(params, (), rows, index, key, np.uint32(0)).compile().as_text()
-    products = re.findall(r"= f32\[([\d,]*)\]\S* dot\(f32\[([\d,]*)\]", text)
+    products = re.findall(r"= f32\[([\d,]*)\]\S* dot\(", text)
     assert products
-    assert not any("64" in dims.split(",") for pair in products for dims in pair)
+    assert not any("64" in dims.split(",") for dims in products)
 
 
 # -- two processes ---------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
     one = trained(mesh_of(4), ebmpp.UCD(), batch_size=len(DATA), num_steps=4)
     for name, values in first["history"].items():
         np.testing.assert_allclose(one.history[name], values, rtol=1e-4, err_msg=name)
-    params = jax.tree.map(lambda a: 4 * a, one.params)
+    params = jax.tree.map(lambda a: 8 * a, one.params)
     est = ebmpp.unbiased_expectation(RBM, params, lambda x: x["v"], rng_key=jax.random.key(2), num_pairs=20)
     np.testing.assert_array_equal(est.meeting_time, first["meeting_time"])
     assert est.meeting_time.max() > 5

@@ -64,7 +64,7 @@ if "resume" in PARTS:
     told["resumed"] = hashed(trained(pcd, resume=True, **options))
 if "sample" in PARTS:
     options = {"rng_key": jax.random.key(2), "mesh": MESH}
-    params = jax.tree.map(lambda a: 4 * a, made.params)  # so that pairs meet late
+    params = jax.tree.map(lambda a: 8 * a, made.params)  # so that pairs meet late
     est = ebmpp.unbiased_expectation(RBM, params, lambda x: x["v"], num_pairs=20, **options)
     told["meeting_time"] = est.meeting_time.tolist()
     told["same"]["value"] = np.asarray(est.value).tolist()
