@@ -256,6 +256,19 @@ def test_stages_of_large_models_change_nothing(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_array_equal(flat(few.total), flat(many.total))
 
 
+def test_many_slots_and_no_small_stage_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = model("rbm")
+    few = run(graph, params, 5, (2, 6, 3), num_slots=16)
+    assert slots.first_size(None, 10**6) == 64
+    monkeypatch.setattr(slots, "accelerated", lambda: True)
+    assert slots.first_size(None, 10**6) == 4096 and slots.stage_sizes(4096, 10**6) == [4096, 1024, 256]
+    run_pairs.clear_cache()
+    many = run(graph, params, 5, (2, 6, 3), num_slots=16)  # slots are loaded without a branch
+    run_pairs.clear_cache()
+    np.testing.assert_array_equal(few.meeting_time, many.meeting_time)
+    np.testing.assert_array_equal(flat(few.total), flat(many.total))
+
+
 def test_a_job_does_not_know_how_many_others_run() -> None:
     graph, params = model("rbm")
     many, few = run(graph, params, 5), run(graph, params, 5, jobs=50)
