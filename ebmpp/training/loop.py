@@ -10,7 +10,6 @@ import warnings
 
 from jaxtyping import Float, Integer
 import numpy as np
-from tqdm.auto import tqdm
 
 import jax
 from jax import Array, lax
@@ -25,6 +24,7 @@ from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, D
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
+from ebmpp.training.bar import Bar
 from ebmpp.training.batches import Selection, Source
 from ebmpp.training.callbacks import Best, Callback, Progress
 from ebmpp.training.checkpoint import Checkpoints, OfProcesses
@@ -247,7 +247,7 @@ class Loop:
         """The steps from ``start`` on; the state after the last."""
         total, step = self.stages.num_steps, start
         hidden = not (progress_bar and sharding.is_first())
-        with tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step") as bar:
+        with Bar(total, start, hidden) as bar:
             while step < total:
                 if self.trail is not None:
                     self.trail.see(step, state.params)
@@ -258,8 +258,9 @@ class Loop:
                 if number and step == self.stages.first[number]:
                     state = self._enter(number, state)
                 stop = self._stop(step, number)
+                bar.begin(number)
                 state = self._steps(step, stop, number, state)
-                bar.update(stop - step)
+                bar.made(stop - step, state)
                 step = stop
                 if self.trail is not None:
                     self.trail.see(step, state.params)
@@ -338,11 +339,11 @@ class Loop:
         progress = Progress(step, _own(state.params), _own(state.estimator), self.log.dataset())
         return any([bool(fn(progress)) for fn in self.callbacks])  # a list: each of them is called
 
-    def _show(self, done: int, state: State, bar: tqdm, shown: bool) -> None:
+    def _show(self, done: int, state: State, bar: Bar, shown: bool) -> None:
         # processes that work together look at the same steps, whatever their clocks say
         shown = shown and sharding.processes() == 1
         if (shown and time.monotonic() - self._looked > 0.5) or done % _LOOK_EVERY == 1:
-            bar.set_postfix(self.log.latest(), refresh=False)
+            bar.tell(self.log.latest())
             self._look(done, state, needed=False)
             self._looked = time.monotonic()
 

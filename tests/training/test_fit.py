@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import CD, PCD, UCD, Bernoulli, Bias, Bilinear, FactorGraph, exact, fit
+from ebmpp import CD, PCD, UCD, Bernoulli, Bias, Bilinear, FactorGraph, Stage, exact, fit, layered
+from ebmpp.data import bars_and_stripes
 from ebmpp.errors import DivergenceError, StateError
 from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Estimate, Estimator
@@ -303,3 +304,14 @@ def test_a_search_over_two_hundred_widths_stays_under_three_gibibytes() -> None:
     made = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True, env=environment)
     assert made.returncode == 0, made.stderr
     assert float(made.stdout) < 3
+
+
+def test_the_bar_tells_compiling_from_training(capsys: pytest.CaptureFixture[str]) -> None:
+    graph, data = layered(v=Bernoulli(4), h=Bernoulli(3)), bars_and_stripes(2)
+    stages = [Stage(num_steps=3, estimator=CD(k=k)) for k in (1, 2)]
+    fit(graph, data, rng_key=jax.random.key(0), schedule=stages, progress_bar=True)
+    shown = capsys.readouterr().err.split("\r")
+    compiling = [line for line in shown if line.startswith("compiling")]
+    assert [line for line in compiling if " 0/6 " in line] and [line for line in compiling if " 3/6 " in line]
+    assert any("training" in line and " 1/6 " in line and "compiled=" in line for line in shown)
+    assert " 6/6 " in shown[-1]

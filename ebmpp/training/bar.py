@@ -1,0 +1,57 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The progress bar of a run, which does not take the time of compiling for that of steps."""
+
+from collections.abc import Mapping
+import time
+from typing import Any
+
+from tqdm.auto import tqdm
+
+import jax
+
+
+class Bar:
+    """Steps of a run, and how long the programs of a stage take to compile.
+
+    :param total: steps of the run.
+    :param start: those that were done before.
+    :param hidden: show nothing.
+    """
+
+    def __init__(self, total: int, start: int, hidden: bool) -> None:
+        self.shown = not hidden
+        self._bar = tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step")
+        self._seen: set[int] = set()  # stages
+        self._began: float | None = None  # to compile
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._bar.close()
+
+    def begin(self, stage: int) -> None:
+        """Before steps of a stage, whose first ones compile its programs."""
+        if not self.shown or stage in self._seen:
+            return
+        self._seen.add(stage)
+        self._began = time.monotonic()
+        self._bar.set_description("compiling")
+
+    def made(self, count: int, state: Any) -> None:
+        """After so many steps, which made this state."""
+        if self._began is None:
+            self._bar.update(count)
+            return
+        jax.block_until_ready(state)
+        told, done = f"{time.monotonic() - self._began:.1f} s", self._bar.n + count
+        self._began = None
+        self._bar.reset(self._bar.total)  # the clock too: what is left is told by the time of steps alone
+        self._bar.n = self._bar.initial = self._bar.last_print_n = done
+        self._bar.set_description("training", refresh=False)
+        self._bar.set_postfix({"compiled": told})
+
+    def tell(self, latest: Mapping[str, Any]) -> None:
+        """What stands beside the bar."""
+        self._bar.set_postfix(dict(latest), refresh=False)
