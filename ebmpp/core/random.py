@@ -62,25 +62,25 @@ def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair
     """The key pair of a jax key, typed or legacy, whatever its implementation."""
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         rng_key = jax.random.key_data(rng_key)
-    pair = rng_key[..., :2]
+    key = rng_key[..., :2]
     for start in range(2, rng_key.shape[-1], 2):  # longer keys (rbg has four words) are hashed down
-        pair = fold_in(pair, rng_key[..., start], rng_key[..., start + 1])
+        key = fold_in(key, rng_key[..., start], rng_key[..., start + 1])
     # A counter that jax.random.split never uses keeps our words apart from those of a caller who goes
     # on with keys split from the same one.
-    return fold_in(pair, *_OURS)
+    return fold_in(key, *_OURS)
 
 
 def fold_in(
-    pair: UInt32[Numbers, "*#rows 2"],
+    key: UInt32[Numbers, "*#rows 2"],
     first: Integer[ArrayLike, "*#rows"],
     second: Integer[ArrayLike, "*#rows"] = 0,
 ) -> KeyPair:
     """A new key pair for the counter ``(first, second)``, row by row."""
     first, second = jnp.asarray(first, jnp.uint32), jnp.asarray(second, jnp.uint32)
-    return jnp.stack(jnp.broadcast_arrays(*threefry(pair, first, second)), axis=-1)
+    return jnp.stack(jnp.broadcast_arrays(*threefry(key, first, second)), axis=-1)
 
 
-def words(pair: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
+def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
     """``count`` random words a row."""
     half = jnp.uint32((count + 1) // 2)
     index = jnp.arange(count, dtype=jnp.uint32)
@@ -89,7 +89,7 @@ def words(pair: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows 
     # A hash a word, whose other half another word keeps: joining the halves of one hash kept XLA on CPU from
     # vectorising the loop that it fuses with (a sweep of 1000 chains at 16x16 took 520 us, and takes 92; at
     # 784x500 14.2 ms and 12.4).
-    both = threefry(pair[..., None, :], counter, counter + half)
+    both = threefry(key[..., None, :], counter, counter + half)
     return jnp.where(second, both[1], both[0])
 
 

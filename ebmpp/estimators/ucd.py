@@ -222,7 +222,9 @@ class UCD(Estimator):
         return fresh
 
     def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
-        """Where hardly any proposal from the pool is accepted."""
+        """Where hardly any proposal from the pool is accepted, or a few late pairs hold all the cost."""
+        if self.adaptive and self.lag is None and (trapped := lengths.trapped(told)) is not None:
+            return f"UCD: {trapped}"
         given = (self.coupling,) if isinstance(self.coupling, Move) else self.coupling or ()
         if self.coupling != "mixture" and (isinstance(given, str) or mixture_of(given) is None):
             return None

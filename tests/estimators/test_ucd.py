@@ -10,14 +10,17 @@ from ucd_tools import BATCHES, ROWS, estimate, key, problem
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from ebmpp import (
     FPCD,
     PCD,
     UCD,
+    Bernoulli,
     Spin,
     TemperedPCD,
     exact,
+    fit,
     layered,
     perfect_sample,
 )
@@ -349,3 +352,16 @@ def test_weighted_rows_have_the_gradient_of_the_weighted_likelihood(name: str) -
     count = sum(g.size for g in jax.tree.leaves(wanted))
     for factor, value in wanted.items():
         assert_rows_law(np.stack([np.asarray(g[factor]) for g in made]), value, count)
+
+
+def test_a_run_that_begins_amid_deep_modes_is_told_of() -> None:
+    graph = layered(v=Bernoulli(8), h=Bernoulli(2))
+    weights = np.zeros((8, 2), np.float32)
+    weights[:, 0] = 4.2
+    params = {"v": np.full(8, -2.1, np.float32), "h": np.array([-16.8, 0], np.float32), "v:h": weights}
+    data = np.repeat([[0.0] * 8, [1.0] * 8], 50, axis=0)
+    options = {"num_steps": 10, "batch_size": 100, "progress_bar": False, "optimizer": optax.sgd(0.0)}
+    with pytest.warns(UserWarning, match="UCD: the last pair of a step took .* times as long as the lag"):
+        made = fit(graph, data, rng_key=key(0), params=params, estimator=UCD(), **options)
+    assert (made.history.lag == 1).all()  # most pairs meet where they start
+    assert UCD(lag=1).caution({"meeting_time_max": np.full(9, 900.0), "lag": np.ones(9)}) is None
