@@ -35,7 +35,7 @@ class Metropolis(Move):
     ``marginalize``, what is left of it when those blocks are summed out in closed form.
 
     :param blocks: what is proposed.
-    :param proposal: one of :data:`PROPOSALS`.
+    :param proposal: "uniform", or "initial": each family's law of initial values, which every family has.
     :param marginalize: blocks that are summed out; no two of them interact.
 
     **References**

@@ -1,0 +1,73 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Names in docstrings lead to where a thing is described, whatever path they take to it.
+
+A docstring says :class:`PCD` as its own file does, or `ebmpp.estimators.PCD`, and the reference describes
+`ebmpp.PCD`. What is described nowhere is an error in a docstring; in a signature, and of another library, it is
+text.
+"""
+
+import importlib
+import inspect
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
+
+
+def _found(path: str) -> Any:
+    """What stands at a dotted path, or None."""
+    parts = path.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            made = importlib.import_module(".".join(parts[:split]))
+        except ImportError:
+            continue
+        for part in parts[split:]:
+            made = getattr(made, part, None)
+        return made
+    return None
+
+
+def _home(path: str) -> str:
+    """A name as the file that defines it would write it."""
+    made = _found(path)
+    if inspect.ismodule(made):
+        return made.__name__
+    return f"{getattr(made, '__module__', None)}.{getattr(made, '__qualname__', path)}"
+
+
+def _described(env: BuildEnvironment) -> dict[str, str]:
+    """Names of the reference, by their home."""
+    if not hasattr(env, "ebmpp_homes"):
+        objects = env.domains.python_domain.objects
+        env.ebmpp_homes = {_home(name): name for name, entry in objects.items() if not entry.aliased}
+    return env.ebmpp_homes
+
+
+def _named(env: BuildEnvironment, node: pending_xref) -> str | None:
+    """The one thing of the reference that a node can mean, or None."""
+    target, homes = node["reftarget"].removesuffix("()"), _described(env)
+    if (home := _home(target)) in homes:
+        return homes[home]
+    ends = {name for name in homes.values() if name.endswith("." + target)}
+    return min(ends) if len(ends) == 1 else None
+
+
+def _lead(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.Element) -> nodes.Node | None:
+    """For ``missing-reference``."""
+    if node.get("refdomain") != "py":
+        return None
+    if name := _named(env, node):
+        entry = env.domains.python_domain.objects[name]
+        return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, shown, name)
+    in_text = isinstance(shown, nodes.literal)
+    elsewhere = "." in node["reftarget"] and not node["reftarget"].startswith("ebmpp")
+    return None if in_text and not elsewhere else shown
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("missing-reference", _lead)
