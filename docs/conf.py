@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site: ``make docs`` writes it to build/site, without network.
 
-Sphinx reads from the root of the repository, so that a link to ``../benchmarks/README.md`` leads to the same page
-on the site, in an editor and on a forge. Notebooks show the outputs they are stored with.
+Sphinx reads from the root of the repository, so that a link to ``../benchmarks/README.md`` leads to the same
+page on the site, in an editor and on a forge. Notebooks show the outputs they are stored with.
 """
 
 from pathlib import Path
@@ -33,9 +33,7 @@ exclude_patterns = [".*", "build", "dist", "ebmpp", "tests", "demo", "run", "run
 
 # -- what is read --------------------------------------------------------------------------------
 
-nb_execution_mode = (
-    "off"  # stored outputs: tests/test_tutorials.py sees to it that they are there
-)
+nb_execution_mode = "off"  # tests/test_tutorials.py sees to it that outputs are stored
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4  # [text](page.md#a-heading), as forges make them
 nitpicky = True  # a reference that leads nowhere is an error

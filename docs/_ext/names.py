@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names in docstrings lead to where a thing is described, whatever path they take to it.
 
-A docstring says :class:`PCD` as its own file does, or `ebmpp.estimators.PCD`, and the reference describes
-`ebmpp.PCD`. What is described nowhere is an error in a docstring; in a signature, and of another library, it is
-text.
+A docstring says :class:`PCD` as its own file does, or `ebmpp.estimators.PCD`; the reference describes
+`ebmpp.PCD`. What is described nowhere is an error in a docstring, and text in a signature.
 """
 
 import importlib

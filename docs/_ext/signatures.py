@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures with the annotations of the source: ``params: Params``, where Sphinx would write the alias out."""
+"""Signatures with the annotations of the source: ``params: Params``, where Sphinx would write it out."""
 
 import ast
 from collections.abc import Iterator
