@@ -3,17 +3,20 @@
 """Names in docstrings lead to where a thing is described, whatever path they take to it.
 
 A docstring says :class:`PCD` as its own file does, or `ebmpp.estimators.PCD`; the reference describes
-`ebmpp.PCD`. What is described nowhere is an error in a docstring, and text in a signature.
+`ebmpp.PCD`. What is described nowhere is an error in a docstring, and text in a signature. In pages of plain
+Markdown, code in a line leads there by itself.
 """
 
 import importlib
 import inspect
+import re
 from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.nodes import make_refnode
 
 
@@ -68,5 +71,31 @@ def _lead(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.E
     return None if in_text and not elsewhere else shown
 
 
+class CodeLinks(SphinxPostTransform):
+    """`UCD(k=1)` in a line of a page leads to what it names, if that is a name of a room's face."""
+
+    default_priority = 900
+
+    def run(self, **kwargs: Any) -> None:
+        objects = self.env.domains.python_domain.objects
+        every = {n: e for n, e in objects.items() if not e.aliased and e.objtype in ("class", "function")}
+        if self.env.docname.startswith("docs/reference/"):
+            return
+        for node in list(self.document.findall(nodes.literal)):
+            named = re.fullmatch(r"(?:ebmpp\.)?([\w.]+)(?:\(.*\))?", node.astext(), re.DOTALL)
+            if named is None or isinstance(node.parent, nodes.reference | nodes.title):
+                continue
+            ends = [n for n in every if re.fullmatch(rf"ebmpp(\.[a-z]+)?\.{re.escape(named[1])}", n)]
+            root = [n for n in ends if n.count(".") == 1]
+            if len(root or ends) == 1:
+                name = (root or ends)[0]
+                link = make_refnode(
+                    self.app.builder, self.env.docname, every[name].docname, every[name].node_id, [], name
+                )
+                node.replace_self(link)
+                link += node
+
+
 def setup(app: Sphinx) -> None:
     app.connect("missing-reference", _lead)
+    app.add_post_transform(CodeLinks)
