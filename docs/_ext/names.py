@@ -19,6 +19,20 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.nodes import make_refnode
 
+#: Whose names may stand without them.
+ROOMS = (
+    "estimators",
+    "evaluate",
+    "diagnostics",
+    "graph",
+    "kernels",
+    "moves",
+    "ppl",
+    "sampling",
+    "sklearn",
+    "training",
+)
+
 
 def _found(path: str) -> Any:
     """What stands at a dotted path, or None."""
@@ -46,7 +60,8 @@ def _described(env: BuildEnvironment) -> dict[str, str]:
     """Names of the reference, by their home."""
     if not hasattr(env, "ebmpp_homes"):
         objects = env.domains.python_domain.objects
-        env.ebmpp_homes = {_home(name): name for name, entry in objects.items() if not entry.aliased}
+        made = {n: e.objtype for n, e in objects.items() if not e.aliased}
+        env.ebmpp_homes = {_home(name): name for name, kind in made.items() if kind != "data"}
     return env.ebmpp_homes
 
 
@@ -77,23 +92,26 @@ class CodeLinks(SphinxPostTransform):
     default_priority = 900
 
     def run(self, **kwargs: Any) -> None:
-        objects = self.env.domains.python_domain.objects
-        every = {n: e for n, e in objects.items() if not e.aliased and e.objtype in ("class", "function")}
         if self.env.docname.startswith("docs/reference/"):
             return
         for node in list(self.document.findall(nodes.literal)):
-            named = re.fullmatch(r"(?:ebmpp\.)?([\w.]+)(?:\(.*\))?", node.astext(), re.DOTALL)
-            if named is None or isinstance(node.parent, nodes.reference | nodes.title):
-                continue
-            ends = [n for n in every if re.fullmatch(rf"ebmpp(\.[a-z]+)?\.{re.escape(named[1])}", n)]
-            root = [n for n in ends if n.count(".") == 1]
-            if len(root or ends) == 1:
-                name = (root or ends)[0]
-                link = make_refnode(
-                    self.app.builder, self.env.docname, every[name].docname, every[name].node_id, [], name
-                )
-                node.replace_self(link)
-                link += node
+            named = re.fullmatch(r"([\w.]+)(?:\(.*\))?", node.astext(), re.DOTALL)
+            if named and not isinstance(node.parent, nodes.reference | nodes.title):
+                if name := self._only(named[1].removeprefix("ebmpp.")):
+                    entry = self.env.domains.python_domain.objects[name]
+                    link = make_refnode(
+                        self.app.builder, self.env.docname, entry.docname, entry.node_id, [], name
+                    )
+                    node.replace_self(link)
+                    link += node
+
+    def _only(self, name: str) -> str | None:
+        """What it is called in full: at the root, in a room, or in a module that is named with it."""
+        objects = self.env.domains.python_domain.objects
+        for path in (f"ebmpp.{name}", *(f"ebmpp.{room}.{name}" for room in ROOMS)):
+            if path in objects and objects[path].objtype not in ("data", "module"):
+                return path
+        return None
 
 
 def setup(app: Sphinx) -> None:
