@@ -3,6 +3,8 @@
 """The reference on the site describes every public name, once."""
 
 from collections import Counter
+import contextlib
+import functools
 import importlib
 import inspect
 from pathlib import Path
@@ -25,13 +27,13 @@ def described() -> list[str]:
 
 
 def found(path: str) -> Any:
-    """What stands at a dotted path, of modules first and attributes then."""
-    made, parts = ebmpp, path.split(".")[1:]
-    for i, part in enumerate(parts):
-        if not hasattr(made, part):
-            importlib.import_module(".".join(["ebmpp", *parts[: i + 1]]))
-        made = getattr(made, part)
-    return made
+    """What stands at a dotted path: attributes of the longest part of it that is a module."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            made = importlib.import_module(".".join(parts[:end]))
+            return functools.reduce(getattr, parts[end:], made)
+    return None
 
 
 @pytest.mark.parametrize("room", ["", *ROOMS])
