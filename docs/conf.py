@@ -6,6 +6,7 @@ Sphinx reads from the root of the repository, so that a link to ``../benchmarks/
 page on the site, in an editor and on a forge. Notebooks show the outputs they are stored with.
 """
 
+import logging
 from pathlib import Path
 import sys
 import tomllib
@@ -18,6 +19,8 @@ project = "ebmpp"
 author = "Contributors to the ebmpp Project"
 copyright = author  # noqa: A001
 version = release = _PROJECT["version"]
+
+logging.getLogger("arviz").setLevel(logging.WARNING)  # which backends it finds is no news of ours
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "formulas", "names", "signatures"]
 root_doc = "docs/index"

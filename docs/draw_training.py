@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/training.png: the exact log-likelihood along training, by exact gradients and by biased ones.
+"""Draws docs/training.png: the exact log-likelihood along training, by unbiased gradients and by biased ones.
 
 Of runs that ``python benchmarks/exact_gradients.py bars --seeds 1 --only particles weighted pcd cd`` keeps,
 three minutes: ``python docs/draw_training.py``.
@@ -18,8 +18,8 @@ BEST = 32 * np.log(1 / 32) + 2 * 2 * np.log(2)  # the blank and the full image c
 EVERY = 100  # steps between two looks
 #: Runs, what they are called, colours that differ in print too, and where the name stands: step, value.
 METHODS = {
-    "particles": ("ParticleUCD: exact gradients", "#08519c", (4600, -117)),
-    "weighted": ("WeightedPCD", "#238b45", (14600, -112.5)),
+    "particles": ("ParticleUCD: unbiased", "#08519c", (4600, -117)),
+    "weighted": ("WeightedPCD: consistent", "#238b45", (14600, -112.5)),
     "pcd": ("PCD: biased", "#d95f0e", (13000, -127)),
     "cd": ("CD: biased", "#7a7a7a", (2800, -181)),
 }
