@@ -19,7 +19,7 @@ EVERY = 100  # steps between two looks
 #: Runs, what they are called, colours that differ in print too, and where the name stands: step, value.
 METHODS = {
     "particles": ("ParticleUCD: unbiased", "#08519c", (4600, -117)),
-    "weighted": ("WeightedPCD: consistent", "#238b45", (14600, -112.5)),
+    "weighted": ("WeightedPCD: consistent", "#238b45", (13900, -112.5)),
     "pcd": ("PCD: biased", "#d95f0e", (13000, -127)),
     "cd": ("CD: biased", "#7a7a7a", (2800, -181)),
 }
