@@ -3,8 +3,9 @@
 #
 #   make demo     train a model on real digits, write its pictures and its ArviZ file to demo/
 #   make test     lint, format, types, every test but the slow ones, and some again under jax's strictness
+#   make docs     the site, in build/site: open build/site/index.html
 #
-# Both make the virtual environment first. Another Python, beside the usual environment:
+# All make the virtual environment first. Another Python, beside the usual environment:
 #   make PYTHON=python3.13 VENV=.venv-new UPGRADE=1 test-fast
 
 # The first of these that starts and is new enough; name another with PYTHON=...
@@ -31,9 +32,10 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
-.PHONY: venv demo test test-strict test-fast slow bench papers format clean FORCE
+.PHONY: venv demo docs test test-strict test-fast slow bench papers format clean FORCE
 
 venv: $(STAMP)
 
@@ -49,6 +51,18 @@ FORCE:
 
 demo: $(STAMP)
 	$(BIN)/python models/rbm.py --out demo
+
+# What the site alone needs comes here, so that the tests need none of it.
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS) -e ".[docs]"
+	touch $@
+
+# From docstrings, pages and the notebooks' stored outputs: nothing is executed, nothing fetched. Anew each time, so
+# that a warning is there the second time, too; it is an error, and so is a reference that leads nowhere.
+docs: $(DOCS_STAMP)
+	rm -rf build/site
+	$(BIN)/python -m sphinx -q -W --keep-going -E -c docs -d build/doctrees . build/site
+	@echo "build/site/index.html"
 
 test: $(STAMP)
 	$(BIN)/ruff check .

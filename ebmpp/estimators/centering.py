@@ -49,6 +49,8 @@ class CenteredState(NamedTuple):
 class Centered(Estimator):
     """Centered gradients of any estimator: the declared model, better conditioned.
 
+    For units that are mostly off or mostly on, and for deep machines.
+
     A gradient step depends on the parametrisation. In the centered one every factor of two blocks sees
     statistics minus offsets, so that a change of weights does not move the means along. The model stays
     as declared: with S the map from centered params to those of the graph and J its derivative, the
@@ -203,10 +205,12 @@ def CSDCP(
 ) -> Centered:
     """S-DCP with centered gradients: ``Centered(SDCP(d, k, posterior), sliding, offsets)``.
 
+    For small rates and few epochs, as :class:`SDCP`, where units are mostly off or mostly on.
+
     :param d: inner steps a batch.
     :param k: sweeps an inner step.
     :param sliding: see :class:`Centered`.
-    :param offsets: see :class:`Centered`.
+    :param offsets: "data", "model", "average" or "zero", see :class:`Centered`.
     :param posterior: see :class:`SDCP`.
     :return: the estimator.
 

@@ -36,7 +36,10 @@ def _moves(graph: FactorGraph, given: Moves) -> tuple[Move, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CD(Estimator):
-    """CD-k: chains of k sweeps from the data rows. Biased, and the more so the slower the chain mixes.
+    """CD-k: chains of k sweeps from the data rows.
+
+    For a first look, since no step is cheaper; it follows no likelihood. Biased, and the more so the slower
+    the chain mixes.
 
     Missing entries are drawn first, by k sweeps of them and the latents given what is known.
 
@@ -78,7 +81,10 @@ class CD(Estimator):
 
 @dataclasses.dataclass(frozen=True)
 class PCD(Estimator):
-    """Persistent CD: chains that go on from step to step while the params move. Biased likewise.
+    """Persistent CD: chains that go on from step to step while the params move.
+
+    For large machines and long runs, at the price of :class:`CD`: with a rate that falls, and inside
+    :class:`Centered`, it goes far. Biased where the chains mix more slowly than the params move.
 
     Missing entries are drawn as in :class:`CD`.
 
@@ -133,6 +139,8 @@ class FPCDState(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class FPCD(Estimator):
     """Persistent CD with fast weights: the chains run under params that flee from where they have been.
+
+    For a :class:`PCD` whose chains stay where they are, at a small rate of the params.
 
     Beside the params there are fast ones, which learn at ``rate`` from the same gradient and decay by
     ``decay`` a step; the chains see the sum of both. So they mix fast while the params themselves learn

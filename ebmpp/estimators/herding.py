@@ -50,6 +50,8 @@ class HerdingState(NamedTuple):
 class Herding(Estimator):
     """Herding: the states of the model climb to a mode, and the params move away from where they are.
 
+    For pseudo-samples with the data's moments, and not for a model.
+
     Both phases are at zero temperature: latents of the data are at a mode of their posterior, and the states
     go on from step to step by local search, layer after layer set to its mode. With ``optax.sgd(1.0)`` this
     is herding; the params do not converge and are not meant to, but the visited states have the data's

@@ -11,6 +11,8 @@ from ebmpp.estimators.ucd import UCD, Start
 class LocalModeUCD(UCD):
     """UCD-LMI: pairs that start one Gibbs sweep from a local mode and move by Metropolis proposals.
 
+    For samples that look fine, of large deep machines, where no likelihood is asked for.
+
     Both phases are :class:`UCD` with ``start="local_mode"``, ``coupling="metropolis"``, k = 0, lag 1 and
     gradients with the layers summed out in turn; nothing else is different, and each can be given otherwise.
 

@@ -16,6 +16,8 @@ from ebmpp.graph.mean_field import mean_field
 class MeanField:
     """The latents' posterior as a product of independent units, by coordinate ascent on its lower bound.
 
+    For deep machines, as ``posterior=`` of the biased estimators.
+
     A pass sets the mean statistics of each block, those next to the visible ones first, to those of its
     conditional at the means of the others, which maximises the bound in that block. The energy is affine in
     each unit's statistics, so the gradient at mean statistics is the gradient of the bound's expected energy.

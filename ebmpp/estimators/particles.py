@@ -59,6 +59,9 @@ class ParticleState(NamedTuple):
 class ParticleUCD(Estimator):
     """Unbiased contrastive divergence whose negative phase does not wait for a Gibbs chain to mix.
 
+    For models whose modes Gibbs chains do not leave, so that pairs of :class:`UCD` meet too late, and where a
+    step may cost more than one of :class:`PCD`.
+
     It comes from coupled chains of particle systems (:func:`ebmpp.particle_expectation`), whose meeting time
     depends on the spread of their estimates of log Z. A step costs ``2 * num_particles`` particles carried
     along the path, and seldom more. Given the past the gradient is unbiased: the rungs come from pilot

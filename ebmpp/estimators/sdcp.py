@@ -45,6 +45,8 @@ class SDCPState(NamedTuple):
 class SDCP(Estimator):
     """Stochastic difference-of-convex programming: d steps on each batch, its positive phase held fixed.
 
+    For small rates and few epochs: d updates for the sweeps of one of :class:`CD`.
+
     The negative log-likelihood is f - g, both convex where the energy is linear in the params. g is
     replaced by its tangent at the params that the batch meets first, and f - tangent, which is convex, is
     descended for d steps. Its gradient is that of :class:`CD`, with two differences: the positive phase

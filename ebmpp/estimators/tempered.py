@@ -58,8 +58,7 @@ class TemperedPCD(Estimator):
     **References**
 
     1. Desjardins, Courville, Bengio, Vincent, Delalleau (2010), *Tempered Markov chain Monte Carlo for
-    training
-       of restricted Boltzmann machines*.
+       training of restricted Boltzmann machines*.
     2. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*.
 
     **Example**

@@ -62,6 +62,9 @@ class UCDState(NamedTuple):
 class UCD(Estimator):
     """Unbiased contrastive divergence: pairs of chains that run until they meet.
 
+    The one to begin with: exact wherever Gibbs chains mix, and its meeting times tell where they do not. Then
+    take ``coupling="mixture"``, or :class:`ParticleUCD`.
+
     The negative phase is H_{k:m} of the energy's gradient over coupled pairs, and its expectation is the
     model's own. Its variance depends on k, m and the lag, so by default these follow the times to meet in the
     steps *before*, which keeps the gradient unbiased given the past and its variance held (with k = lag = 1
@@ -77,9 +80,10 @@ class UCD(Estimator):
     :param m: last sweep that counts, at least k; default k. With an adaptive k: how many sweeps after k count
         too; default as many as the lag, 0 for the state at k alone.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 where only k is given.
-    :param coupling: see :func:`ebmpp.moves.sweeps.resolve_moves`. One that is a single name holds for the
-        posterior too, but for "mixture": its proposals are from the model, and pairs on the posterior move
-        layer by layer.
+    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
+        for every layer, or a tuple of these, one a layer; "metropolis", "mixture", or moves: see
+        :func:`ebmpp.moves.sweeps.resolve_moves`. One that is a single name holds for the posterior too, but
+        for "mixture": its proposals are from the model, and pairs on the posterior move layer by layer.
     :param pool: with "mixture", what the proposals come from: "data" (rows of the data, chosen once, with
         latents drawn anew at each step) or "persistent" (chains that start there and go on from step to step
         by one sweep each). Known before a step's pairs begin, so the gradient stays unbiased given the past.

@@ -48,8 +48,9 @@ class WeightedState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WeightedPCD(Estimator):
-    """Persistent CD with weights that make up for the params' having moved, and an honest likelihood beside
-    it.
+    """Persistent CD with weights that make up for the params' having moved, and an honest likelihood.
+
+    For runs that :class:`PCD` would lose, where unbiased steps are too dear.
 
     When the params move from p to q, a chain's weight grows by the ratio of its unnormalised densities; where
     fewer than half of the chains are effective they are resampled, and then all are swept. So the weighted

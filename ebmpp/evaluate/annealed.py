@@ -348,6 +348,7 @@ def bracket(
     :param rng_key: a jax key.
     :param samples: as for :func:`ebmpp.evaluate.reverse_ais`, like all that follows; the runs share one
         reference, and make a ladder each if it is "adaptive".
+    :param ladder: "linear", "sigmoid", "adaptive", or increasing values from 0 to 1; see :func:`ebmpp.ais`.
     :return: a :class:`Bracket`.
     :raises IntractableError: without samples, when the model is neither small nor attractive.
 

@@ -76,8 +76,9 @@ class Family:
     support: ClassVar[constraints.Constraint] = constraints.real
     #: whether the statistics are bounded below and above: what decides whether a model normalises.
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    #: how many random words a unit's draw takes, and its coupled draw.
+    #: how many random words a unit's draw takes.
     num_words: ClassVar[int] = 2
+    #: how many its coupled draw takes.
     num_couple_words: ClassVar[int] = 2
     #: where A(eta) is finite, in words: what an error tells.
     domain: ClassVar[str] = "any real number"

@@ -21,8 +21,10 @@ from ebmpp.families.family import Family, Reflection, as_float
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(Family):
-    """Reals. ``variance="unit"``: statistic x, eta is the mean. ``variance="learned"``: statistics
-    x and x**2 (last axis), natural parameter ``(mean / variance, -1 / (2 variance))``.
+    """Real numbers, of variance 1 or of a variance that is learned.
+
+    ``variance="unit"``: statistic x, eta is the mean. ``variance="learned"``: statistics x and x**2 (last
+    axis), natural parameter ``(mean / variance, -1 / (2 variance))``.
 
     A :func:`~ebmpp.Bilinear` factor couples x; the precision then comes from the block's bias.
 

@@ -17,7 +17,7 @@ from ebmpp.families.family import Family, as_float
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Poisson(Family):
-    """Counts 0, 1, 2, ... with statistic x and base measure 1 / x!; the rate is exp(eta).
+    """Counts from 0 up, with statistic x and base measure 1 / x!; the rate is exp(eta).
 
     :param shape: the block's shape.
     """

@@ -59,6 +59,9 @@ class CouplingState(NamedTuple):
 class MaximalCoupling(RowKernel[CouplingState]):
     """Pairs of blocked Gibbs chains, coupled layer by layer: a kernel for :class:`numpyro.infer.MCMC`.
 
+    For meeting times in ArviZ, and bounds on mixing; for an expectation alone,
+    :func:`~ebmpp.unbiased_expectation`.
+
     The draws are those of the leading chain, each pair a chain of NumPyro's; use ``num_warmup=0`` and many
     chains with ``chain_method="vectorized"``. :func:`~ebmpp.to_datatree` adds a group ``meeting``. Params
     and clamped blocks are passed as to :class:`BlockedGibbs`; ``init_params`` is where both chains of a
@@ -66,7 +69,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
     :param graph: the declaration.
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer, or "mixture", or moves: see
+    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
+        for every layer, or a sequence of these, one a layer; "mixture", or moves: see
         :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture" a pool is passed beside the params:
         ``mcmc.run(key, params, pool=mixture_pool(...))``, see :func:`ebmpp.sampling.mixture_pool`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
@@ -180,6 +184,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
 class MetropolisCoupling(MaximalCoupling):
     """Pairs of Metropolis chains that share proposals, a kernel for :class:`numpyro.infer.MCMC`.
+
+    For models of some ten units, and to compare with what is published.
 
     Every free block is proposed at once, from a law that does not look at the chain, so nearly every
     proposal is refused in a model of more than some ten units. From one start the two chains of a pair are

@@ -39,6 +39,8 @@ LangevinState = GibbsState  # its acceptance is 1 where no proposal is made
 class BlockedGibbs(RowKernel[GibbsState]):
     """Gibbs sweeps over the layers of a graph, a kernel for :class:`numpyro.infer.MCMC`.
 
+    The first choice, for any graph; :class:`ParallelTempering` where it stays in one mode.
+
     Params are the first argument of ``mcmc.run``, clamped blocks its keyword arguments. Clamped
     values may have leading axes: with ``v`` of shape ``(N, 784)``, every chain holds N rows, one
     posterior of the free blocks each, with draws of shape ``(N, *shape)``. A row draws from its own
@@ -125,6 +127,8 @@ class BlockedGibbs(RowKernel[GibbsState]):
 class GibbsLangevin(BlockedGibbs):
     """Sweeps in which real-valued blocks make Langevin steps, a kernel for :class:`numpyro.infer.MCMC`.
 
+    For real-valued blocks that move better with others summed out (``marginalize``).
+
     The other blocks are drawn from their conditionals. Params and clamped blocks are passed as to
     :class:`BlockedGibbs`. The temperature is 1, however many chains or rows there are.
 
@@ -208,7 +212,7 @@ class SwendsenWang(BlockedGibbs):
     ``MaximalCoupling(graph, coupling=cluster_sweep(graph))``.
 
     :param graph: the declaration; see :class:`~ebmpp.moves.Clusters` for what makes clusters.
-    :param init: see :class:`~ebmpp.kernels.RowKernel`.
+    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises IntractableError: for a graph in which no units of one block interact, or not in a way that makes
         clusters.
 

@@ -48,10 +48,12 @@ class SearchState(NamedTuple):
 class LocalSearch(RowKernel[SearchState]):
     """Every block of a layer set to its conditional mode, layer after layer: a kernel that climbs.
 
+    To complete what is missing, to look at modes, and to start other kernels.
+
     A step is a pass over the layers; a search that has found its local mode stays there. Each row starts at
-    a layer of its own, at random. The draws are no draws of the model: use it to complete what is missing
-    (clamp blocks, or give :class:`~ebmpp.Observed` ones), to look at modes, and to start other kernels
-    (``init_params=mcmc.last_state.z``; their ``init="local_mode"`` does so by itself).
+    a layer of its own, at random. The draws are no draws of the model: clamp blocks, or give
+    :class:`~ebmpp.Observed` ones, to complete the others; start kernels by ``init_params=mcmc.last_state.z``
+    (their ``init="local_mode"`` does so by itself).
     :func:`~ebmpp.local_search` runs all searches to their end in one call.
 
     :param graph: the declaration; every free block's family needs a mode.

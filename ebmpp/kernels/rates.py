@@ -128,13 +128,14 @@ class _Rated(Target):
 class RatesFPCD(_FastWeights):
     """Rates-FPCD: blocked Gibbs under params that flee from where the chain has been.
 
+    For samples that cover the data's modes soon.
+
     **It does not sample the model.** Beside the params there are fast weights, which move by
     ``rate * (rates - statistics of the state)`` a step and decay by ``decay``; the chain sees the sum of
     both. A state is made less likely by having been visited, so the chain leaves modes that
     :class:`~ebmpp.BlockedGibbs` stays in, while the rates, mean statistics of training data under the model
-    (:func:`ebmpp.estimators.rates`), hold the visited states to those of the data. Use it for samples that
-    cover the data's modes soon, not for expectations under the model: for those,
-    :class:`~ebmpp.ParallelTempering`.
+    (:func:`ebmpp.estimators.rates`), hold the visited states to those of the data. For
+    expectations under the model take :class:`~ebmpp.ParallelTempering`.
     ``extra_fields=("drift",)`` tells how far the params are from the model's, draw by draw.
 
     The params and the rates are the first arguments of ``mcmc.run``, clamped blocks its keyword arguments.
@@ -151,7 +152,7 @@ class RatesFPCD(_FastWeights):
     :param decay: what is left of the fast weights after a step, alpha of the paper, in [0, 1]; 1 was best
         there for trained models, and below 1 stays nearer to the model.
     :param k: sweeps a draw; the fast weights move once a draw.
-    :param init: see :class:`~ebmpp.kernels.RowKernel`.
+    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for numbers out of range.
 
     **References**
@@ -198,6 +199,8 @@ class RatesFPCD(_FastWeights):
 class SamplePenalization(RatesFPCD):
     """Sample penalisation: :class:`RatesFPCD` with rates of 0, so that a state is only ever penalised.
 
+    For samples that spread where no data are at hand; else :class:`RatesFPCD`.
+
     **It does not sample the model**, and nothing holds it to the data: the decay alone keeps the params near
     the model's, and draws are skewed (digits come out larger and bolder in the paper). It needs no data,
     which is all that speaks for it. Params are the first argument of ``mcmc.run``.
@@ -207,7 +210,7 @@ class SamplePenalization(RatesFPCD):
     :param decay: what is left of the fast weights after a step, in [0, 1): without decay the draws become
         uniform.
     :param k: sweeps a draw.
-    :param init: see :class:`~ebmpp.kernels.RowKernel`.
+    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for numbers out of range.
 
     **References**
@@ -245,6 +248,8 @@ class SamplePenalization(RatesFPCD):
 class RatesHerding(_FastWeights):
     """Rates-herding: local search to a fixed point, under params that flee from where it ended.
 
+    For pseudo-samples with the data's moments.
+
     **It does not sample the model, and draws no random number** after its start. A step sets layer after
     layer to its conditional mode until the density stops rising, then moves the fast weights as
     :class:`RatesFPCD` does. With ``decay=1`` the sum of ``rates - statistics`` over T draws is the fast
@@ -257,7 +262,7 @@ class RatesHerding(_FastWeights):
     :param graph: the declaration.
     :param rate: step size of the fast weights; the paper found larger ones good than for rates-FPCD.
     :param decay: what is left of the fast weights after a step, in [0, 1].
-    :param init: see :class:`~ebmpp.kernels.RowKernel`.
+    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for numbers out of range.
 
     **References**

@@ -33,7 +33,8 @@ class TemperingCoupling(Tempered[CouplingState], MaximalCoupling):
     :param betas: inverse temperatures increasing from 0 or more to 1; a run of :class:`ParallelTempering`
         finds good ones.
     :param lag: sweeps that the leading ensemble is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
+    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
+        for every layer, or a sequence of these, one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for wrong betas, a lag below 1, or an unknown coupling or start.
 
@@ -119,7 +120,8 @@ def tempered_expectation(
     :param params: its params.
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
     :param betas: inverse temperatures increasing from 0 or more to 1.
-    :param coupling: a kind for every layer, or one a layer; see :func:`ebmpp.moves.couplings.resolve`.
+    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
+        for every layer, or a sequence of these, one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param init: as there; values are the start of every replica, a function's key is a replica's own.
     :return: an :class:`~ebmpp.sampling.expectation.Estimate`. All other arguments are as there.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".

@@ -92,7 +92,8 @@ class Trial(NamedTuple):
 def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """One kind a layer.
 
-    :param coupling: one of :data:`KINDS` for every layer, or one a layer; None for the default, "maximal"
+    :param coupling: "maximal", "maximal_independent", "common", "reflection" or "independent" for every
+        layer, or one a layer; None for the default, "maximal"
         on every layer. Algorithm 3 of Qiu et al. is ``("maximal", "common")``, their Algorithm 1
         ``("maximal_independent", "independent")``.
     :param layers: the layers of the sweep.

@@ -25,7 +25,8 @@ class Layer(Move):
     """Blocks of one layer, redrawn from their conditionals.
 
     :param blocks: blocks that do not interact.
-    :param kind: a coupling, one of :data:`ebmpp.moves.couplings.KINDS`.
+    :param kind: a coupling of pairs: "maximal", "maximal_independent", "common", "reflection" or
+        "independent", see :mod:`ebmpp.moves.couplings`.
     """
 
     blocks: tuple[str, ...]

@@ -30,12 +30,14 @@ PROPOSALS = ("uniform", "initial")
 class Metropolis(Move):
     """``blocks`` proposed together, and accepted by the energy.
 
+    For models of some ten units.
+
     The two chains of a pair get one proposal and one uniform, and meet when both accept (or, from the same
     state, when the leading chain stays). The target is the joint law given the other blocks or, with
     ``marginalize``, what is left of it when those blocks are summed out in closed form.
 
     :param blocks: what is proposed.
-    :param proposal: one of :data:`PROPOSALS`.
+    :param proposal: "uniform", or "initial": each family's law of initial values, which every family has.
     :param marginalize: blocks that are summed out; no two of them interact.
 
     **References**

@@ -43,6 +43,8 @@ _COMPONENTS = 300
 class Mixture(Move):
     """``blocks`` proposed from the target's pool, and accepted with ``marginalize`` summed out.
 
+    For pairs that Gibbs moves leave apart, where one draw can hit a mode.
+
     It is drawn from the conditionals ``p(blocks | marginalize = h_c)``, with ``c`` uniform over the pool.
     Acceptance falls as one draw of the mixture gets less likely to hit where the chains are: with the
     dimension, and with a pool that lacks modes of the model.

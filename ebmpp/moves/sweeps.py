@@ -28,8 +28,9 @@ def resolve_moves(
 ) -> tuple[Move, ...]:
     """The moves of a coupled sweep.
 
-    :param coupling: what :func:`ebmpp.moves.couplings.resolve` takes (a kind of coupling for every layer, or
-        one a layer, or None); "metropolis" for :func:`metropolis_sweep` with uniform proposals; "mixture" for
+    :param coupling: "maximal", "maximal_independent", "common", "reflection" or "independent" for every
+        layer, or one a layer, or None (see :func:`ebmpp.moves.couplings.resolve`); "metropolis" for
+        :func:`metropolis_sweep` with uniform proposals; "mixture" for
         :func:`~ebmpp.moves.mixture.mixture_sweep`; or moves, one or several.
     :param clamped: blocks that are held.
     :param exact: refuse moves that do not leave the model's law as it is, and pairs that could never meet.

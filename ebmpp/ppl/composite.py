@@ -90,7 +90,8 @@ class CoupledComposite(MCMCKernel):
         objects, in the order of a sweep. They are the posterior: no model is looked at (``verify`` of a block
         does).
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: of the layers of graphs: one of :data:`ebmpp.moves.couplings.KINDS`.
+    :param coupling: of the layers of graphs: "maximal" (the default), "maximal_independent", "common",
+        "reflection" or "independent".
     :raises ArgumentError: for a step that is neither, a lag below 1, an unknown coupling, or a site in two
         steps.
 

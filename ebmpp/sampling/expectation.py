@@ -138,7 +138,8 @@ def unbiased_expectation(
     :param k: first sweep that counts, at least 0.
     :param m: last sweep that counts, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: a kind for every layer, or one a layer, or "metropolis", or "mixture", or moves: see
+    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
+        for every layer, or a sequence of these, one a layer; "metropolis", "mixture", or moves: see
         :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate tells their acceptance,
         and warns when every pair met at once: then nothing was corrected, and it is unbiased in name only.
         "mixture" adds proposals from a ``pool`` to the layers' draws

@@ -105,7 +105,8 @@ def particle_expectation(
     :param k: first time that counts, at least 0: the chain has seen k fresh systems.
     :param m: last time that counts, at least k. 1 makes use of both first systems, for nothing; each more
         costs one.
-    :param path: as for :func:`ebmpp.smc`, like data, ladder, evenness, and num_sweeps.
+    :param path: None or "line", ``fit.path``, or a list of params: as for :func:`ebmpp.smc`, like data,
+        ladder ("adaptive", or places), evenness, and num_sweeps.
     :param max_systems: stop an unmet pair after so many systems, more than m; None: no limit.
     :param unmet: what to do about pairs that are stopped: "raise", or "drop" them from the mean, with a
         warning, because **that is biased**.

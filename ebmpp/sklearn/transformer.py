@@ -49,7 +49,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     draws such rows.
 
     :param n_components: number of latent units.
-    :param visible: "auto", the name of a family, a function of the number of units such as
+    :param visible: "auto", the name of a family ("bernoulli", "spin", "gaussian", "poisson" or
+        "exponential"), a function of the number of units such as
         ``ebmpp.Poisson`` or ``functools.partial(ebmpp.Binomial, total_count=3)``, or a family of as many
         units as X has columns. "auto" looks at the first rows: Bernoulli units where all values are in
         [0, 1]; else Gaussian units of variance 1 for columns standardised by ``scaler_``, which stays as the

@@ -120,7 +120,7 @@ def fit(
     :param weights: one a row, not negative: row i counts w_i times, up to a constant factor. Not for streams.
     :param params: start from these instead of ``graph.init(rng_key, data, scheme)``; taken as jax's default
         floats.
-    :param scheme: see :meth:`FactorGraph.init`.
+    :param scheme: "gaussian", "orthogonal", or a dict of both parts: see :meth:`FactorGraph.init`.
     :param monitors: functions of the params to a scalar, kept in the history; see :mod:`ebmpp.monitors`.
     :param monitor_every: steps between monitor values (the first step and the last are included).
     :param callbacks: called at each of these steps with a :class:`Progress`; one that returns True stops the

@@ -236,13 +236,13 @@ def spectral_descent(
     - A vector moves along -g as in plain gradient descent ("euclidean"), or by ``-rate |g|_1 sign(g)``,
       the norm being the largest entry ("max").
 
-    Why so: log Z is a log-sum-exp over states, so a change U of the weights of a Boltzmann machine of m
-    and n units in {0, 1} raises it above its tangent by at most half the square of the largest |v^T U h|,
-    which is no more than m n |U|^2 / 2 in this norm and in Frobenius' alike; a step in this norm is promised
-    the larger decrease. For biases it is the other way round: m |u|^2 / 2 in the Euclidean norm promises
-    more than m^2 |u|^2 / 2 in the largest entry. 1 / (m n) is thus a rate at which a step of the weights
-    alone cannot overshoot with exact gradients; rates in use are far larger. Costs one singular value
-    decomposition a weight and step.
+    Why so: log Z is a log-sum-exp over states, so a change U of the weights of a Boltzmann machine of m and
+    n units in {0, 1} raises it above its tangent by at most half the square of the largest ``|v^T U h|``,
+    which is no more than ``m n |U|^2 / 2`` in this norm and in Frobenius' alike; a step in this norm is
+    promised the larger decrease. For biases it is the other way round: ``m |u|^2 / 2`` in the Euclidean
+    norm promises more than ``m^2 |u|^2 / 2`` in the largest entry. 1 / (m n) is thus a rate at which a step
+    of the weights alone cannot overshoot with exact gradients; rates in use are far larger. Costs one
+    singular value decomposition a weight and step.
 
     :param learning_rate: a number or an optax schedule.
     :param graph: tells what a leaf is: the params of a :class:`~ebmpp.Bias` are a vector whatever their

@@ -54,7 +54,7 @@ def pretrain(
     :param optimizer: for each model; default ``optax.sgd(0.05)``.
     :param num_steps: gradient steps of each model.
     :param batch_size: rows a step.
-    :param scheme: of the initial params, see :meth:`FactorGraph.init`.
+    :param scheme: of the initial params, "gaussian", "orthogonal", or a dict: see :meth:`FactorGraph.init`.
     :param progress_bar: show one for each model.
     :return: params of ``graph``.
     :raises DeclarationError: for latent blocks of one level that interact, or that no path of factors

@@ -60,9 +60,9 @@ def marginalize(
     A graph of the rest exists where each unit of the block depends on one unit at most of each neighbour
     (blocks of one unit, or pairs such as ``sum_i w_i v_i h_i``), and the neighbours' units take few
     values, or are Gaussian with ``variance="learned"`` beside a Gaussian block. Otherwise units of one
-    block would interact in it. :func:`split` makes such blocks of a large one, at the price of a table
-    that doubles with every unit of two values; ``graph.free_energy`` and ``graph.marginal`` sum out any
-    layer without a table, and give the density alone.
+    block would interact in it. :func:`~ebmpp.graph.split` makes such blocks of a large one, at the price of
+    a table that doubles with every unit of two values; ``graph.free_energy`` and ``graph.marginal`` sum out
+    any layer without a table, and give the density alone.
 
     Where no visible block is left the others become visible, for a graph needs one. Training starts from the
     params that come with the graph; its own ``init`` knows no scheme for the new factor.

@@ -1,0 +1,23 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Formulas as MathML, which browsers read: no script, and nothing from another server."""
+
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+from sphinx.application import Sphinx
+
+
+def _inline(self: Any, node: nodes.math) -> None:
+    self.body.append(latex2mathml.tex2mathml(node.astext(), as_block=False))
+    raise nodes.SkipNode
+
+
+def _display(self: Any, node: nodes.math_block) -> None:
+    self.body.append(f'<div class="math">{latex2mathml.tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer("mathml", (_inline, None), (_display, None))

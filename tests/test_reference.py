@@ -1,0 +1,63 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The reference on the site describes every public name, once."""
+
+from collections import Counter
+import contextlib
+import functools
+import importlib
+import inspect
+from pathlib import Path
+import re
+from typing import Any
+
+import pytest
+
+import ebmpp
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "reference").glob("*.rst"))
+ROOMS = sorted(p.name for p in (ROOT / "ebmpp").iterdir() if (p / "__init__.py").exists())
+#: What a page describes: functions and classes, data, whole modules.
+DESCRIBED = re.compile(r"^\.\. (?:py:)?(?:auto)?(?:class|function|data|module):: ([\w.]+)$", re.MULTILINE)
+
+
+def described() -> list[str]:
+    return [name for page in PAGES for name in DESCRIBED.findall(page.read_text(encoding="utf-8"))]
+
+
+def found(path: str) -> Any:
+    """What stands at a dotted path: attributes of the longest part of it that is a module."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            made = importlib.import_module(".".join(parts[:end]))
+            return functools.reduce(getattr, parts[end:], made)
+    return None
+
+
+@pytest.mark.parametrize("room", ["", *ROOMS])
+def test_every_public_name_is_described(room: str) -> None:
+    face = importlib.import_module(f"ebmpp.{room}" if room else "ebmpp")
+    everything = [found(path) for path in described()]
+    missing = [n for n in face.__all__ if not any(made is getattr(face, n) for made in everything)]
+    assert not missing, f"put them on docs/reference/{room or 'index'}.rst"
+
+
+@pytest.mark.parametrize("module", ["exact", "monitors", "optimizers", "plots"])
+def test_what_a_module_at_the_root_makes_public_is_described(module: str) -> None:
+    made = getattr(ebmpp, module)
+    names = getattr(made, "__all__", None) or [
+        n for n, f in vars(made).items() if inspect.isfunction(f) and f.__doc__ and ">>>" in f.__doc__
+    ]
+    assert names and not set(names) - {path.rsplit(".", 1)[-1] for path in described()}
+
+
+def test_a_name_is_described_once_and_is_there() -> None:
+    assert not [name for name, count in Counter(described()).items() if count > 1]
+    assert all(found(path) is not None for path in described())
+
+
+def test_the_table_of_the_root_is_whole() -> None:
+    listed = re.findall(r"^   (\w+)$", (ROOT / "docs/reference/index.rst").read_text(), re.MULTILINE)
+    assert set(ebmpp.__all__) - {"__version__"} <= set(listed)
