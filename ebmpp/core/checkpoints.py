@@ -20,7 +20,7 @@ from ebmpp.core import archive, checks, identity
 from ebmpp.errors import ArgumentError, CheckpointError
 
 _KEPT = 3  # the newest, and two to fall back on
-_MARKER, _LOCK = "ebmpp-checkpoints.json", "ebmpp-checkpoints.lock"
+MARKER, _LOCK = "ebmpp-checkpoints.json", "ebmpp-checkpoints.lock"
 _NAME = re.compile(r"checkpoint-(\d{6,})\.zip")
 _HALF = re.compile(r"\.checkpoint-\d{6,}\.zip\.\w+\.tmp")  # what a killed process was writing
 
@@ -103,7 +103,7 @@ class Checkpoints:
         for path in self.directory.iterdir():
             if _HALF.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        marker = self.directory / _MARKER
+        marker = self.directory / MARKER
         if not marker.exists() or not steps:
             told = {
                 "format": self.caller.kind.format,
@@ -191,12 +191,12 @@ class Checkpoints:
     def _refuse_others(self) -> None:
         """:raises CheckpointError: where files that we did not write have names of ours."""
         names = os.listdir(self.directory)
-        if _MARKER in names:
+        if MARKER in names:
             return self._check_marker()
         ours = sorted(filter(_NAME.fullmatch, names))
         if ours:
             raise CheckpointError(
-                f"{self.directory} holds {ours[0]!r} and no {_MARKER}, so no run of ebmpp is known to have "
+                f"{self.directory} holds {ours[0]!r} and no {MARKER}, so no run of ebmpp is known to have "
                 "written it: give another directory"
             )
         if any(_is_old(self.directory / name) for name in names if re.fullmatch(r"\d+\.json", name)):
@@ -207,13 +207,13 @@ class Checkpoints:
 
     def _check_marker(self) -> None:
         try:
-            told = json.loads((self.directory / _MARKER).read_bytes())
+            told = json.loads((self.directory / MARKER).read_bytes())
             kind, version = told["format"], told["version"]
         except (ValueError, TypeError, KeyError):
             return  # ours and damaged: each checkpoint says itself what it is
         if (kind, version) != (self.caller.kind.format, self.caller.kind.version):
             raise CheckpointError(
-                f"{self.directory}: {_MARKER} says {kind!r}, version {version!r}, and this ebmpp reads "
+                f"{self.directory}: {MARKER} says {kind!r}, version {version!r}, and this ebmpp reads "
                 f"{self.caller.kind.format!r}, version {self.caller.kind.version}: give another directory"
             )
 

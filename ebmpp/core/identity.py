@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import jax
+from jax import core
 import jax.numpy as jnp
 
 from ebmpp.core.archive import digest, hashed
@@ -34,6 +35,8 @@ def _told(value: Any, above: frozenset[int]) -> Any:
     if id(value) in above:
         return "itself"
     inner = functools.partial(_told, above=above | {id(value)})
+    if isinstance(value, core.Tracer):
+        return "traced"
     if isinstance(value, jax.Array | np.ndarray):
         keys = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         return digest({"array": jax.random.key_data(value) if keys else value})
