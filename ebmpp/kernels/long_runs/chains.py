@@ -116,8 +116,8 @@ class Arguments:
 
     def __init__(self, args: tuple, kwargs: Mapping[str, Any], constant: bool = False) -> None:
         leaves, self._structure = jax.tree.flatten((tuple(args), dict(kwargs)))
-        given = [not constant and isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves]
-        self.arrays = [leaf for leaf, is_given in zip(leaves, given, strict=True) if is_given]
+        given = [not constant and _is_numeric(leaf) for leaf in leaves]
+        self.arrays = [_strict(leaf) for leaf, is_given in zip(leaves, given, strict=True) if is_given]
         self._rest = tuple(_GIVEN if g else leaf for leaf, g in zip(leaves, given, strict=True))
 
     def rebuild(self, arrays: list[Any]) -> tuple[tuple, dict[str, Any]]:
@@ -136,6 +136,11 @@ class Arguments:
 
 
 _GIVEN = object()
+
+
+def _is_numeric(leaf: Any) -> bool:
+    known = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    return known and (_is_key(leaf) or leaf.dtype.kind not in "OSUMm")
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -159,8 +164,7 @@ def initial(plan: Plan, setup: Setup, args: tuple, kwargs: Mapping[str, Any]) ->
         made = plan.map(one)((setup.keys, setup.init_params))
     else:
         made = _stack(*(one(take((setup.keys, setup.init_params), c)) for c in range(plan.num_chains)))
-    strict = lambda a: a if _is_key(a) else lax.convert_element_type(a, jnp.result_type(a))
-    return jax.tree.map(strict, made), kernel
+    return jax.tree.map(_strict, made), kernel
 
 
 def outline(plan: Plan, rest: Arguments, state: Any, setup: Setup) -> Look:
@@ -277,7 +281,7 @@ def _look(plan: Plan, kernel: MCMCKernel, state: Any, args: tuple, kwargs: Mappi
     constrain = plan.postprocess or kernel.postprocess_fn(args, kwargs)
     draw = each(constrain)(field(kernel, state, kernel.sample_field))
     fields = {name: field(kernel, state, name) for name in plan.fields}
-    values = {"fn": each(plan.fn)(draw), "fields": fields}
+    values = {"fn": each(lambda x: _floats("fn", plan.fn(x)))(draw), "fields": _floats("a field", fields)}
     if plan.covariance is not None:
         covary = plan.covariance
         values["covariance"] = each(lambda x: ravel_pytree(_floats("covariance", covary(x)))[0])(draw)
@@ -288,7 +292,7 @@ def _look(plan: Plan, kernel: MCMCKernel, state: Any, args: tuple, kwargs: Mappi
             checks.names("site", plan.keep, sites)
             sites = {name: sites[name] for name in plan.keep}
         kept = {"posterior": sites, "sample_stats": fields}
-    return Look({name: _floats(name, tree) for name, tree in values.items()}, kept, draw)
+    return Look(values, kept, draw)
 
 
 def field(kernel: MCMCKernel, state: Any, name: str) -> Any:
@@ -379,6 +383,11 @@ def fresh(kernel: MCMCKernel) -> MCMCKernel:
     except (NotImplementedError, ValueError):  # of those that have no model
         made = kernel
     return copy.copy(made)
+
+
+def _strict(a: Any) -> Any:
+    """Of a dtype of its own, where jax would let it take that of others: equal arguments, one program."""
+    return a if _is_key(a) else lax.convert_element_type(a, jnp.result_type(a))
 
 
 def _is_key(a: Any) -> bool:
