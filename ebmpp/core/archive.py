@@ -4,10 +4,10 @@
 
 A zip archive that is not compressed: ``header.json``, and one ``.npy`` file an array. Nothing in it is
 executed when it is read, and nothing is pickled. Saved models (:mod:`ebmpp.graph.describe`) and checkpoints
-(:mod:`ebmpp.training.checkpoint`) are such files.
+(:mod:`ebmpp.core.checkpoints`) are such files.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 import contextlib
 import hashlib
 import io
@@ -82,17 +82,38 @@ def write_once(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     :param fill: writes into an open file.
     :raises OSError: where that cannot be.
     """
+    with _replacing(path) as (handle, _), os.fdopen(handle, "wb") as file:
+        fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_beside(path: Path, write: Callable[[Path], object]) -> None:
+    """:func:`write_once` by what takes a path.
+
+    :param write: writes a file there; an empty one is there already.
+    :raises OSError: where that cannot be.
+    """
+    with _replacing(path) as (handle, beside):
+        try:
+            write(beside)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Generator[tuple[int, Path]]:
+    """A file beside another, whose place it takes in the end."""
     path = path.absolute()
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    beside = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
+        yield handle, beside
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):  # a disk that is gone must not hide what went wrong
-            Path(beside).unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
         raise
 
 

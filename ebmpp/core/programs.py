@@ -38,6 +38,10 @@ class Programs:
         """What the function returns."""
         return self._program(given[: self._statics])(*given[self._statics :], **named)
 
+    def shapes(self, *given: Any) -> Any:
+        """Those of what the function returns; nothing is compiled, and such shapes are traced once."""
+        return self._program(given[: self._statics]).eval_shape(*given[self._statics :])
+
     def _program(self, values: tuple[Hashable, ...]) -> Any:
         with self._lock:
             program = self._programs.pop(values, None)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 import importlib
 from typing import Any, cast
 import warnings
@@ -12,27 +12,25 @@ from numpyro.infer import MCMC, Gibbs
 import pandas as pd
 import xarray as xr
 
-from ebmpp.core.version import VERSION
+from ebmpp.diagnostics import long_draws
 from ebmpp.diagnostics.meeting import meeting_data
+from ebmpp.diagnostics.naming import (
+    Coords,
+    Dims,
+    Kernel,
+    attributes,
+    coords_of,
+    dims_of,
+    row_dims,
+    statistics,
+)
 from ebmpp.errors import ArgumentError
-from ebmpp.kernels import MaximalCoupling, RowKernel
-from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
+from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
+from ebmpp.ppl import CoupledComposite, Exchange
 from ebmpp.sampling.expectation import Estimate
 
-_SAMPLE_DIMS = ("chain", "draw")
 _BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
-#: ArviZ's names of what kernels call otherwise.
-_STATS = {
-    "acceptance": "acceptance_rate",
-    "accept_prob": "acceptance_rate",
-    "num_steps": "n_steps",
-    "log_density": "lp",
-}
-
-Dims = Mapping[str, Sequence[str]]
-Coords = Mapping[str, Sequence[Any]]
-Kernel = RowKernel | CoupledComposite | Exchange | Gibbs
 
 
 def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None = None) -> xr.DataTree:
@@ -46,6 +44,10 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     ``meeting`` without paths (a ``chain`` a pair), a fit the group ``history``. Save with
     ``tree.to_netcdf(path, engine="h5netcdf")``.
 
+    A long run (:class:`ebmpp.kernels.LongRun`) gives ``moments``: what its :class:`~ebmpp.kernels.Moments`
+    hold, over ``statistic``; and where it kept draws, ``posterior`` and ``sample_stats``, which stay in its
+    files until they are looked at.
+
     Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``acceptance``, a running mean, and of
     ``accept_prob``), ``n_steps``, ``step_size``, ``lp``; others keep their own, those of a block of Gibbs
     without ``block_states.0.``.
@@ -53,7 +55,7 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     ArviZ 1 takes the tree as it is. ArviZ 0.x, the last for Python 3.11, takes what :func:`to_arviz` makes.
 
     :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel or of ``numpyro.infer.Gibbs``, after
-        ``run``, or a fit (an object with an xarray ``history``).
+        ``run``; what a long run returns; or a fit (an object with an xarray ``history``).
     :param dims: of a run, by block or site: names of its own axes, or of all after ``chain`` and ``draw``.
     :param coords: by dimension, the names along it, as many as it is long. Where units have names
         (``graph.labels``: nodes of a networkx graph) these are the default.
@@ -77,12 +79,14 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
             # many short coupled chains are what a meeting time is estimated from, and no mistake
             warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
             return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
+    if isinstance(result, LongDraws):
+        return long_draws.tree(result, dict(dims or {}), dict(coords or {}))
     if dims or coords:
         raise ArgumentError(f"dims and coords are of a run's draws, and {type(result).__name__} has none")
     if isinstance(result, Estimate):
-        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_attributes(None)), "meeting": _times(result)})
+        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(None)), "meeting": _times(result)})
     if isinstance(getattr(result, "history", None), xr.Dataset):
-        attrs = _attributes(getattr(result, "graph", None))
+        attrs = attributes(getattr(result, "graph", None))
         return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), "history": result.history})
     raise ArgumentError(
         f"to_datatree takes an MCMC of an ebmpp kernel, an estimate or a fit, not {type(result).__name__}"
@@ -113,17 +117,6 @@ def to_arviz(result: Any, **options: Any) -> Any:
     return arviz.InferenceData.from_datatree(tree) if arviz.__version__.startswith("0.") else tree
 
 
-def _attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
-    attrs: dict[str, str] = {"inference_library": "ebmpp", "inference_library_version": VERSION}
-    if graph is not None:
-        attrs["graph"] = repr(graph)
-    if kernel is not None:
-        attrs["inference_kernel"] = type(kernel).__name__
-        if isinstance(kernel, RowKernel) and kernel.caveat:
-            attrs["inference_caveat"] = kernel.caveat
-    return attrs
-
-
 def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
     kernel = mcmc.sampler
     if not isinstance(kernel, Kernel):
@@ -138,13 +131,13 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
     samples = _host(mcmc.get_samples(group_by_chain=True))
     graph = kernel.graph if isinstance(kernel, RowKernel | Exchange) else None
     theirs = arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs) else xr.DataTree()
-    attrs, named = _attributes(graph, kernel), _dims(kernel, samples, dims, theirs)
-    coords = _coords(kernel, samples, named, coords)
+    attrs, named = attributes(graph, kernel), dims_of(kernel, samples, dims, theirs)
+    coords = coords_of(kernel, samples, named, coords)
     groups = {"posterior": samples}
     extra = {b: v for b, v in _host(mcmc.get_extra_fields(group_by_chain=True)).items() if b != "z"}
     plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray) and name not in _BY_SWEEP}
     if plain:
-        groups["sample_stats"] = _stats(plain)
+        groups["sample_stats"] = statistics(plain)
     whole = dict.fromkeys(["/", *groups], attrs)
     tree = arviz_base.from_dict(groups, dims=named, coords=coords, attrs=whole)
     for name in (name for name in theirs.children if name not in groups):
@@ -160,99 +153,6 @@ def _host(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(v) if is_array(v) else v for name, v in fields.items()}
 
 
-def _stats(fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Fields under ArviZ's names; where two blocks of Gibbs have one of the same name, with their numbers."""
-    made: dict[str, np.ndarray] = {}
-    for field, value in fields.items():
-        within, _, last = field.rpartition(".")
-        name = _STATS.get(last, last)
-        if last == "potential_energy":
-            name, value = "lp", -value
-        if name in made:
-            name = f"{name}_{within.removeprefix('block_states.').partition('.')[0]}"
-        made[name] = value
-    return made
-
-
-# -- names of dimensions, and along them -----------------------------------------------------------
-
-
-def _dims(
-    kernel: Kernel, samples: Mapping[str, np.ndarray], given: Dims, theirs: xr.DataTree
-) -> dict[str, list[str]]:
-    """Names of the dimensions after chain and draw: the rows' axes first, then the block's own.
-
-    :param theirs: what ArviZ makes of a model's run, which knows the names of plates.
-    :raises ArgumentError: for names of a block that there is not, or of another number of axes.
-    """
-    unknown = [name for name in given if name not in samples]
-    if unknown:
-        raise ArgumentError(f"dims names {unknown[0]!r}, and the draws are of {list(samples)}")
-    made = {}
-    for name, x in samples.items():
-        count = x.ndim - len(_SAMPLE_DIMS)
-        own = len(kernel.graph.families[name].shape) if isinstance(kernel, RowKernel) else count
-        if name in given:
-            outer = [] if len(given[name]) == count else _row_dims(count - own)
-            made[name] = [*outer, *given[name]]
-            if len(made[name]) != count:
-                after = f" after {outer}" if outer else ""
-                raise ArgumentError(
-                    f"dims of {name!r} are {list(given[name])}, and it has {own} axes of its own{after}"
-                )
-        elif theirs.children:
-            made[name] = [str(d) for d in theirs["posterior"].to_dataset()[name].dims[len(_SAMPLE_DIMS) :]]
-        else:
-            made[name] = _row_dims(count - own) + [f"{name}_dim_{i}" for i in range(own)]
-    return made
-
-
-def _row_dims(count: int) -> list[str]:
-    """Names of the leading axes that clamped values had."""
-    return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
-
-
-def _coords(
-    kernel: Kernel, samples: Mapping[str, np.ndarray], dims: Dims, given: Coords
-) -> dict[str, Sequence[Any]]:
-    """What was given, and the names of units where they have some.
-
-    :raises ArgumentError: for a dimension that there is not, or one of another length.
-    """
-    sizes = {d: n for b, x in samples.items() for d, n in zip(dims[b], x.shape[2:], strict=True)}
-    for name, values in given.items():
-        if name not in sizes:
-            raise ArgumentError(f"coords names dimension {name!r}, and the draws have {list(sizes)}")
-        if len(values) != sizes[name]:
-            raise ArgumentError(
-                f"coords of {name!r} are {len(values)} names, and it has length {sizes[name]}"
-            )
-    units = {dims[b][-1]: _as_coordinate(labels) for b, labels in _labels(kernel).items() if b in samples}
-    return units | dict(given)
-
-
-def _labels(kernel: Kernel) -> dict[str, tuple[Hashable, ...]]:
-    """Names of the units, by block of one axis; or by site that is such a block."""
-    if isinstance(kernel, RowKernel):
-        families = kernel.graph.families
-        return {b: names for b, names in kernel.graph.labels.items() if len(families[b].shape) == 1}
-    steps = kernel.steps if isinstance(kernel, CoupledComposite) else ()
-    steps = [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
-    made = {}
-    for step in (s for s in steps if isinstance(s, GibbsBlock)):
-        for site, layout in step.within.layouts.items():
-            first = layout.names[0]
-            if layout.of(step.graph, [first]) == layout and len(layout.shape) == 1:
-                made |= {site: step.graph.labels[first]} if first in step.graph.labels else {}
-    return made
-
-
-def _as_coordinate(labels: Sequence[Hashable]) -> list[Any]:
-    """As a file and ArviZ take them: numbers or strings."""
-    plain = all(isinstance(x, str) for x in labels) or all(isinstance(x, int | float) for x in labels)
-    return list(labels) if plain else list(map(str, labels))
-
-
 # -- meetings --------------------------------------------------------------------------------------
 
 
@@ -262,7 +162,7 @@ def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
-        made[name] = (["chain", *_row_dims(value.ndim - 1)], value)
+        made[name] = (["chain", *row_dims(value.ndim - 1)], value)
     made["lag"] = mcmc.sampler.lag
     if isinstance(mcmc.sampler, MaximalCoupling):
         made = made.assign(_by_sweep(mcmc))
@@ -274,7 +174,7 @@ def _by_sweep(mcmc: MCMC) -> dict[str, Any]:
     fields = mcmc.get_extra_fields(group_by_chain=True)
     distance, energies = (np.asarray(fields[name]) for name in _BY_SWEEP)
     draws, last = distance.shape[1], int(np.max(mcmc.last_state.t))
-    dims = ["chain", "sweep", *_row_dims(distance.ndim - 2)]
+    dims = ["chain", "sweep", *row_dims(distance.ndim - 2)]
     seen = {"distance": distance, "energy": energies[:, :, 0], "energy_following": energies[:, :, 1]}
     sweep = last - mcmc.thinning * np.arange(draws)[::-1]
     return {"sweep": sweep} | {name: (dims, v) for name, v in seen.items()}
@@ -284,7 +184,7 @@ def _times(estimate: Estimate) -> xr.Dataset:
     """Unmet pairs as right-censored: the time they were stopped at, and ``met`` False."""
     times, met, lag = meeting_data(estimate)
     columns = {"meeting_time": times, "met": met, "cost": estimate.cost}
-    made = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=_attributes(None))
+    made = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
     return made.assign(lag=lag).assign_coords(chain=np.arange(len(met)))
 
 

@@ -3,7 +3,7 @@
 """A graph and its params in one file, for keeping and passing on.
 
 The file is an archive (:mod:`ebmpp.core.archive`) whose header holds the declaration. Nothing in it is
-executed when it is read, and nothing is pickled. Checkpoints of a run (:mod:`ebmpp.training.checkpoint`) hold
+executed when it is read, and nothing is pickled. Checkpoints of a run (:mod:`ebmpp.core.checkpoints`) hold
 the state of an optimiser and of chains, and are no such files.
 """
 

@@ -6,6 +6,7 @@ from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling, MetropolisCoupling
 from ebmpp.kernels.devices import over_devices
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsLangevin, GibbsState, LangevinState, SwendsenWang
+from ebmpp.kernels.long_runs import LongDraws, LongRun, Moments
 from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.kernels.tempered_pairs import TemperingCoupling, TemperingCouplingState, tempered_expectation
@@ -19,8 +20,11 @@ __all__ = [
     "LangevinState",
     "LocalMode",
     "LocalSearch",
+    "LongDraws",
+    "LongRun",
     "MaximalCoupling",
     "MetropolisCoupling",
+    "Moments",
     "ParallelTempering",
     "RatesFPCD",
     "RatesHerding",

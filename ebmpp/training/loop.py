@@ -20,7 +20,7 @@ import optax
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.programs import compiled
 from ebmpp.core.types import Key, Numbers, Params, Rows
-from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, DataError, StateError
+from ebmpp.errors import ArgumentError, CheckpointWriteError, DataError, StateError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
@@ -223,11 +223,7 @@ class Loop:
         found = save.restore()
         if found is None:
             return 0, first
-        if found.step > self.stages.num_steps:
-            raise CheckpointError(
-                f"{save.directory} holds {found.step} steps, and this run has {self.stages.num_steps}: give "
-                "num_steps of at least as many, or another directory"
-            )
+        save.check_length(found.step, self.stages.num_steps)
         like = self.begin(self.stages.at(found.step - 1), first.params) if found.step else first
         count = len(jax.tree.leaves(like))
         leaves = map(_as_leaf, found.leaves[:count], jax.tree.leaves(like))

@@ -11,6 +11,7 @@ from typing import Any
 import optax
 
 from ebmpp.core import checks
+from ebmpp.core.identity import without_addresses
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import UCD, Estimator
 from ebmpp.estimators.base import check_whole
@@ -121,4 +122,4 @@ def _told(estimator: Estimator) -> str:
     """Its fields too; of functions among them the names, for they stand elsewhere in the next process."""
     if not dataclasses.is_dataclass(estimator):
         return type(estimator).__qualname__
-    return identity.without_addresses(repr(estimator))
+    return without_addresses(repr(estimator))

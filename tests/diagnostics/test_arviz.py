@@ -214,5 +214,5 @@ def test_an_exchange(exchange):
 
 def test_two_blocks_statistics_of_one_name_are_told_apart():
     fields = {"block_states.0.accept_prob": np.zeros((1, 2)), "block_states.1.accept_prob": np.ones((1, 2))}
-    made = ebmpp.diagnostics.datatree._stats(fields)
+    made = ebmpp.diagnostics.naming.statistics(fields)
     assert {name: v[0, 0] for name, v in made.items()} == {"acceptance_rate": 0, "acceptance_rate_1": 1}

@@ -294,6 +294,6 @@ def test_a_disk_that_takes_nothing_is_told_at_once(tmp_path, monkeypatch):
 
 
 def test_a_disk_without_locks_warns(tmp_path, monkeypatch):
-    monkeypatch.setattr("ebmpp.training.checkpoint.fcntl.flock", fail(errno.ENOLCK))
+    monkeypatch.setattr("ebmpp.core.checkpoints.fcntl.flock", fail(errno.ENOLCK))
     with pytest.warns(UserWarning, match="on a disk without locks .*no two runs use it"):
         run(4, tmp_path)

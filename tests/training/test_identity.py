@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp.training.identity import differences, fingerprint, function_identity, optimizer_moves
+from ebmpp.core.identity import function_identity
+from ebmpp.training.identity import differences, fingerprint, optimizer_moves
 from ebmpp.training.monitors import Monitor
 from ebmpp.training.optimizers import averaged, box, projected
 
