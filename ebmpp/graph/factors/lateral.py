@@ -121,9 +121,11 @@ def _check_simple(factor: str, block: str, edges: np.ndarray) -> None:
             f"{factor}: unit {int(loops[0, 0])} of block {block!r} is joined to itself; what a unit has on "
             f"its own belongs in Bias({block!r})"
         )
-    unique, count = np.unique(np.sort(edges, axis=1), axis=0, return_counts=True)
-    if (count > 1).any():
-        a, b = unique[np.flatnonzero(count > 1)[0]].tolist()
+    low, high = edges.min(1), edges.max(1)
+    number = np.sort(low * (high.max(initial=0) + 1) + high)  # of each pair; exact in 64 bits
+    again = np.flatnonzero(number[1:] == number[:-1])
+    if len(again):
+        a, b = divmod(int(number[again[0]]), int(high.max()) + 1)
         raise DeclarationError(
             f"{factor}: units {a} and {b} of block {block!r} are joined twice; once is enough"
         )
