@@ -120,6 +120,7 @@ class GibbsBlock(SiteKernel):
         *model_args: Any,
         num_sweeps: int = 1,
         unit_by_unit: bool = False,
+        tempering: Any = None,
         **model_kwargs: Any,
     ) -> ModelBlock:
         """A block that follows from the model: no graph, and no field written by hand.
@@ -174,7 +175,7 @@ class GibbsBlock(SiteKernel):
         >>> mcmc.get_samples()["z"].shape
         (20, 5)
         """
-        options = {"num_sweeps": num_sweeps, "unit_by_unit": unit_by_unit}
+        options = {"num_sweeps": num_sweeps, "unit_by_unit": unit_by_unit, "tempering": tempering}
         return ModelBlock(model, sites, model_args, model_kwargs, **options)
 
     def __repr__(self) -> str:
