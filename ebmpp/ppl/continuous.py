@@ -149,7 +149,9 @@ class ContinuousSite:
             return (dist.Gamma if self.family == "Gamma" else dist.InverseGamma)(*each)
         mean = (law.x + jnp.linalg.solve(law.curvature, law.slope[..., None])[..., 0])[self._at]
         if self.most <= 1:
-            return dist.Normal(mean.reshape(self.shape), law.curvature[self.groups, 0, 0].reshape(self.shape) ** -0.5)
+            return dist.Normal(
+                mean.reshape(self.shape), law.curvature[self.groups, 0, 0].reshape(self.shape) ** -0.5
+            )
         inverse = jnp.linalg.inv(law.curvature)
         inverse = (0.5 * (inverse + inverse.mT))[self._at][:, self.places]
         same = self.groups[:, None] == self.groups

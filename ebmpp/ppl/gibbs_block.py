@@ -15,8 +15,8 @@ from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.moves import Layer, gibbs
-from ebmpp.ppl import binding
+from ebmpp.moves import Layer, Move, gibbs, sweeps
+from ebmpp.ppl import binding, tempered
 from ebmpp.ppl.model_block import ModelBlock, ModelFunction
 from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, one_chain, plain, verify
 from ebmpp.sampling import search
@@ -30,6 +30,7 @@ class BlockState(NamedTuple):
     - **latents** - blocks of the graph that are no site of the model, ``(rows, *shape)``.
     - **i** - steps done.
     - **accepted** - Metropolis proposals taken so far, ``(rows,)``; 0 without a ``log_weight``.
+    - **transitions** - tempered transitions taken so far, ``(rows,)``; 0 without ``tempering``.
     - **rng_key** - the block's key; step ``i`` draws from the key and ``i``, so it does not change.
     """
 
@@ -37,7 +38,16 @@ class BlockState(NamedTuple):
     latents: dict[str, Array]
     i: Array
     accepted: Array
+    transitions: Array
     rng_key: Array
+
+
+class Advanced(NamedTuple):
+    """A step that is done: all blocks, and by how much the counts of the state grew."""
+
+    x: dict[str, Array]
+    accepted: Array
+    transitions: Array
 
 
 class GibbsBlock(SiteKernel):
@@ -63,7 +73,16 @@ class GibbsBlock(SiteKernel):
     :param fraction: of a layer's units that are proposed at a time; smaller is accepted more often.
     :param num_sweeps: sweeps a step.
     :param init: "uniform" (where the model's prototype is), or "local_mode".
-    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`.
+    :param moves: of a sweep over the sites, in place of draws of their layers: moves that leave the law given
+        by the energy as it is, such as those of :func:`~ebmpp.moves.cluster_sweep`. Blocks that are no site
+        are drawn before.
+    :param tempering: increasing inverse temperatures from more than 0 to 1. After the sweeps of a step the
+        block makes a tempered transition (:mod:`ebmpp.ppl.tempered`): it is heated and cooled, beta by beta
+        a sweep over all layers at that multiple of the energy, and what comes of it is taken or not, so that
+        the block's law given everything else is left as it is. That is a way out of modes that sweeps do not
+        leave; the more betas, the more often it is taken, and the diagnostics tell how often.
+    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, for moves that are not of the sites
+        or not exact, or beside a ``log_weight``, and for betas that do not increase from more than 0 to 1.
     :raises StateError: for an unknown block, or one in two sites.
     :raises ArgumentError: for an unknown ``init``, or numbers out of range.
 
@@ -71,6 +90,7 @@ class GibbsBlock(SiteKernel):
 
     1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
        of images*.
+    2. Neal (1996), *Sampling from multimodal distributions using tempered transitions*.
 
     **Example**
 
@@ -105,12 +125,16 @@ class GibbsBlock(SiteKernel):
         fraction: float = 1.0,
         num_sweeps: int = 1,
         init: str = "uniform",
+        moves: Move | Sequence[Move] | None = None,
+        tempering: Any = None,
     ) -> None:
         checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
         self.graph, self.start = graph, checks.choice("GibbsBlock: init", init, STARTS)
         self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
         self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.within = Surroundings(graph, sites, params, given, log_weight)
+        self.moves = self._check_moves(sweeps.as_moves("GibbsBlock: moves", moves))
+        self.tempering = tempered.check_tempering("GibbsBlock: tempering", tempering)
 
     @classmethod
     def from_model(
@@ -134,6 +158,11 @@ class GibbsBlock(SiteKernel):
         A mixture's assignments are one layer, a hidden Markov chain two, a lattice two. ``verify`` compares
         the conditionals with the model.
 
+        Sites of real numbers are drawn along where their conditional is Gaussian, which it is where the
+        traced log density is a polynomial of degree two in the site's units, whatever else it depends on;
+        units that interact are drawn together. Sites of positive numbers are, where it is Gamma or inverse
+        Gamma. Others are refused with what they are.
+
         :param model: a NumPyro model, conditioned on the data.
         :param sites: names of its latent sites that the block draws.
         :param model_args: the model's arguments. Arrays may have other values when the block runs; other
@@ -142,11 +171,15 @@ class GibbsBlock(SiteKernel):
         :param num_sweeps: sweeps a step.
         :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact, at
             K evaluations of the whole model for each unit.
-        :param model_kwargs: the model's keyword arguments; none can be called like the two options.
+        :param tempering: increasing inverse temperatures from more than 0 to 1, for a tempered transition of
+            all sites of the block together after the sweeps of a step; see :class:`GibbsBlock`. Here the
+            whole log density, as a function of these sites, is what is heated, their prior included.
+        :param model_kwargs: the model's keyword arguments; none can be called like the three options.
         :raises StateError: for sites that the model has not, subsampled plates, or another latent site that
             is summed out by enumeration.
         :raises IntractableError: for sites of infinitely many values, or values that depend on other sites;
-            and where hardly two units can be drawn at once, unless ``unit_by_unit``, with what it would cost.
+            for continuous sites whose conditional is no family that is known; and where hardly two units can
+            be drawn at once, unless ``unit_by_unit``, with what it would cost.
 
         **References**
 
@@ -181,6 +214,25 @@ class GibbsBlock(SiteKernel):
     def __repr__(self) -> str:
         return f"GibbsBlock({self.graph!r}, sites={list(self.within.layouts)})"
 
+    def _check_moves(self, moves: tuple[Move, ...] | None) -> tuple[Move, ...] | None:
+        """:raises ArgumentError: for moves that are not of the sites, or leave another law."""
+        if moves is None:
+            return None
+        held = (*self.within.given, *self.within.latents)
+        made = sweeps.resolve_moves(self.graph, moves, held, exact=False)
+        biased = [move for move in made if not move.exact or move.marginalize]
+        if biased:
+            raise ArgumentError(
+                f"GibbsBlock: moves: {biased[0]} does not leave the law of the sites as it is by itself; give "
+                "moves that are exact and sum nothing out"
+            )
+        if self.within.log_weight is not None:
+            raise ArgumentError(
+                "GibbsBlock: moves and log_weight: moves know the energy alone; leave moves away, or write "
+                "what log_weight says as factors"
+            )
+        return made
+
     # -- states ----------------------------------------------------------------------------------
 
     def begin(self, values: Rows, made: binding.Bound, keys: Array) -> dict[str, Array]:
@@ -188,17 +240,27 @@ class GibbsBlock(SiteKernel):
         x = search.start(made, keys, self.within.to_rows(values, {}, made))
         return made.map(search.near_modes, x, keys) if self.start == "local_mode" else x
 
-    def advance(self, made: binding.Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
-        """One step: ``num_sweeps`` sweeps, and the Metropolis proposals each row took."""
+    def advance(self, made: binding.Bound, x: Rows, keys: Array) -> Advanced:
+        """One step: ``num_sweeps`` sweeps, and a tempered transition where such are asked for."""
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            moved, took = binding.move(made, carry[0], random.fold_in(keys, s), self.fraction)
+            own = random.fold_in(keys, s)
+            if self.moves is not None:
+                return binding.move_by(made, self.moves, carry[0], own), carry[1]
+            moved, took = binding.move(made, carry[0], own, self.fraction)
             return moved, carry[1] + took
 
-        carry = dict(x), jnp.zeros(len(keys), jnp.int32)
+        none = jnp.zeros(len(keys), jnp.int32)
         if self.num_sweeps == 1:
-            return one(jnp.uint32(0), carry)
-        return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, carry)
+            x, accepted = one(jnp.uint32(0), (dict(x), none))
+        else:
+            x, accepted = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, (dict(x), none))
+        if self.tempering is None:
+            return Advanced(x, accepted, none)
+        sweep = lambda x, own, beta, backward: binding.move(made, x, own, self.fraction, beta, backward)
+        density = lambda x: binding.log_density(made, x)
+        x, took, _ = tempered.transition(self.tempering, density, sweep, x, keys)
+        return Advanced(x, accepted, took.astype(jnp.int32))
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 
@@ -220,19 +282,22 @@ class GibbsBlock(SiteKernel):
             for b, v in layout.split(values[site]).items():
                 check_values(b, self.graph.families[b], v)
         made = self.within.bind(values, Call.of(model_args, model_kwargs), check=True)
+        sweeps.check_params(made, self.moves or ())
         x, none = self.begin(values, made, made.keys(rng_key, 0)), jnp.zeros(made.num_rows, jnp.int32)
-        return self._state(x, values, jnp.zeros((), jnp.int32), none, rng_key)
+        return self._state(Advanced(x, none, none), values, jnp.zeros((), jnp.int32), rng_key)
 
     def sample(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
         """One step, given the siblings' values in ``model_kwargs``."""
         made = self.within.bind(state.z, Call.of(model_args, model_kwargs))
         x = self.within.to_rows(state.z, state.latents, made)
-        x, took = self.advance(made, x, made.keys(state.rng_key, (state.i + 1).astype(jnp.uint32)))
-        return self._state(x, state.z, state.i + 1, state.accepted + took, state.rng_key)
+        new = self.advance(made, x, made.keys(state.rng_key, (state.i + 1).astype(jnp.uint32)))
+        counts = state.accepted + new.accepted, state.transitions + new.transitions
+        return self._state(Advanced(new.x, *counts), state.z, state.i + 1, state.rng_key)
 
-    def _state(self, x: Rows, like: Rows, i: Array, accepted: Array, rng_key: Array) -> BlockState:
-        z = self.within.to_sites(x, like, self.within.batch_of(like))
-        return BlockState(z, {b: x[b] for b in self.within.latents}, i, accepted, rng_key)
+    def _state(self, new: Advanced, like: Rows, i: Array, rng_key: Array) -> BlockState:
+        z = self.within.to_sites(new.x, like, self.within.batch_of(like))
+        latents = {b: new.x[b] for b in self.within.latents}
+        return BlockState(z, latents, i, new.accepted, new.transitions, rng_key)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Steps done, and acceptance where there are Metropolis steps."""
@@ -240,6 +305,8 @@ class GibbsBlock(SiteKernel):
         sites = [layer for layer in self.within.layers if set(layer) & set(self.within.site_blocks)]
         layers = sum(Layer(layer).num_parts(self.graph) for layer in sites)
         told = f"{steps} steps of {list(self.within.layouts)}"
+        if self.tempering is not None:
+            told += f", tempered transitions taken {np.mean(state.transitions) / max(1, steps):.2g}"
         if self.within.log_weight is None:
             return told
         rate = np.asarray(state.accepted).mean() / max(1, steps * layers * self.num_sweeps)
@@ -307,5 +374,5 @@ class GibbsFunction:
         made = within.bind(gibbs_sites, Call(hmc_sites, (), {}))
         drawn = gibbs.initial_rows(within.graph, within.latents, made.keys(rng_key, 0))
         x = within.to_rows(gibbs_sites, drawn, made)
-        x, _ = self.block.advance(made, x, made.keys(rng_key, 1))
+        x = self.block.advance(made, x, made.keys(rng_key, 1)).x
         return within.to_sites(x, gibbs_sites, made.batch)

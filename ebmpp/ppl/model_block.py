@@ -144,9 +144,7 @@ class ModelBlock(SiteKernel):
         if self.num_sweeps == 1:
             z, kept = one(jnp.uint32(0), (dict(values), none))
         else:
-            z, kept = lax.fori_loop(
-                jnp.uint32(0), jnp.uint32(self.num_sweeps), one, (dict(values), none)
-            )
+            z, kept = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, (dict(values), none))
         if self.tempering is None:
             return Advanced(z, kept, none)
         z, took, more = tempered.transition(
@@ -377,7 +375,7 @@ class ModelFunction:
 
     def __call__(self, rng_key: Array, gibbs_sites: Sites, hmc_sites: Sites) -> dict[str, Array]:
         call = self.block.call._replace(siblings=hmc_sites)
-        return self.block.advance(gibbs_sites, call, random.key_pair(rng_key))[0]
+        return self.block.advance(gibbs_sites, call, random.key_pair(rng_key)).z
 
 
 def _make(model: Any, sites: Any, args: tuple, kwargs: Any, options: Mapping[str, Any]) -> ModelBlock:

@@ -97,7 +97,10 @@ def test_draws_follow_the_law(name: str) -> None:
     block = GibbsBlock.from_model(model, list(sites), *args)
     values = latents(model, args, 1)
     for one in block.sweep.continuous:
-        own, call = {s: values[s] for s in sites}, Call({s: v for s, v in values.items() if s not in sites}, args, {})
+        own, call = (
+            {s: values[s] for s in sites},
+            Call({s: v for s, v in values.items() if s not in sites}, args, {}),
+        )
 
         def draw(key: Any, one: Any = one, own: Any = own, call: Any = call) -> Any:
             law = one.law(own[one.name], block.sweep.given(one.posterior, own, call))

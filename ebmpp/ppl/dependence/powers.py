@@ -122,7 +122,10 @@ def _of_step(program: Program, step: Step, found: Mapping[int, _Sum | str], posi
         return step.name
     own = [sums[i] for i in depends]
     origins = {s.origin for s in own}
-    moves, linear = step.name in MOVING, step.name in _LINEAR or len(own) == 1 and step.name in ("mul", "dot_general")
+    moves, linear = (
+        step.name in MOVING,
+        step.name in _LINEAR or len(own) == 1 and step.name in ("mul", "dot_general"),
+    )
     inside = step.name in _ELEMENTWISE and len(origins) == 1 and None not in origins
     single = all(s.single for s in own) and (inside or moves)
     apart = single or ((moves or linear) and all(s.apart for s in own))
@@ -146,7 +149,9 @@ def _truth(at: _At) -> _Sum | str:
         return _TRUE if holds else at.step.name
     if at.step.name == "select_n" and at.depends[0] == 0 and first.true and not any(o.true for o in others):
         return at.sums[2]
-    kept = at.step.name in ("and", "reduce_and", "convert_element_type", *MOVING) and at.step.name != "select_n"
+    kept = (
+        at.step.name in ("and", "reduce_and", "convert_element_type", *MOVING) and at.step.name != "select_n"
+    )
     boolean = at.program.dtypes[at.step.outputs[0]] == np.bool_
     return _TRUE if kept and boolean and all(s.true for s in at.sums) else at.step.name
 
