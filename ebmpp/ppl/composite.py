@@ -301,8 +301,8 @@ def _check_coupled(step: Step) -> None:
     moves = step.moves if isinstance(step, GibbsBlock) else None
     if not isinstance(step, Conjugate) and (step.tempering or moves):
         raise ArgumentError(
-            f"CoupledComposite: {step!r} has {'tempering' if step.tempering else 'moves'}, and its chains would "
-            "not be coupled; leave that away: pairs are coupled layer by layer"
+            f"CoupledComposite: {step!r} has {'tempering' if step.tempering else 'moves'}, and its chains "
+            "would not be coupled; leave that away: pairs are coupled layer by layer"
         )
     if isinstance(step, ModelBlock) and step.sweep.continuous:
         named = [site.name for site in step.sweep.continuous]

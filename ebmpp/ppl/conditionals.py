@@ -19,6 +19,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.ppl.dependence import Terms
+from ebmpp.ppl.one_by_one import OneByOne
 from ebmpp.ppl.posterior import Posterior
 
 Sites = Mapping[str, Array]
@@ -64,6 +65,7 @@ class Conditionals:
         self.size = int(ends[-1])
         self.num_values = max(len(v.table) for v in posterior.values.values())
         self._layers = [] if terms is None else self._make(terms)
+        self._one_by_one = OneByOne(posterior, self.spans) if terms is None else None
 
     # -- layers ----------------------------------------------------------------------------------
 
@@ -114,6 +116,10 @@ class Conditionals:
         :param backward: the last layer first.
         :return: the sites, and how many units kept their value because it might not.
         """
+
+        if self._one_by_one is not None:
+            of_unit = lambda unit, logits: draw(Layer(unit, unit[None], {}, {}), logits)
+            return self._one_by_one.sweep(sites, given, of_unit, backward)
 
         def one(layer: Layer, carry: tuple) -> tuple:
             sites, kept = carry

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuous sites of a block whose conditional is of a known family, found in the traced log density.
 
-Where the log density of a model is a polynomial of degree two in all units of a site, whatever everything else
-is, the site given everything else is Gaussian; where it is a sum of x, log x and a constant, its units are
-Gamma, and of 1/x, log x and a constant, inverse Gamma. That is read off the program
+Where the log density of a model is a polynomial of degree two in all units of a site, whatever everything
+else is, the site given everything else is Gaussian; where it is a sum of x, log x and a constant, its units
+are Gamma, and of 1/x, log x and a constant, inverse Gamma. That is read off the program
 (:mod:`ebmpp.ppl.dependence.powers`). Parameters then follow from two derivatives at the present value. Units
 that interact are drawn together, group by group.
 """

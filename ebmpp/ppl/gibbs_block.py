@@ -223,8 +223,8 @@ class GibbsBlock(SiteKernel):
         biased = [move for move in made if not move.exact or move.marginalize]
         if biased:
             raise ArgumentError(
-                f"GibbsBlock: moves: {biased[0]} does not leave the law of the sites as it is by itself; give "
-                "moves that are exact and sum nothing out"
+                f"GibbsBlock: moves: {biased[0]} does not leave the law of the sites as it is by itself; "
+                "give moves that are exact and sum nothing out"
             )
         if self.within.log_weight is not None:
             raise ArgumentError(

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
-from numpyro.infer.util import log_density
+from numpyro import handlers
 import numpyro.distributions as dist
 
 import jax
@@ -20,10 +19,10 @@ from ebmpp.families import Categorical
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.ppl import tempered
 from ebmpp.ppl.conditionals import Conditionals, Layer, Sites
-from ebmpp.ppl.continuous import ContinuousSite
 from ebmpp.ppl.model_sweep import ModelSweep
+from ebmpp.ppl.model_verify import compare_with
 from ebmpp.ppl.posterior import Posterior, Reading
-from ebmpp.ppl.sites import STATES, TRIES, Call, SiteKernel, compare, one_chain, plain
+from ebmpp.ppl.sites import Call, SiteKernel, one_chain, plain
 
 
 class ModelBlockState(NamedTuple):
@@ -245,11 +244,7 @@ class ModelBlock(SiteKernel):
 
     def _apart(self, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, Array], Call]:
         """The block's own sites, and what surrounds them."""
-        own = {site: jnp.asarray(values[site]) for site in self.sites if site in values}
-        self.sweep.check(own)
-        call = self.call if not (args or kwargs) else Call({}, args, kwargs)
-        siblings = {site: jnp.asarray(v) for site, v in values.items() if site not in own}
-        return own, call._replace(siblings=siblings)
+        return self.sweep.apart(values, self.call if not (args or kwargs) else Call({}, args, kwargs))
 
     def verify(
         self,
@@ -271,45 +266,7 @@ class ModelBlock(SiteKernel):
         :raises StateError: where they differ, telling by how much.
         """
         key = jax.random.key(0) if rng_key is None else rng_key
-        theirs, ours = [], []
-        density = jax.jit(lambda values: log_density(model, model_args, model_kwargs, values)[0])
-        moves = [jax.jit(self._move_site(c)) for c in self.sweep.continuous]
-        if self.conditionals is not None:
-            moves.insert(0, self._move_layer(jax.jit(self.conditionals.table)))
-        for number in range(TRIES):
-            own_key = jax.random.fold_in(key, number)
-            trace = prototype_trace(model, own_key, model_args, model_kwargs)
-            values = {name: jnp.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)}
-            own, call = self._apart(values, model_args, model_kwargs)
-            theirs.append(density({**call.siblings, **own}))
-            ours.append(0.0)
-            for step in range(STATES - 1):
-                words = random.key_pair(jax.random.fold_in(own_key, step))
-                own, change = moves[step % len(moves)](own, call, words)
-                theirs.append(density({**call.siblings, **own}))
-                ours.append(ours[-1] + float(change))
-        compare(np.asarray(theirs), np.asarray(ours), self.sites, tolerance)
-
-    def _move_layer(self, table: Callable[..., Array]) -> Callable[..., tuple[dict[str, Array], Any]]:
-        def move(own: Sites, call: Call, words: Array) -> tuple[dict[str, Array], Any]:
-            laws, rng = self.conditionals, np.random.default_rng(np.asarray(words))
-            assert laws is not None
-            discrete = {site: own[site] for site in self.posterior.sites}
-            found = np.asarray(table(discrete, self.sweep.given(self.posterior, own, call)), float)
-            (units, numbers), change = _redraw(rng, laws, found, discrete)
-            every = jnp.ones(len(units), bool)
-            moved = laws.put(Layer(-1, units, {}, {}), discrete, jnp.asarray(numbers), every)
-            return {**own, **moved}, change
-
-        return move
-
-    def _move_site(self, site: ContinuousSite) -> Callable[..., tuple[dict[str, Array], Any]]:
-        def move(own: Sites, call: Call, words: Array) -> tuple[dict[str, Array], Any]:
-            law = site.law(own[site.name], self.sweep.given(site.posterior, own, call))
-            new = site.draw(law, words)[0]
-            return {**own, site.name: new}, site.change(law, new)
-
-        return move
+        compare_with(self.sweep, model, model_args, model_kwargs, key, tolerance)
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 
@@ -318,12 +275,19 @@ class ModelBlock(SiteKernel):
     ) -> ModelBlockState:
         """The first state; ``init_params`` are the sites' values, which Gibbs gives.
 
+        A block of all latent sites is a kernel by itself: it then begins at a draw of the prior, unless
+        ``init_params`` say otherwise.
+
         :raises StateError: for missing sites, or values outside of their support.
         """
         del num_warmup
         one_chain(rng_key)
         if not init_params:
-            raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
+            if set(self.sites) != set(self.posterior.shapes):
+                raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
+            seeded = handlers.seed(self.posterior.model, rng_key)
+            drawn = handlers.trace(seeded).get_trace(*model_args, **dict(model_kwargs or {}))
+            init_params = {site: drawn[site]["value"] for site in self.sites}
         values = {site: plain(jnp.asarray(v)) for site, v in init_params.items()}
         self.sweep.check(values)
         self.sweep.given(self.posterior, values, Call.of(model_args, model_kwargs))
@@ -380,19 +344,3 @@ class ModelFunction:
 
 def _make(model: Any, sites: Any, args: tuple, kwargs: Any, options: Mapping[str, Any]) -> ModelBlock:
     return ModelBlock(model, sites, args, kwargs, **options)
-
-
-def _redraw(
-    rng: np.random.Generator, laws: Conditionals, table: np.ndarray, own: Sites
-) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-    """Possible values of a random layer, and how the conditionals say that the log density changes."""
-    layer = rng.integers(laws.num_layers)
-    units = np.flatnonzero(laws.colors == layer)
-    now = laws.numbers(own)[units]
-    possible = np.isfinite(table[units])
-    new = np.where(possible, rng.random(possible.shape), -1).argmax(1)
-    new = np.where(possible.any(1), new, now)
-    at = table[units]
-    rows = np.arange(len(units))
-    moved = new != now
-    return (units, new), float((at[rows, new] - at[rows, now])[moved].sum())

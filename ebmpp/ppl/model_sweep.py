@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep over all sites of a block that follows from a model: discrete layers, then continuous sites."""
 
-from collections.abc import Callable, Mapping
 import functools
 import itertools
 from typing import Any
@@ -55,6 +54,16 @@ class ModelSweep:
                 f"the block has sites {sorted(self.sites)}, and was given {sorted(values)}: name the same "
                 "sites in numpyro.infer.Gibbs([(block, sites), ...])"
             )
+
+    def apart(self, values: Sites, call: Call) -> tuple[dict[str, Array], Call]:
+        """The block's own sites among all of a model's, and what surrounds them.
+
+        :raises StateError: for missing sites.
+        """
+        own = {site: jnp.asarray(values[site]) for site in self.sites if site in values}
+        self.check(own)
+        siblings = {site: jnp.asarray(v) for site, v in values.items() if site not in own}
+        return own, call._replace(siblings=siblings)
 
     def given(self, posterior: Posterior, values: Sites, call: Call) -> dict[int, Any]:
         """The inputs of a part's program, the block's other sites being among its siblings."""

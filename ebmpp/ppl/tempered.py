@@ -9,9 +9,9 @@ reversal under p_bi. Where it comes to, y_0, is taken with the probability
 
     min(1, exp(sum_i (b_i+1 - b_i) (L(x_i) - L(y_i)))),   i = 0, ..., n - 1
 
-and then p_1 is left as it is, exactly: whatever the betas are, however badly the sweeps mix, and whether or not
-the hot laws normalise. Nothing is kept from one transition to the next, so that other sites may change in
-between, which replicas of a parallel tempering could not allow: their law would be that of what has gone.
+and then exp(L) is left as it is, exactly: whatever the betas are, however badly the sweeps mix, and whether
+or not the hot laws normalise. Nothing is kept from one transition to the next, so that other sites may change
+in between, which replicas of a parallel tempering could not allow: their law would be that of what has gone.
 
 **References**
 

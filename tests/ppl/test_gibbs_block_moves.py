@@ -104,7 +104,7 @@ def _quadratic(params: Any, z: Any, m: Any) -> Any:
 
 
 def test_real_valued_sites_and_latent_blocks_are_heated_along() -> None:
-    """A mixture whose means are in the block; labels switch, as they do in a transition and hardly in a sweep."""
+    """A mixture whose means are in the block; labels switch in transitions, and hardly in sweeps."""
     y = jnp.array([-2.0, -1.6, 1.7, 2.1, 2.4])
     graph = FactorGraph(
         {"z": Categorical(5, 2), "m": Gaussian(2, variance="learned")},
@@ -209,20 +209,31 @@ def test_chain_methods_agree_and_a_second_call_does_not_retrace() -> None:
 
 
 RBM = layered(x=Bernoulli(3), h=Bernoulli(2))
+REAL = layered(v=Gaussian(2), h=Bernoulli(2))
 
 
 @pytest.mark.parametrize(
     ("make", "error", "told"),
     [
-        (lambda: GibbsBlock(RBM, ["x"], moves=Clusters("x")), IntractableError, "'x' .* no units that interact"),
-        (lambda: GibbsBlock(RBM, ["x"], moves=Clusters("h")), ArgumentError, r"\['h'\], and the free blocks are \['x'\]"),
+        (
+            lambda: GibbsBlock(RBM, ["x"], moves=Clusters("x")),
+            IntractableError,
+            "'x' .* no units that interact",
+        ),
+        (
+            lambda: GibbsBlock(RBM, ["x"], moves=Clusters("h")),
+            ArgumentError,
+            r"\['h'\], and the free blocks are \['x'\]",
+        ),
         (lambda: potts(moves="clusters"), ArgumentError, "GibbsBlock: moves"),
         (lambda: potts(moves=[3]), ArgumentError, "a move"),
-        (lambda: potts(moves=Clusters("z"), log_weight=lambda x, sites: 0.0), ArgumentError, "moves and log_weight"),
         (
-            lambda: GibbsBlock(
-                layered(v=Gaussian(2), h=Bernoulli(2)), ["v"], moves=langevin_sweep(layered(v=Gaussian(2), h=Bernoulli(2)), "h", adjust=False)
-            ),
+            lambda: potts(moves=Clusters("z"), log_weight=lambda x, sites: 0.0),
+            ArgumentError,
+            "moves and log_weight",
+        ),
+        (
+            lambda: GibbsBlock(REAL, ["v"], moves=langevin_sweep(REAL, "h", adjust=False)),
             ArgumentError,
             "does not leave the law of the sites",
         ),
@@ -240,7 +251,7 @@ RBM = layered(x=Bernoulli(3), h=Bernoulli(2))
         (lambda: CoupledComposite([potts(tempering=[0.5, 1])]), ArgumentError, "has tempering"),
         (lambda: CoupledComposite([segments_block()]), ArgumentError, r"continuous sites \['precision'\]"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_hold_is_refused_by_name(make: Callable[[], Any], error: type, told: str) -> None:
     with pytest.raises(error, match=told):
         make()

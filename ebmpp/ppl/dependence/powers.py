@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which powers of a site a traced log density is a sum of.
 
-From the inputs on, every value is told as a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two in
-all units of the site together, ``log`` a logarithm of one of them. What is no such sum (an ``exp``, a maximum,
-a choice that looks at the site) is told by the name of the primitive. The answer holds whatever the values of
-everything else are: nothing is probed.
+From the inputs on, every value is told as a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two
+in all units of the site together, ``log`` a logarithm of one of them. What is no such sum (an ``exp``, a
+maximum, a choice that looks at the site) is told by the name of the primitive. The answer holds whatever the
+values of everything else are: nothing is probed.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,11 +26,13 @@ _LINEAR = frozenset(
     "add add_any convert_element_type copy copy_p cumsum name neg reduce_sum reduce_precision sub".split()
 )
 _ELEMENTWISE = frozenset(
-    "abs add add_any convert_element_type copy copy_p div integer_pow log mul name neg pow reduce_precision rsqrt "
-    "sqrt square sub".split()
+    "abs add add_any convert_element_type copy copy_p div integer_pow log mul name neg pow reduce_precision "
+    "rsqrt sqrt square sub".split()
 )
+
 _SIGN_KEEPING = frozenset(
-    "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape rsqrt sqrt squeeze square".split()
+    "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape rsqrt sqrt squeeze "
+    "square".split()
 )
 _COMPARISONS = ("eq", "ne", "gt", "ge")
 _MANY = 64  # different powers, beyond which nobody needs more
@@ -82,7 +84,7 @@ class _Sum(NamedTuple):
     origin: int | None = None
     """Elements at one place of values of one origin are of the same unit."""
     true: bool = False
-    """Whether it is a truth value, true of all values of the units, such as that they are in their support."""
+    """Whether it is a truth value that holds for all values of the units: that they are in their support."""
 
 
 class _At(NamedTuple):

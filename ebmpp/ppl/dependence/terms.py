@@ -24,9 +24,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.program import Program, Step, bind
+from ebmpp.ppl.dependence.program import Program, Step
 from ebmpp.ppl.dependence.propagation import propagate
-from ebmpp.ppl.dependence.rules import Known, integers, is_affine, is_wide, scatter_add
+from ebmpp.ppl.dependence.rules import Known, in_floats, is_affine, is_wide
 from ebmpp.ppl.dependence.unit_sets import UnitSets
 
 _MOST = 2**21  # pairs of units, beyond which they are not listed
@@ -171,26 +171,13 @@ class Terms:
         def total(terms: Mapping[int, Array]) -> Array:
             values = around | dict(terms)
             for step in self.tail:
-                values |= zip(step.outputs, self._bind(step, values), strict=True)
+                made = in_floats(step, [values[i] for i in step.inputs])
+                values |= zip(step.outputs, made, strict=True)
             return values.get(program.output, jnp.zeros(()))
 
         if program.output in terms:
             return {program.output: jnp.ones(())}
         return jax.grad(lambda terms: total(terms).astype(float))(dict(terms))
-
-    def _bind(self, step: Step, values: Mapping[int, Any]) -> Sequence[Any]:
-        """A step of the tail, in floats, that whole numbers have derivatives too."""
-        dtype = jnp.result_type(float)
-        operands = [jnp.asarray(values[i]) for i in step.inputs]
-        if step.name == "convert_element_type":
-            return operands
-        floats = [v if i in integers(step) else _as_float(v) for i, v in enumerate(operands)]
-        if step.name == "scatter-add":
-            return [scatter_add(step, *floats)]
-        params = dict(step.params)
-        if "preferred_element_type" in params:
-            params["preferred_element_type"] = dtype
-        return bind(step._replace(params=params), floats)
 
 
 def _same(program: Program, values: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
