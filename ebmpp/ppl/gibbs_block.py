@@ -3,6 +3,7 @@
 """A graph as a block of a NumPyro model's Gibbs sampler."""
 
 from collections.abc import Callable, Mapping, Sequence
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,11 @@ from ebmpp.ppl.model_block import ModelBlock, ModelFunction
 from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, one_chain, plain, verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
+
+#: Units that are proposed at a time, on average, where a ``log_weight`` decides. A 16x16 Ising prior seen
+#: through a blur that saturates, 600 steps: all of a layer, R-hat of how well the image fits 5.2, and 2.6 with
+#: thirty sweeps a step; four units 1.014, two 1.008, one 1.004, at 12, 21 and 22 effective draws a second.
+_PROPOSED = 2
 
 
 class BlockState(NamedTuple):
@@ -70,8 +76,11 @@ class GibbsBlock(SiteKernel):
     :param log_weight: ``fn(x, sites, *model_args, **model_kwargs)`` of the block's own sites ``x``: a log
         density beside the energy that is not affine, of shape ``batch``. Layers of the sites are then
         proposed from their conditionals under the energy, and accepted by Metropolis.
-    :param fraction: of a layer's units that are proposed at a time; smaller is accepted more often.
-    :param num_sweeps: sweeps a step.
+    :param fraction: of a layer's units that are proposed at a time, where there is a ``log_weight``; smaller
+        is accepted more often. Two units of the largest layer unless given: proposals of whole layers are
+        hardly ever taken, and chains then stay where they are without a word.
+    :param num_sweeps: sweeps a step; 1 unless given, and with a ``log_weight`` as many as propose every unit
+        once on average, ``1 / fraction``.
     :param init: "uniform" (where the model's prototype is), or "local_mode".
     :param moves: of a sweep over the sites, in place of draws of their layers: moves that leave the law given
         by the energy as it is, such as those of :func:`~ebmpp.moves.cluster_sweep`. Blocks that are no site
@@ -122,17 +131,22 @@ class GibbsBlock(SiteKernel):
         *,
         given: Mapping[str, Any] | None = None,
         log_weight: Callable[..., Array] | None = None,
-        fraction: float = 1.0,
-        num_sweeps: int = 1,
+        fraction: float | None = None,
+        num_sweeps: int | None = None,
         init: str = "uniform",
         moves: Move | Sequence[Move] | None = None,
         tempering: Any = None,
     ) -> None:
         checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
         self.graph, self.start = graph, checks.choice("GibbsBlock: init", init, STARTS)
-        self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
-        self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.within = Surroundings(graph, sites, params, given, log_weight)
+        weighs = log_weight is not None
+        fraction = (
+            (min(1.0, _PROPOSED / self._most_units) if weighs else 1.0) if fraction is None else fraction
+        )
+        self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
+        num_sweeps = (math.ceil(1 / self.fraction) if weighs else 1) if num_sweeps is None else num_sweeps
+        self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.moves = self._check_moves(sweeps.as_moves("GibbsBlock: moves", moves))
         self.tempering = tempered.check_tempering("GibbsBlock: tempering", tempering)
 
@@ -214,6 +228,15 @@ class GibbsBlock(SiteKernel):
     def __repr__(self) -> str:
         return f"GibbsBlock({self.graph!r}, sites={list(self.within.layouts)})"
 
+    @property
+    def _most_units(self) -> int:
+        """Units that are drawn at once, in the layer that has the most."""
+        sizes = []
+        for layer in self.within.layers:
+            size = sum(self.graph.families[b].size for b in layer if b in self.within.site_blocks)
+            sizes.append(-(-size // Layer(layer).num_parts(self.graph)))
+        return max(1, *sizes)
+
     def _check_moves(self, moves: tuple[Move, ...] | None) -> tuple[Move, ...] | None:
         """:raises ArgumentError: for moves that are not of the sites, or leave another law."""
         if moves is None:
@@ -257,7 +280,13 @@ class GibbsBlock(SiteKernel):
             x, accepted = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, (dict(x), none))
         if self.tempering is None:
             return Advanced(x, accepted, none)
-        sweep = lambda x, own, beta, backward: binding.move(made, x, own, self.fraction, beta, backward)
+        # as many passes as propose every unit once, each of them reversed where all of them are
+        passes = self.num_sweeps if self.within.log_weight is not None else 1
+
+        def sweep(x: Rows, own: Array, beta: Any, backward: bool) -> tuple[dict[str, Array], Array]:
+            one = lambda s, c: binding.move(made, c[0], random.fold_in(own, s), self.fraction, beta, backward)
+            return lax.fori_loop(jnp.uint32(0), jnp.uint32(passes), one, (dict(x), none))
+
         density = lambda x: binding.log_density(made, x)
         x, took, _ = tempered.transition(self.tempering, density, sweep, x, keys)
         return Advanced(x, accepted, took.astype(jnp.int32))
