@@ -298,11 +298,15 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 
 def _check_coupled(step: Step) -> None:
     """:raises ArgumentError: for what draws a block in a way that two chains are not coupled in."""
-    moves = step.moves if isinstance(step, GibbsBlock) else None
-    if not isinstance(step, Conjugate) and (step.tempering or moves):
+    if isinstance(step, Conjugate):
+        return
+    options = {"tempering": step.tempering}
+    options |= {"moves": step.moves} if isinstance(step, GibbsBlock) else {"clusters": step.clusters}
+    given = [name for name, value in options.items() if value]
+    if given:
         raise ArgumentError(
-            f"CoupledComposite: {step!r} has {'tempering' if step.tempering else 'moves'}, and its chains "
-            "would not be coupled; leave that away: pairs are coupled layer by layer"
+            f"CoupledComposite: {step!r} has {given[0]}, and its chains would not be coupled; leave that "
+            "away: pairs are coupled layer by layer"
         )
     if isinstance(step, ModelBlock) and step.sweep.continuous:
         named = [site.name for site in step.sweep.continuous]

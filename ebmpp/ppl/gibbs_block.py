@@ -12,20 +12,21 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
-from ebmpp.errors import ArgumentError, IntractableError, StateError
+from ebmpp.errors import ArgumentError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.moves import Layer, Move, gibbs, sweeps
+from ebmpp.moves import Layer, Move, sweeps
 from ebmpp.ppl import binding, tempered
-from ebmpp.ppl.model_block import ModelBlock, ModelFunction
+from ebmpp.ppl.model_block import ModelBlock
 from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, one_chain, plain, verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
 
 #: Units that are proposed at a time, on average, where a ``log_weight`` decides. A 16x16 Ising prior seen
-#: through a blur that saturates, 600 steps: all of a layer, R-hat of how well the image fits 5.2, and 2.6 with
-#: thirty sweeps a step; four units 1.014, two 1.008, one 1.004, at 12, 21 and 22 effective draws a second.
+#: through a blur that saturates, 600 steps: all of a layer, R-hat of how well the image fits 5.2, and 2.6
+#: with thirty sweeps a step; four units 1.014, two 1.008, one 1.004, at 12, 21 and 22 effective draws a
+#: second.
 _PROPOSED = 2
 
 
@@ -145,7 +146,8 @@ class GibbsBlock(SiteKernel):
             (min(1.0, _PROPOSED / self._most_units) if weighs else 1.0) if fraction is None else fraction
         )
         self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
-        num_sweeps = (math.ceil(1 / self.fraction) if weighs else 1) if num_sweeps is None else num_sweeps
+        if num_sweeps is None:
+            num_sweeps = math.ceil(1 / self.fraction) if weighs else 1
         self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.moves = self._check_moves(sweeps.as_moves("GibbsBlock: moves", moves))
         self.tempering = tempered.check_tempering("GibbsBlock: tempering", tempering)
@@ -158,6 +160,7 @@ class GibbsBlock(SiteKernel):
         *model_args: Any,
         num_sweeps: int = 1,
         unit_by_unit: bool = False,
+        clusters: bool = False,
         tempering: Any = None,
         **model_kwargs: Any,
     ) -> ModelBlock:
@@ -185,10 +188,13 @@ class GibbsBlock(SiteKernel):
         :param num_sweeps: sweeps a step.
         :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact, at
             K evaluations of the whole model for each unit.
+        :param clusters: whether a sweep begins with a move of clusters (:mod:`ebmpp.ppl.model_clusters`),
+            which turns whole regions where units pull one another along stronger than what holds each of
+            them. For discrete units that interact in pairs.
         :param tempering: increasing inverse temperatures from more than 0 to 1, for a tempered transition of
             all sites of the block together after the sweeps of a step; see :class:`GibbsBlock`. Here the
             whole log density, as a function of these sites, is what is heated, their prior included.
-        :param model_kwargs: the model's keyword arguments; none can be called like the three options.
+        :param model_kwargs: the model's keyword arguments; none can be called like the four options.
         :raises StateError: for sites that the model has not, subsampled plates, or another latent site that
             is summed out by enumeration.
         :raises IntractableError: for sites of infinitely many values, or values that depend on other sites;
@@ -222,7 +228,8 @@ class GibbsBlock(SiteKernel):
         >>> mcmc.get_samples()["z"].shape
         (20, 5)
         """
-        options = {"num_sweeps": num_sweeps, "unit_by_unit": unit_by_unit, "tempering": tempering}
+        options = {"num_sweeps": num_sweeps, "unit_by_unit": unit_by_unit}
+        options |= {"clusters": clusters, "tempering": tempering}
         return ModelBlock(model, sites, model_args, model_kwargs, **options)
 
     def __repr__(self) -> str:
@@ -347,61 +354,3 @@ class GibbsBlock(SiteKernel):
         See :func:`ebmpp.ppl.sites.verify`.
         """
         verify(self.within, model, *model_args, **model_kwargs)
-
-
-def gibbs_fn(
-    graph: FactorGraph | ModelBlock,
-    sites: Sites = None,
-    params: Mapping[str, Any] | Callable[..., Any] | None = None,
-    **options: Any,
-) -> "GibbsFunction | ModelFunction":
-    """The same update as a function for :class:`numpyro.infer.HMCGibbs`.
-
-    HMCGibbs does not pass the model's arguments on, so functions among ``params`` are of the sibling sites'
-    values alone, and there is no state but the sites: latent blocks are drawn afresh every time.
-
-    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, which says all, and keeps the
-        model's arguments that it was made for.
-    :param sites: as for :class:`GibbsBlock`.
-    :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``.
-    :param options: the other arguments of :class:`GibbsBlock`, but ``init``.
-    :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` of new values of the sites.
-    :raises IntractableError: for latent blocks that interact: they cannot be drawn afresh in one go.
-
-    **Example**
-
-    >>> import jax, jax.numpy as jnp, ebmpp
-    >>> rbm = ebmpp.layered(x=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(3))
-    >>> update = ebmpp.ppl.gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
-    >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape
-    (6,)
-    """
-    if isinstance(graph, ModelBlock):
-        if sites is not None or params is not None or options:
-            raise ArgumentError(
-                "gibbs_fn: a block of GibbsBlock.from_model has its sites and options already"
-            )
-        return ModelFunction(graph)
-    block = GibbsBlock(graph, sites, params, **options)
-    clash = graph.interacting(block.within.latents)
-    if clash:
-        raise IntractableError(
-            f"latent blocks {clash[0]} interact, so they cannot be drawn afresh in one go, and HMCGibbs "
-            "keeps no state for them; use GibbsBlock in numpyro.infer.Gibbs"
-        )
-    return GibbsFunction(block)
-
-
-class GibbsFunction:
-    """What :func:`gibbs_fn` returns."""
-
-    def __init__(self, block: GibbsBlock) -> None:
-        self.block = block
-
-    def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
-        within = self.block.within
-        made = within.bind(gibbs_sites, Call(hmc_sites, (), {}))
-        drawn = gibbs.initial_rows(within.graph, within.latents, made.keys(rng_key, 0))
-        x = within.to_rows(gibbs_sites, drawn, made)
-        x = self.block.advance(made, x, made.keys(rng_key, 1)).x
-        return within.to_sites(x, gibbs_sites, made.batch)

@@ -3,7 +3,7 @@
 """A block of Gibbs that follows from a NumPyro model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpyro import handlers
@@ -66,6 +66,7 @@ class ModelBlock(SiteKernel):
     :param kwargs: its keyword arguments.
     :param num_sweeps: sweeps a step.
     :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact.
+    :param clusters: whether a sweep begins with a move of clusters.
     :param tempering: inverse temperatures, for a tempered transition after the sweeps of a step.
     :raises StateError: for sites that the model has not, and subsampled plates.
     :raises IntractableError: for sites that cannot be drawn; and where hardly two units can be drawn at once,
@@ -82,13 +83,15 @@ class ModelBlock(SiteKernel):
         *,
         num_sweeps: int = 1,
         unit_by_unit: bool = False,
+        clusters: bool = False,
         tempering: Any = None,
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.unit_by_unit = checks.flag("GibbsBlock.from_model: unit_by_unit", unit_by_unit)
+        self.clusters = checks.flag("GibbsBlock.from_model: clusters", clusters)
         self.tempering = tempered.check_tempering("GibbsBlock.from_model: tempering", tempering)
         self.call = Call({}, tuple(args), dict(kwargs))
-        self.sweep = ModelSweep(Reading(model, sites, *self.call[1:]), self.unit_by_unit)
+        self.sweep = ModelSweep(Reading(model, sites, *self.call[1:]), self.unit_by_unit, self.clusters)
 
     def __repr__(self) -> str:
         made = f"GibbsBlock.from_model({self.posterior.model!r}, {list(self.sites)})"
@@ -99,8 +102,8 @@ class ModelBlock(SiteKernel):
         return f"{made}: {', '.join(told)}"
 
     def __reduce__(self) -> tuple:
-        options = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
-        options |= {"tempering": self.tempering}
+        options: dict[str, Any] = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
+        options |= {"clusters": self.clusters, "tempering": self.tempering}
         return _make, (self.posterior.model, self.sites, self.call.args, self.call.kwargs, options)
 
     @property
@@ -122,8 +125,9 @@ class ModelBlock(SiteKernel):
     def layers(self) -> dict[str, np.ndarray]:
         """By discrete site, the number of the layer in which each unit is drawn."""
         laws, shapes = self.conditionals, self.posterior.shapes
-        spans = {} if laws is None else laws.spans
-        return {s: laws.colors[a:b].reshape(shapes[s]) for s, (a, b) in spans.items()}
+        if laws is None:
+            return {}
+        return {s: laws.colors[a:b].reshape(shapes[s]) for s, (a, b) in laws.spans.items()}
 
     # -- what it does ----------------------------------------------------------------------------
 
@@ -167,8 +171,7 @@ class ModelBlock(SiteKernel):
         :param keys: words of this step, ``(2,)``.
         :return: the sites of both, and whether a unit had a conditional that was no law.
         """
-        laws = self.conditionals
-        assert laws is not None  # CoupledComposite takes no other
+        laws = cast(Conditionals, self.conditionals)  # CoupledComposite takes no other
         given = [self.posterior.inputs(*side) for side in (first, second)]
         family = Categorical(1, max(2, laws.num_values))
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep over all sites of a block that follows from a model: discrete layers, then continuous sites."""
 
+from collections.abc import Callable
 import functools
 import itertools
 from typing import Any
@@ -18,10 +19,12 @@ from ebmpp.graph.coloring import color_units
 from ebmpp.ppl.conditionals import COLUMNS, Conditionals, Layer, Sites
 from ebmpp.ppl.continuous import ContinuousSite
 from ebmpp.ppl.dependence import Terms
+from ebmpp.ppl.model_clusters import ModelClusters
 from ebmpp.ppl.posterior import Posterior, Reading
 from ebmpp.ppl.sites import Call
 
 _FEW = 8  # layers that nobody needs be asked for
+_CLUSTERS = 1 << 17
 _CONTINUOUS = 1 << 16  # what the keys of continuous sites are folded with beside their numbers
 
 
@@ -30,10 +33,12 @@ class ModelSweep:
 
     :param read: the model.
     :param unit_by_unit: whether discrete units may be drawn one at a time where all of them interact.
-    :raises IntractableError: for sites that cannot be drawn, or not many units at once.
+    :param clusters: whether a sweep begins with a move of clusters of discrete units.
+    :raises IntractableError: for sites that cannot be drawn, or not many units at once; and for clusters
+        where units do not interact in pairs.
     """
 
-    def __init__(self, read: Reading, unit_by_unit: bool) -> None:
+    def __init__(self, read: Reading, unit_by_unit: bool, clusters: bool) -> None:
         self.sites = read.sites
         self.finite = tuple(name for name in read.sites if name not in read.continuous)
         self.posterior = Posterior(read, self.finite)
@@ -43,6 +48,9 @@ class ModelSweep:
             terms = Terms(self.posterior.program, self.posterior.arguments.arrays, tables)
             self.posterior.relied |= terms.relied
             self.conditionals = _in_layers(self.posterior, terms, unit_by_unit)
+        if clusters and not self.finite:
+            raise IntractableError("from_model: clusters=True is for discrete sites, and there are none")
+        self.clusters = ModelClusters(self.posterior) if clusters else None
         self.continuous = tuple(ContinuousSite(read, name) for name in read.continuous)
 
     # -- what surrounds a part of the block ----------------------------------------------------------
@@ -88,7 +96,11 @@ class ModelSweep:
         :param backward: the last layer first: the reversal of the sweep.
         """
         self.check(values)
-        steps = [self._discrete] if self.conditionals else []
+        steps: list[Callable[..., tuple[dict[str, Array], Array]]] = []
+        if self.clusters is not None:
+            steps.append(functools.partial(self._cluster, self.clusters))
+        if self.conditionals is not None:
+            steps.append(functools.partial(self._discrete, self.conditionals))
         steps += [functools.partial(self._site, number) for number in range(len(self.continuous))]
         kept = jnp.zeros((), jnp.int32)
         for step in steps[::-1] if backward else steps:
@@ -96,11 +108,16 @@ class ModelSweep:
             values, kept = {**values, **moved}, kept + more
         return dict(values), kept
 
-    def _discrete(
-        self, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
+    def _cluster(
+        self, move: ModelClusters, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
     ) -> tuple[dict[str, Array], Array]:
-        laws = self.conditionals
-        assert laws is not None
+        own = {name: values[name] for name in self.finite}
+        given = self.given(self.posterior, values, call)
+        return move(own, given, random.fold_in(keys, 0, _CLUSTERS), beta), jnp.zeros((), jnp.int32)
+
+    def _discrete(
+        self, laws: Conditionals, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
+    ) -> tuple[dict[str, Array], Array]:
         own = {name: values[name] for name in self.finite}
         given = self.given(self.posterior, values, call)
         return laws.sweep(own, given, lambda layer, logits: _draw(keys, layer, logits, beta), backward)

@@ -36,7 +36,7 @@ def compare_with(
     :raises StateError: where they differ, telling by how much.
     """
     theirs, ours = [], []
-    density = jax.jit(lambda values: log_density(model, args, kwargs, values)[0])
+    density = jax.jit(lambda values: log_density(model, args, dict(kwargs), values)[0])
     moves: list[_Move] = [jax.jit(_move_site(sweep, site)) for site in sweep.continuous]
     if sweep.conditionals is not None:
         moves.insert(0, _move_layer(sweep, sweep.conditionals))

@@ -171,11 +171,12 @@ class _Shares:
         :param operands: the values of its operands.
         """
         depends = [i for i, slot in enumerate(step.inputs) if slot in self.own or slot in self.all]
-        starts = {self.own[step.inputs[i]][0] if step.inputs[i] in self.own else None for i in depends}
-        if step.name == "dot_general" and None not in starts and operands[depends[0]].ndim == 1:
+        single = all(step.inputs[i] in self.own for i in depends)
+        starts = {self.own[step.inputs[i]][0] for i in depends} if single else set()
+        if step.name == "dot_general" and single and operands[depends[0]].ndim == 1:
             self.all[step.outputs[0]] = self._rows(step, operands, depends[0])
             return
-        if len(starts) == 1 and None not in starts and step.name in _IN_ORDER:
+        if len(starts) == 1 and step.name in _IN_ORDER:
             each = [self.own[step.inputs[i]][1] for i in depends]
             made = _pushed(step, operands, depends, each)
             if all(a.size == e.size for a in made for e in each):

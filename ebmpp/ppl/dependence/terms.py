@@ -40,6 +40,8 @@ class Terms:
     :param values: by site, all values that its units can take, ``(K, *shape)`` or ``(K, 1, ..., 1)``: what is
         the same for all values of the one unit that it reads, such as whether they are in the support, is
         known to read none.
+    :param products: whether what multiplies different units is part of the tail; if not it is a term, and the
+        tail is affine in all terms together.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Terms:
         program: Program,
         arguments: Sequence[Any],
         values: Mapping[str, np.ndarray] | None = None,
+        products: bool = True,
     ) -> None:
         sizes = {name: math.prod(program.shapes[slot]) for name, slot in program.own.items()}
+        self._products = products
         self.program, self.sets = program, UnitSets(sum(sizes.values()))
         #: the first unit of each site; units are numbered through the flattened sites
         self.first = dict(zip(sizes, np.cumsum([0, *sizes.values()])[:-1].tolist(), strict=True))
@@ -99,7 +103,8 @@ class Terms:
             if not matters or step.outputs[0] not in self._flows:
                 continue
             through = [i for i, slot in enumerate(step.inputs) if slot in self._reads]
-            product = step.name == "mul" and len(through) == 2 and self._disjoint(step, live[step.outputs[0]])
+            both = self._products and step.name == "mul" and len(through) == 2
+            product = both and self._disjoint(step, live[step.outputs[0]])
             if not product and not is_affine(program, step, through):
                 self.live |= matters
                 for slot in matters:
