@@ -279,7 +279,8 @@ def regressions(args: argparse.Namespace) -> None:
     for name, spent in times.items():
         right = (np.asarray(states[name].z["z"]) == on).mean()
         print(
-            f"  {name:16} {1e3 * min(spent):6.2f} ms a sweep (median {1e3 * np.median(spent):.2f}), right {right:.3f}"
+            f"  {name:16} {1e3 * min(spent):6.2f} ms a sweep (median {1e3 * np.median(spent):.2f}), "
+            f"right {right:.3f}"
         )
 
 

@@ -25,7 +25,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError
 from ebmpp.moves.tempering import check_betas
 
@@ -48,12 +48,13 @@ def check_tempering(name: str, betas: Any) -> tuple[float, ...] | None:
     """
     if betas is None:
         return None
+    wanted = "increasing inverse temperatures from more than 0 to 1, such as [0.3, 0.6, 1]"
     try:
         made = check_betas(betas)
-    except ArgumentError as error:
-        raise ArgumentError(f"{name}: {error}") from None
+    except ArgumentError:
+        raise ArgumentError(f"{name} is {wanted}, not {checks.tell(betas)}") from None
     if made[0] <= 0:
-        raise ArgumentError(f"{name}: the first beta is {made[0]:g}, and must be more than 0, such as 0.3")
+        raise ArgumentError(f"{name} is {wanted}, and begins at {made[0]:g}")
     return made
 
 

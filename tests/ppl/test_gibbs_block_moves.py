@@ -237,9 +237,9 @@ REAL = layered(v=Gaussian(2), h=Bernoulli(2))
             ArgumentError,
             "does not leave the law of the sites",
         ),
-        (lambda: potts(tempering=[0.0, 1.0]), ArgumentError, "tempering: the first beta is 0"),
-        (lambda: potts(tempering=[0.5, 0.4, 1.0]), ArgumentError, "tempering: betas are increasing"),
-        (lambda: potts(tempering=3), ArgumentError, "tempering: betas are increasing"),
+        (lambda: potts(tempering=[0.0, 1.0]), ArgumentError, "tempering is .* begins at 0"),
+        (lambda: potts(tempering=[0.5, 0.4, 1.0]), ArgumentError, "tempering is increasing inverse"),
+        (lambda: potts(tempering=3), ArgumentError, "tempering is increasing inverse"),
         (
             lambda: GibbsBlock(POTTS, ["z"], {"z": FIELD, "z:z": -PAIRS}, moves=Clusters("z")).init(
                 jax.random.key(0), 0, {"z": jnp.zeros(6, int)}, (), {}
