@@ -300,7 +300,7 @@ def _check_coupled(step: Step) -> None:
     """:raises ArgumentError: for what draws a block in a way that two chains are not coupled in."""
     if isinstance(step, Conjugate):
         return
-    options = {"tempering": step.tempering}
+    options: dict[str, object] = {"tempering": step.tempering}
     options |= {"moves": step.moves} if isinstance(step, GibbsBlock) else {"clusters": step.clusters}
     given = [name for name, value in options.items() if value]
     if given:

@@ -25,8 +25,8 @@ from ebmpp.sampling.search import STARTS
 
 #: Units that are proposed at a time, on average, where a ``log_weight`` decides. A 16x16 Ising prior seen
 #: through a blur that saturates, 600 steps: all of a layer, R-hat of how well the image fits 5.2, and 2.6
-#: with thirty sweeps a step; four units 1.014, two 1.008, one 1.004, at 12, 15 to 21
-#: and 17 to 22 effective draws a second.
+#: with thirty sweeps a step; four units 1.014, two 1.008, one 1.004, at 12, 15 to 21 and 17 to 22
+#: effective draws a second.
 _PROPOSED = 2
 
 
@@ -228,7 +228,7 @@ class GibbsBlock(SiteKernel):
         >>> mcmc.get_samples()["z"].shape
         (20, 5)
         """
-        options = {"num_sweeps": num_sweeps, "unit_by_unit": unit_by_unit}
+        options: dict[str, Any] = {"num_sweeps": num_sweeps, "unit_by_unit": unit_by_unit}
         options |= {"clusters": clusters, "tempering": tempering}
         return ModelBlock(model, sites, model_args, model_kwargs, **options)
 
