@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks that follow from a NumPyro model: a mixture, a hidden Markov chain, spike and slab.
+"""Blocks that follow from a NumPyro model: a mixture, a hidden Markov chain, spike and slab, a regression.
 
 ``python benchmarks/from_model.py`` makes each block with ``GibbsBlock.from_model``, tells how long that takes
 and how long a draw of all units takes (compiled, minimum of several), and checks the draws: the chain against

@@ -122,6 +122,24 @@ def test_regions_turn_where_units_do_not() -> None:
     assert_rows_law(np.asarray(ups(True), float)[:, None], np.array([0.5]))
 
 
+def test_chain_methods_agree_and_a_second_call_does_not_retrace() -> None:
+    block = GibbsBlock.from_model(potts, ["z"], Y23, clusters=True, tempering=[0.5, 1.0])
+    begin = lambda key: block.init(key, 0, {"z": jnp.zeros((2, 3), int)}, (Y23,), {})
+    one = jax.jit(lambda s: block.sample(s, (Y23,), {}))
+    many = jax.jit(jax.vmap(lambda s: block.sample(s, (Y23,), {})))
+    keys = jax.random.split(jax.random.key(5), 3)
+    batch = jax.vmap(begin)(keys)
+    for _ in range(4):
+        batch = many(batch)
+    for number, key in enumerate(keys):
+        state = begin(key)
+        for _ in range(4):
+            state = one(state)
+        assert (state.z["z"] == batch.z["z"][number]).all()
+        assert state.transitions == batch.transitions[number]
+    assert one._cache_size() == 1 and many._cache_size() == 1
+
+
 def triples(y: Any) -> None:
     z = numpyro.sample("z", dist.Bernoulli(0.5).expand([5]).to_event(1))
     numpyro.factor("prior", jnp.cos(1.0 * z[2:] + z[1:-1] + z[:-2]).sum())
