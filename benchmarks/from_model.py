@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks that follow from a NumPyro model: a mixture, a hidden Markov chain, spike and slab.
+"""Blocks that follow from a NumPyro model: a mixture, a hidden Markov chain, spike and slab, a regression.
 
 ``python benchmarks/from_model.py`` makes each block with ``GibbsBlock.from_model``, tells how long that takes
 and how long a draw of all units takes (compiled, minimum of several), and checks the draws: the chain against
@@ -18,7 +18,7 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs, Gibbs
+from numpyro.infer import MCMC, NUTS, DiscreteGibbs, DiscreteHMCGibbs, Gibbs
 
 import jax
 from jax import Array
@@ -209,23 +209,86 @@ def chains(args: argparse.Namespace) -> None:
     )
 
 
+def exact_indicators(y: np.ndarray) -> np.ndarray:
+    """P(z = 1) of spike and slab by enumeration, with the effects integrated out."""
+    states = (np.arange(2 ** len(y))[:, None] >> np.arange(len(y))) & 1
+    variance = 0.25 + 4.0 * states
+    log = 0.6 * (states[:, 1:] == states[:, :-1]).sum(1) - 0.5 * (y**2 / variance + np.log(variance)).sum(1)
+    weight = np.exp(log - log.max())
+    return weight @ states / weight.sum()
+
+
+def against(draws: np.ndarray, exact: np.ndarray) -> str:
+    """Means of a run in standard errors from what is exact, from batches."""
+    means = draws.reshape(50, -1, draws.shape[-1]).mean(1)
+    # 1e-6: a unit that is certain but for less than any run could see
+    z = (means.mean(0) - exact) / (means.std(0, ddof=1) / np.sqrt(len(means)) + 1e-6)
+    return f"z rms {np.sqrt((z**2).mean()):.2f}, largest {np.abs(z).max():.1f} of {len(z)}"
+
+
 def indicators(args: argparse.Namespace) -> None:
-    """Spike and slab: 500 indicators by both, and agreement on ten."""
+    """Spike and slab: 500 indicators by both, and agreement on ten, also with what is exact."""
     for size in (10, 500):
         print(f"spike and slab, {size} indicators under an Ising chain")
         y = jnp.asarray(np.random.default_rng(2).normal(0, 1.5, size))
         block = declared(spike_and_slab, y)
         draw_time(block, spike_and_slab, (y,), args.repeats)
+        whole = ebmpp.GibbsBlock.from_model(spike_and_slab, ["z", "b"], y)
         ours = Gibbs([(block, ["z"]), (NUTS(spike_and_slab), None)])
-        kernels = {"from_model and NUTS": ours, "DiscreteHMCGibbs": DiscreteHMCGibbs(NUTS(spike_and_slab))}
-        count = 10 * args.samples if size == 10 else args.samples // 5
-        found = [sampled(n, k, (y,), 200, count, ["z"])["z"] for n, k in kernels.items()]
-        print(f"  P(z = 1) of both: {agreement(*found)}")
+        kernels = {
+            "from_model and NUTS": ours,
+            "from_model of both": whole,
+            "DiscreteHMCGibbs": DiscreteHMCGibbs(NUTS(spike_and_slab)),
+        }
+        count = 50 * args.samples if size == 10 else args.samples // 5
+        found = {n: sampled(n, k, (y,), 200, count, ["z"])["z"] for n, k in kernels.items()}
+        theirs = found.pop("DiscreteHMCGibbs")
+        for name, draws in found.items():
+            print(f"  P(z = 1), {name}, and DiscreteHMCGibbs: {agreement(draws, theirs)}")
+        if size == 10:
+            exact = exact_indicators(np.asarray(y, float))
+            for name, draws in {**found, "DiscreteHMCGibbs": theirs}.items():
+                print(f"  P(z = 1), {name}, and enumeration: {against(draws, exact)}")
+
+
+def regression(y: Array, x: Array) -> None:
+    """Indicators that all interact, through the sum of what they switch on."""
+    b = numpyro.sample("b", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("columns", x.shape[1]):
+        z = numpyro.sample("z", dist.Bernoulli(0.1))
+    numpyro.sample("y", dist.Normal(x @ (z * b), 0.5).to_event(1), obs=y)
+
+
+def regressions(args: argparse.Namespace) -> None:
+    """500 indicators one by one: a sweep of the block, and of NumPyro's DiscreteGibbs."""
+    print("regression, 500 rows and 500 indicators, one by one")
+    rng = np.random.default_rng(0)
+    x, on, b = rng.normal(size=(500, 500)), rng.random(500) < 0.1, 2 * rng.normal(size=500)
+    data = jnp.asarray(x @ (on * b) + 0.5 * rng.normal(size=500)), jnp.asarray(x)
+    block = ebmpp.GibbsBlock.from_model(regression, ["z"], *data, unit_by_unit=True)
+    given = {"_gibbs_sites": {"b": jnp.asarray(b)}}
+    steps, states = {}, {}
+    for name, kernel in {"from_model": block, "DiscreteGibbs": DiscreteGibbs(regression)}.items():
+        states[name] = kernel.init(jax.random.key(0), 0, {"z": jnp.zeros(500, int)}, data, given)
+        steps[name] = jax.jit(lambda state, given, kernel=kernel: kernel.sample(state, data, given))
+        states[name] = jax.block_until_ready(steps[name](states[name], given))
+    times = {name: [] for name in steps}
+    for _ in range(10 * args.repeats):
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            states[name] = jax.block_until_ready(step(states[name], given))
+            times[name].append(time.perf_counter() - begin)
+    for name, spent in times.items():
+        right = (np.asarray(states[name].z["z"]) == on).mean()
+        print(
+            f"  {name:16} {1e3 * min(spent):6.2f} ms a sweep (median {1e3 * np.median(spent):.2f}), "
+            f"right {right:.3f}"
+        )
 
 
 def main() -> None:
     """Print all parts, or those that are named."""
-    parts = {"mixture": mixtures, "chain": chains, "indicators": indicators}
+    parts = {"mixture": mixtures, "chain": chains, "indicators": indicators, "regression": regressions}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(parts), help=f"of {', '.join(parts)}")
     parser.add_argument("--samples", type=int, default=2000)

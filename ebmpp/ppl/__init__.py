@@ -7,7 +7,8 @@ from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
 from ebmpp.ppl.distribution import EnergyDistribution
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
-from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock, gibbs_fn
+from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock
+from ebmpp.ppl.gibbs_function import gibbs_fn
 from ebmpp.ppl.intractable import check_model
 from ebmpp.ppl.layout import Layout
 from ebmpp.ppl.model_block import ModelBlock, ModelBlockState

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import Rows, Schedule
 from ebmpp.errors import ParameterError
-from ebmpp.graph import FactorGraph, states
+from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
-from ebmpp.moves.move import Drawn, agree, compare, couple_focused, offsets
+from ebmpp.moves.move import Drawn, Move, agree, compare, couple_focused, draw_sweep, offsets
 
 #: log of a weight beside the energy, row by row: a function of all blocks as rows.
 LogWeight = Callable[[Rows], Array]
@@ -104,26 +104,51 @@ def _axis(name: str, leaf: Array, shape: tuple[int, ...], batch: tuple[int, ...]
 # -- one chain a row -------------------------------------------------------------------------------
 
 
-def move(bound: Bound, x: Rows, keys: Array, fraction: float = 1.0) -> Drawn:
+def move(
+    bound: Bound, x: Rows, keys: Array, fraction: float = 1.0, beta: Any = 1.0, backward: bool = False
+) -> Drawn:
     """One sweep of every row, and how many Metropolis proposals each row took.
 
     :param x: every block, ``(rows, *shape)``.
     :param keys: of this sweep, ``(rows, 2)``; part i of all layers' draws from ``fold_in(keys, i)``.
     :param fraction: of a layer's units that are proposed at a time, where there is a ``log_weight``.
+    :param beta: what the energy, and the ``log_weight``, are multiplied by.
+    :param backward: the last part of the last layer first: the reversal of the sweep.
     """
-    carry = dict(x), jnp.zeros(len(keys), jnp.int32)
-    for start, layer in bound.moves():
+    carry, order = (dict(x), jnp.zeros(len(keys), jnp.int32)), bound.moves()
+    for start, layer in reversed(order) if backward else order:
+        count = layer.num_parts(bound.graph)
 
-        def step(part: Any, carry: Drawn, start: int = start, layer: Layer = layer) -> Drawn:
-            x, taken = carry
+        def step(
+            part: Any, carry: Drawn, start: int = start, layer: Layer = layer, count: int = count
+        ) -> Drawn:
+            (x, taken), part = carry, count - 1 - part if backward else part
             own = random.fold_in(keys, start + part)
-            drawn = bound.map(lambda target, x, own: _draw_part(target, x, layer, part, own), x, own)
-            x, took = _accept(bound, layer, x, drawn, own, fraction)
+            drawn = bound.map(lambda target, x, own: _draw_part(target, x, layer, part, own, beta), x, own)
+            x, took = _accept(bound, layer, x, drawn, own, fraction, beta)
             return x, taken + took
 
         # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
-        carry = each_part(layer.num_parts(bound.graph), step, carry)
+        carry = each_part(count, step, carry)
     return carry
+
+
+def move_by(bound: Bound, moves: Sequence[Move], x: Rows, keys: Array) -> dict[str, Array]:
+    """One sweep of every row by other moves than draws of layers; those of latents are drawn before.
+
+    :param moves: of the blocks that are sites.
+    """
+    changed = {b for own in moves for b in own.blocks}
+    first = [Layer(blocks) for blocks in bound.order if changed.isdisjoint(blocks)]
+    return bound.map(lambda target, x, keys: draw_sweep(target, x, (*first, *moves), keys)[0], x, keys)
+
+
+def log_density(bound: Bound, x: Rows) -> Array:
+    """Minus the energy of every row, and the ``log_weight``: what a temperature divides."""
+    one = lambda target, t: -energy.energy(target.graph, target.params, t)
+    each = lambda target, x: jax.vmap(lambda t: one(target, t))(target.graph.statistics(x))
+    made = bound.map(each, x)
+    return made if bound.log_weight is None else made + bound.log_weight(x)
 
 
 def _natural(target: Target, x: Rows, layer: Layer, part: Any) -> dict[str, Array]:
@@ -133,15 +158,17 @@ def _natural(target: Target, x: Rows, layer: Layer, part: Any) -> dict[str, Arra
     return {b: e[0] for b, e in focused.items()}
 
 
-def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array) -> dict[str, Array]:
+def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any) -> dict[str, Array]:
     """A layer with new values of one part; all of them new where there is but one."""
     view, eta = layer.view(target.graph, part), _natural(target, x, layer, part)
+    if not isinstance(beta, float) or beta != 1:
+        eta = {b: beta * e for b, e in eta.items()}
     made = gibbs.draw_rows(view, layer.blocks, eta, random.words(keys, gibbs.num_words(view, layer.blocks)))
     return layer.put(target.graph, x, part, made)
 
 
 def _accept(
-    bound: Bound, layer: Layer, x: Rows, drawn: Rows, keys: Array, fraction: float
+    bound: Bound, layer: Layer, x: Rows, drawn: Rows, keys: Array, fraction: float, beta: Any = 1.0
 ) -> tuple[dict[str, Array], Array]:
     """Rows with what was drawn, by Metropolis where there is a weight beside the energy; and who took it."""
     if bound.log_weight is None or set(layer.blocks).isdisjoint(bound.weighted):
@@ -150,7 +177,8 @@ def _accept(
     # words beside those of the draw itself: one a unit, and one for the row
     words = random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
     proposed = {**x, **_some(bound.graph, words, x, drawn, fraction)}
-    took = jnp.log(random.uniform(words[:, -1])) < bound.log_weight(proposed) - bound.log_weight(x)
+    gain = beta * (bound.log_weight(proposed) - bound.log_weight(x))
+    took = jnp.log(random.uniform(words[:, -1])) < gain
     return {b: where_rows(took, proposed[b], v) for b, v in x.items()}, took
 
 

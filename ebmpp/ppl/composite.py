@@ -128,6 +128,7 @@ class CoupledComposite(MCMCKernel):
         for step in self.steps:
             checks.instance("CoupledComposite: a step", step, (GibbsBlock, ModelBlock, Conjugate), wanted)
             names.extend(_names(step))
+            _check_coupled(step)
             if isinstance(step, GibbsBlock):
                 couplings.resolve(coupling, step.within.layers)
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -167,11 +168,11 @@ class CoupledComposite(MCMCKernel):
                 continue
             if isinstance(step, ModelBlock):
                 own, around = _own(step, z), _around(step, z, call)
-                z |= step.advance(own, around, random.fold_in(random.key_pair(key), t))[0]
+                z |= step.advance(own, around, random.fold_in(random.key_pair(key), t)).z
                 continue
             made, own = _bind(step, z, call)
-            x, _ = step.advance(made, step.within.to_rows(own, _latents(step, z), made), made.keys(key, t))
-            z |= _taken(step, x, own)
+            rows = step.within.to_rows(own, _latents(step, z), made)
+            z |= _taken(step, step.advance(made, rows, made.keys(key, t)).x, own)
         return z
 
     def pair(
@@ -294,6 +295,26 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 
     _, y, taken, sound = lax.while_loop(pending, again, (jnp.uint32(0), x, together, ~jnp.isnan(gap)))
     return x, y, taken & sound
+
+
+def _check_coupled(step: Step) -> None:
+    """:raises ArgumentError: for what draws a block in a way that two chains are not coupled in."""
+    if isinstance(step, Conjugate):
+        return
+    options: dict[str, object] = {"tempering": step.tempering}
+    options |= {"moves": step.moves} if isinstance(step, GibbsBlock) else {"clusters": step.clusters}
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ArgumentError(
+            f"CoupledComposite: {step!r} has {given[0]}, and its chains would not be coupled; leave that "
+            "away: pairs are coupled layer by layer"
+        )
+    if isinstance(step, ModelBlock) and step.sweep.continuous:
+        named = [site.name for site in step.sweep.continuous]
+        raise ArgumentError(
+            f"CoupledComposite: {step!r} draws continuous sites {named}, which are coupled as steps of their "
+            "own: give a Conjugate for each, and the discrete sites to GibbsBlock.from_model"
+        )
 
 
 # -- sites of a step -----------------------------------------------------------------------------

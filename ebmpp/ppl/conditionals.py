@@ -19,6 +19,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.ppl.dependence import Terms
+from ebmpp.ppl.one_by_one import OneByOne
 from ebmpp.ppl.posterior import Posterior
 
 Sites = Mapping[str, Array]
@@ -64,6 +65,7 @@ class Conditionals:
         self.size = int(ends[-1])
         self.num_values = max(len(v.table) for v in posterior.values.values())
         self._layers = [] if terms is None else self._make(terms)
+        self._one_by_one = OneByOne(posterior, self.spans) if terms is None else None
 
     # -- layers ----------------------------------------------------------------------------------
 
@@ -83,28 +85,41 @@ class Conditionals:
             _place(slot, at.size, made, [(element[p], position[unit[p]]) for p in parts], apart)
         return made if apart else [jax.tree.map(lambda *a: np.stack(a), *made)]
 
-    def walk(self, fn: Callable[[Layer, Any], Any], carry: Any) -> Any:
-        """``fn(layer, carry)``, layer by layer."""
+    def walk(self, fn: Callable[[Layer, Any], Any], carry: Any, backward: bool = False) -> Any:
+        """``fn(layer, carry)``, layer by layer, the last one first where it goes backward."""
         if self.terms is None:
             one = lambda u: Layer(u, u[None], {}, {})
-            return lax.fori_loop(0, self.size, lambda u, carry: fn(one(u), carry), carry)
+            unit = lambda u: self.size - 1 - u if backward else u
+            return lax.fori_loop(0, self.size, lambda u, carry: fn(one(unit(u)), carry), carry)
         if self.num_layers > _UNROLLED:
-            return lax.scan(lambda carry, layer: (fn(layer, carry), None), carry, self._layers[0])[0]
-        for layer in self._layers:
+            step = lambda carry, layer: (fn(layer, carry), None)
+            return lax.scan(step, carry, self._layers[0], reverse=backward)[0]
+        for layer in reversed(self._layers) if backward else self._layers:
             carry = fn(layer, carry)
         return carry
 
     # -- laws ------------------------------------------------------------------------------------
 
-    def sweep(self, sites: Sites, given: Mapping[int, Any], draw: Callable[[Layer, Array], tuple]) -> tuple:
+    def sweep(
+        self,
+        sites: Sites,
+        given: Mapping[int, Any],
+        draw: Callable[[Layer, Array], tuple],
+        backward: bool = False,
+    ) -> tuple:
         """All layers, one after the other.
 
         :param sites: the block's own sites.
         :param given: values of the program's inputs; those of the sites are not looked at.
         :param draw: of a layer and its log probabilities up to a constant, ``(units, values)``, the number of
             each unit's value, and whether it may be taken.
+        :param backward: the last layer first.
         :return: the sites, and how many units kept their value because it might not.
         """
+
+        if self._one_by_one is not None:
+            of_unit = lambda unit, logits: draw(Layer(unit, unit[None], {}, {}), logits)
+            return self._one_by_one.sweep(sites, given, of_unit, backward)
 
         def one(layer: Layer, carry: tuple) -> tuple:
             sites, kept = carry
@@ -112,7 +127,7 @@ class Conditionals:
             inside = layer.units < self.size
             return self.put(layer, sites, chosen, sound), kept + (inside & ~sound).sum(dtype=jnp.int32)
 
-        return self.walk(one, (dict(sites), jnp.zeros((), jnp.int32)))
+        return self.walk(one, (dict(sites), jnp.zeros((), jnp.int32)), backward)
 
     def table(self, sites: Sites, given: Mapping[int, Any]) -> Array:
         """Of every unit its log probabilities given all others, up to a constant, ``(units, values)``."""

@@ -3,29 +3,26 @@
 """A block of Gibbs that follows from a NumPyro model."""
 
 from collections.abc import Callable, Mapping, Sequence
-import functools
-import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
-from numpyro.infer.util import log_density
+from numpyro import handlers
+import numpyro.distributions as dist
 
 import jax
 from jax import Array, core, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.errors import IntractableError, StateError
+from ebmpp.errors import StateError
 from ebmpp.families import Categorical
-from ebmpp.graph.coloring import color_units
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.ppl.conditionals import COLUMNS, Conditionals, Layer, Sites
-from ebmpp.ppl.dependence import Terms
-from ebmpp.ppl.posterior import Posterior
-from ebmpp.ppl.sites import STATES, TRIES, Call, SiteKernel, compare, one_chain, plain
-
-_FEW = 8  # layers that nobody needs be asked for
+from ebmpp.ppl import tempered
+from ebmpp.ppl.conditionals import Conditionals, Layer, Sites
+from ebmpp.ppl.model_sweep import ModelSweep
+from ebmpp.ppl.model_verify import compare_with
+from ebmpp.ppl.posterior import Posterior, Reading
+from ebmpp.ppl.sites import Call, SiteKernel, one_chain, plain
 
 
 class ModelBlockState(NamedTuple):
@@ -35,34 +32,46 @@ class ModelBlockState(NamedTuple):
     - **i** - steps done.
     - **kept** - how often a unit kept its value because its conditional was no law: each of its values
       impossible, or a log density that is not a number.
+    - **transitions** - tempered transitions taken so far; 0 without ``tempering``.
     - **rng_key** - the block's key; step ``i`` draws from the key and ``i``, so it does not change.
     """
 
     z: dict[str, Array]
     i: Array
     kept: Array
+    transitions: Array
     rng_key: Array
 
 
+class Advanced(NamedTuple):
+    """A step that is done: the sites, and by how much the counts of the state grew."""
+
+    z: dict[str, Array]
+    kept: Array
+    transitions: Array
+
+
 class ModelBlock(SiteKernel):
-    """Discrete sites of a NumPyro model, all units drawn at once: what :meth:`GibbsBlock.from_model` makes.
+    """Sites of a NumPyro model, many units drawn at once: what :meth:`GibbsBlock.from_model` makes.
 
     The model's log density is traced once, and which of its terms read which units is read off the traced
-    program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The units that interact are coloured by
-    networkx; a sweep draws color after color, each from K evaluations of the model for units of K values.
+    program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The discrete units that interact are
+    coloured by networkx; a sweep draws color after color, each from K evaluations of the model for units of K
+    values, and then the continuous sites, each from two derivatives (:mod:`ebmpp.ppl.continuous`).
 
     :param model: a NumPyro model, conditioned on the data.
-    :param sites: names of latent sites of finitely many values: Bernoulli, Categorical, Binomial,
-        DiscreteUniform, :class:`~ebmpp.EnergyDistribution`, or any law whose support is an interval of whole
-        numbers.
+    :param sites: names of latent sites; see :meth:`GibbsBlock.from_model`.
     :param args: the model's arguments. Arrays may have other values later, but other shapes need another
         block.
     :param kwargs: its keyword arguments.
     :param num_sweeps: sweeps a step.
     :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact.
+    :param clusters: whether a sweep begins with a move of clusters.
+    :param tempering: inverse temperatures, for a tempered transition after the sweeps of a step.
     :raises StateError: for sites that the model has not, and subsampled plates.
-    :raises IntractableError: for sites of infinitely many values; and where hardly two units can be drawn
-        at once, unless ``unit_by_unit``.
+    :raises IntractableError: for sites that cannot be drawn; and where hardly two units can be drawn at once,
+        unless ``unit_by_unit``.
+    :raises ArgumentError: for ``tempering`` that does not increase from more than 0 to 1.
     """
 
     def __init__(
@@ -74,56 +83,81 @@ class ModelBlock(SiteKernel):
         *,
         num_sweeps: int = 1,
         unit_by_unit: bool = False,
+        clusters: bool = False,
+        tempering: Any = None,
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.unit_by_unit = checks.flag("GibbsBlock.from_model: unit_by_unit", unit_by_unit)
+        self.clusters = checks.flag("GibbsBlock.from_model: clusters", clusters)
+        self.tempering = tempered.check_tempering("GibbsBlock.from_model: tempering", tempering)
         self.call = Call({}, tuple(args), dict(kwargs))
-        self.posterior = Posterior(model, sites, *self.call[1:])
-        tables = {site: v.table for site, v in self.posterior.values.items()}
-        terms = Terms(self.posterior.program, self.posterior.arguments.arrays, tables)
-        self.posterior.relied |= terms.relied
-        self.conditionals = _in_layers(self.posterior, terms, self.unit_by_unit)
+        self.sweep = ModelSweep(Reading(model, sites, *self.call[1:]), self.unit_by_unit, self.clusters)
 
     def __repr__(self) -> str:
         made = f"GibbsBlock.from_model({self.posterior.model!r}, {list(self.sites)})"
-        num = self.conditionals.num_layers
-        return f"{made}: {self.conditionals.size} units, {num} layer{'s' * (num > 1)}"
+        laws = self.conditionals
+        told = [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
+        if laws is not None:
+            told.insert(0, f"{laws.size} units, {laws.num_layers} layer{'s' * (laws.num_layers > 1)}")
+        return f"{made}: {', '.join(told)}"
 
     def __reduce__(self) -> tuple:
-        options = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
+        options: dict[str, Any] = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
+        options |= {"clusters": self.clusters, "tempering": self.tempering}
         return _make, (self.posterior.model, self.sites, self.call.args, self.call.kwargs, options)
 
     @property
     def sites(self) -> tuple[str, ...]:
         """Names of the sites that are drawn."""
-        return self.posterior.sites
+        return self.sweep.sites
+
+    @property
+    def posterior(self) -> Posterior:
+        """The log density as a function of the discrete sites."""
+        return self.sweep.posterior
+
+    @property
+    def conditionals(self) -> Conditionals | None:
+        """Laws of the discrete units; None without such."""
+        return self.sweep.conditionals
 
     @property
     def layers(self) -> dict[str, np.ndarray]:
-        """By site, the number of the layer in which each unit is drawn."""
-        colors, shapes = self.conditionals.colors, self.posterior.shapes
-        return {s: colors[a:b].reshape(shapes[s]) for s, (a, b) in self.conditionals.spans.items()}
+        """By discrete site, the number of the layer in which each unit is drawn."""
+        laws, shapes = self.conditionals, self.posterior.shapes
+        if laws is None:
+            return {}
+        return {s: laws.colors[a:b].reshape(shapes[s]) for s, (a, b) in laws.spans.items()}
 
     # -- what it does ----------------------------------------------------------------------------
 
-    def advance(self, values: Sites, call: Call, keys: Array) -> tuple[dict[str, Array], Array]:
-        """One step: ``num_sweeps`` sweeps, and how many units kept their values for want of a law.
+    def advance(self, values: Sites, call: Call, keys: Array) -> Advanced:
+        """One step: ``num_sweeps`` sweeps, and a tempered transition where such are asked for.
 
         :param values: the block's own sites.
         :param call: values of the other sites, and the model's arguments.
         :param keys: words of this step, ``(2,)``: layer l of sweep s draws from those folded with s and l.
         """
-        given = self.posterior.inputs(values, call)
 
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            own = random.fold_in(keys, s)
-            moved, kept = self.conditionals.sweep(carry[0], given, lambda *of: _draw(own, *of))
+            moved, kept = self.sweep(carry[0], call, random.fold_in(keys, s))
             return moved, carry[1] + kept
 
-        carry = dict(values), jnp.zeros((), jnp.int32)
+        none = jnp.zeros((), jnp.int32)
         if self.num_sweeps == 1:
-            return one(jnp.uint32(0), carry)
-        return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, carry)
+            z, kept = one(jnp.uint32(0), (dict(values), none))
+        else:
+            z, kept = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, (dict(values), none))
+        if self.tempering is None:
+            return Advanced(z, kept, none)
+        z, took, more = tempered.transition(
+            self.tempering,
+            lambda z: self.sweep.log_density(z, call),
+            lambda z, own, beta, backward: self.sweep(z, call, own, beta, backward),
+            z,
+            keys,
+        )
+        return Advanced(z, kept + more, took.astype(jnp.int32))
 
     def couple(
         self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array
@@ -137,7 +171,8 @@ class ModelBlock(SiteKernel):
         :param keys: words of this step, ``(2,)``.
         :return: the sites of both, and whether a unit had a conditional that was no law.
         """
-        given, laws = [self.posterior.inputs(*side) for side in (first, second)], self.conditionals
+        laws = cast(Conditionals, self.conditionals)  # CoupledComposite takes no other
+        given = [self.posterior.inputs(*side) for side in (first, second)]
         family = Categorical(1, max(2, laws.num_values))
 
         def sweep(s: Array, carry: tuple) -> tuple:
@@ -180,16 +215,39 @@ class ModelBlock(SiteKernel):
         :return: a site's ``(*shape, K)``, for its K values in rising order.
         :raises StateError: for missing sites, or shapes that are not the model's.
         """
-        own = {site: jnp.asarray(values[site]) for site in self.sites if site in values}
-        siblings = {site: jnp.asarray(v) for site, v in values.items() if site not in own}
-        call = self.call if not (model_args or model_kwargs) else Call({}, model_args, model_kwargs)
-        given = self.posterior.inputs(own, call._replace(siblings=siblings))
-        table = jax.nn.log_softmax(jax.jit(self.conditionals.table)(own, given), -1)
-        made = {}
-        for site, (start, stop) in self.conditionals.spans.items():
+        laws, own, call = self.conditionals, *self._apart(values, model_args, model_kwargs)
+        if laws is None:
+            return {}
+        given = self.sweep.given(self.posterior, own, call)
+        discrete = {site: own[site] for site in self.posterior.sites}
+        table, made = jax.nn.log_softmax(jax.jit(laws.table)(discrete, given), -1), {}
+        for site, (start, stop) in laws.spans.items():
             count = len(self.posterior.values[site].table)
             made[site] = table[start:stop, :count].reshape(*self.posterior.shapes[site], count)
         return made
+
+    def conditional(
+        self, site: str, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
+    ) -> dist.Distribution:
+        """The law of a continuous site given everything else.
+
+        :param site: its name.
+        :param values: of all latent sites of the model.
+        :param model_args: the model's arguments; those the block was made for unless given.
+        :param model_kwargs: its keyword arguments.
+        :return: a Normal, Gamma or InverseGamma of the site's shape; of units that interact a
+            MultivariateNormal of the flattened site.
+        :raises StateError: for another site, missing sites, or shapes that are not the model's.
+        """
+        named = {c.name: c for c in self.sweep.continuous}
+        checks.names("continuous site", [site], named, StateError)
+        own, call = self._apart(values, model_args, model_kwargs)
+        one = named[site]
+        return one.distribution(one.law(own[site], self.sweep.given(one.posterior, own, call)))
+
+    def _apart(self, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, Array], Call]:
+        """The block's own sites, and what surrounds them."""
+        return self.sweep.apart(values, self.call if not (args or kwargs) else Call({}, args, kwargs))
 
     def verify(
         self,
@@ -199,7 +257,9 @@ class ModelBlock(SiteKernel):
         tolerance: float = 1e-3,
         **model_kwargs: Any,
     ) -> None:
-        """Compare how a model's log density changes, as layers of units do, with what their conditionals say.
+        """Compare how a model's log density changes, as sites move, with what the conditionals say.
+
+        Layers of discrete units move to random values, continuous sites to draws of their laws.
 
         :param model: the model that the block was made of, or another one of the same sites.
         :param model_args: its arguments.
@@ -208,31 +268,8 @@ class ModelBlock(SiteKernel):
         :param model_kwargs: its keyword arguments.
         :raises StateError: where they differ, telling by how much.
         """
-        key, laws = jax.random.key(0) if rng_key is None else rng_key, self.conditionals
-        theirs, ours = [], []
-        density = jax.jit(lambda values: log_density(model, model_args, model_kwargs, values)[0])
-        table = jax.jit(laws.table)
-        for number in range(TRIES):
-            own_key = jax.random.fold_in(key, number)
-            trace = prototype_trace(model, own_key, model_args, model_kwargs)
-            values = {name: jnp.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)}
-            own = {site: values[site] for site in self.sites}
-            siblings = {name: v for name, v in values.items() if name not in own}
-            given = self.posterior.inputs(own, Call(siblings, model_args, model_kwargs))
-            rng = np.random.default_rng(int(jax.random.bits(own_key)))
-            theirs.append(density(siblings | own))
-            ours.append(0.0)
-            for _ in range(STATES - 1):
-                chosen, change = _redraw(rng, laws, np.asarray(table(own, given), float), own)
-                own = self._with(own, *chosen)
-                theirs.append(density(siblings | own))
-                ours.append(ours[-1] + change)
-        compare(np.asarray(theirs), np.asarray(ours), self.sites, tolerance)
-
-    def _with(self, own: Sites, units: np.ndarray, numbers: np.ndarray) -> dict[str, Array]:
-        """Sites with some units at values of these numbers."""
-        layer = Layer(-1, units, {}, {})
-        return self.conditionals.put(layer, own, jnp.asarray(numbers), jnp.ones(len(units), bool))
+        key = jax.random.key(0) if rng_key is None else rng_key
+        compare_with(self.sweep, model, model_args, model_kwargs, key, tolerance)
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 
@@ -241,24 +278,38 @@ class ModelBlock(SiteKernel):
     ) -> ModelBlockState:
         """The first state; ``init_params`` are the sites' values, which Gibbs gives.
 
+        A block of all latent sites is a kernel by itself: it then begins at a draw of the prior, unless
+        ``init_params`` say otherwise.
+
         :raises StateError: for missing sites, or values outside of their support.
         """
         del num_warmup
         one_chain(rng_key)
         if not init_params:
-            raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
+            if set(self.sites) != set(self.posterior.shapes):
+                raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
+            seeded = handlers.seed(self.posterior.model, rng_key)
+            drawn = handlers.trace(seeded).get_trace(*model_args, **dict(model_kwargs or {}))
+            init_params = {site: drawn[site]["value"] for site in self.sites}
         values = {site: plain(jnp.asarray(v)) for site, v in init_params.items()}
-        self.posterior.inputs(values, Call.of(model_args, model_kwargs))
+        self.sweep.check(values)
+        self.sweep.given(self.posterior, values, Call.of(model_args, model_kwargs))
         self._check_values(values)
         none = jnp.zeros((), jnp.int32)
-        return ModelBlockState(values, none, none, rng_key)
+        return ModelBlockState(values, none, none, none, rng_key)
 
     def _check_values(self, values: Sites) -> None:
         """:raises StateError: for one that its unit cannot take."""
         for site, value in values.items():
-            table, valid = self.posterior.values[site]
             if isinstance(value, core.Tracer):
                 continue
+            if site not in self.posterior.values:
+                positive = next(c.positive for c in self.sweep.continuous if c.name == site)
+                if not (np.isfinite(value) & ((np.asarray(value) > 0) | (not positive))).all():
+                    wanted = "positive" if positive else "finite"
+                    raise StateError(f"site {site!r} is {value!r}, expected {wanted} numbers")
+                continue
+            table, valid = self.posterior.values[site]
             known = ((np.asarray(value) == table) & valid).any(0)
             if not known.all():
                 wrong = np.asarray(value)[~np.broadcast_to(known, value.shape)][0]
@@ -269,13 +320,17 @@ class ModelBlock(SiteKernel):
     def sample(self, state: ModelBlockState, model_args: tuple, model_kwargs: Kwargs) -> ModelBlockState:
         """One step, given the siblings' values in ``model_kwargs``."""
         keys = random.fold_in(random.key_pair(state.rng_key), (state.i + 1).astype(jnp.uint32))
-        z, kept = self.advance(state.z, Call.of(model_args, model_kwargs), keys)
-        return ModelBlockState(z, state.i + 1, state.kept + kept, state.rng_key)
+        made = self.advance(state.z, Call.of(model_args, model_kwargs), keys)
+        kept, transitions = state.kept + made.kept, state.transitions + made.transitions
+        return ModelBlockState(made.z, state.i + 1, kept, transitions, state.rng_key)
 
     def get_diagnostics_str(self, state: ModelBlockState) -> str:
         """Steps done, and units that could not move."""
         kept = int(np.sum(state.kept))
         told = f", {kept} draws kept a value for want of a law" if kept else ""
+        if self.tempering is not None:
+            rate = np.asarray(state.transitions).mean() / max(1, int(np.max(state.i)))
+            told = f", tempered transitions taken {rate:.2g}{told}"
         return f"{int(np.max(state.i))} steps of {list(self.sites)}{told}"
 
 
@@ -287,61 +342,8 @@ class ModelFunction:
 
     def __call__(self, rng_key: Array, gibbs_sites: Sites, hmc_sites: Sites) -> dict[str, Array]:
         call = self.block.call._replace(siblings=hmc_sites)
-        return self.block.advance(gibbs_sites, call, random.key_pair(rng_key))[0]
+        return self.block.advance(gibbs_sites, call, random.key_pair(rng_key)).z
 
 
 def _make(model: Any, sites: Any, args: tuple, kwargs: Any, options: Mapping[str, Any]) -> ModelBlock:
     return ModelBlock(model, sites, args, kwargs, **options)
-
-
-def _draw(keys: Array, layer: Layer, logits: Array) -> tuple[Array, Array]:
-    """Values of a layer, by number, and which of them had a law."""
-    uniforms = random.uniform(random.words(random.fold_in(keys, layer.number), len(logits)))
-    if logits.shape[1] > COLUMNS:
-        drawn = random.inverse_cdf(uniforms, jax.nn.softmax(logits, -1))
-        return drawn, jnp.isfinite(logits.max(-1))
-    # the same, value by value: XLA on CPU is five times slower along a short last axis
-    columns = [logits[:, k] for k in range(logits.shape[1])]
-    top = functools.reduce(jnp.maximum, columns)
-    cumulated = list(itertools.accumulate(jnp.exp(column - top) for column in columns))
-    threshold = uniforms * cumulated[-1]
-    drawn = sum(((c <= threshold).astype(jnp.int32) for c in cumulated[:-1]), jnp.zeros(len(top), jnp.int32))
-    return drawn, jnp.isfinite(top)
-
-
-def _in_layers(posterior: Posterior, terms: Terms, unit_by_unit: bool) -> Conditionals:
-    """:raises IntractableError: where hardly two units can be drawn at once, and nobody asked for that."""
-    size, edges = terms.sets.size, terms.edges
-    if edges is not None:
-        colors = color_units(size, edges) if len(edges) else np.zeros(size, int)
-        layers = int(colors.max(initial=0)) + 1
-        if layers <= _FEW or 2 * layers <= size:
-            return Conditionals(posterior, terms, colors)
-    if unit_by_unit:
-        return Conditionals(posterior, None, np.arange(size))
-    values = max(len(v.table) for v in posterior.values.values())
-    together = terms.most_together
-    all_of = f"all {size} units" if together == size else f"up to {max(together, 2)} of the {size} units"
-    raise IntractableError(
-        f"from_model: {all_of} of sites {list(posterior.sites)} interact with one another (one term of the "
-        "log density reads them, as a regression reads all its indicators), so that hardly two can be drawn "
-        f"at once. One unit at a time a sweep takes {size} x {values} = {size * values} evaluations of the "
-        "model's log density; ask for that with unit_by_unit=True, or declare the graph: GibbsBlock(graph, "
-        "sites, params)"
-    )
-
-
-def _redraw(
-    rng: np.random.Generator, laws: Conditionals, table: np.ndarray, own: Sites
-) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-    """Possible values of a random layer, and how the conditionals say that the log density changes."""
-    layer = rng.integers(laws.num_layers)
-    units = np.flatnonzero(laws.colors == layer)
-    now = laws.numbers(own)[units]
-    possible = np.isfinite(table[units])
-    new = np.where(possible, rng.random(possible.shape), -1).argmax(1)
-    new = np.where(possible.any(1), new, now)
-    at = table[units]
-    rows = np.arange(len(units))
-    moved = new != now
-    return (units, new), float((at[rows, new] - at[rows, now])[moved].sum())

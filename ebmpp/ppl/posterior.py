@@ -1,13 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A NumPyro model's log density, traced once as a function of some discrete sites."""
+"""A NumPyro model's log density, traced once as a function of some of its sites."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro import handlers
-import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer.gibbs import latent_sample_sites, prototype_trace, subsample_plate_sizes
 from numpyro.infer.util import log_density
@@ -41,15 +40,14 @@ class Values(NamedTuple):
     """Of the same shape: whether a unit can take the value; where it has fewer the table is filled up."""
 
 
-class Posterior:
-    """The log density of a model as a function of the sites of a block, of their siblings and of arguments.
+class Reading:
+    """A model as it was read: its latent sites, their laws, and the arguments.
 
     :param model: a NumPyro model, conditioned on the data.
-    :param sites: names of latent sites whose units take finitely many values.
+    :param sites: names of latent sites.
     :param args: the model's arguments.
     :param kwargs: its keyword arguments.
     :raises StateError: for sites that the model has not, or that it draws for a part of a plate.
-    :raises IntractableError: for sites of infinitely many values, or values that depend on other sites.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class Posterior:
         named = (
             [sites] if isinstance(sites, str) else list(checks.sequence("from_model: sites", sites, "names"))
         )
-        self.model, self.sites = model, tuple(named)
+        self.model, self.sites, self.args, self.kwargs = model, tuple(named), args, kwargs
         if any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((args, dict(kwargs)))):
             raise StateError(
                 "from_model: an argument of the model is traced, and which units interact may depend on its "
@@ -68,28 +66,54 @@ class Posterior:
         trace = prototype_trace(model, jax.random.key(0), args, dict(kwargs))
         latent = {name: trace[name]["value"] for name in latent_sample_sites(trace)}
         _check_sites(trace, latent, self.sites)
-        self.shapes = {name: jnp.shape(v) for name, v in latent.items()}
-        own = {name: jnp.asarray(latent[name]) for name in self.sites}
-        others = {name: jnp.asarray(v) for name, v in latent.items() if name not in own}
-        self.arguments = Arguments(args, kwargs)
+        self.latent = {name: jnp.asarray(value) for name, value in latent.items()}
+        self.laws = {name: base_law(trace[name]["fn"]) for name in latent}
+
+    def support(self, name: str) -> Any:
+        """The values that one unit of a site can take, as a constraint."""
+        return _unwrapped(self.laws[name].support)
+
+    @property
+    def continuous(self) -> tuple[str, ...]:
+        """Those of the named sites whose units are real, or positive, numbers."""
+        real = lambda name: self.support(name) in (constraints.real, constraints.positive)
+        energies = lambda name: isinstance(self.laws[name], EnergyDistribution)
+        return tuple(name for name in self.sites if not energies(name) and real(name))
+
+
+class Posterior:
+    """The log density of a model as a function of some of its sites, of their siblings and of arguments.
+
+    :param read: the model.
+    :param sites: names of latent sites: those whose units take finitely many values, or one of real numbers.
+    :raises IntractableError: for sites of infinitely many values, or values that depend on other sites.
+    """
+
+    def __init__(self, read: Reading, sites: Sequence[str]) -> None:
+        self.model, self.sites = read.model, tuple(sites)
+        self.shapes = {name: jnp.shape(v) for name, v in read.latent.items()}
+        own = {name: read.latent[name] for name in self.sites}
+        others = {name: v for name, v in read.latent.items() if name not in own}
+        self.arguments = Arguments(read.args, read.kwargs)
         try:
             self.program = Program(self._log_density, own, others, self.arguments.arrays)
         except _CONCRETE:  # the model looks at values of its arguments while it is traced
-            self.arguments = Arguments(args, kwargs, fixed=True)
+            self.arguments = Arguments(read.args, read.kwargs, fixed=True)
             self.program = Program(self._log_density, own, others, self.arguments.arrays)
         self.relied: set[int] = set()
-        self.values = {name: self._values(name, trace[name]["fn"], own, others) for name in self.sites}
+        finite = [name for name in self.sites if name not in read.continuous]
+        self.values = {name: self._values(name, read, own, others) for name in finite}
 
     def _log_density(self, own: Mapping, others: Mapping, arguments: Sequence) -> Array:
         args, kwargs = self.arguments.rebuild(arguments)
         return jnp.asarray(log_density(handlers.seed(self.model, 0), args, kwargs, {**own, **others})[0])
 
-    def _values(self, name: str, fn: dist.Distribution, own: Mapping, others: Mapping) -> Values:
+    def _values(self, name: str, read: Reading, own: Mapping, others: Mapping) -> Values:
         """:raises IntractableError: where there are too many, or they depend on other sites."""
-        law, shape = base_law(fn), self.shapes[name]
+        law, shape = read.laws[name], self.shapes[name]
         if isinstance(law, EnergyDistribution):
             return _of_energy(name, law, shape)
-        support = _unwrapped(law.support)
+        support = read.support(name)
         if support == constraints.boolean:
             low, high = np.zeros((), int), np.ones((), int)
         elif isinstance(support, type(constraints.integer_interval(0, 1))):
@@ -99,8 +123,9 @@ class Posterior:
         else:
             raise IntractableError(
                 f"from_model: site {name!r} is {type(law).__name__}, whose values are not finitely many "
-                "whole numbers; name sites of Bernoulli, Categorical, Binomial, DiscreteUniform or "
-                "EnergyDistribution laws, and leave others to another block"
+                "whole numbers, nor all real or all positive numbers; name sites of Bernoulli, Categorical, "
+                "Binomial, DiscreteUniform or EnergyDistribution laws, or sites whose conditional is "
+                "Gaussian or Gamma, and leave others to another block"
             )
         size = int((high - low).max()) + 1
         if size > _MOST_VALUES:

@@ -13,6 +13,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import HMC, MCMC, Gibbs, HMCGibbs
+from numpyro.infer.util import log_density
 import pytest
 
 import jax
@@ -169,6 +170,40 @@ def test_where_all_units_interact_it_must_be_asked_for() -> None:
     step = lambda key: block.advance({"z": values["z"]}, call, random.key_pair(key))[0]["z"]
     draws = jax.jit(jax.vmap(step))(jax.random.split(jax.random.key(0), 4000))
     assert_rows_law(np.asarray(draws[:, 0], float), np.exp(exact)[0, 1])
+
+
+def interacting(y: Any, x: Any) -> None:
+    """Counts and indicators that a regression joins, seen through a function of whole numbers too."""
+    z = numpyro.sample("z", dist.Binomial(jnp.array([2, 1, 2, 1, 1]), 0.4).to_event(1))
+    w = numpyro.sample("w", dist.Bernoulli(0.5).expand([4, 1]).to_event(2))
+    joined = x[:, :5] @ (z * jnp.array([1.0, -0.5, 0.7, 0.4, 1.2])) + (x[:, 5:] @ (1.0 - w))[:, 0]
+    numpyro.sample("y", dist.Normal(joined, 1.0).to_event(1), obs=y)
+    numpyro.factor("even", 0.4 * jnp.cos(1.0 * (z.sum() + w.sum())))
+
+
+@pytest.mark.parametrize("tempering", [None, [0.4, 1.0]])
+def test_sweeps_unit_by_unit_leave_the_posterior_as_it_is(tempering: Any) -> None:
+    """Three values a unit and two, two sites, forward and, in a transition, backward."""
+    args = (Y5, X[:, :9])
+    block = GibbsBlock.from_model(interacting, ["z", "w"], *args, unit_by_unit=True, tempering=tempering)
+    assert block.conditionals.terms is None
+    counts = np.stack(np.unravel_index(np.arange(9 * 2**7), (3, 2, 3, *[2] * 6)), 1)
+    density = lambda c: log_density(interacting, args, {}, {"z": c[:5], "w": c[5:, None]})[0]
+    log = np.asarray(jax.jit(jax.vmap(density))(jnp.asarray(counts)), float)
+    weight = np.exp(log - log.max())
+    weight /= weight.sum()
+    start = {"z": jnp.zeros(5, int), "w": jnp.zeros((4, 1), int)}
+
+    def chain(key: Any) -> Any:
+        state = block.init(key, 0, start, args, {})
+        return jax.lax.fori_loop(0, 12, lambda _, s: block.sample(s, args, {}), state)
+
+    state = jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), 4000))
+    found = np.concatenate([state.z["z"], state.z["w"][..., 0]], 1)
+    assert int(state.kept.sum()) == 0
+    assert_rows_law(np.asarray(found, float), weight @ counts, comparisons=18)
+    pairs = lambda a: 1.0 * a[:, :8] * a[:, 1:]
+    assert_rows_law(pairs(found), weight @ pairs(counts), comparisons=18)
 
 
 def test_many_layers_share_one_program() -> None:

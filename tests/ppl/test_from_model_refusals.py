@@ -75,7 +75,7 @@ PAIRED = np.array([[0, 1], [2, 3]])
         (lambda: GibbsBlock.from_model(mixture, ["q"], Y5), StateError, "unknown latent site 'q'"),
         (lambda: GibbsBlock.from_model(mixture, [], Y5), StateError, "names of latent sites"),
         (lambda: GibbsBlock.from_model(mixture, ["y"], Y5), StateError, "unknown latent site 'y'"),
-        (lambda: GibbsBlock.from_model(mixture, ["means"], Y5), IntractableError, "'means' is Normal"),
+        (lambda: GibbsBlock.from_model(mixture, ["weights"], Y5), IntractableError, "'weights' is Dirichlet"),
         (lambda: GibbsBlock.from_model(endless, ["z"], Y5), IntractableError, "'z' is Poisson"),
         (
             lambda: GibbsBlock.from_model(subsampled, ["z"], Y5),

@@ -23,7 +23,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Observed, layered
+from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, GibbsBlock, Observed, layered
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.ppl import gibbs_fn
 from ebmpp.ppl.sites import Call
@@ -112,8 +112,24 @@ def test_a_likelihood_that_is_no_factor_goes_by_metropolis() -> None:
     mcmc = run(composite(block), extra_fields=("block_states.0.accepted",))
     assert_posterior(mcmc)
     accepted = mcmc.get_extra_fields()["block_states.0.accepted"]
-    assert 0 < np.mean(accepted) < 2 * 70
+    assert block.num_sweeps == 2  # as many as propose every unit once
+    assert 0 < np.mean(accepted) < 2 * 2 * 70
     assert "acceptance" in block.get_diagnostics_str(mcmc.last_state.block_states[0])
+
+
+def test_few_units_are_proposed_unless_told_otherwise() -> None:
+    """Of the layer that has the most, where there is a weight; a tenth of it is swept ten times."""
+    graph = FactorGraph(
+        {"a": Bernoulli(40), "b": Bernoulli(8)}, factors=[Bias("a"), Bias("b"), Bilinear("a", "b")]
+    )
+    made = lambda **options: GibbsBlock(graph, ["a", "b"], **options)
+    weigh = lambda x, sites: 0.0
+    assert (made().fraction, made().num_sweeps) == (1, 1)
+    assert (made(log_weight=weigh).fraction, made(log_weight=weigh).num_sweeps) == (0.05, 20)
+    assert made(log_weight=weigh, fraction=0.1).num_sweeps == 10
+    assert made(log_weight=weigh, num_sweeps=1).fraction == 0.05
+    chessboard, layout, _ = lattice()
+    assert GibbsBlock(chessboard, {"x": layout}, log_weight=weigh).fraction == 2 / 3
 
 
 def rows_model(y: jax.Array) -> None:

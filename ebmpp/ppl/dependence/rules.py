@@ -238,6 +238,21 @@ def scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> A
     return lax.scatter_add(operand, indices, updates, **{name: step.params[name] for name in names})
 
 
+def in_floats(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
+    """What an affine step makes of its operands as floats, that whole numbers have derivatives too."""
+    arrays = [jnp.asarray(v) for v in operands]
+    if step.name == "convert_element_type":
+        return arrays
+    dtype = jnp.result_type(float)
+    floats = [v if i in integers(step) else v.astype(dtype) for i, v in enumerate(arrays)]
+    if step.name == "scatter-add":
+        return [scatter_add(step, *floats)]
+    params = dict(step.params)
+    if "preferred_element_type" in params:
+        params["preferred_element_type"] = dtype
+    return bind(step._replace(params=params), floats)
+
+
 def _summed(
     step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
 ) -> Scattered | Taps | None:

@@ -24,9 +24,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.program import Program, Step, bind
+from ebmpp.ppl.dependence.program import Program, Step
 from ebmpp.ppl.dependence.propagation import propagate
-from ebmpp.ppl.dependence.rules import Known, integers, is_affine, is_wide, scatter_add
+from ebmpp.ppl.dependence.rules import Known, in_floats, is_affine, is_wide
 from ebmpp.ppl.dependence.unit_sets import UnitSets
 
 _MOST = 2**21  # pairs of units, beyond which they are not listed
@@ -40,6 +40,8 @@ class Terms:
     :param values: by site, all values that its units can take, ``(K, *shape)`` or ``(K, 1, ..., 1)``: what is
         the same for all values of the one unit that it reads, such as whether they are in the support, is
         known to read none.
+    :param products: whether what multiplies different units is part of the tail; if not it is a term, and the
+        tail is affine in all terms together.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Terms:
         program: Program,
         arguments: Sequence[Any],
         values: Mapping[str, np.ndarray] | None = None,
+        products: bool = True,
     ) -> None:
         sizes = {name: math.prod(program.shapes[slot]) for name, slot in program.own.items()}
+        self._products = products
         self.program, self.sets = program, UnitSets(sum(sizes.values()))
         #: the first unit of each site; units are numbered through the flattened sites
         self.first = dict(zip(sizes, np.cumsum([0, *sizes.values()])[:-1].tolist(), strict=True))
@@ -99,7 +103,8 @@ class Terms:
             if not matters or step.outputs[0] not in self._flows:
                 continue
             through = [i for i, slot in enumerate(step.inputs) if slot in self._reads]
-            product = step.name == "mul" and len(through) == 2 and self._disjoint(step, live[step.outputs[0]])
+            both = self._products and step.name == "mul" and len(through) == 2
+            product = both and self._disjoint(step, live[step.outputs[0]])
             if not product and not is_affine(program, step, through):
                 self.live |= matters
                 for slot in matters:
@@ -171,26 +176,13 @@ class Terms:
         def total(terms: Mapping[int, Array]) -> Array:
             values = around | dict(terms)
             for step in self.tail:
-                values |= zip(step.outputs, self._bind(step, values), strict=True)
+                made = in_floats(step, [values[i] for i in step.inputs])
+                values |= zip(step.outputs, made, strict=True)
             return values.get(program.output, jnp.zeros(()))
 
         if program.output in terms:
             return {program.output: jnp.ones(())}
         return jax.grad(lambda terms: total(terms).astype(float))(dict(terms))
-
-    def _bind(self, step: Step, values: Mapping[int, Any]) -> Sequence[Any]:
-        """A step of the tail, in floats, that whole numbers have derivatives too."""
-        dtype = jnp.result_type(float)
-        operands = [jnp.asarray(values[i]) for i in step.inputs]
-        if step.name == "convert_element_type":
-            return operands
-        floats = [v if i in integers(step) else _as_float(v) for i, v in enumerate(operands)]
-        if step.name == "scatter-add":
-            return [scatter_add(step, *floats)]
-        params = dict(step.params)
-        if "preferred_element_type" in params:
-            params["preferred_element_type"] = dtype
-        return bind(step._replace(params=params), floats)
 
 
 def _same(program: Program, values: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
