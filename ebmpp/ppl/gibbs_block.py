@@ -11,8 +11,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
+from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.errors import ArgumentError, IntractableError, StateError
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, cards
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, gibbs
@@ -40,7 +41,7 @@ class BlockState(NamedTuple):
     rng_key: Array
 
 
-class GibbsBlock(SiteKernel):
+class GibbsBlock(SiteKernel, Shown):
     """Some sites of a NumPyro model, updated by the sweeps of a graph: a block of ``numpyro.infer.Gibbs``.
 
     The graph, with its params at this moment's values, must be the posterior of the sites given everything
@@ -179,6 +180,11 @@ class GibbsBlock(SiteKernel):
 
     def __repr__(self) -> str:
         return f"GibbsBlock({self.graph!r}, sites={list(self.within.layouts)})"
+
+    def _card(self) -> Card:
+        rows = [(s, str(v.shape), ", ".join(v.names)) for s, v in self.within.layouts.items()]
+        card = cards.card(self.graph, "GibbsBlock")
+        return card._replace(grids=(Grid(("site", "shape", "blocks"), rows), *card.grids))
 
     # -- states ----------------------------------------------------------------------------------
 
