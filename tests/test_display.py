@@ -4,6 +4,7 @@
 
 import functools
 import math
+from pathlib import Path
 import re
 from xml.etree import ElementTree
 
@@ -21,7 +22,7 @@ from ebmpp.estimators.certificate import GradientBias, Squares
 from ebmpp.sampling import Estimate
 from ebmpp.sampling.log_partition import Bracket, LogPartition
 from ebmpp.sampling.particles import ParticleSystem
-from ebmpp.sampling.path import Path
+from ebmpp.sampling.path import Path as ModelPath
 
 RBM = ebmpp.layered(v=Bernoulli(4), h=Bernoulli(3))
 PARAMS = {"v": jnp.zeros(4), "h": jnp.ones(3), "v:h": jnp.full((4, 3), 2.0)}
@@ -90,7 +91,7 @@ SYSTEM = ParticleSystem(
 BIAS = GradientBias(
     ebmpp.CD(k=1), {"<b>": Squares(0.5, 0.1, 2.0, 0.3)}, Squares(0.25, 0.01, 3.0, 0.2), {}, {}, 20, None, 20
 )
-PATH = Path.through(RBM, {"v": jnp.zeros(4), "h": jnp.zeros(3)}, [PARAMS, PARAMS])
+PATH = ModelPath.through(RBM, {"v": jnp.zeros(4), "h": jnp.zeros(3)}, [PARAMS, PARAMS])
 MANY = estimate({"v": np.linspace(-1, 3, 20), "h": np.zeros(5)}, {"v": np.full(20, 0.1), "h": np.zeros(5)})
 EVERY = {
     "graph": RBM,
@@ -136,6 +137,11 @@ def test_a_graph_tells_its_blocks_and_factors() -> None:
     assert str(RBM).startswith("FactorGraph: 7 units in 2 blocks, 2 layers, 19 params in 3 factors\n")
     ising = FactorGraph({"x": Spin((4, 4))}, factors=[ebmpp.Pairwise("x", [(0, 1), (1, 2)])])
     assert "layers 0 to 1" in line(ising, "x +Spin") and "layers 0 to 1" in words(ising)
+
+
+def test_the_quickstart_shows_what_is_printed() -> None:
+    page = Path(__file__).parents[1] / "docs" / "quickstart.md"
+    assert str(ebmpp.layered(v=Bernoulli(64), h=Bernoulli(16))) in page.read_text(encoding="utf-8")
 
 
 def test_names_are_escaped() -> None:
