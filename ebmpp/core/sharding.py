@@ -140,8 +140,9 @@ def together(tree: Any) -> Any:
 
 
 def _concrete() -> Mesh | None:
-    mesh = jax.sharding.get_mesh()
-    return None if mesh.empty else mesh
+    if jax.sharding.get_abstract_mesh().empty:
+        return None
+    return jax.sharding.get_mesh()
 
 
 def to_host(tree: Any) -> Any:

@@ -17,6 +17,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, statistics
+from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.programs import compiled
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import ArgumentError, DomainError, StateError, UnmetError
@@ -52,7 +53,7 @@ class Squares:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class GradientBias:
+class GradientBias(Shown):
     """What :func:`gradient_bias` found."""
 
     estimator: Estimator
@@ -83,6 +84,14 @@ class GradientBias:
             f"{made.standard_error:.2g}, beside a squared norm of the gradient of "
             f"{made.squared_gradient:.3g} +- {made.gradient_error:.2g} ({self.given})"
         )
+
+    def _card(self) -> Card:
+        rows = [
+            (name, Measured(s.squared_bias, s.standard_error), Measured(s.squared_gradient, s.gradient_error))
+            for name, s in (*self.factors.items(), ("all params", self.total))
+        ]
+        title = f"Bias of the gradient of {type(self.estimator).__name__} ({self.given})"
+        return Card(title, [Grid(("factor", "squared bias", "squared norm of the gradient"), rows)])
 
 
 def gradient_bias(

@@ -110,8 +110,7 @@ class UCD(Estimator):
         stays below it), or in a draw of 1024 trials for each. The default, no limit, is unbiased; a limit
         makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
-    :param num_slots: pairs that run at once, on each device; only speed depends on it. By default as many as
-        suit the device.
+    :param num_slots: pairs that run at once, on each device, by default as many as suit it; speed alone.
     :raises ArgumentError: for numbers out of range, an unknown start, or a target beside a k, a lag or an m.
 
     **References**
@@ -232,8 +231,8 @@ class UCD(Estimator):
         given = (self.coupling,) if isinstance(self.coupling, Move) else self.coupling or ()
         if self.coupling != "mixture" and (isinstance(given, str) or mixture_of(given) is None):
             return None
-        accepted = told["acceptance"][len(told["acceptance"]) // 2 :]
-        mean = float(np.mean(accepted)) if len(accepted) else 1.0
+        accepted = told["acceptance"]
+        mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
         return few_accepted("UCD", mean) if mean < FEW else None
 
     def _check_marginals(self, graph: FactorGraph) -> None:
@@ -365,8 +364,8 @@ class UCD(Estimator):
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
-        options = (moves, accumulator, self.num_slots)
-        outcome = run_pairs(target, *options, start, start, key, window, weights)
+        statics = moves, accumulator, self.num_slots
+        outcome = run_pairs(target, *statics, start, start, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
         return Phase(gradient, self._follow(*past, outcome, window), metrics_of(outcome, window))
 

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks
+from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Draws, Natural, Params, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
-from ebmpp.graph import drawing, energy, initialization, networks, normalization, states, tables
+from ebmpp.graph import cards, drawing, energy, initialization, networks, normalization, states, tables
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Bilinear, lateral
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class FactorGraph(Declaration):
+class FactorGraph(Declaration, Shown):
     """An energy-based model: ``log p(x) = -E(t(x)) + sum_b log r_b(x_b) - log Z``.
 
     Immutable, hashable and compared by value, so it can be a static argument of ``jax.jit``. All
@@ -145,6 +146,9 @@ class FactorGraph(Declaration):
         """
         self.check(params)
         return networks.to_bqm(self, params)
+
+    def _card(self) -> Card:
+        return cards.card(self)
 
     def draw(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.

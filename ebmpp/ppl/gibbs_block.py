@@ -12,8 +12,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
+from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, cards
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, Move, sweeps
@@ -57,7 +58,7 @@ class Advanced(NamedTuple):
     transitions: Array
 
 
-class GibbsBlock(SiteKernel):
+class GibbsBlock(SiteKernel, Shown):
     """Some sites of a NumPyro model, updated by the sweeps of a graph: a block of ``numpyro.infer.Gibbs``.
 
     The graph, with its params at this moment's values, must be the posterior of the sites given everything
@@ -262,6 +263,11 @@ class GibbsBlock(SiteKernel):
                 "what log_weight says as factors"
             )
         return made
+
+    def _card(self) -> Card:
+        rows = [(s, str(v.shape), ", ".join(v.names)) for s, v in self.within.layouts.items()]
+        card = cards.card(self.graph, "GibbsBlock")
+        return card._replace(grids=(Grid(("site", "shape", "blocks"), rows), *card.grids))
 
     # -- states ----------------------------------------------------------------------------------
 

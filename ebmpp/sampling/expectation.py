@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
+from ebmpp.core.display import Card, Grid, Measured, Shown, curve
 from ebmpp.core.types import Blocks
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
@@ -54,8 +55,27 @@ def _told(value: Any, error: Any) -> str:
     return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {show(e, 2)}" for (n, v), e in told)
 
 
+def _values(value: Any, error: Any) -> Grid:
+    """A row a number; of many numbers one a leaf, with their range."""
+    both = zip(jax.tree_util.tree_leaves_with_path(value), jax.tree.leaves(error), strict=True)
+    leaves = [(jax.tree_util.keystr(p, simple=True), np.asarray(v), np.asarray(e)) for (p, v), e in both]
+    if sum(v.size for _, v, _ in leaves) > _SHOWN:
+        told = [
+            (n or "value", str(v.shape), float(v.min()), float(v.max()), float(e.max()))
+            for n, v, e in leaves
+            if v.size
+        ]
+        return Grid(("block by block", "shape", "lowest", "highest", "standard errors at most"), told)
+    each = [
+        (f"{n or 'value'}{list(at) if at else ''}", Measured(v[at], e[at]))
+        for n, v, e in leaves
+        for at in np.ndindex(v.shape)
+    ]
+    return Grid(("", "value +- standard error"), each)
+
+
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class Estimate(Shown):
     """An unbiased estimate; see :func:`unbiased_expectation`."""
 
     value: Any
@@ -103,6 +123,24 @@ class Estimate:
             f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
             f"mean meeting time {mean:.4g}{told})"
         )
+
+    def _card(self) -> Card:
+        times, pairs = np.sort(self.meeting_time[self.met]), len(self.met)
+        rows = [("pairs", pairs), ("unmet", self.num_unmet), ("k, m, lag", f"{self.k}, {self.m}, {self.lag}")]
+        if len(times):
+            told = f"{times.mean():.4g}, {np.median(times):.4g}, {times[-1]:.4g}"
+            rows += [("meeting time, in sweeps: mean, median, longest", told)]
+            rows += [("sweeps of both chains, mean of a pair that met", f"{self.cost[self.met].mean():.4g}")]
+        if not np.isnan(self.acceptance):
+            rows += [("acceptance of Metropolis proposals", f"{self.acceptance:.3g}")]
+            rows += [(f"P(tau > {self.lag})", f"{self.late:.3g} (at most {self.late_upper:.2g})")]
+        title = f"Unbiased estimate from {pairs} coupled pairs of chains"
+        title += f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
+        sweeps, last = np.unique(times, return_index=True)
+        left = 1 - np.append(last[1:], len(times)) / pairs
+        x, y = np.repeat(np.r_[0, sweeps], 2)[1:], np.repeat(np.r_[1.0, left], 2)[:-1]  # in steps
+        picture = curve("share of pairs not yet met", "sweep", x, y)
+        return Card(title, (_values(self.value, self.standard_error), Grid(("", ""), rows)), (picture,))
 
 
 def unbiased_expectation(

@@ -12,12 +12,16 @@ import numpy as np
 
 from jax import Array
 
+from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Params
 from ebmpp.errors import IntractableError, StateError, clash
 from ebmpp.graph import FactorGraph, tables
 
 Data = Mapping[str, Array] | Array
+
+
+_HEAD = ("", "value (nats)", "effective particles", "temperatures", "")
 
 
 class AverageLogLikelihood(NamedTuple):
@@ -31,7 +35,7 @@ class AverageLogLikelihood(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LogPartition:
+class LogPartition(Shown):
     """An estimate of log Z; see :func:`ebmpp.ais` and :func:`ebmpp.evaluate.reverse_ais`."""
 
     log_partition: float
@@ -58,6 +62,14 @@ class LogPartition:
             f"{self.effective_sample_size:.1f} of {len(self.log_weights)} particles effective, "
             f"{len(self.betas)} temperatures)"
         )
+
+    def _row(self) -> tuple[Cell, ...]:
+        particles = f"{self.effective_sample_size:.1f} of {len(self.log_weights)}"
+        told = f"{self.bound} bound on average" if self.sound else "no bound: approximate samples"
+        return Measured(self.log_partition, self.standard_error), particles, len(self.betas), told
+
+    def _card(self) -> Card:
+        return Card("An estimate of log Z", [Grid(_HEAD, [("log Z", *self._row())])])
 
     def log_likelihood(self, data: Data) -> Float[Array, "*batch"]:
         """log p(v) row by row, at this value of log Z, which all rows share.
@@ -93,7 +105,7 @@ class LogPartition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bracket:
+class Bracket(Shown):
     """log Z from both sides; see :func:`ebmpp.bracket`."""
 
     lower: LogPartition
@@ -120,3 +132,10 @@ class Bracket:
             for m in (self.lower, self.upper)
         )
         return f"Bracket(lower {lower}, upper {upper}{known}{sound})"
+
+    def _card(self) -> Card:
+        """Both sides, how far apart they are, and the exact value where it is known."""
+        rows = [("lower", *self.lower._row()), ("upper", *self.upper._row())]
+        rows += [("gap", Measured(self.gap, self.standard_error), "", "", "upper less lower")]
+        rows += [] if self.exact is None else [("exact", f"{self.exact:.9g}", "", "", "all states summed")]
+        return Card("log Z from both sides", [Grid(_HEAD, rows)])

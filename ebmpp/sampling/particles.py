@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
+from ebmpp.core.display import Card, Grid, Measured
 from ebmpp.core.programs import compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
@@ -55,6 +56,19 @@ class ParticleSystem(LogPartition):
             f"islands, {self.effective_sample_size:.1f} of {len(self.log_weights)} particles effective, "
             f"{self.distinct_ancestors:.2g} of them distinct ancestors, {self.num_rungs} rungs)"
         )
+
+    def _card(self) -> Card:
+        particles = f"{self.effective_sample_size:.1f} of {len(self.log_weights)}"
+        rows = [
+            ("log Z (nats)", str(Measured(self.log_partition, self.standard_error))),
+            ("effective particles", particles),
+            ("share of distinct ancestors", f"{self.distinct_ancestors:.3g}"),
+            ("islands", str(len(self.log_z))),
+            ("rungs", str(self.num_rungs)),
+        ]
+        blocks = [(b, str(v.shape[1:]), str(v.dtype)) for b, v in self.particles.items()]
+        grids = Grid(("", ""), rows), Grid(("block", "shape of a particle", "dtype"), blocks)
+        return Card("Weighted particles, and an estimate of log Z", grids)
 
 
 @compiled(statics=2)

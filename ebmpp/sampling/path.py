@@ -16,16 +16,18 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int32
+import numpy as np
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.core.precision import in_full
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
 from ebmpp.errors import DomainError
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import FactorGraph, cards, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
 from ebmpp.moves import gibbs
@@ -55,7 +57,7 @@ class Slope(NamedTuple):
     jax.tree_util.register_dataclass, data_fields=["eta0", "betas", "knots", "num"], meta_fields=["graph"]
 )
 @dataclasses.dataclass(frozen=True, repr=False)
-class Path:
+class Path(Shown):
     """A path of models, a pytree whose graph is static: see the module.
 
     ``len(path)`` is the number of knots, the reference included; ``path.params_at(i)`` the params of one, -1
@@ -90,6 +92,19 @@ class Path:
     def __repr__(self) -> str:
         num = len(self) if is_concrete(self.num) else len(self.betas)
         return f"Path({num} knots, {self.graph!r})"
+
+    def __str__(self) -> str:
+        concrete = all(map(is_concrete, jax.tree.leaves(self)))
+        return super().__str__() if concrete else repr(self)
+
+    def _card(self) -> Card:
+        betas, models = np.asarray(self.betas), range(1, len(self))
+        names = [f.name for f in self.graph.factors]
+        far = [[cards.root_mean_square(self.params_at(i)[n]) for n in names] for i in models]
+        rows = [(i, float(betas[i]), *row) for i, row in zip(models, far, strict=True)]
+        head = ("knot", "beta", *(f"rms {n}" for n in names))
+        title = f"A path of {len(self)} knots: independent units, then models (rms: root of the mean square)"
+        return Card(title, [Grid(head, rows), *cards.card(self.graph).grids])
 
     def __len__(self) -> int:
         """How many knots there are, the reference included."""

@@ -18,11 +18,13 @@ import optax
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.archive import digest
+from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph, describe
 from ebmpp.sampling.path import Path
+from ebmpp.training import cards
 from ebmpp.training.batches import Data, as_source
 from ebmpp.training.callbacks import Best, Callback
 from ebmpp.training.checkpoint import Checkpoints, OfProcesses
@@ -38,7 +40,7 @@ _DEFAULT_STEPS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class Fit(Shown):
     """A trained model.
 
     :param graph: what was trained.
@@ -65,6 +67,15 @@ class Fit:
     best_step: int | None = None
     path: Path | None = None
     estimator: Estimator | None = None
+
+    def __repr__(self) -> str:
+        steps, by = self.history.sizes["step"], f" by {self.estimator!r}" if self.estimator else ""
+        best = "" if self.best_step is None else f", best at step {self.best_step}"
+        params = sum(np.size(a) for a in jax.tree.leaves(self.params))
+        return f"Fit({steps} steps{by}, {params} params in {len(self.params)} factors{best})"
+
+    def _card(self) -> Card:
+        return cards.card(repr(self), self.graph, self.params, self.history)
 
 
 def fit(

@@ -171,7 +171,7 @@ def test_an_estimate_has_no_dimensions_to_name():
     with pytest.raises(ArgumentError, match="dims and coords are of a run's draws"):
         to_datatree(est, dims={"x": ["node"]})
     for word in (f"{est.value:.4g}", f"{est.standard_error:.2g}", "5 pairs", "0 unmet", "mean meeting time"):
-        assert word in str(est)
+        assert word in repr(est)
 
 
 def test_nodes_of_a_network_name_the_units(composite, tmp_path):

@@ -1,0 +1,37 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What ``print`` and notebooks show of a training run: where its history ends, its params, and curves."""
+
+import numpy as np
+import xarray as xr
+
+from ebmpp.core.display import Card, Cell, Grid, Measured, curve
+from ebmpp.core.types import Params
+from ebmpp.graph import FactorGraph, cards
+
+_DRAWN = ("log_likelihood", "meeting_time_mean", "gradient_norm")  # of each step, beside the monitors
+
+
+def card(title: str, graph: FactorGraph, params: Params, history: xr.Dataset) -> Card:
+    """First and last values of what the history has, the factors, and curves of the monitors."""
+    rows, pictures = [], []
+    named = {str(name): v for name, v in history.data_vars.items() if v.size}
+    for name, v in sorted(named.items(), key=lambda item: item[1].dims != ("monitor_step",)):
+        along = str(v.dims[0])
+        steps, there = history[along].values, np.flatnonzero(~np.isnan(v.values))
+        first, last = (there[0], there[-1]) if len(there) else (0, -1)  # a stage may lack it
+        ends = v.values[last].item(), steps[last].item()
+        rows.append((name, v.values[first].item(), _last(name, ends[0], last, history), ends[1]))
+        if along == "monitor_step" or name in _DRAWN:
+            pictures.append(curve(name, "step", steps, v.values))
+    told = Grid(("history", "first", "last", "at step"), rows)
+    return Card(title, (told, cards.factor_grid(graph, params)), tuple(filter(None, pictures)))
+
+
+def _last(name: str, value: float, at: int, history: xr.Dataset) -> Cell:
+    """With its error, where the history has one."""
+    if name == "log_likelihood" and "log_partition_error" in history:
+        error = history["log_partition_error"]
+        if error.dims == history[name].dims:
+            return Measured(value, error.values[at].item())
+    return value

@@ -1,0 +1,233 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What print and notebooks show: the object's numbers, in text and in well-formed HTML alike."""
+
+import functools
+import math
+from pathlib import Path
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin
+from ebmpp.core.display import Card, Grid, Measured, Shown, curve
+from ebmpp.estimators.certificate import GradientBias, Squares
+from ebmpp.sampling import Estimate
+from ebmpp.sampling.log_partition import Bracket, LogPartition
+from ebmpp.sampling.particles import ParticleSystem
+from ebmpp.sampling.path import Path as ModelPath
+
+RBM = ebmpp.layered(v=Bernoulli(4), h=Bernoulli(3))
+PARAMS = {"v": jnp.zeros(4), "h": jnp.ones(3), "v:h": jnp.full((4, 3), 2.0)}
+ODD = FactorGraph(
+    {"<b>": Bernoulli(2), "a&b": Bernoulli(2)}, factors=[Bilinear("<b>", "a&b"), Bias("<b>"), Bias("a&b")]
+)
+
+
+def words(shown: Shown) -> str:
+    """The text of the HTML, which an XML parser reads."""
+    return " ".join(ElementTree.fromstring(shown._repr_html_()).itertext()).replace("\u00b1", "+-")
+
+
+def line(shown: Shown, begins: str) -> list[str]:
+    """The cells of the row of the text that begins so."""
+    (found,) = [row for row in str(shown).splitlines() if re.match(begins, row)]
+    return [cell.strip() for cell in found.split("  ") if cell.strip()]
+
+
+def estimate(value, error, met=(True, True, True, True)) -> Estimate:
+    times = np.where(met, [1.0, 2.0, 2.0, 7.0], np.inf)
+    unmet = int((~np.array(met)).sum())
+    return Estimate(value, error, times, np.array(met), 2 * times, 2, 5, 1, None, unmet, 1.1, math.nan)
+
+
+def log_z(value: float, bound: str, sound: bool = True) -> LogPartition:
+    weights, betas = np.zeros(50), np.linspace(0, 1, 7)
+    return LogPartition(value, 0.0321, 41.25, weights, betas, bound, sound, RBM, PARAMS)
+
+
+@functools.cache
+def trained(estimator: ebmpp.estimators.Estimator) -> ebmpp.Fit:
+    settings = {"num_steps": 5, "batch_size": 4, "monitor_every": 2, "progress_bar": False}
+    watch = {"norm": lambda p: sum(jnp.abs(v).sum() for v in p.values())}
+    data, key = np.eye(4, dtype=np.float32), jax.random.key(0)
+    adam = optax.adam(0.01)
+    return ebmpp.fit(
+        RBM,
+        data,
+        estimator=estimator,
+        optimizer=adam,
+        rng_key=key,
+        monitors=watch,
+        keep_best="norm",
+        **settings,
+    )
+
+
+BRACKET = Bracket(log_z(12.3456789, "lower"), log_z(12.5, "upper", sound=False), 12.41)
+SYSTEM = ParticleSystem(
+    1234.5678,
+    0.0321,
+    41.25,
+    np.zeros(50),
+    np.ones(3),
+    "lower",
+    True,
+    RBM,
+    PARAMS,
+    particles={"v": jnp.zeros((50, 4))},
+    weights=np.full(50, 0.02),
+    log_z=np.zeros(5),
+    num_rungs=3,
+    distinct_ancestors=0.5,
+)
+BIAS = GradientBias(
+    ebmpp.CD(k=1), {"<b>": Squares(0.5, 0.1, 2.0, 0.3)}, Squares(0.25, 0.01, 3.0, 0.2), {}, {}, 20, None, 20
+)
+PATH = ModelPath.through(RBM, {"v": jnp.zeros(4), "h": jnp.zeros(3)}, [PARAMS, PARAMS])
+MANY = estimate({"v": np.linspace(-1, 3, 20), "h": np.zeros(5)}, {"v": np.full(20, 0.1), "h": np.zeros(5)})
+EVERY = {
+    "graph": RBM,
+    "odd": ODD,
+    "estimate": estimate(0.5, 0.01),
+    "many": MANY,
+    "unmet": estimate(0.5, 0.01, (True, False, True, False)),
+    "log_z": log_z(3.0, "lower"),
+    "bracket": BRACKET,
+    "system": SYSTEM,
+    "bias": BIAS,
+    "path": PATH,
+    "block": ebmpp.GibbsBlock(RBM, params=PARAMS),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_html_is_well_formed_and_has_the_words_of_the_text(name: str) -> None:
+    shown = EVERY[name]
+    told = words(shown).split()
+    assert len(str(shown).splitlines()) > 2 and set(str(shown).split()) <= set(told)
+    assert "\n" not in repr(shown)
+
+
+def test_a_measured_number_has_the_digits_that_its_error_allows() -> None:
+    for value, error, told in [
+        (-19.34567, 0.0312, "-19.346 +- 0.031"),
+        (1.0, 0.0996, "1.00 +- 0.10"),
+        (123456.0, 2345.0, "123500 +- 2300"),
+        (0.0, 0.5, "0.00 +- 0.50"),
+        (3.2e-12, 1e-13, "(3.20 +- 0.10)e-12"),
+        (-2e12, 1e10, "(-2.000 +- 0.010)e12"),
+        (0.5, 0.0, "0.5 +- 0"),
+        (0.5, math.nan, "0.5 +- nan"),
+        (math.inf, 1.0, "inf +- 1"),
+    ]:
+        assert str(Measured(value, error)) == told
+
+
+def test_a_graph_tells_its_blocks_and_factors() -> None:
+    assert line(RBM, "v +Bernoulli") == ["v", "Bernoulli(4)", "4", "visible", "layer 0"]
+    assert line(RBM, "v:h") == ["v:h", "Bilinear", "v, h", "(4, 3)", "12"]
+    assert str(RBM).startswith("FactorGraph: 7 units in 2 blocks, 2 layers, 19 params in 3 factors\n")
+    ising = FactorGraph({"x": Spin((4, 4))}, factors=[ebmpp.Pairwise("x", [(0, 1), (1, 2)])])
+    assert "layers 0 to 1" in line(ising, "x +Spin") and "layers 0 to 1" in words(ising)
+
+
+def test_the_quickstart_shows_what_is_printed() -> None:
+    page = Path(__file__).parents[1] / "docs" / "quickstart.md"
+    assert str(ebmpp.layered(v=Bernoulli(64), h=Bernoulli(16))) in page.read_text(encoding="utf-8")
+
+
+def test_names_are_escaped() -> None:
+    assert "<b>" in str(ODD) and "<b>" not in ODD._repr_html_() and "<b>" in words(ODD)
+
+
+def test_the_drawing_has_a_line_from_each_factor_to_its_blocks_and_labels_apart() -> None:
+    sides = [Bilinear(a, b) for a in ("a", "b") for b in ("c", "d")]
+    three = ebmpp.Factor("a", "c", "e", init=jnp.zeros(()), energy=lambda p, a, c, e: p * (a * c * e).sum())
+    graph = FactorGraph({b: Bernoulli(2) for b in "abcde"}, factors=[*sides, three])
+    (drawing,) = graph._card().pictures
+    root = ElementTree.fromstring(drawing)
+    svg = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{svg}line")) == 2 * 4 + 3
+    boxes = [(float(r.get("x")), float(r.get("y"))) for r in root.findall(f"{svg}rect")]
+    assert len(boxes) == len(set(boxes)) == 5 + 5  # blocks, and labels of factors
+    fills = {r.get("fill") for r in root.findall(f"{svg}rect")}
+    assert len(fills) == len(graph.layers) + 1
+
+
+def test_a_fit_tells_its_history_and_params() -> None:
+    made = trained(ebmpp.UCD(num_pairs=2))
+    last = made.history.meeting_time_mean.values[-1]
+    assert line(made, "meeting_time_mean")[2:] == [f"{last:.4g}", "4"]
+    norm = made.history.norm
+    ends = [f"{v:.4g}" for v in norm.values[[0, -1]]]
+    assert line(made, "norm") == ["norm", *ends, str(norm.monitor_step.values[-1])]
+    size = float(jnp.sqrt(jnp.mean(made.params["v:h"] ** 2)))
+    assert line(made, "v:h")[-1] == f"{size:.4g}"
+    assert repr(made) == (
+        f"Fit(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at step {made.best_step})"
+    )
+    assert set(str(made).split()) <= set(words(made).split())
+    assert len(made._card().pictures) == 3  # the monitor, meeting times, the gradient
+
+
+def test_a_fit_without_meeting_times() -> None:
+    made = trained(ebmpp.CD(k=1))
+    assert "meeting" not in str(made) + words(made)
+    assert len(made._card().pictures) == 2
+
+
+def test_an_estimate_tells_its_values_with_their_errors() -> None:
+    made = estimate({"v": np.array([0.123456, 2.0])}, {"v": np.array([0.0123, 0.5])})
+    assert line(made, r"v\[0") == ["v[0]", "0.123 +- 0.012"]
+    assert line(made, r"v\[1") == ["v[1]", "2.00 +- 0.50"]
+    assert line(made, "meeting time")[1] == "3, 2, 7"
+    assert line(estimate(0.5, 0.01), "value  ")[1] == "0.500 +- 0.010"
+    assert "biased" in str(EVERY["unmet"]) and "biased" not in str(made).replace("Unbiased", "")
+    assert line(EVERY["unmet"], "meeting time")[1] == "1.5, 1.5, 2"
+
+
+def test_an_estimate_of_many_numbers_is_told_in_short() -> None:
+    assert line(MANY, "v  ") == ["v", "(20,)", "-1", "3", "0.1"]
+    assert len(str(MANY).splitlines()) < 15
+
+
+def test_brackets_systems_and_biases_tell_their_numbers() -> None:
+    assert line(BRACKET, "lower") == ["lower", "12.346 +- 0.032", "41.2 of 50", "7", "lower bound on average"]
+    assert line(BRACKET, "upper")[-1] == "no bound: approximate samples"
+    assert line(BRACKET, "gap")[1] == str(Measured(BRACKET.gap, BRACKET.standard_error)) == "0.154 +- 0.045"
+    assert line(BRACKET, "exact")[1] == "12.41"
+    assert line(SYSTEM, "log Z")[1] == "1234.568 +- 0.032"
+    assert line(BIAS, "<b>") == ["<b>", "0.50 +- 0.10", "2.00 +- 0.30"]
+    assert line(BIAS, "all params")[1] == "0.250 +- 0.010"
+
+
+def test_a_path_tells_its_knots_and_a_traced_one_a_line() -> None:
+    assert line(PATH, "2  ") == ["2", "1", "0", "1", "2"]
+    told = []
+    jax.jit(lambda p: told.append(str(p)))(PATH)
+    assert told[0].startswith("Path(3 knots") and "\n" not in told[0]
+
+
+def test_a_long_table_says_how_much_it_leaves_out() -> None:
+    grid = Grid(("a", "b"), [(str(i), i) for i in range(30)])
+    card = Card("many", [grid])
+    assert "... and 6 more rows" in card.text() and "... and 6 more rows" in card.html()
+    assert "23  23" in card.text() and "24" not in card.text()
+
+
+def test_a_long_curve_keeps_its_peaks_and_gaps() -> None:
+    y = np.zeros(10_000)
+    y[1234], y[5000:5200] = 7.0, np.nan
+    path = ElementTree.fromstring(curve("<y>", "step", np.arange(10_000), y)).find("{*}path").get("d")
+    assert path.count("M") == 2 and path.count(" 24.0") == 1  # one gap, and one point at the top
+    assert curve("none", "step", np.arange(3), np.full(3, np.nan)) == ""
+    one = curve("one", "step", np.array([3]), np.array([2.0]))
+    assert "h0" in one and "nan" not in one
