@@ -4,11 +4,12 @@
 
 ``python benchmarks/long_chains.py`` runs 1,000 chains side by side, each size in a process of its own, whose
 peak of memory is told: 10^5 draws (100 sweeps) and 10^6 draws (1,000 sweeps), and 10^6 draws once more with a
-checkpoint every 250 sweeps. Then, interleaved in one process: sweeps by ``LongRun`` against the same sweeps
-in a compiled loop that looks at nothing.
+checkpoint every 250 sweeps. A loop that looks at nothing tells what of the peak is the machine itself.
+Then, interleaved in one process: a run of ``LongRun`` against the same start and sweeps in that loop.
 """
 
 import argparse
+from collections.abc import Callable
 import json
 import multiprocessing
 import resource
@@ -63,24 +64,44 @@ def means(sweeps: int, kept: bool, count: int = CHAINS) -> dict[str, Any]:
         "draws": sweeps * count,
         "checkpoints": kept,
         "seconds": round(seconds, 1),
-        "peak_MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "peak_MB": peak(),
         "mcse_chains_v": float(both[0]),
         "mcse_batches_v": float(both[1]),
         "worst_r_hat": float(np.max(moments.r_hat["v"])),
     }
 
 
+def bare(mcmc: MCMC) -> Callable[..., Any]:
+    """The same start and the same sweeps, whose draws nobody looks at."""
+    kernel, sweeps = mcmc.sampler, mcmc.num_samples
+    loop = jax.jit(lambda s, p: lax.fori_loop(0, sweeps, lambda i, s: kernel.sample(s, (p,), {}), s))
+
+    def run(key: Array, params: dict[str, Array]) -> Any:
+        state = kernel.init(jax.random.split(key, mcmc.num_chains), 0, None, (params,), {})
+        return jax.block_until_ready(loop(state, params))
+
+    return run
+
+
+def peak() -> int:
+    """Of this process's memory so far, in megabytes."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def without(sweeps: int) -> dict[str, Any]:
+    """The loop that looks at nothing, in this process."""
+    rbm, params = model()
+    begun = time.perf_counter()
+    bare(chains(rbm, sweeps, 0))(jax.random.key(2), params)
+    return {"bare sweeps": sweeps, "seconds": round(time.perf_counter() - begun, 1), "peak_MB": peak()}
+
+
 def times(sweeps: int, repeats: int, count: int = CHAINS) -> dict[str, float]:
     """Seconds of sweeps, the minimum of interleaved repeats: bare, and with moments."""
     rbm, params = model()
     key, mcmc = jax.random.key(3), chains(rbm, sweeps, 0, count)
-    kernel, long = mcmc.sampler, LongRun(mcmc, batch_length=31)  # that of 1,000 sweeps
-    state = kernel.init(jax.random.split(key, count), 0, None, (params,), {})
-    bare = jax.jit(lambda s, p: lax.fori_loop(0, sweeps, lambda i, s: kernel.sample(s, (p,), {}), s))
-    ways = {
-        "bare": lambda: jax.block_until_ready(bare(state, params)),
-        "LongRun": lambda: long.run(key, params),
-    }
+    loop, long = bare(mcmc), LongRun(mcmc, batch_length=31)  # that of 1,000 sweeps
+    ways = {"bare": lambda: loop(key, params), "LongRun": lambda: long.run(key, params)}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats + 1):  # the first compiles
         for name, way in ways.items():
@@ -99,6 +120,8 @@ def main() -> None:
     for sweeps, kept in [*((n, False) for n in args.sweeps), *((n, True) for n in args.sweeps[-1:])]:
         with context.Pool(1) as pool:
             print(json.dumps(pool.apply(means, (sweeps, kept))), flush=True)
+    with context.Pool(1) as pool:
+        print(json.dumps(pool.apply(without, (100,))), flush=True)
     with context.Pool(1) as pool:
         print(json.dumps({"seconds of 124 sweeps": pool.apply(times, (124, args.repeats))}))
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short runs of everything that draws, for `make test-strict`: jax refuses to promote, or to pass nan."""
 
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Observed, Poisson, Spin, exact, layered
+from ebmpp.kernels import LongRun
 
 KEY = jax.random.key(0)
 RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
@@ -70,6 +72,23 @@ KERNELS = {
 def test_kernels(name: str) -> None:
     kernel = KERNELS[name]()
     assert_finite(draws(kernel, params_of(kernel.graph)))
+
+
+def test_long_runs(tmp_path: Path) -> None:
+    mcmc = MCMC(
+        ebmpp.BlockedGibbs(RBM),
+        num_warmup=2,
+        num_samples=12,
+        num_chains=2,
+        thinning=3,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    fold = (jnp.zeros(()), lambda carry, z: jnp.maximum(carry, z["v"].sum().astype(carry.dtype)))
+    long = LongRun(mcmc, covariance=lambda z: z["v"], fold=fold, directory=tmp_path, keep=True, every=5)
+    made = long.run(KEY, params_of(RBM), extra_fields=("i",))
+    assert_finite((made.moments.mean, made.moments.variance, made.covariance, made.folded))
+    assert made.draws().posterior["v"].shape == (2, 4, 4)
 
 
 def test_what_is_not_known_is_nan_and_nobody_minds() -> None:

@@ -302,8 +302,8 @@ def test_what_is_no_mcmc_and_a_thinning_that_does_not_fit(tmp_path):
         ({}, {"extra_fields": "i"}, "LongRun: extra_fields is a list of names of fields, not 'i'"),
         ({}, {"extra_fields": ["energy"]}, r"names 'energy', and the state of BlockedGibbs has \['z', 'i'"),
         ({}, {"extra_fields": ["~z.v"]}, "extra_fields has '~z.v'; fn says whose moments"),
-        ({}, {"extra_fields": ["rng_key"]}, "LongRun: a field is numbers, .* not keys"),
-        ({"fn": lambda z: "v"}, {}, "LongRun: fn is numbers, arrays or trees of them, not 'v'"),
+        ({}, {"extra_fields": ["rng_key"]}, "LongRun: a field is real numbers, .* not those of dtype key"),
+        ({"fn": lambda z: "v"}, {}, "LongRun: fn is real numbers, arrays or trees of them, not 'v'"),
         ({"fold": (0, lambda c, z: c + z["v"])}, {}, "fold got a carry of .* start with what it returns"),
     ],
 )

@@ -206,6 +206,14 @@ def test_another_run_is_refused(change, message, folder):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+def test_other_floats_are_refused(folder):
+    with (
+        jax.enable_x64(True),
+        pytest.raises(CheckpointError, match="other shapes or dtypes than the kernel's"),
+    ):
+        run(folder, resume=True)
+
+
 def test_an_equal_kernel_is_the_same_run(whole, folder):
     equal = BlockedGibbs(RBM)
     options = {"covariance": corner, "fold": (START, longest), "batch_length": 8, "keep": True}

@@ -320,11 +320,13 @@ def _floats(name: str, tree: Any) -> Any:
 
     def leaf(a: Any) -> Array:
         known = hasattr(a, "dtype") or isinstance(a, bool | int | float)
-        dtype = jnp.result_type(a if known else float)
-        if not known or not any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_)):
-            told = "keys" if known else checks.tell(a)
-            raise ArgumentError(f"LongRun: {name} is numbers, arrays or trees of them, not {told}")
-        return jnp.asarray(a, jnp.promote_types(dtype, jnp.result_type(float)))
+        dtype, floats = jnp.result_type(a if known else float), jnp.result_type(float)
+        kinds = (np.floating, np.integer, np.bool_)
+        if not known or not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+            told = f"those of dtype {dtype}" if known else checks.tell(a)
+            raise ArgumentError(f"LongRun: {name} is real numbers, arrays or trees of them, not {told}")
+        wide = jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits >= jnp.finfo(floats).bits
+        return jnp.asarray(a, dtype if wide else floats)
 
     return jax.tree.map(leaf, tree)
 

@@ -73,15 +73,17 @@ def restored(found: checkpoints.Checkpoint, chains: Chains, totals: Totals) -> C
     """Chains as they were saved; ``totals`` are changed in place.
 
     :param chains: of the same run, at its beginning.
-    :raises CheckpointError: for arrays of other shapes, as of another version of a kernel.
+    :raises CheckpointError: for arrays of other shapes or dtypes, as of another version of a kernel.
     """
     count, like = found.told["leaves"], (chains.state, chains.sums)
     leaves, structure = jax.tree.flatten(like)
-    fits = [as_numbers(a).shape == b.shape for a, b in zip(leaves, found.arrays[:count], strict=False)]
+    kind = lambda a: (a.shape, a.dtype)
+    fits = [kind(as_numbers(a)) == kind(b) for a, b in zip(leaves, found.arrays[:count], strict=False)]
     if count != len(leaves) or not all(fits):
         raise CheckpointError(
-            "LongRun: the checkpoint's state has other shapes than the kernel's: another version of the "
-            "kernel wrote it; finish the run with the version that began it, or give another directory"
+            "LongRun: the checkpoint's state has other shapes or dtypes than the kernel's: another version "
+            "of the kernel wrote it, or jax had other floats; go on as the run began, or give another "
+            "directory"
         )
     totals.load(found.told["batches"], found.arrays[count:])
     made = map(_as_leaf, found.arrays[:count], leaves)
