@@ -108,7 +108,7 @@ def draw(out: Path, fit: Fit, means: np.ndarray, held_out: np.ndarray, met: Any)
 
     plt.switch_backend("agg")  # pictures are files: nobody looks at a window
     plots = ebmpp.plots
-    pictures = {"learning_curve": plots.plot_history(fit.history[_FOLLOWED])[0].figure}
+    pictures: dict[str, Any] = {"learning_curve": plots.plot_history(fit.history[_FOLLOWED])[0].figure}
     axes = plots.plot_units(np.asarray(fit.params["v:h"]).T, (8, 8))
     axes.set_title("weights of the latent units", fontsize=10)
     pictures["filters"] = axes.figure

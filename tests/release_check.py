@@ -53,17 +53,18 @@ class Table:
         self.rows: list[Row] = []
 
     @contextlib.contextmanager
-    def row(self, check: str, python: str) -> Iterator[Row]:
+    def row(self, check: str, python: str, note: str = "") -> Iterator[Row]:
         """A check: what fails inside stands in the table, and the next one is tried."""
-        row, begin = Row(check, python, "ok"), time.monotonic()
+        row, begin = Row(check, python, "ok", note=note), time.monotonic()
         self.rows.append(row)
-        print(f"== {check}, Python {python}", flush=True)
+        print(f"== {check}, Python {python} {note}".rstrip(), flush=True)
         try:
             yield row
         except (CheckFailed, subprocess.CalledProcessError) as error:
             row.result, told = "FAILED", str(getattr(error, "stderr", None) or error)
             print(told, flush=True)
-            row.note = told.strip().splitlines()[-1] if told.strip() else repr(error)
+            last = told.strip().splitlines()[-1] if told.strip() else repr(error)
+            row.note = f"{note}: {last}" if note else last
         row.seconds = time.monotonic() - begin
 
     def skip(self, check: str, python: str, why: str) -> None:
@@ -150,8 +151,7 @@ def extras(table: Table, wheel: Path, out: Path) -> None:
     """Each extra resolves; those for GPUs are not installed, nor are others here."""
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     for extra in release_files.PROJECT["optional-dependencies"]:
-        with table.row("extras", here) as row:
-            row.note = extra
+        with table.row("extras", here, extra) as row:
             count = len(_packages([sys.executable], out, f"{wheel}[{extra}]"))
             row.note = f"{extra}: {count} packages, by dry run"
 
