@@ -60,7 +60,7 @@ class Table:
         print(f"== {check}, Python {python} {note}".rstrip(), flush=True)
         try:
             yield row
-        except (CheckFailed, subprocess.CalledProcessError) as error:
+        except Exception as error:  # whatever it is: what other checks found must be told
             row.result, told = "FAILED", str(getattr(error, "stderr", None) or error)
             print(told, flush=True)
             last = told.strip().splitlines()[-1] if told.strip() else repr(error)
