@@ -208,8 +208,10 @@ def main_job(python: Path, out: Path, steps: int) -> str:
 
 
 def doctests(python: Path, out: Path) -> str:
-    """The docstrings' examples, of the installed package."""
-    run([python, "-m", "pip", "install", "--quiet", "pytest"], out)
+    """The docstrings' examples, of the installed package; one opens draws in ArviZ, which is no dependency."""
+    tested = release_files.PROJECT["optional-dependencies"]["test"]
+    needed = [each for each in tested if each.startswith(("arviz", "pytest>"))]
+    run([python, "-m", "pip", "install", "--quiet", *needed], out)
     settings = tomllib.loads((release_files.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     flags = " ".join(settings["pytest"]["ini_options"]["doctest_optionflags"])
     (out / "pytest.ini").write_text(f"[pytest]\ndoctest_optionflags = {flags}\n", encoding="utf-8")
