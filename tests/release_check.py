@@ -208,7 +208,7 @@ def main_job(python: Path, out: Path, steps: int) -> str:
 
 
 def doctests(python: Path, out: Path) -> str:
-    """The docstrings' examples, of the installed package; one opens draws in ArviZ, which is no dependency."""
+    """The docstrings' examples, of the installed package; one needs ArviZ, which is no dependency."""
     tested = release_files.PROJECT["optional-dependencies"]["test"]
     needed = [each for each in tested if each.startswith(("arviz", "pytest>"))]
     run([python, "-m", "pip", "install", "--quiet", *needed], out)
