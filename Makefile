@@ -35,7 +35,7 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
-.PHONY: venv demo docs test test-strict test-fast slow bench papers format clean FORCE
+.PHONY: venv demo docs test test-strict test-fast slow release-check bench papers format clean FORCE
 
 venv: $(STAMP)
 
@@ -84,6 +84,11 @@ test-fast: $(STAMP)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# What a release must pass: it builds, its extras resolve, and in fresh environments of every Python here the wheel does
+# what README, the docstrings and `python -m ebmpp` say. Needs a package index; minutes for each Python.
+release-check: $(STAMP)
+	$(BIN)/python tests/release_check.py $(RELEASE)
 
 # Speeds, side by side in one process each: a quarter of an hour. THRML and PyTorch are left out where not installed.
 bench: $(STAMP)

@@ -41,7 +41,8 @@ def floors() -> list[list[str]]:
     """Rooms by floor, the ground last: those of the contract that ``lint-imports`` holds."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
-    return [layer.split(" | ") for layer in layers if layer not in _GROUND] + [_GROUND]
+    rooms = [layer for layer in layers if layer not in (*_GROUND, "__main__")]  # that is a program, no room
+    return [layer.split(" | ") for layer in rooms] + [_GROUND]
 
 
 def imports() -> Counter[tuple[str, str]]:

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from page_blocks import python_blocks
+
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
@@ -15,12 +17,6 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MOST_LINES = 160  # of README: a page that is read to its end
-FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-
-
-def python_blocks(text: str) -> list[str]:
-    """The code of each ```python block, padded with newlines to keep its line numbers."""
-    return ["\n" * text.count("\n", 0, m.start(1)) + m.group(1) for m in FENCE.finditer(text)]
 
 
 def test_python_blocks_are_found_with_their_lines() -> None:

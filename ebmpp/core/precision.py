@@ -29,8 +29,8 @@ def in_full(fn: Callable[P, T]) -> Callable[P, T]:
     >>> "HIGHEST" in str(jax.make_jaxpr(product)(jnp.eye(2)))
     True
     >>> with jax.default_matmul_precision("tensorfloat32"):
-    ...     "TF32" in str(jax.make_jaxpr(product)(jnp.eye(2)))
-    True
+    ...     "HIGHEST" in str(jax.make_jaxpr(product)(jnp.eye(2)))
+    False
     """
 
     @functools.wraps(fn)
