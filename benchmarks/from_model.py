@@ -160,21 +160,26 @@ def agreement(first: np.ndarray, second: np.ndarray) -> str:
 
 
 def mixtures(args: argparse.Namespace) -> None:
-    """A mixture of 5 Gaussians: 20,000 points by the block; 1000 beside NumPyro's kernels."""
+    """A mixture of 5 Gaussians: 20,000 points by the block; 100 and 1000 beside NumPyro's kernels."""
     print("mixture, 20,000 points")
     y = points(20_000)
     draw_time(declared(mixture, y), mixture, (y,), args.repeats)
-    print("mixture, 1000 points: the least ESS of the sorted means, scale and weights")
-    y, sites = points(1000), ["means", "scale"]
-    block = ebmpp.GibbsBlock.from_model(mixture, ["z"], y)
-    init = numpyro.infer.init_to_value(values={"means": jnp.asarray(centres(y)), "scale": 1.0})
-    nuts = lambda model: NUTS(model, init_strategy=init)
-    kernels = {
-        "from_model and NUTS": Gibbs([(block, ["z"]), (nuts(mixture), None)]),
-        "NUTS, summed by hand": nuts(summed_mixture),
-    }
-    for name, kernel in kernels.items():
-        sampled(name, kernel, (y,), 300, args.samples, sites)
+    for size in (100, 1000):
+        print(f"mixture, {size} points: the least ESS of the sorted means and scale")
+        y, sites = points(size), ["means", "scale"]
+        block = ebmpp.GibbsBlock.from_model(mixture, ["z"], y)
+        init = numpyro.infer.init_to_value(values={"means": jnp.asarray(centres(y)), "scale": 1.0})
+        nuts = lambda model, init=init: NUTS(model, init_strategy=init)
+        kernels = {
+            "from_model and NUTS": Gibbs([(block, ["z"]), (nuts(mixture), None)]),
+            "NUTS, summed by hand": nuts(summed_mixture),
+        }
+        if (
+            size == 100
+        ):  # one point at a time: of 1000 a step takes ten times as many evaluations of ten times
+            kernels["DiscreteHMCGibbs"] = DiscreteHMCGibbs(nuts(mixture))
+        for name, kernel in kernels.items():
+            sampled(name, kernel, (y,), 300, args.samples, sites)
 
 
 def centres(y: Array) -> np.ndarray:
