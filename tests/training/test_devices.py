@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import two_processes
 
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
@@ -88,7 +89,7 @@ def test_each_device_makes_the_products_of_its_rows() -> None:
 
 # -- two processes ---------------------------------------------------------------------------------
 
-PROGRAM = Path(__file__).parent / "two_processes.py"
+PROGRAM = Path(two_processes.__file__)
 
 
 def _free_port() -> int:
@@ -133,7 +134,7 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
     one = trained(mesh_of(4), ebmpp.UCD(), batch_size=len(DATA), num_steps=4)
     for name, values in first["history"].items():
         np.testing.assert_allclose(one.history[name], values, rtol=1e-4, err_msg=name)
-    params = jax.tree.map(lambda a: 8 * a, one.params)
-    est = ebmpp.unbiased_expectation(RBM, params, lambda x: x["v"], rng_key=jax.random.key(2), num_pairs=20)
+    params, key = two_processes.params(), jax.random.key(2)
+    est = ebmpp.unbiased_expectation(RBM, params, lambda x: x["v"], rng_key=key, num_pairs=20)
     np.testing.assert_array_equal(est.meeting_time, first["meeting_time"])
-    assert est.meeting_time.max() > 5
+    assert est.meeting_time.max() > 3  # not all at once
