@@ -88,7 +88,7 @@ class GibbsBlock(SiteKernel, Shown):
         by the energy as it is, such as those of :func:`~ebmpp.moves.cluster_sweep`. Blocks that are no site
         are drawn before.
     :param tempering: increasing inverse temperatures from more than 0 to 1. After the sweeps of a step the
-        block makes a tempered transition (:mod:`ebmpp.ppl.tempered`): it is heated and cooled, beta by beta
+        block makes a tempered transition (``ebmpp.ppl.tempered``): it is heated and cooled, beta by beta
         a sweep over all layers at that multiple of the energy, and what comes of it is taken or not, so that
         the block's law given everything else is left as it is. That is a way out of modes that sweeps do not
         leave; the more betas, the more often it is taken, and the diagnostics tell how often.
@@ -189,7 +189,7 @@ class GibbsBlock(SiteKernel, Shown):
         :param num_sweeps: sweeps a step.
         :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact, at
             K evaluations of the whole model for each unit.
-        :param clusters: whether a sweep begins with a move of clusters (:mod:`ebmpp.ppl.model_clusters`),
+        :param clusters: whether a sweep begins with a move of clusters (``ebmpp.ppl.model_clusters``),
             which turns whole regions where units pull one another along stronger than what holds each of
             them. For discrete units that interact in pairs.
         :param tempering: increasing inverse temperatures from more than 0 to 1, for a tempered transition of

@@ -57,7 +57,7 @@ class ModelBlock(SiteKernel):
     The model's log density is traced once, and which of its terms read which units is read off the traced
     program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The discrete units that interact are
     coloured by networkx; a sweep draws color after color, each from K evaluations of the model for units of K
-    values, and then the continuous sites, each from two derivatives (:mod:`ebmpp.ppl.continuous`).
+    values, and then the continuous sites, each from two derivatives (``ebmpp.ppl.continuous``).
 
     :param model: a NumPyro model, conditioned on the data.
     :param sites: names of latent sites; see :meth:`GibbsBlock.from_model`.
