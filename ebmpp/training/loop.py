@@ -297,6 +297,7 @@ class Loop:
         args = (self.graph, stage.estimator, stage.optimizer, self.key, state)
         if not self.together:
             state, metrics = one_step(*args, np.uint32(step), chosen[0])
+            sharding.settle(state)
             self.log.append({**metrics, **told})
             return state
         index, weights = jax.tree.map(lambda *each: np.stack(each), *((c.index, c.weights) for c in chosen))
