@@ -9,6 +9,7 @@ its exact smoother, spike and slab against NumPyro's DiscreteHMCGibbs.
 
 import argparse
 from collections.abc import Callable
+import importlib.util
 import time
 from typing import Any
 
@@ -174,6 +175,9 @@ def mixtures(args: argparse.Namespace) -> None:
             "from_model and NUTS": Gibbs([(block, ["z"]), (nuts(mixture), None)]),
             "NUTS, summed by hand": nuts(summed_mixture),
         }
+        if importlib.util.find_spec("funsor") is not None:
+            enumerated = importlib.import_module("numpyro.contrib.funsor").config_enumerate(mixture)
+            kernels["NUTS, enumerated"] = nuts(enumerated)
         if (
             size == 100
         ):  # one point at a time: of 1000 a step takes ten times as many evaluations of ten times

@@ -269,7 +269,8 @@ class Parts:
 
     :param processes: how many there are.
     :raises ArgumentError: for a batch that they do not divide.
-    :raises StateError: in all, where the data of one are wrong, or parts are not of one size.
+    :raises StateError: in all, where the arrays of one are wrong, or parts are not of one size. Rows that are
+        read later (memory maps, streams) are refused by their own process alone.
     """
 
     def __init__(
