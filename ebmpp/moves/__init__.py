@@ -6,6 +6,7 @@ from ebmpp.moves.clusters import Clusters
 from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.layer import Layer, gibbs_sweep
 from ebmpp.moves.metropolis import Metropolis
+from ebmpp.moves.metropolized import Metropolized, metropolized_sweep
 from ebmpp.moves.mixture import Mixture, mixture_sweep
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
@@ -16,6 +17,7 @@ __all__ = [
     "Langevin",
     "Layer",
     "Metropolis",
+    "Metropolized",
     "Mixture",
     "Move",
     "Pool",
@@ -24,5 +26,6 @@ __all__ = [
     "gibbs_sweep",
     "langevin_sweep",
     "metropolis_sweep",
+    "metropolized_sweep",
     "mixture_sweep",
 ]
