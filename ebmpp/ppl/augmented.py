@@ -59,17 +59,20 @@ class Augmented(Posterior):
         #: by the name that a latent block has here, its site and its block there
         self.blocks: dict[str, tuple[str, str]] = {}
         self.families: dict[str, Family] = {}
-        zeros = {}
+        #: by site, the name of an input by row that is 1, and not a number where a latent has no law
+        self.sound: dict[str, str] = {}
+        beside: dict[str, Array] = {}
+        fresh = lambda name: fresh(name + "'") if name in read.latent or name in beside else name
         for site, law in priors_with_latents(read, sites).items():
             value = read.latent[site].shape
+            lead = value[: len(value) - len(law.event_shape)]
             for b in law.summed:
-                name = f"{b} of {site}"
-                while name in read.latent or name in zeros:
-                    name += "'"
-                self.blocks[name], self.families[name] = (site, b), law.graph.families[b]
-                lead = value[: len(value) - len(law.event_shape)]
-                zeros[name] = jnp.zeros(lead + self.families[name].shape, self.families[name].dtype)
-        super().__init__(read, sites, zeros)
+                name, family = fresh(f"{b} of {site}"), law.graph.families[b]
+                self.blocks[name], self.families[name] = (site, b), family
+                beside[name] = jnp.zeros(lead + family.shape, family.dtype)
+            self.sound[site] = fresh(f"law of {site}")
+            beside[self.sound[site]] = jnp.ones(lead)
+        super().__init__(read, sites, beside)
         own = {name: read.latent[name] for name in self.sites}
         others = {name: v for name, v in read.latent.items() if name not in own}
         #: from the sites to natural parameters of the latents, by name in order
@@ -78,14 +81,14 @@ class Augmented(Posterior):
     @property
     def num_latents(self) -> int:
         """Units that are drawn along."""
-        return sum(math.prod(self.shapes[name]) for name in self.blocks)
+        return sum(math.prod(self.shapes[name]) for name in self.families)
 
     def model_at(self, others: Mapping[str, Array]) -> Callable[..., Any]:
         """The model with the latents' joint densities in the place of the priors."""
-        latents: dict[str, dict[str, Array]] = {}
+        latents: dict[str, dict[str, Array]] = {site: {} for site in self.sound}
         for name, (site, b) in self.blocks.items():
-            latents.setdefault(site, {})[b] = others[name]
-        return _AtLatents(self.model, latents)
+            latents[site][b] = others[name]
+        return _AtLatents(self.model, latents, {site: others[name] for site, name in self.sound.items()})
 
     def _parameters(self, own: Mapping, others: Mapping, arguments: Sequence) -> list[Array]:
         trace, made = self.trace(own, others, arguments), {}
@@ -94,7 +97,8 @@ class Augmented(Posterior):
             law, counts = base_law(fn), _counts(fn, own[site])
             for b, eta in law.latent_parameters(own[site]).items():
                 inside = counts.reshape(counts.shape + (1,) * (eta.ndim - counts.ndim))
-                made[site, b] = jnp.where(inside, eta, law.graph.families[b].default_eta())
+                own_law = jnp.broadcast_to(law.graph.families[b].default_eta(), eta.shape)
+                made[site, b] = jnp.where(inside, eta, own_law)
         return [made[place] for place in self.blocks.values()]
 
     # -- draws -----------------------------------------------------------------------------------
@@ -113,17 +117,17 @@ class Augmented(Posterior):
     def draw(
         self, values: Mapping[str, Array], call: Call, keys: Array, beta: Any = None
     ) -> dict[str, Array]:
-        """Latents given everything else; not a number where a unit has no law.
+        """Latents given everything else, and whether they have a law.
 
         :param keys: words, ``(2,)``.
         :param beta: what natural parameters are multiplied by; 1 unless given.
         """
-        made = {}
-        for number, (name, eta) in enumerate(self.parameters(values, call).items()):
-            family, eta = self.families[name], eta if beta is None else beta * eta
-            drawn = family.sample(self._words(name, number, keys, family.num_words), eta)
-            made[name] = jnp.where(family.in_domain(eta), drawn, jnp.nan)
-        return made
+        made, etas = {}, self.parameters(values, call)
+        if beta is not None:
+            etas = {name: beta * eta for name, eta in etas.items()}
+        for number, (name, family) in enumerate(self.families.items()):
+            made[name] = family.sample(self._words(name, number, keys, family.num_words), etas[name])
+        return made | self._laws(etas)
 
     def couple(
         self,
@@ -138,10 +142,17 @@ class Augmented(Posterior):
         made: tuple[dict[str, Array], dict[str, Array]] = {}, {}
         etas = [self.parameters(*side) for side in (first, second)]
         for number, (name, family) in enumerate(self.families.items()):
-            both = [eta[name] for eta in etas]
-            drawn = family.couple(self._words(name, number, keys, family.num_couple_words), *both)
-            for side, eta, value in zip(made, both, drawn, strict=True):
-                side[name] = jnp.where(family.in_domain(eta), value, jnp.nan)
+            words = self._words(name, number, keys, family.num_couple_words)
+            made[0][name], made[1][name] = family.couple(words, etas[0][name], etas[1][name])
+        return made[0] | self._laws(etas[0]), made[1] | self._laws(etas[1])
+
+    def _laws(self, etas: Mapping[str, Array]) -> dict[str, Array]:
+        """1 in rows whose latents have a law, and not a number elsewhere."""
+        made = {name: jnp.ones(self.shapes[name]) for name in self.sound.values()}
+        for name, eta in etas.items():
+            sound = self.sound[self.blocks[name][0]]
+            inside = self.families[name].in_domain(eta).reshape(*self.shapes[sound], -1).all(-1)
+            made[sound] = jnp.where(inside, made[sound], jnp.nan)
         return made
 
     def _words(self, name: str, number: int, keys: Array, each: int) -> Array:
@@ -162,17 +173,23 @@ class _AtLatents(Messenger):
     """A model whose energy priors are joint with latents of known values.
 
     :param latents: by site, values of the blocks that its law sums out.
+    :param sound: by site, what log densities are multiplied by, row by row.
     """
 
-    def __init__(self, model: Callable[..., Any], latents: Mapping[str, Mapping[str, Array]]) -> None:
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        latents: Mapping[str, Mapping[str, Array]],
+        sound: Mapping[str, Array],
+    ) -> None:
         super().__init__(model)
-        self.latents = latents
+        self.latents, self.sound = latents, sound
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Exchange the law of one of the sites."""
         if msg["type"] == "sample" and msg["name"] in self.latents:
-            law = base_law(msg["fn"])
-            msg["fn"] = with_base(msg["fn"], _Joint(law, self.latents[msg["name"]]))
+            at = self.latents[msg["name"]], self.sound[msg["name"]]
+            msg["fn"] = with_base(msg["fn"], _Joint(base_law(msg["fn"]), *at))
 
 
 class _Inner(Distribution):
@@ -188,18 +205,15 @@ class _Inner(Distribution):
 
 
 class _Joint(_Inner):
-    """A law joint with latents; not a number in rows where one of them is none."""
+    """A law joint with latents."""
 
-    def __init__(self, law: EnergyDistribution, latents: Mapping[str, Array]) -> None:
+    def __init__(self, law: EnergyDistribution, latents: Mapping[str, Array], sound: Array) -> None:
         super().__init__(law)
-        self.latents = latents
+        self.latents, self.sound = latents, sound
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         del intermediates
-        made = self.law.joint_log_prob(value, self.latents)
-        rows = lambda v: v.reshape(*made.shape, -1)
-        sound = [jnp.isfinite(rows(v)).all(-1) for v in self.latents.values()]
-        return made * jnp.where(jnp.stack(sound).all(0), 1.0, jnp.nan)
+        return self.law.joint_log_prob(value, self.latents) * self.sound
 
 
 class _Known(_Inner):

@@ -206,18 +206,15 @@ def _draw(keys: Array, layer: Layer, logits: Array, beta: Any) -> tuple[Array, A
 
 def _conditionals(read: Reading, posterior: Posterior, unit_by_unit: bool) -> Conditionals:
     """:raises IntractableError: where hardly two units can be drawn at once, and nobody asked for that."""
-    terms = _terms(posterior)
-    latents, powers = priors_with_latents(read, posterior.sites), scaled(read, posterior.sites)
-    # no coloring can help units that one term joins; where latents may, none is looked for yet
-    plain = None if latents and terms.most_together > _FEW else _in_layers(posterior, terms)
-    if plain is not None and plain.num_layers <= _FEW:
-        return plain
-    if latents and not powers:
+    terms, powers, joint = _terms(posterior), scaled(read, posterior.sites), None
+    if priors_with_latents(read, posterior.sites) and not powers:
         augmented = Augmented(read, posterior.sites)
-        made = _in_layers(augmented, _terms(augmented))
-        if made is not None:
-            return made
-    plain = _in_layers(posterior, terms) if plain is None else plain
+        joint = _in_layers(augmented, _terms(augmented))
+    # latents are one layer more, and better summed out where that takes no more layers
+    most = math.inf if joint is None else joint.num_layers + 1
+    plain = None if terms.most_together > most else _in_layers(posterior, terms)
+    if joint is not None and (plain is None or plain.num_layers > most):
+        return joint
     if plain is not None:
         return plain
     if unit_by_unit:
