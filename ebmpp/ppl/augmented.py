@@ -4,9 +4,9 @@
 
 The latents h of an energy that is the prior of a site z are summed out of the model, and all units of z that
 share one interact. With them, p(z) is the sum over h of p(z, h), so the model's posterior of z is that of
-(z, h) with h left away: h is drawn given z, from the families of the graph, and then z given h, as the traced
-joint density has it. Each draw leaves the joint posterior as it is. The latents are drawn anew before they are
-read, whatever they were, so that they are no part of a chain's state.
+(z, h) with h left away: h is drawn given z, from the families of the graph, and then z given h, as the
+traced joint density has it. Each draw leaves the joint posterior as it is. The latents are drawn anew before
+they are read, whatever they were, so that they are no part of a chain's state.
 
 **References**
 
@@ -15,7 +15,7 @@ read, whatever they were, so that they are no part of a chain's state.
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-from typing import Any
+from typing import Any, cast
 
 from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
@@ -23,6 +23,7 @@ from numpyro.primitives import Messenger
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import random
 from ebmpp.families import Family
@@ -94,7 +95,7 @@ class Augmented(Posterior):
         trace, made = self.trace(own, others, arguments), {}
         for site in dict(self.blocks.values()):
             fn = trace[site]["fn"]
-            law, counts = base_law(fn), _counts(fn, own[site])
+            law, counts = cast(EnergyDistribution, base_law(fn)), _counts(fn, own[site])
             for b, eta in law.latent_parameters(own[site]).items():
                 inside = counts.reshape(counts.shape + (1,) * (eta.ndim - counts.ndim))
                 own_law = jnp.broadcast_to(law.graph.families[b].default_eta(), eta.shape)
@@ -189,7 +190,7 @@ class _AtLatents(Messenger):
         """Exchange the law of one of the sites."""
         if msg["type"] == "sample" and msg["name"] in self.latents:
             at = self.latents[msg["name"]], self.sound[msg["name"]]
-            msg["fn"] = with_base(msg["fn"], _Joint(base_law(msg["fn"]), *at))
+            msg["fn"] = with_base(msg["fn"], _Joint(cast(EnergyDistribution, base_law(msg["fn"])), *at))
 
 
 class _Inner(Distribution):
@@ -211,7 +212,7 @@ class _Joint(_Inner):
         super().__init__(law)
         self.latents, self.sound = latents, sound
 
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         del intermediates
         return self.law.joint_log_prob(value, self.latents) * self.sound
 
@@ -223,7 +224,7 @@ class _Known(_Inner):
         super().__init__(law)
         self.rows = rows
 
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         del value, intermediates
         return self.rows
 

@@ -18,7 +18,6 @@ from ebmpp.core import Params
 from ebmpp.errors import IntractableError
 from ebmpp.ppl.distribution import TWO_WAYS_OUT, EnergyDistribution
 
-
 _WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
 
 

@@ -25,7 +25,6 @@ from ebmpp.ppl.model_verify import compare_with
 from ebmpp.ppl.posterior import Posterior, Reading
 from ebmpp.ppl.sites import Call, SiteKernel, one_chain, plain
 
-
 _HEATED = 1 << 19  # what the keys of the latents that a transition begins with are folded with
 
 
@@ -61,7 +60,8 @@ class ModelBlock(SiteKernel):
     The model's log density is traced once, and which of its terms read which units is read off the traced
     program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The discrete units that interact are
     coloured by networkx; a sweep draws color after color, each from K evaluations of the model for units of K
-    values, and then the continuous sites, each from two derivatives (``ebmpp.ppl.continuous``).
+    values, and then the continuous sites, each from two derivatives (``ebmpp.ppl.continuous``). Latents of
+    energy priors that tie the units are drawn first, given the sites (``ebmpp.ppl.augmented``).
 
     :param model: a NumPyro model, conditioned on the data.
     :param sites: names of latent sites; see :meth:`GibbsBlock.from_model`.
@@ -110,9 +110,9 @@ class ModelBlock(SiteKernel):
             clash = [name for name in read[site] if name in names]
             if clash:
                 raise IntractableError(
-                    f"from_model: tempering heats the latents of site {site!r} too, and the conditional of site "
-                    f"{clash[0]!r}, on which its params depend, is known with them summed out; leave tempering "
-                    f"away, or {clash[0]!r} to another block"
+                    f"from_model: tempering heats the latents of site {site!r} too, and the conditional of "
+                    f"site {clash[0]!r}, on which its params depend, is known with them summed out; leave "
+                    f"tempering away, or {clash[0]!r} to another block"
                 )
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ class ModelBlock(SiteKernel):
     def log_conditionals(
         self, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
     ) -> dict[str, Array]:
-        """Log probabilities of every unit given everything else.
+        """Log probabilities of every unit given everything else, the latents of priors summed out.
 
         :param values: of all latent sites of the model.
         :param model_args: the model's arguments; those the block was made for unless given.

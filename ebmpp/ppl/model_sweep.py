@@ -45,7 +45,7 @@ class ModelSweep:
         self.finite = tuple(name for name in read.sites if name not in read.continuous)
         self.posterior = Posterior(read, self.finite)
         self.conditionals = _conditionals(read, self.posterior, unit_by_unit) if self.finite else None
-        #: the density that discrete units are drawn by; with the latents of energy priors where they tie units
+        #: the density that discrete units are drawn by, with the latents of energy priors if these tie them
         self.drawn = self.posterior if self.conditionals is None else self.conditionals.posterior
         if clusters and not self.finite:
             raise IntractableError("from_model: clusters=True is for discrete sites, and there are none")
@@ -86,7 +86,7 @@ class ModelSweep:
         return own, call._replace(siblings=siblings)
 
     def given(self, posterior: Posterior, values: Sites, call: Call) -> dict[int, Any]:
-        """The inputs of a part's program, the block's other sites being among its siblings, and its latents."""
+        """The inputs of a part's program; the block's other sites, and latents, are among its siblings."""
         return posterior.inputs(*self._around(posterior, values, call))
 
     def _around(self, posterior: Posterior, values: Sites, call: Call) -> tuple[dict[str, Array], Call]:
@@ -118,7 +118,9 @@ class ModelSweep:
         """The sites of two chains, each with latents, which are coupled."""
         if self.augmented is None:
             return dict(first[0]), dict(second[0])
-        drawn = self.augmented.couple(*(self._around(self.augmented, *side) for side in (first, second)), keys)
+        drawn = self.augmented.couple(
+            *(self._around(self.augmented, *side) for side in (first, second)), keys
+        )
         return {**first[0], **drawn[0]}, {**second[0], **drawn[1]}
 
     def log_law(self, values: Sites, whole: Sites, call: Call) -> Array:
@@ -246,8 +248,8 @@ def _too_many(posterior: Posterior, terms: Terms, powers: Sequence[str]) -> str:
     told = ""
     if powers:
         told = (
-            f"The prior of site {powers[0]!r} is scaled (numpyro.handlers.scale), so that its latents cannot be "
-            "drawn along, which would take the units apart. "
+            f"The prior of site {powers[0]!r} is scaled (numpyro.handlers.scale), so that its latents cannot "
+            "be drawn along, which would take the units apart. "
         )
     return (
         f"from_model: {all_of} of sites {list(posterior.sites)} interact with one another (one term of the "

@@ -71,7 +71,7 @@ def deep(y: Any) -> None:
 
 
 def rows(y: Any, mask: Any) -> None:
-    """A plate of two images, each with weights of its own that are read from siblings; one prior is masked."""
+    """A plate of two images, each with weights of its own, read from siblings; one prior is masked."""
     gain = numpyro.sample("gain", dist.HalfNormal(1.0).expand([2]).to_event(1))
     params = PRIOR | {"v:h": gain[:, None, None] * PRIOR["v:h"]}
     with numpyro.plate("images", 2), handlers.mask(mask=mask):
@@ -144,7 +144,9 @@ def enumerated(name: str) -> tuple[dict, np.ndarray]:
     """All joint values of a block's sites, and their probabilities given the siblings: the slow sum."""
     case, block, values = made(name)
     shapes = {s: values[s].shape for s in case.sites}
-    tables = {s: np.broadcast_to(v.table, (len(v.table), *shapes[s])) for s, v in block.posterior.values.items()}
+    tables = {
+        s: np.broadcast_to(v.table, (len(v.table), *shapes[s])) for s, v in block.posterior.values.items()
+    }
     flat = np.concatenate([tables[s].reshape(len(tables[s]), -1) for s in case.sites], 1).T  # one K for all
     counts = np.stack(np.unravel_index(np.arange(flat.shape[1] ** len(flat)), flat.shape[1:] * len(flat)), 1)
     states, start, all_of = flat[np.arange(len(flat)), counts], 0, {}
