@@ -207,9 +207,9 @@ class GibbsBlock(SiteKernel, Shown):
             is summed out by enumeration.
         :raises IntractableError: for sites of infinitely many values, or values that depend on other sites;
             for continuous sites whose conditional is no family that is known; where hardly two units can
-            be drawn at once, unless ``unit_by_unit``, with what it would cost; for sites that the params of an
-            energy without log Z depend on, whose posterior is doubly intractable; and for ``tempering`` of
-            a continuous site that the params of a prior with latents depend on.
+            be drawn at once, unless ``unit_by_unit``, with what it would cost; for sites that the params of
+            an energy without log Z depend on, whose posterior is doubly intractable; and for ``tempering``
+            of a continuous site that the params of a prior with latents depend on.
 
         **References**
 
