@@ -1,14 +1,15 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks that follow from a NumPyro model: a mixture, a hidden Markov chain, spike and slab, a regression.
+"""Blocks that follow from a NumPyro model: a mixture, a hidden Markov chain, spike and slab, and others.
 
 ``python benchmarks/from_model.py`` makes each block with ``GibbsBlock.from_model``, tells how long that takes
 and how long a draw of all units takes (compiled, minimum of several), and checks the draws: the chain against
-its exact smoother, spike and slab against NumPyro's DiscreteHMCGibbs.
+its exact smoother, spike and slab against NumPyro's DiscreteHMCGibbs, an image whose prior is a Boltzmann
+machine against the block that is declared by hand.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import importlib.util
 import time
 from typing import Any
@@ -132,18 +133,26 @@ def draw_time(block: Any, model: Callable, args: tuple, repeats: int) -> None:
     )
 
 
-def sampled(name: str, kernel: Any, args: tuple, warmup: int, samples: int, sites: list[str]) -> dict:
-    """Draws, with the effective sample size a second, compilation left out, printed."""
+def sampled(
+    name: str,
+    kernel: Any,
+    args: tuple,
+    warmup: int,
+    samples: int,
+    sites: list[str],
+    beside: Sequence[str] = (),
+) -> dict:
+    """Draws, with the effective sample size of ``sites`` a second, compilation left out, printed."""
     mcmc = MCMC(kernel, num_warmup=warmup, num_samples=1, progress_bar=False)
     mcmc.run(jax.random.key(0), *args)
     start = mcmc.last_state
-    one = lambda s, _: (s := kernel.sample(s, args, {}), {site: s.z[site] for site in sites})
+    one = lambda s, _: (s := kernel.sample(s, args, {}), {site: s.z[site] for site in (*sites, *beside)})
     loop = jax.jit(lambda s: jax.lax.scan(one, s, None, samples)[1])
     jax.block_until_ready(loop(start))
     begin = time.perf_counter()
     draws = {site: np.asarray(v, float) for site, v in loop(start).items()}
     spent = time.perf_counter() - begin
-    sorted_up = {site: np.sort(v, -2) if site == "means" else v for site, v in draws.items()}
+    sorted_up = {site: np.sort(v, -2) if site == "means" else v for site, v in draws.items() if site in sites}
     ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in sorted_up.items()}}))
     least = min(float(v.min()) for v in ess.data_vars.values())
     print(
@@ -295,9 +304,61 @@ def regressions(args: argparse.Namespace) -> None:
         )
 
 
+def in_noise(graph: ebmpp.FactorGraph, params: dict) -> Callable:
+    """An image in noise of unknown scale, its prior a Boltzmann machine."""
+
+    def model(y: Array) -> None:
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        z = numpyro.sample("z", ebmpp.EnergyDistribution(graph, params, num_sweeps=1))
+        numpyro.sample("y", dist.Normal(z, scale).to_event(1), obs=y)
+
+    return model
+
+
+def priors(args: argparse.Namespace) -> None:
+    """Machines as priors, their latents drawn along: by the block that follows, and by hand."""
+    rng, digits = np.random.default_rng(0), ebmpp.data.binarize(ebmpp.data.digits())
+    small = ebmpp.layered(v=ebmpp.Bernoulli(64), h=ebmpp.Bernoulli(64))
+    options = {"num_steps": 3000, "rng_key": jax.random.key(0), "progress_bar": False}
+    trained = ebmpp.fit(small, digits, estimator=ebmpp.PCD(), **options).params
+    large = ebmpp.layered(v=ebmpp.Bernoulli(784), h=ebmpp.Bernoulli(500))
+    images = {
+        "trained on digits": (small, trained, digits[0]),
+        "not trained": (large, large.init(jax.random.key(1)), rng.random(784) < 0.2),
+    }
+    for told, (graph, params, image) in images.items():
+        print(f"a machine of {image.size} pixels as prior, {told}")
+        y = jnp.asarray(image + 0.5 * rng.normal(size=image.size))
+        model = in_noise(graph, params)
+        field = lambda sites, y, params=params: params["v"] + (y - 0.5) / sites["scale"] ** 2
+        by_hand = ebmpp.GibbsBlock(graph, {"z": "v"}, params | {"v": field})
+        blocks = {"from_model": declared(model, y), "by hand": by_hand}
+        for name, block in blocks.items():
+            print(f"  {name}:")
+            draw_time(block, model, (y,), args.repeats)
+        if graph is small:
+            found = {
+                name: sampled(
+                    f"{name} and NUTS",
+                    Gibbs([(block, ["z"]), (NUTS(model), None)]),
+                    (y,),
+                    500,
+                    10 * args.samples,
+                    ["scale"],
+                    ["z"],
+                )["z"]
+                for name, block in blocks.items()
+            }
+            mean = np.mean([draws.mean(0) for draws in found.values()], 0)
+            doubtful = (mean > 0.02) & (mean < 0.98)
+            both = [draws[:, doubtful] for draws in found.values()]
+            print(f"  pixels in doubt, by both: {agreement(*both)}")
+
+
 def main() -> None:
     """Print all parts, or those that are named."""
-    parts = {"mixture": mixtures, "chain": chains, "indicators": indicators, "regression": regressions}
+    parts = {"mixture": mixtures, "chain": chains, "indicators": indicators}
+    parts |= {"regression": regressions, "prior": priors}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(parts), help=f"of {', '.join(parts)}")
     parser.add_argument("--samples", type=int, default=2000)

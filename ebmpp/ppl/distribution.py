@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An energy-based model as a NumPyro distribution: densities, draws, and what small models have exactly."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 import math
 from typing import Any, NoReturn, cast
 
@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Params, checks, random
+from ebmpp.core import Params, Rows, State, checks, random
 from ebmpp.errors import IntractableError, StateError, clash
 from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, energy, states
@@ -209,24 +209,31 @@ class EnergyDistribution(dist.Distribution):
             return jnp.reshape(self._each(self._log_partition_fn, self.batch_shape), self.batch_shape)
         return 0.0 if self._log_partition_value is None else self._log_partition_value
 
-    def _log_weight(self, value: Array, gradient: bool = True) -> Float[Array, "*batch"]:
-        """``log_prob`` up to log Z."""
-        parts = self.layout.split(value)
-        lead = jnp.broadcast_shapes(value.shape[: value.ndim - len(self.layout.shape)], self.batch_shape)
-        inner = lead[len(lead) - len(self.batch_shape) :]
+    def _by_rows(self, fn: Callable[..., Any], x: Rows) -> Any:
+        """``fn(params, rows)`` of blocks whose leading axes broadcast with those of the params.
+
+        :return: what it makes, with these leading axes.
+        """
         families = self.graph.families
+        leads = (v.shape[: v.ndim - len(families[b].shape)] for b, v in x.items())
+        lead = jnp.broadcast_shapes(*leads, self.batch_shape)
+        inner = lead[len(lead) - len(self.batch_shape) :]
 
         def as_rows(b: str, x: Array) -> Array:
             shape = families[b].shape
             rows = jnp.broadcast_to(x, lead + shape).reshape(-1, math.prod(inner), *shape)
             return rows.astype(families[b].dtype)
 
-        def of_rows(params: Params, *rows: Array) -> Array:
-            params = params if gradient else _without_gradient(params)
-            one = lambda x: energy.log_unnormalized(self.graph, params, x, self.summed)
-            return jax.vmap(one)(dict(zip(parts, rows, strict=True)))
+        of_rows = lambda params, *rows: fn(params, dict(zip(x, rows, strict=True)))
+        made = self._each(of_rows, inner, *(as_rows(b, v) for b, v in x.items()))
+        return jax.tree.map(lambda m: m.reshape(lead + m.shape[2:]), made)
 
-        return self._each(of_rows, inner, *(as_rows(b, x) for b, x in parts.items())).reshape(lead)
+    def _log_weight(self, value: Array, gradient: bool = True) -> Float[Array, "*batch"]:
+        """``log_prob`` up to log Z."""
+        guard = (lambda params: params) if gradient else _without_gradient
+        one = lambda params, x: energy.log_unnormalized(self.graph, params, x, self.summed)
+        each = lambda params, x: jax.vmap(lambda row: one(guard(params), row))(x)
+        return self._by_rows(each, self.layout.split(value))
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Float[Array, "*batch"]:
@@ -241,6 +248,34 @@ class EnergyDistribution(dist.Distribution):
         value = jnp.asarray(value)
         weight = self._log_weight(value, self.has_log_partition)
         return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
+
+    def joint_log_prob(self, value: ArrayLike, latents: Mapping[str, Array]) -> Float[Array, "*batch"]:
+        """Log density of the value and the blocks that are summed out together.
+
+        Relative to the base measure of the latter: summed over them with it, :meth:`log_prob` follows.
+
+        :param value: shape ``(*batch, *event_shape)``.
+        :param latents: by block of :attr:`summed`, ``(*batch, *shape)``.
+        """
+        guard = (lambda params: params) if self.has_log_partition else _without_gradient
+        kept = self.layout.names
+
+        def one(params: Params, x: State) -> Array:
+            base = energy.log_base_measure(self.graph, {b: x[b] for b in kept})
+            return base - energy.energy(self.graph, params, self.graph.statistics(x))
+
+        each = lambda params, x: jax.vmap(lambda row: one(guard(params), row))(x)
+        weight = self._by_rows(each, {**self.layout.split(jnp.asarray(value)), **latents})
+        return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
+
+    def latent_parameters(self, value: ArrayLike) -> dict[str, Float[Array, "..."]]:
+        """Natural parameters of the blocks that are summed out given the value: they are independent then.
+
+        :param value: shape ``(*batch, *event_shape)``.
+        :return: by block of :attr:`summed`, ``(*batch, *statistic_shape)``.
+        """
+        each = lambda params, x: energy.natural_rows(self.graph, params, x, self.summed)
+        return self._by_rows(each, self.layout.split(value)) if self.summed else {}
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Real[Array, "*value"]:
         """Draws after ``num_sweeps`` sweeps of blocked Gibbs, each from a chain of its own.

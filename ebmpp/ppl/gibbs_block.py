@@ -176,6 +176,12 @@ class GibbsBlock(SiteKernel, Shown):
         A mixture's assignments are one layer, a hidden Markov chain two, a lattice two. ``verify`` compares
         the conditionals with the model.
 
+        An energy prior whose latents are summed out (a Boltzmann machine of an image) ties all its units.
+        Its latents are then drawn along (``ebmpp.ppl.augmented``): a sweep draws them given the sites, from
+        the prior's graph, and the sites given them, layer by layer. The law of the sites is that of the
+        model, with latents summed out, exactly; they are drawn anew before they are read, so that they are no
+        part of the state. Where that takes no fewer layers they stay summed out.
+
         Sites of real numbers are drawn along where their conditional is Gaussian, which it is where the
         traced log density is a polynomial of degree two in the site's units, whatever else it depends on;
         units that interact are drawn together. Sites of positive numbers are, where it is Gamma or inverse
@@ -194,18 +200,22 @@ class GibbsBlock(SiteKernel, Shown):
             them. For discrete units that interact in pairs.
         :param tempering: increasing inverse temperatures from more than 0 to 1, for a tempered transition of
             all sites of the block together after the sweeps of a step; see :class:`GibbsBlock`. Here the
-            whole log density, as a function of these sites, is what is heated, their prior included.
+            whole log density, as a function of these sites, is what is heated, their prior included, and
+            jointly with its latents where these are drawn along.
         :param model_kwargs: the model's keyword arguments; none can be called like the four options.
         :raises StateError: for sites that the model has not, subsampled plates, or another latent site that
             is summed out by enumeration.
         :raises IntractableError: for sites of infinitely many values, or values that depend on other sites;
-            for continuous sites whose conditional is no family that is known; and where hardly two units can
-            be drawn at once, unless ``unit_by_unit``, with what it would cost.
+            for continuous sites whose conditional is no family that is known; where hardly two units can
+            be drawn at once, unless ``unit_by_unit``, with what it would cost; for sites that the params of
+            an energy without log Z depend on, whose posterior is doubly intractable; and for ``tempering``
+            of a continuous site that the params of a prior with latents depend on.
 
         **References**
 
         1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
            of images*.
+        2. Tanner, Wong (1987), *The calculation of posterior distributions by data augmentation*.
 
         **Example**
 

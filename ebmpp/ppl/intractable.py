@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a NumPyro model is doubly intractable: a look at what the params of its energy models depend on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
+import copy
 from typing import Any
 
 from numpyro import handlers
@@ -17,19 +18,27 @@ from ebmpp.core import Params
 from ebmpp.errors import IntractableError
 from ebmpp.ppl.distribution import TWO_WAYS_OUT, EnergyDistribution
 
+_WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
+
 
 def base_law(fn: dist.Distribution) -> dist.Distribution:
     """A distribution without what plates, events and masks wrap it in."""
-    wrappers = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
-    return base_law(fn.base_dist) if isinstance(fn, wrappers) else fn
+    return base_law(fn.base_dist) if isinstance(fn, _WRAPPERS) else fn
 
 
-def _energy_sites(trace: dict[str, Any]) -> Iterator[tuple[str, EnergyDistribution]]:
-    """The sites whose law has no log Z."""
-    for name, site in trace.items():
-        law = base_law(site["fn"]) if site["type"] == "sample" else None
-        if isinstance(law, EnergyDistribution) and not law.has_log_partition:
-            yield name, law
+def with_base(fn: dist.Distribution, base: dist.Distribution) -> dist.Distribution:
+    """The same with another distribution inside of what plates, events and masks wrap it in."""
+    if not isinstance(fn, _WRAPPERS):
+        return base
+    made = copy.copy(fn)
+    made.base_dist = with_base(fn.base_dist, base)
+    return made
+
+
+def energy_laws(trace: Mapping[str, Any]) -> dict[str, EnergyDistribution]:
+    """By site, observed ones too, the laws of a model's trace that are energies."""
+    laws = {name: base_law(site["fn"]) for name, site in trace.items() if site["type"] == "sample"}
+    return {name: law for name, law in laws.items() if isinstance(law, EnergyDistribution)}
 
 
 def check_model(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
@@ -56,10 +65,38 @@ def check_model(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
     ...
     ebmpp.errors.IntractableError: the params of site 'x' depend on the latent sites ['J']...
     """
+    for name, sources in read_by_params(model, model_args, model_kwargs, known=False).items():
+        if sources:
+            raise IntractableError(
+                f"the params of site {name!r} depend on the latent sites {sources}, and its {TWO_WAYS_OUT}"
+            )
+
+
+def refuse_params(model: Callable, args: tuple, kwargs: Mapping[str, Any], sites: Sequence[str]) -> None:
+    """Refuse to draw sites that the params of an energy model without log Z depend on.
+
+    :raises IntractableError: naming both.
+    """
+    for name, sources in read_by_params(model, args, kwargs, known=False).items():
+        own = [source for source in sources if source in sites]
+        if own:
+            raise IntractableError(
+                f"from_model: the params of site {name!r} depend on sites {own}, which the block would draw, "
+                f"and its {TWO_WAYS_OUT}"
+            )
+
+
+def read_by_params(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any], known: bool
+) -> dict[str, list[str]]:
+    """By energy model, the latent sites that its params depend on. Nothing is computed.
+
+    :param known: whether those with log Z are told, too.
+    """
 
     def latent() -> dict[str, Array]:
         seeded = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_sample)
-        trace = handlers.trace(seeded).get_trace(*model_args, **model_kwargs)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         drawn = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
         return {n: s["value"] for n, s in drawn.items()}
 
@@ -70,15 +107,12 @@ def check_model(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
     def params_of(**given: Array) -> dict[str, Params]:
         data = {alias[key]: value for key, value in given.items()}
         seeded = handlers.seed(handlers.substitute(model, data=data), 0)
-        trace = handlers.trace(seeded).get_trace(*model_args, **model_kwargs)
-        return {name: law.params for name, law in _energy_sites(trace)}
+        laws = energy_laws(handlers.trace(seeded).get_trace(*args, **kwargs))
+        return {name: law.params for name, law in laws.items() if known or not law.has_log_partition}
 
-    found = eval_provenance(params_of, **{key: values[name] for key, name in alias.items()})
+    found, made = eval_provenance(params_of, **{key: values[name] for key, name in alias.items()}), {}
     for name, sources in found.items():
         leaves = jax.tree.leaves(sources, is_leaf=lambda s: isinstance(s, frozenset))
         upstream = {alias[key] for leaf in leaves for key in leaf} - {name}
-        if upstream:
-            listed = [site for site in values if site in upstream]
-            raise IntractableError(
-                f"the params of site {name!r} depend on the latent sites {listed}, and its {TWO_WAYS_OUT}"
-            )
+        made[name] = [site for site in values if site in upstream]
+    return made

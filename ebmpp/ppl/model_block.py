@@ -14,15 +14,18 @@ from jax import Array, core, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.errors import StateError
+from ebmpp.errors import IntractableError, StateError
 from ebmpp.families import Categorical
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.ppl import tempered
 from ebmpp.ppl.conditionals import Conditionals, Layer, Sites
+from ebmpp.ppl.intractable import read_by_params
 from ebmpp.ppl.model_sweep import ModelSweep
 from ebmpp.ppl.model_verify import compare_with
 from ebmpp.ppl.posterior import Posterior, Reading
 from ebmpp.ppl.sites import Call, SiteKernel, one_chain, plain
+
+_HEATED = 1 << 19  # what the keys of the latents that a transition begins with are folded with
 
 
 class ModelBlockState(NamedTuple):
@@ -57,7 +60,8 @@ class ModelBlock(SiteKernel):
     The model's log density is traced once, and which of its terms read which units is read off the traced
     program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The discrete units that interact are
     coloured by networkx; a sweep draws color after color, each from K evaluations of the model for units of K
-    values, and then the continuous sites, each from two derivatives (``ebmpp.ppl.continuous``).
+    values, and then the continuous sites, each from two derivatives (``ebmpp.ppl.continuous``). Latents of
+    energy priors that tie the units are drawn first, given the sites (``ebmpp.ppl.augmented``).
 
     :param model: a NumPyro model, conditioned on the data.
     :param sites: names of latent sites; see :meth:`GibbsBlock.from_model`.
@@ -92,6 +96,24 @@ class ModelBlock(SiteKernel):
         self.tempering = tempered.check_tempering("GibbsBlock.from_model: tempering", tempering)
         self.call = Call({}, tuple(args), dict(kwargs))
         self.sweep = ModelSweep(Reading(model, sites, *self.call[1:]), self.unit_by_unit, self.clusters)
+        if self.tempering is not None:
+            self._check_tempered()
+
+    def _check_tempered(self) -> None:
+        """:raises IntractableError: where a continuous site would be heated with latents summed out."""
+        augmented = self.sweep.augmented
+        names = [site.name for site in self.sweep.continuous]
+        if augmented is None or not names:
+            return
+        read = read_by_params(self.posterior.model, self.call.args, self.call.kwargs, known=True)
+        for site, _ in augmented.blocks.values():
+            clash = [name for name in read[site] if name in names]
+            if clash:
+                raise IntractableError(
+                    f"from_model: tempering heats the latents of site {site!r} too, and the conditional of "
+                    f"site {clash[0]!r}, on which its params depend, is known with them summed out; leave "
+                    f"tempering away, or {clash[0]!r} to another block"
+                )
 
     def __repr__(self) -> str:
         made = f"GibbsBlock.from_model({self.posterior.model!r}, {list(self.sites)})"
@@ -99,6 +121,8 @@ class ModelBlock(SiteKernel):
         told = [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
         if laws is not None:
             told.insert(0, f"{laws.size} units, {laws.num_layers} layer{'s' * (laws.num_layers > 1)}")
+        if self.sweep.augmented is not None:
+            told.insert(1, f"given {self.sweep.augmented.num_latents} latents of the prior")
         return f"{made}: {', '.join(told)}"
 
     def __reduce__(self) -> tuple:
@@ -139,9 +163,11 @@ class ModelBlock(SiteKernel):
         :param keys: words of this step, ``(2,)``: layer l of sweep s draws from those folded with s and l.
         """
 
+        self.sweep.check(values)
+
         def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
             moved, kept = self.sweep(carry[0], call, random.fold_in(keys, s))
-            return moved, carry[1] + kept
+            return self.sweep.without_latents(moved), carry[1] + kept
 
         none = jnp.zeros((), jnp.int32)
         if self.num_sweeps == 1:
@@ -154,10 +180,10 @@ class ModelBlock(SiteKernel):
             self.tempering,
             lambda z: self.sweep.log_density(z, call),
             lambda z, own, beta, backward: self.sweep(z, call, own, beta, backward),
-            z,
+            self.sweep.with_latents(z, call, random.fold_in(keys, 0, _HEATED)),
             keys,
         )
-        return Advanced(z, kept + more, took.astype(jnp.int32))
+        return Advanced(self.sweep.without_latents(z), kept + more, took.astype(jnp.int32))
 
     def couple(
         self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array
@@ -172,11 +198,12 @@ class ModelBlock(SiteKernel):
         :return: the sites of both, and whether a unit had a conditional that was no law.
         """
         laws = cast(Conditionals, self.conditionals)  # CoupledComposite takes no other
-        given = [self.posterior.inputs(*side) for side in (first, second)]
         family = Categorical(1, max(2, laws.num_values))
 
         def sweep(s: Array, carry: tuple) -> tuple:
-            own = random.fold_in(keys, s)
+            own, sides = random.fold_in(keys, s), ((carry[0], first[1]), (carry[1], second[1]))
+            whole = self.sweep.couple_latents(*sides, own)
+            given = [self.sweep.given(laws.posterior, v, c) for v, (_, c) in zip(whole, sides, strict=True)]
 
             def one(layer: Layer, carry: tuple) -> tuple:
                 x, y, broken = carry
@@ -207,7 +234,7 @@ class ModelBlock(SiteKernel):
     def log_conditionals(
         self, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
     ) -> dict[str, Array]:
-        """Log probabilities of every unit given everything else.
+        """Log probabilities of every unit given everything else, the latents of priors summed out.
 
         :param values: of all latent sites of the model.
         :param model_args: the model's arguments; those the block was made for unless given.
@@ -215,7 +242,7 @@ class ModelBlock(SiteKernel):
         :return: a site's ``(*shape, K)``, for its K values in rising order.
         :raises StateError: for missing sites, or shapes that are not the model's.
         """
-        laws, own, call = self.conditionals, *self._apart(values, model_args, model_kwargs)
+        laws, own, call = self.sweep.collapsed, *self._apart(values, model_args, model_kwargs)
         if laws is None:
             return {}
         given = self.sweep.given(self.posterior, own, call)

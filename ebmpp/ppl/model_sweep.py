@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep over all sites of a block that follows from a model: discrete layers, then continuous sites."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph.coloring import color_units
+from ebmpp.ppl.augmented import Augmented, priors_with_latents, scaled
 from ebmpp.ppl.conditionals import COLUMNS, Conditionals, Layer, Sites
 from ebmpp.ppl.continuous import ContinuousSite
 from ebmpp.ppl.dependence import Terms
@@ -42,16 +44,26 @@ class ModelSweep:
         self.sites = read.sites
         self.finite = tuple(name for name in read.sites if name not in read.continuous)
         self.posterior = Posterior(read, self.finite)
-        self.conditionals = None
-        if self.finite:
-            tables = {site: v.table for site, v in self.posterior.values.items()}
-            terms = Terms(self.posterior.program, self.posterior.arguments.arrays, tables)
-            self.posterior.relied |= terms.relied
-            self.conditionals = _in_layers(self.posterior, terms, unit_by_unit)
+        self.conditionals = _conditionals(read, self.posterior, unit_by_unit) if self.finite else None
+        #: the density that discrete units are drawn by, with the latents of energy priors if these tie them
+        self.drawn = self.posterior if self.conditionals is None else self.conditionals.posterior
         if clusters and not self.finite:
             raise IntractableError("from_model: clusters=True is for discrete sites, and there are none")
-        self.clusters = ModelClusters(self.posterior) if clusters else None
+        self.clusters = ModelClusters(self.drawn) if clusters else None
         self.continuous = tuple(ContinuousSite(read, name) for name in read.continuous)
+
+    @property
+    def augmented(self) -> Augmented | None:
+        """Of the latents that are drawn along; None without such."""
+        return self.drawn if isinstance(self.drawn, Augmented) else None
+
+    @functools.cached_property
+    def collapsed(self) -> Conditionals | None:
+        """Laws of the discrete units given everything else, latents summed out."""
+        if self.augmented is None:
+            return self.conditionals
+        size = sum(math.prod(self.posterior.shapes[name]) for name in self.finite)
+        return Conditionals(self.posterior, None, np.arange(size))
 
     # -- what surrounds a part of the block ----------------------------------------------------------
 
@@ -74,15 +86,52 @@ class ModelSweep:
         return own, call._replace(siblings=siblings)
 
     def given(self, posterior: Posterior, values: Sites, call: Call) -> dict[int, Any]:
-        """The inputs of a part's program, the block's other sites being among its siblings."""
+        """The inputs of a part's program; the block's other sites, and latents, are among its siblings."""
+        return posterior.inputs(*self._around(posterior, values, call))
+
+    def _around(self, posterior: Posterior, values: Sites, call: Call) -> tuple[dict[str, Array], Call]:
         own = {name: values[name] for name in posterior.sites}
         others = {name: v for name, v in values.items() if name not in own}
-        return posterior.inputs(own, call._replace(siblings={**call.siblings, **others}))
+        return own, call._replace(siblings={**call.siblings, **others})
 
     def log_density(self, values: Sites, call: Call) -> Array:
-        """Of the model."""
-        program = self.posterior.program
-        return program.run(self.given(self.posterior, values, call), [program.output])[program.output]
+        """Of the model, joint with the latents that are drawn along."""
+        program = self.drawn.program
+        return program.run(self.given(self.drawn, values, call), [program.output])[program.output]
+
+    # -- latents -------------------------------------------------------------------------------------
+
+    def with_latents(self, values: Sites, call: Call, keys: Array, beta: Any = None) -> dict[str, Array]:
+        """The block's sites, and latents drawn given everything else where there are such.
+
+        :param keys: words, ``(2,)``.
+        :param beta: the power of the joint density that is drawn from; 1 unless given.
+        """
+        if self.augmented is None:
+            return dict(values)
+        own, around = self._around(self.augmented, self.without_latents(values), call)
+        return {**values, **self.augmented.draw(own, around, keys, beta)}
+
+    def couple_latents(
+        self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The sites of two chains, each with latents, which are coupled."""
+        if self.augmented is None:
+            return dict(first[0]), dict(second[0])
+        drawn = self.augmented.couple(
+            *(self._around(self.augmented, *side) for side in (first, second)), keys
+        )
+        return {**first[0], **drawn[0]}, {**second[0], **drawn[1]}
+
+    def log_law(self, values: Sites, whole: Sites, call: Call) -> Array:
+        """log p(h | values) of the latents h in ``whole``, up to what does not depend on the values."""
+        if self.augmented is None:
+            return jnp.zeros(())
+        return self.augmented.log_law(*self._around(self.augmented, values, call), whole)
+
+    def without_latents(self, values: Sites) -> dict[str, Array]:
+        """The sites alone."""
+        return {name: values[name] for name in self.sites}
 
     # -- sweeps --------------------------------------------------------------------------------------
 
@@ -91,12 +140,16 @@ class ModelSweep:
     ) -> tuple[dict[str, Array], Array]:
         """All sites once, and how many units kept their values for want of a law.
 
+        :param values: the sites; where latents are drawn along these too, which a sweep that goes forward
+            does not read.
         :param keys: words of this sweep, ``(2,)``.
         :param beta: the power of the density that is drawn from; 1 unless given.
         :param backward: the last layer first: the reversal of the sweep.
+        :return: the first of them with latents where such are drawn along.
         """
-        self.check(values)
         steps: list[Callable[..., tuple[dict[str, Array], Array]]] = []
+        if self.augmented is not None:
+            steps.append(self._latents)
         if self.clusters is not None:
             steps.append(functools.partial(self._cluster, self.clusters))
         if self.conditionals is not None:
@@ -108,18 +161,23 @@ class ModelSweep:
             values, kept = {**values, **moved}, kept + more
         return dict(values), kept
 
+    def _latents(
+        self, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
+    ) -> tuple[dict[str, Array], Array]:
+        return self.with_latents(values, call, keys, beta), jnp.zeros((), jnp.int32)
+
     def _cluster(
         self, move: ModelClusters, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
     ) -> tuple[dict[str, Array], Array]:
         own = {name: values[name] for name in self.finite}
-        given = self.given(self.posterior, values, call)
+        given = self.given(self.drawn, values, call)
         return move(own, given, random.fold_in(keys, 0, _CLUSTERS), beta), jnp.zeros((), jnp.int32)
 
     def _discrete(
         self, laws: Conditionals, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
     ) -> tuple[dict[str, Array], Array]:
         own = {name: values[name] for name in self.finite}
-        given = self.given(self.posterior, values, call)
+        given = self.given(self.drawn, values, call)
         return laws.sweep(own, given, lambda layer, logits: _draw(keys, layer, logits, beta), backward)
 
     def _site(
@@ -148,23 +206,55 @@ def _draw(keys: Array, layer: Layer, logits: Array, beta: Any) -> tuple[Array, A
     return drawn, jnp.isfinite(top)
 
 
-def _in_layers(posterior: Posterior, terms: Terms, unit_by_unit: bool) -> Conditionals:
+def _conditionals(read: Reading, posterior: Posterior, unit_by_unit: bool) -> Conditionals:
     """:raises IntractableError: where hardly two units can be drawn at once, and nobody asked for that."""
-    size, edges = terms.sets.size, terms.edges
-    if edges is not None:
-        colors = color_units(size, edges) if len(edges) else np.zeros(size, int)
-        layers = int(colors.max(initial=0)) + 1
-        if layers <= _FEW or 2 * layers <= size:
-            return Conditionals(posterior, terms, colors)
+    terms, powers, joint = _terms(posterior), scaled(read, posterior.sites), None
+    if priors_with_latents(read, posterior.sites) and not powers:
+        augmented = Augmented(read, posterior.sites)
+        joint = _in_layers(augmented, _terms(augmented))
+    # latents are one layer more, and better summed out where that takes no more layers
+    most = math.inf if joint is None else joint.num_layers + 1
+    plain = None if terms.most_together > most else _in_layers(posterior, terms)
+    if joint is not None and (plain is None or plain.num_layers > most):
+        return joint
+    if plain is not None:
+        return plain
     if unit_by_unit:
-        return Conditionals(posterior, None, np.arange(size))
+        return Conditionals(posterior, None, np.arange(terms.sets.size))
+    raise IntractableError(_too_many(posterior, terms, powers))
+
+
+def _terms(posterior: Posterior) -> Terms:
+    tables = {site: v.table for site, v in posterior.values.items()}
+    terms = Terms(posterior.program, posterior.arguments.arrays, tables)
+    posterior.relied |= terms.relied
+    return terms
+
+
+def _in_layers(posterior: Posterior, terms: Terms) -> Conditionals | None:
+    """Laws by layers; None where hardly two units can be drawn at once."""
+    size, edges = terms.sets.size, terms.edges
+    if edges is None:
+        return None
+    colors = color_units(size, edges) if len(edges) else np.zeros(size, int)
+    layers = int(colors.max(initial=0)) + 1
+    return Conditionals(posterior, terms, colors) if layers <= _FEW or 2 * layers <= size else None
+
+
+def _too_many(posterior: Posterior, terms: Terms, powers: Sequence[str]) -> str:
+    size, together = terms.sets.size, terms.most_together
     values = max(len(v.table) for v in posterior.values.values())
-    together = terms.most_together
     all_of = f"all {size} units" if together == size else f"up to {max(together, 2)} of the {size} units"
-    raise IntractableError(
+    told = ""
+    if powers:
+        told = (
+            f"The prior of site {powers[0]!r} is scaled (numpyro.handlers.scale), so that its latents cannot "
+            "be drawn along, which would take the units apart. "
+        )
+    return (
         f"from_model: {all_of} of sites {list(posterior.sites)} interact with one another (one term of the "
         "log density reads them, as a regression reads all its indicators), so that hardly two can be drawn "
-        f"at once. One unit at a time a sweep takes {size} x {values} = {size * values} evaluations of the "
-        "model's log density; ask for that with unit_by_unit=True, or declare the graph: GibbsBlock(graph, "
-        "sites, params)"
+        f"at once. {told}One unit at a time a sweep takes {size} x {values} = {size * values} evaluations of "
+        "the model's log density; ask for that with unit_by_unit=True, or declare the graph: "
+        "GibbsBlock(graph, sites, params)"
     )

@@ -56,16 +56,19 @@ def compare_with(
 
 
 def _move_layer(sweep: ModelSweep, laws: Conditionals) -> _Move:
-    table = jax.jit(laws.table)
+    table, law_of = jax.jit(laws.table), sweep.log_law
 
     def move(own: Sites, call: Call, words: Array) -> tuple[dict[str, Array], Any]:
         discrete = {site: own[site] for site in sweep.posterior.sites}
-        found = np.asarray(table(discrete, sweep.given(sweep.posterior, own, call)), float)
+        whole = sweep.with_latents(own, call, words)
+        found = np.asarray(table(discrete, sweep.given(sweep.drawn, whole, call)), float)
         rng = np.random.default_rng(np.asarray(words))
         (units, numbers), change = _redraw(rng, laws, found, discrete)
         every = jnp.ones(len(units), bool)
         moved = laws.put(Layer(-1, units, {}, {}), discrete, jnp.asarray(numbers), every)
-        return {**own, **moved}, change
+        after = {**own, **moved}
+        # p(z) = p(z, h) / p(h | z), at one h for both
+        return after, change - float(law_of(after, whole, call)) + float(law_of(own, whole, call))
 
     return move
 

@@ -3,6 +3,7 @@
 """A NumPyro model's log density, traced once as a function of some of its sites."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from ebmpp.core import checks
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.ppl.dependence import Program
 from ebmpp.ppl.distribution import EnergyDistribution
-from ebmpp.ppl.intractable import base_law
+from ebmpp.ppl.intractable import base_law, energy_laws, refuse_params
 from ebmpp.ppl.sites import Call
 
 _MOST_VALUES = 1024
@@ -48,6 +49,7 @@ class Reading:
     :param args: the model's arguments.
     :param kwargs: its keyword arguments.
     :raises StateError: for sites that the model has not, or that it draws for a part of a plate.
+    :raises IntractableError: for sites that the params of an energy model without log Z depend on.
     """
 
     def __init__(
@@ -68,6 +70,9 @@ class Reading:
         _check_sites(trace, latent, self.sites)
         self.latent = {name: jnp.asarray(value) for name, value in latent.items()}
         self.laws = {name: base_law(trace[name]["fn"]) for name in latent}
+        self.scales = {name: trace[name]["scale"] for name in latent}
+        if not all(law.has_log_partition for law in energy_laws(trace).values()):
+            refuse_params(model, args, kwargs, self.sites)
 
     def support(self, name: str) -> Any:
         """The values that one unit of a site can take, as a constraint."""
@@ -86,14 +91,17 @@ class Posterior:
 
     :param read: the model.
     :param sites: names of latent sites: those whose units take finitely many values, or one of real numbers.
+    :param beside: by name, other arrays that the log density is a function of, as if they were siblings.
     :raises IntractableError: for sites of infinitely many values, or values that depend on other sites.
     """
 
-    def __init__(self, read: Reading, sites: Sequence[str]) -> None:
+    def __init__(
+        self, read: Reading, sites: Sequence[str], beside: Mapping[str, Array] = MappingProxyType({})
+    ) -> None:
         self.model, self.sites = read.model, tuple(sites)
-        self.shapes = {name: jnp.shape(v) for name, v in read.latent.items()}
         own = {name: read.latent[name] for name in self.sites}
-        others = {name: v for name, v in read.latent.items() if name not in own}
+        others = {name: v for name, v in read.latent.items() if name not in own} | dict(beside)
+        self.shapes = {name: jnp.shape(v) for name, v in {**own, **others}.items()}
         self.arguments = Arguments(read.args, read.kwargs)
         try:
             self.program = Program(self._log_density, own, others, self.arguments.arrays)
@@ -106,7 +114,19 @@ class Posterior:
 
     def _log_density(self, own: Mapping, others: Mapping, arguments: Sequence) -> Array:
         args, kwargs = self.arguments.rebuild(arguments)
-        return jnp.asarray(log_density(handlers.seed(self.model, 0), args, kwargs, {**own, **others})[0])
+        model = handlers.seed(self.model_at(others), 0)
+        return jnp.asarray(log_density(model, args, kwargs, {**own, **others})[0])
+
+    def model_at(self, others: Mapping[str, Array]) -> Callable[..., Any]:
+        """The model whose log density is traced; of its inputs, those that are no sites may be a part."""
+        del others
+        return self.model
+
+    def trace(self, own: Mapping, others: Mapping, arguments: Sequence) -> dict[str, Any]:
+        """The model's sites at these values."""
+        args, kwargs = self.arguments.rebuild(arguments)
+        held = handlers.substitute(handlers.seed(self.model, 0), data={**own, **others})
+        return handlers.trace(held).get_trace(*args, **kwargs)
 
     def _values(self, name: str, read: Reading, own: Mapping, others: Mapping) -> Values:
         """:raises IntractableError: where there are too many, or they depend on other sites."""
@@ -141,11 +161,7 @@ class Posterior:
         """That the values of a site do not depend on other sites; arguments they depend on are taken down."""
 
         def bounds(own: Mapping, others: Mapping, arguments: Sequence) -> Array:
-            args, kwargs = self.arguments.rebuild(arguments)
-            held = handlers.substitute(handlers.seed(self.model, 0), data={**own, **others})
-            support = _unwrapped(
-                base_law(handlers.trace(held).get_trace(*args, **kwargs)[name]["fn"]).support
-            )
+            support = _unwrapped(base_law(self.trace(own, others, arguments)[name]["fn"]).support)
             return jnp.sum(jnp.asarray(support.lower_bound)) + jnp.sum(jnp.asarray(support.upper_bound))
 
         program = Program(bounds, own, others, self.arguments.arrays)
@@ -157,10 +173,13 @@ class Posterior:
             )
         self.relied |= {program.arguments.index(slot) for slot in sources}
 
-    def inputs(self, values: Mapping[str, Array], call: Call) -> dict[int, Any]:
+    def inputs(
+        self, values: Mapping[str, Array], call: Call, program: Program | None = None
+    ) -> dict[int, Any]:
         """Values of the program's inputs.
 
         :param values: the block's own sites.
+        :param program: another one, of the same sites and arguments.
         :raises StateError: for missing sites, shapes that are not those of the model as it was read, or
             arguments that are others.
         """
@@ -169,7 +188,8 @@ class Posterior:
                 f"the block has sites {sorted(self.sites)}, and was given {sorted(values)}: name the same "
                 "sites in numpyro.infer.Gibbs([(block, sites), ...])"
             )
-        names = [name for name in self.shapes if name not in self.sites]
+        program = self.program if program is None else program
+        names = [name for name in self.shapes if name in program.others]
         missing = [name for name in names if name not in call.siblings]
         if missing:
             raise StateError(
@@ -184,7 +204,7 @@ class Posterior:
                     "was made; make the block anew with GibbsBlock.from_model for arguments of other shapes"
                 )
         arrays = self.arguments.of(call, self.relied)
-        return self.program.inputs(values, {name: given[name] for name in names}, arrays)
+        return program.inputs(values, {name: given[name] for name in names}, arrays)
 
 
 class Arguments:
