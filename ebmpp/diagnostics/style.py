@@ -6,6 +6,7 @@ The colours are those of Okabe and Ito, which colour-blind readers tell apart; i
 dashes and marks, for no two of the first eight share either.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,9 @@ INK, FAINT = "#1A202C", "#9AA5B1"
 
 
 def look(index: int) -> dict[str, Any]:
-    """The colour and dashes of the curve of that number, in matplotlib's words; after eight they come again.
+    """The colour and dashes of the curve of that number, in matplotlib's words.
+
+    After eight a colour comes again, with other dashes.
 
     **Example**
 
@@ -33,7 +36,7 @@ def look(index: int) -> dict[str, Any]:
     >>> look(1)["linestyle"]
     (0, (5, 1.5))
     """
-    return {"color": COLORS[index % len(COLORS)], "linestyle": dashes(index)}
+    return {"color": COLORS[index % len(COLORS)], "linestyle": dashes(index + index // len(COLORS))}
 
 
 def dashes(index: int) -> Any:
@@ -94,15 +97,20 @@ def legend_below(figure: "Figure", axes: "Axes | np.ndarray", ncols: int, **othe
     figure.legend(list(named.values()), list(named), ncols=ncols, **looks)
 
 
-def below_zero(ax: "Axes", ticks: "list[float]") -> None:
-    """A logarithmic axis of numbers below 0, the largest on top: log-likelihoods of any size, and none cut.
+def below(ax: "Axes", top: float, ticks: "Sequence[float]", across: bool = False) -> None:
+    """An axis on which the distance below ``top`` is logarithmic: log-likelihoods of any size, and none cut.
 
+    :param top: above every value.
     :param ticks: where numbers stand.
+    :param across: the horizontal axis in place of the vertical one.
     """
     from matplotlib.ticker import NullFormatter, NullLocator
 
-    there, back = lambda y: -np.log(np.maximum(-y, 1e-30)), lambda z: -np.exp(-z)
-    ax.set_yscale("function", functions=(there, back))
-    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    there, back = lambda y: -np.log(np.maximum(top - y, 1e-30)), lambda z: top - np.exp(-z)
+    scale, place, axis = (
+        (ax.set_xscale, ax.set_xticks, ax.xaxis) if across else (ax.set_yscale, ax.set_yticks, ax.yaxis)
+    )
+    scale("function", functions=(there, back))
+    place(list(ticks), [f"{t:g}" for t in ticks])
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())

@@ -186,6 +186,15 @@ def test_a_likelihood_has_an_error_where_its_bracket_is_narrower(upper, lower, w
     assert likelihood.in_words(row) == "-3.20 a row (exact)"
 
 
+def test_a_reverse_estimate_from_chains_is_no_bound_by_itself() -> None:
+    words = "bounds log Z from above only if its chains have the model"
+    given = subject()
+    assert words not in likelihood.likelihood(given).html()  # independent exact draws
+    given.__dict__["starts"] = (given.starts[0], False, "some chains")
+    html = likelihood.likelihood(given).html()
+    assert words in html and "in reverse from some chains" in html
+
+
 @pytest.mark.parametrize(
     ("ends", "sound", "words"),
     [

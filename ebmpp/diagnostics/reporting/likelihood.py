@@ -52,6 +52,12 @@ def likelihood(subject: Subject) -> Section:
         "and are resampled on the way. What goes forward is too small on average; likelihoods are at the "
         "systems'."
     )
+    if not sound:
+        section.caveat(
+            "The reverse estimate bounds log Z from above only if its chains have the model's law. Where "
+            "they miss a mode both estimates are too small, with small errors, and the likelihood is "
+            "flattered: read the sections on mixing first."
+        )
     _log_z(section, made, annealed)
     if made.gap < -3 * made.standard_error:
         section.judge(False, "the two estimates of log Z contradict each other")
