@@ -191,7 +191,7 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
         ax.axhline(truth[name], color=style.INK, linewidth=0.8, label="the true model")
         ax.set(ylabel=f"log-likelihood a {_RUN[name]} (nats)")
         ax.set_xlabel("step" if x == "step" else "training, in seconds on two cores")
-    axes[3].set(xlabel="step", ylabel="sweeps to meet, after the lag, mean", yscale="log")
+    axes[3].set(xlabel="step", ylabel="sweeps to meet, after the lag, mean", ylim=(0, None))
     for ax in axes:
         style.tidy(ax)
     style.legend_below(figure, axes, ncols=5)

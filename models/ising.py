@@ -122,7 +122,7 @@ def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespac
 # -- what is written -------------------------------------------------------------------------------
 
 
-_SAID = {"magnetization": "magnetisation", "energy": "energy (in units of the coupling)"}
+_SAID = {"magnetization": "magnetisation", "energy": "energy, in couplings,"}
 
 
 def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) -> dict[str, Any]:
