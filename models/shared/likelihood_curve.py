@@ -36,7 +36,8 @@ def draw(ax: Any, curve: list[dict[str, float]], numbers: dict[str, Any], epochs
     style.below(ax, top, [t for t in _TICKS if low <= t < top])
     ax.set_ylim(top - 1.15 * (top - low), top - 1)
     ax.set(xlabel="epoch", ylabel="log-likelihood an image (nats)")
-    ax.set_title("training, by particle systems; bars are two standard errors of log Z", fontsize=9)
+    told = "along training: by quick particle systems, on average too large;"
+    ax.set_title(f"{told}\nbeyond it the model itself; bars: two standard errors of log Z", fontsize=9)
     minutes = curve[-1]["seconds"] / 60 / epochs[-1]
     above = ax.secondary_xaxis("top", functions=(lambda x: x * minutes, lambda x: x / minutes))
     above.set_xlabel("minutes of training", fontsize=9)
