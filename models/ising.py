@@ -159,7 +159,8 @@ def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) 
         ebmpp.plots.plot_meeting_times(found.meeting_time, found.lag, found.met, ax=ax, label=label, **look)
     ax.set_xlim(1, None)
     ax.set_xscale("log")
-    ax.get_legend().set_title("coupling constant,\npairs coupled by", {"size": 8})
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
+    style.tidy(ax, legend=True, title="coupling constant,\npairs coupled by", **beside)
     ax.set_title(f"share of {args.num_pairs} pairs that have not met", fontsize=10)
     return {"onsager": figure, "states": snapshots, "meeting_times": survival}
 
