@@ -144,6 +144,8 @@ def _meeting_times(met: dict[str, Any]) -> Any:
     figure, ax = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for label, estimate in met.items():
         ebmpp.plots.plot_meeting_times(estimate.meeting_time, estimate.lag, estimate.met, ax=ax, label=label)
+    ax.set_xlim(1, None)
+    ax.set_xscale("log")  # a few sweeps before, hundreds after
     ax.set_title("share of 1000 coupled pairs that have not met", fontsize=10)
     return figure
 
