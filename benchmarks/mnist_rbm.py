@@ -34,6 +34,7 @@ import optax
 
 import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, Stage
+from ebmpp.diagnostics import style
 from ebmpp.estimators import CSDCP, SDCP, Centered, Estimator
 
 _PUBLISHED = UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True)
@@ -69,10 +70,9 @@ def warmed(_: FactorGraph, batches: int, rate: float) -> list[Stage]:
 
 
 class Method(NamedTuple):
-    """What is trained, and how it is drawn."""
+    """What is trained."""
 
     label: str
-    color: str
     stages: Stages
     updates: int = 1
     """Steps a batch."""
@@ -85,25 +85,29 @@ class Experiment(NamedTuple):
     latent: int
     batch_size: int
     rate: float
+    cost: str
+    """What an epoch costs."""
     methods: dict[str, Method]
 
 
 _DC = {
-    "cd": Method("CD-24", "#c05621", plain(CD(k=24))),
-    "pcd": Method("PCD-24", "#2f855a", plain(PCD(k=24, num_chains=200))),
-    "cg": Method("centered gradient, CD-24", "#6b46c1", plain(Centered(CD(k=24)))),
-    "sdcp": Method("S-DCP, d = 6, K' = 4", "#2b6cb0", plain(SDCP(d=6, k=4), 6), 6),
-    "csdcp": Method("CS-DCP, d = 6, K' = 4", "#1a202c", plain(CSDCP(d=6, k=4), 6), 6),
+    "cd": Method("CD-24", plain(CD(k=24))),
+    "pcd": Method("PCD-24", plain(PCD(k=24, num_chains=200))),
+    "cg": Method("centered gradient, CD-24", plain(Centered(CD(k=24)))),
+    "sdcp": Method("S-DCP, d = 6, K' = 4", plain(SDCP(d=6, k=4), 6), 6),
+    "csdcp": Method("CS-DCP, d = 6, K' = 4", plain(CSDCP(d=6, k=4), 6), 6),
 }
+_EQUAL = "epoch (24 sweeps a batch for every method)"
 EXPERIMENTS = {
-    "dc": Experiment("784x500, batches of 200", 500, 200, 0.01, _DC),
+    "dc": Experiment("784x500, batches of 200", 500, 200, 0.01, _EQUAL, _DC),
     "spectral": Experiment(
         "784x500, batches of 1000",
         500,
         1000,
         0.01,
+        _EQUAL,
         {
-            "ssd": Method("stochastic spectral descent, CD-24", "#d53f8c", spectral),
+            "ssd": Method("stochastic spectral descent, CD-24", spectral),
             **{name: _DC[name] for name in ("cd", "sdcp", "csdcp")},
         },
     ),
@@ -112,13 +116,14 @@ EXPERIMENTS = {
         1000,
         1000,
         0.1,
+        "epoch (sweeps an epoch differ: see the minutes)",
         {
-            "cd1": Method("CD-1", "#c05621", plain(CD(k=1))),
-            "cd10": Method("CD-10", "#dd6b20", plain(CD(k=10))),
-            "pcd": Method("PCD-1, 1000 chains", "#2f855a", plain(PCD(k=1, num_chains=1000))),
-            "published": Method("UCD, k = lag = 1, stopped at 100 sweeps", "#d53f8c", plain(_PUBLISHED)),
-            "ucd": Method("UCD, adaptive, 1000 pairs", "#2b6cb0", plain(UCD(num_pairs=1000))),
-            "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", "#1a202c", warmed),
+            "cd1": Method("CD-1", plain(CD(k=1))),
+            "cd10": Method("CD-10", plain(CD(k=10))),
+            "pcd": Method("PCD-1, 1000 chains", plain(PCD(k=1, num_chains=1000))),
+            "published": Method("UCD, k = lag = 1, stopped at 100 sweeps", plain(_PUBLISHED)),
+            "ucd": Method("UCD, adaptive, 1000 pairs", plain(UCD(num_pairs=1000))),
+            "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", warmed),
         },
     ),
 }
@@ -222,61 +227,71 @@ def numbers(runs: dict[str, xr.Dataset], methods: dict[str, Method]) -> list[dic
             "effective_particles_last": round(float(last["effective"]), 1),
             "seconds": round(float(last["seconds"]), 1),
             "curve": [
-                [round(float(e), 3), round(float(v), 2)]
-                for e, v in zip(epochs, made["held_out"].values, strict=True)
+                [round(float(x), digits) for x, digits in zip(point, (3, 2, 3, 1), strict=True)]
+                for point in zip(
+                    epochs,
+                    *(made[n].values for n in ("held_out", "standard_error", "seconds")),
+                    strict=True,
+                )
             ],
         }
         if "meeting_time_mean" in made:
-            row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
+            tau = made["meeting_time_mean"].values
+            row["meeting_time_mean_last"] = round(float(tau[-20:].mean()), 1)
             row["meeting_time_max"] = int(np.nanmax(made["meeting_time_max"]))
+            some = np.unique(np.linspace(0, len(tau) - 1, 200).astype(int))
+            a_step = made.attrs["epochs_a_step"]
+            row["meeting_times"] = [[round(float(i * a_step), 3), round(float(tau[i]), 1)] for i in some]
         rows.append(row)
     return rows
 
 
-def draw(runs: dict[str, xr.Dataset], experiment: Experiment, path: Path) -> None:
-    """Held-out log-likelihoods with two standard errors against the epoch; meeting times where there are."""
+def draw(rows: list[dict[str, Any]], experiment: Experiment, path: Path) -> None:
+    """Held-out log-likelihoods against the epoch, and the minutes where these are known; meeting times.
+
+    :param rows: as :func:`numbers` makes them, and as they are kept.
+    """
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    coupled = {n: made for n, made in runs.items() if "meeting_time_mean" in made}
-    width = 2 if coupled else 1
-    figure, axes = plt.subplots(1, width, figsize=(6.4 * width, 4.2), layout="constrained", squeeze=False)
-    for name, made in runs.items():
-        label, color = experiment.methods[name][:2]
-        epochs = made["step"].values * made.attrs["epochs_a_step"]
-        style = {"color": color, "linewidth": 1.3, "capsize": 2, "marker": ".", "label": label}
-        axes[0, 0].errorbar(epochs, made["held_out"].values, 2 * made["standard_error"].values, **style)
-    values = np.concatenate([made["held_out"].values[1:] for made in runs.values()])
-    low = np.quantile(values[np.isfinite(values)], 0.02)
-    axes[0, 0].set(ylabel="log-likelihood a held-out row (two standard errors)", ylim=(low - 10, None))
-    axes[0, 0].set_title(experiment.title, fontsize=10)
-    for name, made in coupled.items():
-        label, color = experiment.methods[name][:2]
-        tau = made["meeting_time_mean"].values
-        x = np.arange(len(tau)) * made.attrs["epochs_a_step"]
-        axes[0, 1].plot(x, tau, color=color, linewidth=1, label=label)
-        axes[0, 1].set(ylabel="mean meeting time (sweeps)", yscale="log")
-    for ax in axes.flat:
-        ax.set_xlabel("epoch")
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    timed = [row for row in rows if len(row["curve"][0]) > 2]
+    coupled = [row for row in rows if "meeting_times" in row]
+    panels = ["epoch"] + ["minutes"] * bool(timed) + ["meeting"] * bool(coupled)
+    figure, axes = style.grid(len(panels), (5.2, 3.8))
+    looks = {row["method"]: style.look(i) | {"marker": style.marker(i)} for i, row in enumerate(rows)}
+    for panel, ax in zip(panels, axes, strict=True):
+        for row in coupled if panel == "meeting" else timed if panel == "minutes" else rows:
+            look = looks[row["method"]] | {"label": row["method"], "markersize": 4, "linewidth": 1.4}
+            if panel == "meeting":
+                x, tau = np.array(row["meeting_times"]).T
+                ax.plot(x, tau, **look | {"marker": "none"})
+                continue
+            curve = np.array([[*point, np.nan, np.nan][:4] for point in row["curve"]]).T
+            error = None if np.isnan(curve[2]).all() else 2 * curve[2]
+            x = curve[0] if panel == "epoch" else curve[3] / 60
+            ax.errorbar(x, curve[1], error, capsize=2, markerfacecolor="none", **look)
+        ax.set(xlabel="training, in minutes" if panel == "minutes" else experiment.cost)
+        ax.set_ylabel("log-likelihood a held-out row (nats)")
+        if panel == "meeting":
+            ax.set(xlabel="epoch", ylabel="mean meeting time (sweeps)", yscale="log")
+        style.tidy(ax)
+    axes[0].set_title(f"{experiment.title}, one run each", fontsize=10)
+    style.legend_below(figure, axes, ncols=1 + len(panels))
+    figure.savefig(path, dpi=120)
 
 
 def report(args: argparse.Namespace) -> None:
     """Draw and tabulate every run that there is."""
     experiment, script = EXPERIMENTS[args.experiment], f"mnist_rbm_{args.experiment}"
-    runs = gather(args.out, script, experiment.methods)
-    if not runs:
+    runs, kept = gather(args.out, script, experiment.methods), args.out / f"{script}.json"
+    if runs:
+        made = {"runs": numbers(runs, experiment.methods)}
+        kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    elif not kept.exists():
         raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
-    draw(runs, experiment, args.out / f"{script}.png")
-    made = {"runs": numbers(runs, experiment.methods)}
-    (args.out / f"{script}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {args.out / script}.png and {args.out / script}.json")
+    draw(json.loads(kept.read_text(encoding="utf-8"))["runs"], experiment, kept.with_suffix(".png"))
+    print(f"wrote {args.out / script}.png" + (f" and {kept}" if runs else f" of the numbers in {kept}"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -36,12 +36,13 @@ import optax
 
 import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli
+from ebmpp.diagnostics import style
 
 METHODS = {
-    "ucd": ("UCD, adaptive, 1000 pairs", "#2b6cb0", UCD(num_pairs=1000)),
-    "ucd_few": ("UCD, adaptive, 100 pairs", "#63b3ed", UCD(num_pairs=100)),
-    "cd1": ("CD-1", "#c05621", CD(k=1)),
-    "pcd": ("PCD-1, 1000 chains", "#2f855a", PCD(k=1, num_chains=1000)),
+    "ucd": ("UCD, adaptive, 1000 pairs", UCD(num_pairs=1000)),
+    "ucd_few": ("UCD, adaptive, 100 pairs", UCD(num_pairs=100)),
+    "cd1": ("CD-1", CD(k=1)),
+    "pcd": ("PCD-1, 1000 chains", PCD(k=1, num_chains=1000)),
 }
 
 
@@ -85,7 +86,7 @@ def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, 
 
 def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace) -> None:
     """One training run, kept as it goes."""
-    label, _, estimator = METHODS[method]
+    label, estimator = METHODS[method]
     watch = Watch(
         raw(args.out, "simulated_rbm", method),
         ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.latent)),
@@ -135,57 +136,81 @@ def numbers(runs: dict[str, xr.Dataset]) -> list[dict[str, Any]]:
             "last_standard_error": round(float(last["standard_error"]), 3),
             "last_effective_particles": round(float(last["effective"]), 1),
             "seconds": round(float(last["seconds"]), 1),
+            "curve": {
+                n: [round(float(v), 3) for v in made[n].values]
+                for n in ("step", "seconds", "log_likelihood", "held_out", "standard_error")
+            },
         }
         if "meeting_time_mean" in made:
             row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
             row["meeting_time_max"] = int(made["meeting_time_max"].max())
+            waited = (made["meeting_time_mean"] - made["lag"]).values
+            row["sweeps_to_meet"] = [round(float(part.mean()), 2) for part in _parts(waited)]
         rows.append(row)
     return rows
 
 
-def draw(runs: dict[str, xr.Dataset], path: Path) -> None:
-    """Log-likelihoods a row with two standard errors, and meeting times, against the step."""
+_PARTS = 60
+
+
+def _parts(values: np.ndarray) -> list[np.ndarray]:
+    """Steps after one another, as many each."""
+    return np.array_split(values, min(_PARTS, len(values)))
+
+
+_TICKS = (-48, -50, -52, -54, -56, -58, -60, -65, -70, -80, -100, -150, -300)
+_RUN = {"log_likelihood": "training row", "held_out": "held-out row"}
+
+
+def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> None:
+    """Log-likelihoods a row with two standard errors by step and by time, and meeting times.
+
+    :param rows: as :func:`numbers` makes them, and as they are kept.
+    :param truth: the true model's own.
+    """
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    for method, made in runs.items():
-        label, color, _ = METHODS[method]
-        error = 2 * made["standard_error"].values
-        style = {"color": color, "linewidth": 1.3, "capsize": 2, "marker": ".", "label": label}
-        for ax, name in zip(axes, ("log_likelihood", "held_out"), strict=False):
-            ax.errorbar(made["step"].values, made[name].values, error, **style)
-        if "meeting_time_mean" in made:
-            waited = (made["meeting_time_mean"] - made["lag"]).values
-            axes[2].plot(np.arange(len(waited)), waited, color=color, linewidth=1.3, label=label)
-    for ax, name, what in zip(axes, ("log_likelihood", "held_out"), ("training", "held-out"), strict=False):
-        truth = next(iter(runs.values())).attrs[f"truth_{name}"]
-        ax.axhline(truth, color="0.4", linestyle="--", linewidth=1, label=f"the truth, {truth:.2f}")
-        ax.set(ylabel=f"log-likelihood a {what} row (two standard errors)", ylim=(truth - 12, None))
-    axes[2].set(ylabel="mean sweeps to meet, after the lag", yscale="symlog")
+    figure, axes = style.grid(4, (5.4, 3.5), ncols=2)
+    panels = [("log_likelihood", "step"), ("held_out", "step"), ("held_out", "seconds")]
+    for index, row in enumerate(rows):
+        look = style.look(index) | {"linewidth": 1.4, "label": row["method"]}
+        curve = {n: np.array(v) for n, v in row["curve"].items()}
+        marks = {"marker": style.marker(index), "markersize": 4, "capsize": 2, "markerfacecolor": "none"}
+        for ax, (name, x) in zip(axes, panels, strict=False):
+            ax.errorbar(curve[x], curve[name], 2 * curve["standard_error"], **look, **marks)
+        if "sweeps_to_meet" in row:
+            steps = row["steps"] * (np.arange(len(row["sweeps_to_meet"])) + 0.5) / len(row["sweeps_to_meet"])
+            axes[3].plot(steps, row["sweeps_to_meet"], **look)
+    for ax, (name, x) in zip(axes, panels, strict=False):
+        values = np.concatenate([row["curve"][name] for row in rows])
+        low, top = np.nanmin(values), max(np.nanmax(values), truth[name]) + 1
+        style.below(ax, top, [t for t in _TICKS if low < t < top])
+        ax.set_ylim(top - 1.15 * (top - low), top - 0.7)
+        ax.axhline(truth[name], color=style.INK, linewidth=0.8, label="the true model")
+        ax.set(ylabel=f"log-likelihood a {_RUN[name]} (nats)")
+        ax.set_xlabel("step" if x == "step" else "training, in seconds on two cores")
+    axes[3].set(xlabel="step", ylabel="sweeps to meet, after the lag, mean", ylim=(0, None))
     for ax in axes:
-        ax.set_xlabel("step")
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-        if ax.get_legend_handles_labels()[0]:
-            ax.legend(frameon=False, fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        style.tidy(ax)
+    style.legend_below(figure, axes, ncols=5)
+    figure.savefig(path, dpi=110)
 
 
 def report(out: Path) -> None:
     """Draw and tabulate every run that there is."""
-    runs = gather(out, "simulated_rbm", METHODS)
-    if not runs:
+    runs, kept = gather(out, "simulated_rbm", METHODS), out / "simulated_rbm.json"
+    if runs:
+        known = next(iter(runs.values())).attrs
+        truth = {n: round(float(v), 2) for n, v in known.items() if n.startswith("truth")}
+        made = truth | {"runs": numbers(runs)}
+        kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    elif not kept.exists():
         raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
-    draw(runs, out / "simulated_rbm.png")
-    known = next(iter(runs.values())).attrs
-    truth = {n: round(float(v), 2) for n, v in known.items() if n.startswith("truth")}
-    made = truth | {"runs": numbers(runs)}
-    (out / "simulated_rbm.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {out / 'simulated_rbm.png'} and {out / 'simulated_rbm.json'}")
+    made = json.loads(kept.read_text(encoding="utf-8"))
+    draw(made["runs"], {name: made[f"truth_{name}"] for name in _RUN}, kept.with_suffix(".png"))
+    print(f"wrote {kept.with_suffix('.png')}" + (f" and {kept}" if runs else f" of the numbers in {kept}"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

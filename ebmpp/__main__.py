@@ -28,7 +28,7 @@ from ebmpp import Bernoulli, Fit
 _MOST_LATENT = 20  # the latent layer is enumerated: 2**20 states take seconds, each unit more doubles it
 _HELD_OUT = 300  # of 1797 images
 _PAIRS = 100
-_FOLLOWED = ["log_likelihood_train", "log_likelihood_held_out", "meeting_time_mean", "meeting_time_max"]
+_FOLLOWED = ["meeting_time_mean", "meeting_time_max", "lag"]
 _CHAINS, _SWEEPS, _DRAWS, _THINNING = 64, 1000, 100, 20
 
 
@@ -102,22 +102,40 @@ def sample(rbm: ebmpp.FactorGraph, params: Any, seed: int) -> MCMC:
     return mcmc
 
 
-def draw(out: Path, fit: Fit, means: np.ndarray, held_out: np.ndarray, met: Any) -> None:
+def learning_curve(fit: Fit, baseline: float) -> Any:
+    """Exact likelihoods along training on one axis, and what the gradients cost."""
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
+    for name, label, look in (("train", "training images", "o-"), ("held_out", "held-out images", "s--")):
+        curve = fit.history[f"log_likelihood_{name}"]
+        left.plot(curve.monitor_step, curve, look, markersize=3, label=label)
+    left.axhline(baseline, color="0.3", linestyle=":", label="independent pixels, held out")
+    left.set(xlabel="step", ylabel="exact log-likelihood an image (nats)")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False, fontsize=8)
+    left.spines[["top", "right"]].set_visible(False)
+    ebmpp.plots.plot_history(fit.history[_FOLLOWED], axes=[right])
+    return figure
+
+
+def draw(out: Path, fit: Fit, means: np.ndarray, train: np.ndarray, held_out: np.ndarray, met: Any) -> None:
     """The four pictures, as PNG files."""
     from matplotlib import pyplot as plt
 
     plt.switch_backend("agg")  # pictures are files: nobody looks at a window
     plots = ebmpp.plots
-    pictures: dict[str, Any] = {"learning_curve": plots.plot_history(fit.history[_FOLLOWED])[0].figure}
-    axes = plots.plot_units(np.asarray(fit.params["v:h"]).T, (8, 8))
-    axes.set_title("weights of the latent units", fontsize=10)
+    pictures: dict[str, Any] = {"learning_curve": learning_curve(fit, independent_pixels(train, held_out))}
+    weights = np.asarray(fit.params["v:h"]).T
+    axes = plots.plot_units(weights, (8, 8))
+    axes.set_title(f"weights of {len(weights)} latent units to the pixels", fontsize=10)
     pictures["filters"] = axes.figure
     pictures["samples"], axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
-    shown = {"real images, held out": held_out[:_CHAINS], "samples: mean of v given h": means}
+    told = f"samples: mean of v given h, {_SWEEPS + _DRAWS * _THINNING} sweeps from noise"
+    shown = {"real images, held out": held_out[:_CHAINS], told: means}
     for ax, (title, images) in zip(axes, shown.items(), strict=True):
         plots.plot_units(images, (8, 8), ax=ax).set_title(title, fontsize=10)
     axes = plots.plot_meeting_times(met)
-    axes.set_title("coupled chains that have not met", fontsize=10)
+    axes.set_title(f"share of {len(met.met)} pairs from noise that have not met", fontsize=10)
     pictures["meeting_times"] = axes.figure
     for name, figure in pictures.items():
         figure.savefig(out / f"{name}.png", dpi=130)
@@ -142,7 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     mcmc = sample(rbm, fit.params, args.seed)
     latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]  # of a chain each, so independent
-    draw(args.out, fit, np.asarray(rbm.mean(fit.params, {"h": latent}, "v")), held_out, met)
+    means = np.asarray(rbm.mean(fit.params, {"h": latent}, "v"))
+    draw(args.out, fit, means, train, held_out, met)
     draws = ebmpp.to_datatree(mcmc)
     draws["observed_data"] = xr.DataTree(xr.Dataset({"v": (("row", "v_dim_0"), held_out)}))
     draws.to_netcdf(args.out / "draws.nc", engine="h5netcdf")

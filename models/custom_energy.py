@@ -97,7 +97,8 @@ def pictures(model: FactorGraph, params: Any, labels: int, seed: int) -> dict[st
     means = model.mean(params, {"z": z, "h": run.get_samples()["h"][0]}, "v")
     side = math.isqrt(means.shape[1])
     drawn = ebmpp.plots.plot_units(means.reshape(-1, side, side), ncols=count)
-    drawn.set_title(f"samples, a component each row: {_SWEEPS} sweeps from noise", fontsize=10)
+    told = f"samples, a component each row: mean of v given the rest, {_SWEEPS} sweeps from noise"
+    drawn.set_title(told, fontsize=9)
     return {"samples": drawn.figure}
 
 

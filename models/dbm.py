@@ -204,7 +204,8 @@ def complete(dbm: FactorGraph, params: Any, data: Images, seed: int) -> tuple[np
 def _samples(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.2), layout="constrained")
     shown = {"real images": args.images.intensities(args.images.train[:_SHOWN])}
-    for sweeps, name in ((0, "local modes, found from noise"), (100, "and 100 Gibbs sweeps on")):
+    for sweeps, origin in ((0, "local modes from noise"), (100, "100 Gibbs sweeps on")):
+        name = f"{origin}: means given the latents"
         state = sample(dbm, fit.params, args.seed, sweeps)
         shown[name] = args.images.intensities(dbm.mean(fit.params, state, "v"))
     common.panels(axes, shown, args.images.shape, ncols=_COLUMNS)
@@ -215,7 +216,7 @@ def _completions(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> 
     halves, whole = complete(dbm, fit.params, args.images, args.seed)
     truth = args.images.intensities(args.images.held_out[:_HELD_OUT])
     figure, axes = plt.subplots(3, 1, figsize=(7, 5), layout="constrained")
-    shown = {"held out": truth, "given": halves, "completed": whole}
+    shown = {"held out": truth, "given": halves, "completed: means given the latents of a local mode": whole}
     common.panels(axes, shown, args.images.shape, ncols=_COLUMNS)
     return figure
 

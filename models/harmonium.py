@@ -30,6 +30,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Categorical, Factor, FactorGraph, Gaussian, Poisson
+from ebmpp.diagnostics import style
 from shared import common, corpus
 
 _WINDOWS = 20  # of a document that is looked for
@@ -205,12 +206,13 @@ def top_words(params: Any, words: np.ndarray, count: int = 9) -> list[str]:
 
 def curves(found: dict[str, tuple]) -> Any:
     """Precision against recall."""
-    figure, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
-    for name, (score, _, precision) in found.items():
-        ax.plot(np.linspace(0, 1, 11), precision, label=f"{name} ({score:.3f})")
+    figure, ax = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
+    for index, (name, (score, _, precision)) in enumerate(found.items()):
+        mark = {"marker": style.marker(index), "markersize": 4, "markerfacecolor": "none"}
+        ax.plot(np.linspace(0, 1, 11), precision, label=f"{name}: {score:.3f}", **style.look(index), **mark)
     ax.set(xlabel="recall", ylabel="precision", ylim=(0, 1), title="documents of the same label")
-    ax.legend(frameon=False, fontsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
+    style.tidy(ax, legend=True, title="mean average precision", **beside)
     return figure
 
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import FactorGraph, Spin
+from ebmpp.diagnostics import style
 from shared import common
 
 CRITICAL = 0.5 * np.log(1 + np.sqrt(2))
@@ -121,6 +122,9 @@ def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespac
 # -- what is written -------------------------------------------------------------------------------
 
 
+_SAID = {"magnetization": "magnetisation", "energy": "energy, in couplings,"}
+
+
 def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) -> dict[str, Any]:
     """The curves, the states, and the meeting times."""
     figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3), layout="constrained")
@@ -129,26 +133,35 @@ def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) 
         (axes[0], spontaneous_magnetization, "magnetization"),
         (axes[1], energy_per_spin, "energy"),
     ):
-        ax.plot(fine, curve(fine), color="0.4", linewidth=1, label="infinite lattice, exact")
+        ax.plot(fine, curve(fine), color=style.INK, linewidth=1, label="infinite lattice, exact")
         values = [getattr(m, name) for m in measured.values()]
         errors = [3 * getattr(m, f"{name}_error") for m in measured.values()]
-        ax.errorbar(list(measured), values, errors, fmt="o", markersize=4, label=f"{args.side}x{args.side}")
-        ax.axvline(CRITICAL, color="0.8", linewidth=0.8)
-        ax.set_xlabel("coupling")
-        ax.set_ylabel(f"{name} a spin")
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
+        label = f"{args.side}x{args.side}, three standard errors"
+        dots = {"fmt": "o", "markersize": 4, "capsize": 2, "color": style.COLORS[1]}
+        ax.errorbar(list(measured), values, errors, label=label, **dots)
+        ax.axvline(CRITICAL, color=style.FAINT, linewidth=0.9, linestyle=":", label="critical coupling")
+        ax.set_xlabel("coupling constant")
+        ax.set_ylabel(f"{_SAID[name]} a spin")
+        style.tidy(ax)
+    style.legend_below(figure, axes, ncols=3)
     below, at, above = (min(states, key=lambda c, to=to: abs(c - to)) for to in (0.3, CRITICAL, 0.6))
     snapshots, panels = plt.subplots(1, 3, figsize=(8.6, 3.1), layout="constrained")
     for ax, coupling in zip(panels, (below, at, above), strict=True):
         ax.imshow(states[coupling][0].reshape(args.side, args.side), cmap="gray", vmin=-1, vmax=1)
-        ax.set_title(f"coupling {coupling:g}", fontsize=10)
+        ax.set_title(f"one state, coupling constant {coupling:g}", fontsize=10)
         ax.axis("off")
-    survival, ax = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
-    for (coupling, kind), found in met.items():
+    survival, ax = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+    couplings, kinds = (list(dict.fromkeys(names)) for names in zip(*met, strict=True))
+    for (coupling, kind), found in met.items():  # a colour a coupling, dashes by how pairs are coupled
+        look: dict[str, Any] = {"color": style.COLORS[couplings.index(coupling)]}
+        look["linestyle"] = style.dashes(kinds.index(kind))
         label = f"{coupling:g}, {kind}"
-        ebmpp.plots.plot_meeting_times(found.meeting_time, found.lag, found.met, ax=ax, label=label)
-    ax.set_title("coupled chains that have not met", fontsize=10)
+        ebmpp.plots.plot_meeting_times(found.meeting_time, found.lag, found.met, ax=ax, label=label, **look)
+    ax.set_xlim(1, None)
+    ax.set_xscale("log")
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
+    style.tidy(ax, legend=True, title="coupling constant,\npairs coupled by", **beside)
+    ax.set_title(f"share of {args.num_pairs} pairs that have not met", fontsize=10)
     return {"onsager": figure, "states": snapshots, "meeting_times": survival}
 
 

@@ -125,7 +125,7 @@ def meeting_times(rbm: FactorGraph, params: Any, seed: int) -> Any:
 def _filters(params: Any, shape: tuple[int, int]) -> Any:
     weights = np.asarray(params["v:h"]).T[:100]
     axes = ebmpp.plots.plot_units(weights, shape, ncols=8 if len(weights) <= 32 else 10)
-    axes.set_title("weights of the latent units", fontsize=10)
+    axes.set_title(f"weights of {len(weights)} latent units to the pixels", fontsize=10)
     return axes.figure
 
 
@@ -141,10 +141,12 @@ def _samples(rbm: FactorGraph, params: Any, data: digit_images.Rows, mcmc: MCMC)
 
 
 def _meeting_times(met: dict[str, Any]) -> Any:
-    figure, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+    figure, ax = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for label, estimate in met.items():
         ebmpp.plots.plot_meeting_times(estimate.meeting_time, estimate.lag, estimate.met, ax=ax, label=label)
-    ax.set_title("coupled chains that have not met", fontsize=10)
+    ax.set_xlim(1, None)
+    ax.set_xscale("log")  # a few sweeps before, hundreds after
+    ax.set_title("share of 1000 coupled pairs that have not met", fontsize=10)
     return figure
 
 

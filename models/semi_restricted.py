@@ -28,6 +28,7 @@ import jax
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, FactorGraph, Pairwise, exact
+from ebmpp.diagnostics import style
 from shared import common, digit_images
 
 KINDS = ("restricted", "semi-restricted", "fully visible")
@@ -161,25 +162,25 @@ def weights(machine: Machine) -> Any:
 
 def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str, Any]:
     """Samples, learning curves and meeting times of all machines."""
-    samples, axes = plt.subplots(1, 4, figsize=(13, 3.3), layout="constrained")
+    samples, axes = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained")
     shown = {"real images, held out": args.images.held_out[:_SHOWN]}
-    shown |= {f"{kind}, {args.sweeps} sweeps from noise": m.samples for kind, m in machines.items()}
-    common.panels(axes, shown, fontsize=9, ncols=8)
-    curves, axes = plt.subplots(1, 3, figsize=(11, 3), layout="constrained")
+    shown |= {f"{kind}: states, {args.sweeps} sweeps from noise": m.samples for kind, m in machines.items()}
+    common.panels(axes.flat, shown, fontsize=9, ncols=8)
+    curves, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained", sharey=True)
     for ax, (kind, m) in zip(axes, machines.items(), strict=True):
-        for part, label in (("train", "training"), ("held_out", "held out")):
-            ax.plot(m.fit.history.monitor_step, m.fit.history[f"pseudo_log_likelihood_{part}"], label=label)
+        for index, (part, label) in enumerate((("train", "training"), ("held_out", "held out"))):
+            curve = m.fit.history[f"pseudo_log_likelihood_{part}"]
+            ax.plot(m.fit.history.monitor_step, curve, label=label, **style.look(index))
         ax.set_title(kind, fontsize=10)
         ax.set_xlabel("step")
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("pseudo-log-likelihood")
-    axes[0].legend(frameon=False, fontsize=8)
-    meeting, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+        style.tidy(ax)
+    axes[0].set_ylabel("pseudo-log-likelihood an image (nats)")
+    style.legend_below(curves, axes, ncols=2)
+    meeting, ax = plt.subplots(figsize=(6.6, 3.6), layout="constrained")
     for kind, m in machines.items():
         state = m.meeting.last_state
         ebmpp.plots.plot_meeting_times(state.meeting_time, 1, state.met, ax=ax, label=kind)
-    ax.set_title("coupled chains that have not met", fontsize=10)
+    ax.set_title("share of coupled pairs that have not met", fontsize=10)
     return {"samples": samples, "learning_curves": curves, "meeting_times": meeting}
 
 

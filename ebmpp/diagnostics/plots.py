@@ -15,13 +15,12 @@ import xarray as xr
 
 from ebmpp.core import checks
 from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
+from ebmpp.diagnostics.style import grid, look, shown, tidy
 from ebmpp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#718096")
 _MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
 _TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}
 
@@ -162,33 +161,40 @@ def _panel_axes(count: int, axes: Iterable["Axes"] | None) -> np.ndarray:
 
 
 def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) -> None:
-    for name, color in zip(names, COLORS, strict=False):
+    for index, name in enumerate(names):
         curve = history[name]
         dim = curve.dims[0]
         steps = history[dim].values if dim in history.coords else np.arange(curve.size)
         legend = name.removeprefix("meeting_time_") if len(names) > 1 else None
-        style: dict[str, Any] = {"drawstyle": "steps-post", "linestyle": "--"} if name == "lag" else {}
-        _plot_curve(ax, steps, curve.values.astype(float), color, legend, **style)
+        style = look(index) | ({"drawstyle": "steps-post"} if name == "lag" else {})
+        _plot_curve(ax, steps, curve.values.astype(float), legend, **style)
     if label.startswith("meeting") and any((history[n] > 0).any() for n in names):
         ax.set_yscale("log")
     ax.set(xlabel="step", ylabel=label)
     tidy(ax, legend=len(names) > 1)
 
 
-def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, color: str, label: str | None, **style) -> None:
+def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, label: str | None, **style: Any) -> None:
     window = len(y) // 50
-    if window < 2 or style:
-        markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 and not style else {}
-        ax.plot(steps, y, color=color, linewidth=1.4, label=label, **markers, **style)
+    stepped = "drawstyle" in style
+    if window < 2 or stepped:
+        markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 and not stepped else {}
+        ax.plot(steps, y, linewidth=1.4, label=label, **markers, **style)
         return
     # A curve of thousands of noisy steps is a band: show it pale, and its running mean on top.
-    ax.plot(steps, y, color=color, linewidth=0.6, alpha=0.3)
+    ax.plot(steps, y, color=style["color"], linewidth=0.6, alpha=0.3)
     mean = np.convolve(y, np.ones(window) / window, mode="valid")
-    ax.plot(steps[window - 1 :], mean, color=color, linewidth=1.6, label=label)
+    ax.plot(steps[window - 1 :], mean, linewidth=1.6, label=label, **style)
 
 
 def plot_meeting_times(
-    times: Any, lag: int = 1, met: Any = None, *, ax: "Axes | None" = None, label: str | None = None
+    times: Any,
+    lag: int = 1,
+    met: Any = None,
+    *,
+    ax: "Axes | None" = None,
+    label: str | None = None,
+    **line: Any,
 ) -> "Axes":
     """The survival curve of meeting times, P(tau > t), on a logarithmic axis.
 
@@ -201,7 +207,9 @@ def plot_meeting_times(
     :param lag: the pairs' lag, said on the axis (a DataTree and an estimate know their own).
     :param met: which pairs met, of the shape of ``times``; all of them if None.
     :param ax: where to; a new figure if None.
-    :param label: for the legend.
+    :param label: for the legend, which stands beside the axes.
+    :param line: how the curve looks, in matplotlib's words (``color``, ``linestyle``); by default eight
+        curves of one axes differ in both.
     :raises ArgumentError: no time, a nan or infinite one, or ``met`` of another shape.
 
     **References**
@@ -222,19 +230,18 @@ def plot_meeting_times(
     ax = shown() if ax is None else ax
     positive = alive > 0  # a logarithmic axis has no zero: the curve falls off its lower end
     floor = 0.5 / len(times)
-    (line,) = ax.step(
-        t, np.where(positive, alive, floor), where="post", color=_next_color(ax), linewidth=1.6, label=label
-    )
+    looks: dict[str, Any] = _next_look(ax) | {"linewidth": 1.6} | line
+    (drawn,) = ax.step(t, np.where(positive, alive, floor), where="post", label=label, **looks)
     if not met.all():
         watched = np.unique(times[~met])
         height = alive[np.searchsorted(t, watched, side="right") - 1]
-        ax.plot(watched, height, "|", color=line.get_color(), markersize=9, markeredgewidth=1.4)
+        ax.plot(watched, height, "|", color=drawn.get_color(), markersize=9, markeredgewidth=1.4)
     _tell_unmet(ax, label, int((~met).sum()), len(met))
     ax.set_yscale("log")
     ax.set_ylim(min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3)
     ax.set_xlim(left=0, auto=True)  # the right end still makes room for a longer curve to come
     ax.set(xlabel=f"t (sweeps, lag {lag})", ylabel=r"$P(\tau > t)$")
-    tidy(ax, legend=label is not None, loc="lower left")
+    tidy(ax, legend=label is not None)
     return ax
 
 
@@ -246,9 +253,8 @@ def _tell_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
         ax.annotate(told, place, xycoords="axes fraction", ha="right", va="top", fontsize=8)
 
 
-def _next_color(ax: "Axes") -> str:
-    drawn = sum(line.get_drawstyle() == "steps-post" for line in ax.lines)
-    return COLORS[drawn % len(COLORS)]
+def _next_look(ax: "Axes") -> dict[str, Any]:
+    return look(sum(line.get_drawstyle() == "steps-post" for line in ax.lines))
 
 
 def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool[np.ndarray, "pairs"]]:
@@ -306,7 +312,7 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     bound = tv_upper_bound(source) if own else source
     ax = shown() if ax is None else ax
     t, height = bound["t"].values, bound["bound"].values
-    (line,) = ax.plot(t, height, color=_next_color(ax), linewidth=1.6, label=label)
+    (line,) = ax.plot(t, height, linewidth=1.6, label=label, **_next_look(ax))
     line.set_drawstyle("steps-post")
     low, high = bound["lower"].values, bound["upper"].values
     ax.fill_between(t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post")
@@ -316,40 +322,3 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     ax.set_ylabel("total variation distance, at most" if own else "distance to stationarity, at most")
     tidy(ax, legend=label is not None)
     return ax
-
-
-# -- what pictures are drawn on ------------------------------------------------------------------------
-
-
-def grid(
-    count: int, size: tuple[float, float] = (4.2, 3.1), ncols: int | None = None, shown: bool = False
-) -> "tuple[Figure, np.ndarray]":
-    """A figure with so many axes, in a row or in ``ncols`` columns.
-
-    :param size: width and height of each.
-    :param shown: whether pyplot knows of it, as a notebook or a window that shows it must.
-    """
-    from matplotlib import figure, pyplot
-
-    ncols = count if ncols is None else min(count, ncols)
-    nrows = -(-count // ncols)
-    make = pyplot.figure if shown else figure.Figure
-    made = make(figsize=(size[0] * ncols, size[1] * nrows), layout="constrained")
-    return made, np.array([made.add_subplot(nrows, ncols, i + 1) for i in range(count)], dtype=object)
-
-
-def shown(size: tuple[float, float] = (4.4, 3.2)) -> "Axes":
-    """The only axes of a new figure."""
-    return grid(1, size, shown=True)[1][0]
-
-
-def tidy(ax: "Axes", legend: bool = False, **place: Any) -> None:
-    """No box around it, and a pale grid.
-
-    :param legend: whether there is one; ``place`` is where, in matplotlib's words.
-    """
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.set_axisbelow(True)
-    if legend:
-        ax.legend(frameon=False, fontsize=8, **place)

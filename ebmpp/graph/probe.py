@@ -86,9 +86,16 @@ def _run(factor: Factor, measure: Callable[..., _Found], *given: Any) -> _Found:
         params, stats, _ = given
         shapes = {b: s.shape for b, s in zip(factor.blocks, stats, strict=True)}
         raise DeclarationError(
-            f"{factor!r}: its energy failed when called with params of shape "
-            f"{jax.tree.map(jnp.shape, params)} and statistics of shape {shapes}: {_remedy(error)}{error}"
+            f"{factor!r}: its energy failed when called with {_told(params)} and statistics of shape "
+            f"{shapes}: {_remedy(error)}{error}"
         ) from error
+
+
+def _told(params: Any) -> str:
+    """The first argument of an energy, in words."""
+    if isinstance(params, tuple) and not params:
+        return "params (), for there is no init=... that makes some,"
+    return f"params of shape {jax.tree.map(jnp.shape, params)}"
 
 
 def _remedy(error: Exception) -> str:
@@ -187,8 +194,9 @@ def _refuse(factor: Factor, block: str, family: Family, mutual: bool) -> NoRetur
     raise NotMultiAffineError(
         f"{factor!r}: its energy is not affine in the sufficient statistics of block {block!r} "
         f"({family!r}); accepted is an energy in which each unit's statistics enter linearly, the "
-        "other units held fixed (products of different blocks' statistics are fine; for x**2 use "
-        "Gaussian(..., variance='learned'), whose statistics are x and x**2)" + factor.advice
+        "other units held fixed (products of different blocks' statistics are fine; x**2 of a unit of 0 and "
+        "1 is x, and of -1 and 1 it is 1: write that; for x**2 of others use Gaussian(..., "
+        "variance='learned'), whose statistics are x and x**2)" + factor.advice
     )
 
 

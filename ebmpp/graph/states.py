@@ -148,6 +148,20 @@ class Observed(NamedTuple):
     values: Any
     known: Any
 
+    def __getitem__(self, rows: Any) -> Any:
+        """Some rows, of both: a slice, numbers or a mask.
+
+        **Example**
+
+        >>> table = Observed.where_finite(np.array([[1.0, np.nan], [0.0, 1.0]]))
+        >>> table[1:].known.tolist()
+        [[True, True]]
+        """
+        values, known = as_array("values", self.values), as_array("known", self.known)
+        # what is known of every row may be said once
+        once = known.ndim < values.ndim or len(known) < len(values)
+        return Observed(values[rows], known if once else known[rows])
+
     @classmethod
     def where_finite(cls, values: Any) -> "Observed":
         """What is known of a table whose missing entries are nan (or infinite).

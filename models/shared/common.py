@@ -18,6 +18,7 @@ import optax
 
 import ebmpp
 from ebmpp import FactorGraph, Stage
+from ebmpp.diagnostics import style
 from ebmpp.errors import DivergenceError
 
 plt.switch_backend("agg")  # pictures are files: nobody looks at a window
@@ -197,14 +198,13 @@ def course(fit: ebmpp.Fit, baselines: Mapping[str, float] | None = None, also: S
     ebmpp.plots.plot_history(followed, axes=axes[0, exactly:])
     if exactly:
         ax = axes[0, 0]
-        for name, label in (("train", "training"), ("held_out", "held out")):
-            ax.plot(history.monitor_step, history[f"log_likelihood_{name}"], label=label, linewidth=1.6)
-        for (name, value), style in zip((baselines or {}).items(), ("--", ":"), strict=False):
-            ax.axhline(value, color="0.5", linestyle=style, linewidth=1, label=name)
-        ax.legend(frameon=False, fontsize=8)
-        ax.set(xlabel="step", ylabel="exact log-likelihood an image")
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
+        for index, (name, label) in enumerate((("train", "training"), ("held_out", "held out"))):
+            curve = history[f"log_likelihood_{name}"]
+            ax.plot(history.monitor_step, curve, label=label, linewidth=1.6, **style.look(index))
+        for index, (name, value) in enumerate((baselines or {}).items()):
+            ax.axhline(value, color=style.INK, linestyle=style.dashes(2 + index), linewidth=1, label=name)
+        ax.set(xlabel="step", ylabel="exact log-likelihood an image (nats)")
+        style.tidy(ax, legend=True, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return figure
 
 

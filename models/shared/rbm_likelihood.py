@@ -47,8 +47,9 @@ import optax
 
 import ebmpp
 from ebmpp import FactorGraph
+from ebmpp.diagnostics import style
 from ebmpp.errors import UnmetError
-from shared import common, digit_images
+from shared import common, digit_images, likelihood_curve
 
 DEFAULTS = {
     "latent": 500,
@@ -318,32 +319,15 @@ def _pooled(each: list, rows: np.ndarray) -> dict[str, float]:
 
 def draw(curve: list[dict[str, float]], made: Evaluation, args: argparse.Namespace) -> Any:
     """The learning curve with the final bounds, and the meeting times."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
-    epochs = np.array([p["step"] for p in curve]) * args.batch_size / len(args.images.train)
-    for part, label, color in (("train", "training", "#7b8794"), ("held_out", "held out", "#2b6cb0")):
-        errors = [2 * p["standard_error"] for p in curve]
-        left.errorbar(epochs, [p[part] for p in curve], errors, label=label, color=color, linewidth=1.4)
-    forward, reverse = (made.numbers[side]["pooled"]["held_out"] for side in ("forward", "reverse"))
-    left.plot(
-        [epochs[-1]] * 2, [forward, reverse], "_", color="#c05621", markersize=12, label="forward, reverse"
-    )
-    last = made.numbers["particles"]
-    left.errorbar(
-        epochs[-1:], [last["held_out"]], 2 * last["standard_error"], fmt="o", color="#2b6cb0", markersize=4
-    )
-    top = max(p["train"] for p in curve)
-    left.set_ylim(top - 25, top + 2)
-    left.set_xlabel("epoch")
-    left.set_ylabel("log-likelihood an image (nats)")
-    left.set_title("particle systems along training (two errors), and the mean iterate", fontsize=9)
-    left.legend(frameon=False, fontsize=8, loc="lower right")
-    left.grid(alpha=0.25)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    likelihood_curve.draw(left, curve, made.numbers, args.batch_size / len(args.images.train))
     if made.pairs is None:
         right.text(0.5, 0.5, "none of the pairs met", ha="center", transform=right.transAxes)
     else:
         ebmpp.plots.plot_meeting_times(made.pairs, ax=right)
-    right.axvline(args.sweeps + args.pair_lag, color="0.5", linestyle="--", linewidth=1)
-    right.set_title("coupled pairs from training rows that have not met", fontsize=9)
+    right.axvline(args.sweeps + args.pair_lag, color=style.FAINT, linestyle="--", linewidth=1)
+    told = "share of coupled pairs from training rows that have not met;"
+    right.set_title(f"{told}\ndashed: the lag and {args.sweeps} sweeps, of which draws are", fontsize=9)
     return figure
 
 

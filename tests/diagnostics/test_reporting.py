@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
-from ebmpp.diagnostics.plots import grid
 from ebmpp.diagnostics.reporting import Work, assemble, certificate, likelihood, mixing, model, pictures
 from ebmpp.diagnostics.reporting.page import Section, page
 from ebmpp.diagnostics.reporting.subject import Subject, some_rows
+from ebmpp.diagnostics.style import grid
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from helpers import random_params
 
@@ -47,7 +47,7 @@ def test_a_page_is_one_file_and_escapes_what_it_shows() -> None:
     section.table("numbers", pd.DataFrame({"x<y": [1.5, np.nan]}), "some")
     section.missing("<log Z>", IntractableError("too many & more"))
     section.fact("one < two")
-    made = page("T & U", "lead <i>", [section])
+    made = page("T & U", "", "lead <i>", [section])
     for shown in (
         "A &lt;b&gt; &amp; c",
         "from &lt;0&gt; to 1",

@@ -279,6 +279,18 @@ def test_a_bare_array_is_no_state_of_several_blocks():
 # -- what is observed in part ----------------------------------------------------------------------
 
 
+def test_rows_of_what_is_observed():
+    part = Observed.where_finite(pd.DataFrame(np.where(V == 0, np.nan, V)))
+    for rows in (slice(1, 3), np.array([2, 0]), np.arange(len(V)) % 2 == 0):
+        some = part[rows]
+        np.testing.assert_array_equal(some.known, (V != 0)[rows])
+        np.testing.assert_array_equal(some.values, np.where(V == 0, np.nan, V)[rows])
+    once = Observed(V, np.arange(V.shape[1]) < 1)[:2]  # the same units of every row
+    assert once.values.shape == (2, V.shape[1]) and once.known.shape == (V.shape[1],)
+    values, known = part  # it unpacks as it did
+    assert values.shape == known.shape == V.shape
+
+
 def test_observed_is_refused_where_whole_rows_are_meant():
     some = Observed(V, V > 0)
     for name in ("pseudo", "bound", "activity", "monitor"):

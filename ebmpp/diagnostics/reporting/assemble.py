@@ -16,19 +16,37 @@ import pandas as pd
 from jax import Array
 
 from ebmpp.core import Params, checks
-from ebmpp.diagnostics.reporting import certificate, likelihood, mixing, model, pictures
-from ebmpp.diagnostics.reporting.page import Section, page
+from ebmpp.diagnostics.reporting import (
+    certificate,
+    likelihood,
+    mixing,
+    model,
+    moments,
+    nearest,
+    pictures,
+    weights,
+)
+from ebmpp.diagnostics.reporting.page import Section, page, verdict
 from ebmpp.diagnostics.reporting.subject import WORK, Subject, Work, some_rows
 from ebmpp.graph import FactorGraph
+from ebmpp.graph.tables import as_table
+
+
+def _nearest(subject: Subject) -> Section:
+    return nearest.nearest_rows(subject, pictures.image_shapes(subject.graph, subject.image_shape))
+
 
 _SECTIONS: tuple[tuple[str, Callable[[Subject], Section]], ...] = (
     ("The model", model.declaration),
     ("Log-likelihood", likelihood.likelihood),
     ("Mixing: meeting times of coupled chains", mixing.meeting),
     ("Mixing: Gibbs chains against parallel tempering", mixing.chains),
+    ("Moments of data against model", moments.moments),
     ("Free energies of rows and samples", likelihood.free_energies),
     ("Latent units over the training rows", model.units),
+    ("Singular values of the weights", weights.singular_values),
     ("Samples and filters", pictures.samples),
+    ("Samples beside the nearest training rows", _nearest),
     ("Reconstruction and pseudo-likelihood", likelihood.proxies),
 )
 
@@ -72,13 +90,16 @@ def report(
 ) -> Report:
     """One self-contained HTML page on a trained model.
 
-    It shows the declaration and its drawing; the log-likelihood of training and held-out rows, exact where
+    It begins with a verdict: what was looked at and found in order, and what is to be doubted. It shows the
+    declaration and its drawing; the log-likelihood of training and held-out rows, exact where
     states can be summed and else between annealed importance sampling forward and in reverse; meeting times
-    of coupled chains from noise and the bound that follows; effective sample sizes and R-hat of Gibbs chains
-    against parallel tempering; free energies of rows and samples; dead, saturated and constant units; samples
-    and filters; reconstruction and pseudo-likelihood with their caveats; and of a fit, where it is asked for
-    (``work``), the bias of the gradient that trained it, given its last chains. What cannot be computed for a
-    model is named on the page with the reason. Needs matplotlib (the extra ``plots``).
+    of coupled chains from noise and the bound that follows; effective sample sizes, R-hat and rank plots of
+    Gibbs chains against parallel tempering; moments of the data against the model's; free energies of rows
+    and samples; dead, saturated and constant units; singular values of the weights; samples and filters, and
+    the training rows nearest to the samples; reconstruction and pseudo-likelihood with their caveats; and of
+    a fit, where it is asked for (``work``), the bias of the gradient that trained it, given its last chains.
+    What cannot be computed for a model is named on the page with the reason. Needs matplotlib (the extra
+    ``plots``).
 
     :param graph: the model.
     :param params: its params.
@@ -98,8 +119,9 @@ def report(
     **References**
 
     1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*: what to look at.
-    2. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood*.
-    3. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+    2. Vehtari et al. (2021), *Rank-normalization, folding, and localization*: rank plots of chains.
+    3. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood*.
+    4. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
 
     **Example**
 
@@ -120,7 +142,8 @@ def report(
     taken = {name: some_rows(graph, rows, amount.rows, i) for i, (name, rows) in enumerate(given.items())}
     pictures.image_shapes(graph, image_shape)  # a wrong one is told at once
     rows = {name: found for name, (found, _) in taken.items()}
-    subject = Subject(graph, params, rows, amount, rng_key, image_shape)
+    every = as_table(graph, data, "the report")
+    subject = Subject(graph, params, rows, amount, rng_key, image_shape, every)
     made, missing, seconds = [], [], {}
     of_run = (
         ("Bias of the gradient", lambda subject: certificate.bias(subject, history)),
@@ -133,7 +156,7 @@ def report(
         missing += why
         seconds[name] = time.monotonic() - begin
     made.append(_settings(taken, amount, seconds, held_out is None))
-    html = page(title, _lead(taken), made)
+    html = page(title, verdict(made), _lead(taken), made)
     if path is not None:
         path = Path(path)
         path.write_text(html, encoding="utf-8")

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
-from ebmpp.diagnostics.plots import COLORS, grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
+from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate import bracket, exact, pseudo_log_likelihood
 from ebmpp.sampling import annealing_path, enumeration, smc
@@ -33,7 +33,7 @@ _A_PARTICLE = 10  # particles of the systems for one of annealing, whose ladder 
 def likelihood(subject: Subject) -> Section:
     """log p of the rows: exact where that can be summed, else between two estimates."""
     section, work = Section("Log-likelihood"), subject.work
-    starts, sound, told = subject.starts
+    starts, sound, origin = subject.starts
     made = bracket(
         subject.graph,
         subject.params,
@@ -47,9 +47,10 @@ def likelihood(subject: Subject) -> Section:
     annealed, made = made.lower, dataclasses.replace(made, lower=_systems(subject))
     section.text(
         f"log Z by annealed importance sampling, {work.particles} particles over {work.temperatures} "
-        f"temperatures, forward from independent units and in reverse from {told}; and by particle systems, "
-        f"{_A_PARTICLE * work.particles} particles in ten islands, which start from the same units and are "
-        "resampled on the way. What goes forward is too small on average; likelihoods are at the systems'."
+        f"temperatures, forward from independent units and in reverse from {origin}; and by particle "
+        f"systems, {_A_PARTICLE * work.particles} particles in ten islands, which start from the same units "
+        "and are resampled on the way. What goes forward is too small on average; likelihoods are at the "
+        "systems'."
     )
     if not sound:
         section.caveat(
@@ -59,6 +60,7 @@ def likelihood(subject: Subject) -> Section:
         )
     _log_z(section, made, annealed)
     if made.gap < -3 * made.standard_error:
+        section.judge(False, "the two estimates of log Z contradict each other")
         section.caveat(
             f"The reverse estimate is {-made.gap:.3g} below the forward one, beyond their errors: its chains "
             "miss a part of the model that the forward run has found."
@@ -79,14 +81,38 @@ def likelihood(subject: Subject) -> Section:
     caption = "With two standard errors of log Z and of the rows together."
     section.figure("log_likelihood", _draw(table), caption)
     for name, row in table.iterrows():
-        low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
-        text = f"{row['exact']:.2f} a row (exact)"
-        if not np.isfinite(row["exact"]):
-            text = f"{low:.2f} to {high:.2f} a row (two estimates of log Z)"
-            if not subject.closed:
-                text += ", by its mean-field lower bound"
+        text = in_words(row) + ("" if subject.closed or np.isfinite(row["exact"]) else _BY_MEAN_FIELD)
         section.fact(f"Log-likelihood, {name}: {text}; independent units {row['independent units']:.2f}.")
+    _judge(section, str(table.index[-1]), table.iloc[-1])
     return section
+
+
+_BY_MEAN_FIELD = ", by its mean-field lower bound"
+
+
+def in_words(row: "pd.Series") -> str:
+    """A likelihood in words: exact; a value with its error where two estimates lie within that; or both."""
+    if np.isfinite(row["exact"]):
+        return f"{row['exact']:.2f} a row (exact)"
+    low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
+    error = row["log Z error"]
+    if high - low <= 2 * error:
+        return f"{(low + high) / 2:.2f} +- {error:.2g} a row (two estimates of log Z agree)"
+    return f"{low:.2f} to {high:.2f} a row (two estimates of log Z)"
+
+
+def _judge(section: Section, name: str, row: "pd.Series") -> None:
+    """Whether the model is better than units that know nothing of one another, by more than its errors."""
+    known = np.isfinite(row["exact"])
+    ends = [row["exact"]] if known else [row["at upper log Z"], row["at lower log Z"]]
+    margin = 0.0 if known else 2 * row["log Z error"]
+    low, high = min(ends) - margin - row["independent units"], max(ends) + margin - row["independent units"]
+    if low > 0:
+        section.judge(True, f"{name} rows are {low:.3g} nats or more above independent units")
+    elif high < 0:
+        section.judge(False, f"{name} rows are {-high:.3g} nats or more below independent units")
+    else:
+        section.judge(False, f"whether {name} rows are above independent units is not known")
 
 
 def _systems(subject: Subject) -> LogPartition:
@@ -158,11 +184,11 @@ def _draw(table: pd.DataFrame) -> "Figure":
     ax.hlines(place, low - margin, high + margin, color=COLORS[0], linewidth=1.2)
     ax.hlines(place, low, high, color=COLORS[0], linewidth=6, alpha=0.5, label="between the two estimates")
     if table["exact"].notna().any():
-        ax.plot(table["exact"], place, "D", color="#1a202c", markersize=5, label="exact")
+        ax.plot(table["exact"], place, "D", color=INK, markersize=5, label="exact")
     ax.plot(table["independent units"], place, "|", color=COLORS[1], markersize=14, label="independent units")
     ax.set_yticks(place, table.index)
-    ax.set(xlabel="log p a row", ylim=(-0.6, len(table) - 0.4))
-    tidy(ax, legend=True, loc="upper left", bbox_to_anchor=(1, 1))
+    ax.set(xlabel="log p a row (nats)", ylim=(-0.6, len(table) - 0.4))
+    tidy(ax, legend=True)
     return figure
 
 
@@ -177,9 +203,9 @@ def free_energies(subject: Subject) -> Section:
     figure, (ax,) = grid(1, (7.0, 3.2))
     low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
     bins = np.linspace(low, high + 1e-6 * max(1, abs(high)), 41)
-    for (label, values), color in zip(sets.items(), COLORS, strict=False):
-        ax.hist(values, bins=bins, density=True, histtype="step", linewidth=1.5, color=color, label=label)
-    ax.set(xlabel=name, ylabel="density")
+    for index, (label, values) in enumerate(sets.items()):
+        ax.hist(values, bins=bins, density=True, histtype="step", linewidth=1.5, label=label, **look(index))
+    ax.set(xlabel=f"{name} (nats)", ylabel="density")
     tidy(ax, legend=True)
     section.figure("free_energies", figure)
     section.text(
@@ -220,6 +246,7 @@ def proxies(subject: Subject) -> Section:
     if why is not None:
         section.missing("the pseudo-likelihood", why)
     elif some is not None:
-        told = f"{some} units of each row, drawn at random, scaled to all {units}"
-        section.text(f"Pseudo-likelihood from {told}.")
+        section.text(
+            f"Pseudo-likelihood from {some} units of each row, drawn at random, scaled to all {units}."
+        )
     return section

@@ -8,15 +8,17 @@ import warnings
 
 import numpy as np
 import pandas as pd
+from scipy.stats import rankdata
 
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.diagnostics.datatree import summary
 from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
-from ebmpp.diagnostics.plots import grid, plot_meeting_times, plot_tv_bound, tidy
+from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Chains, Subject
+from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.sampling.expectation import Estimate, unbiased_expectation
@@ -57,6 +59,8 @@ def meeting(subject: Subject) -> Section:
     if met.any():
         told += f", after {np.median(times):.0f} in the median, the last after {times[met].max():.0f}"
     section.fact(f"Mixing from noise: {told}.")
+    apart = f"{unmet} of {work.pairs} coupled pairs did not meet in {work.max_sweeps} sweeps"
+    section.judge(not unmet, apart if unmet else "coupled chains from noise meet")
     section.text(told + ".")
     if unmet:
         section.caveat(
@@ -151,12 +155,14 @@ def chains(subject: Subject) -> Section:
     for name in curves:
         worst = table.loc[table["chains"] == name, "r_hat"].max()
         section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
+        agree = "agree" if worst <= _GOOD else "disagree"
+        section.judge(worst <= _GOOD, f"{name} chains from noise {agree} (R-hat {worst:.3f})")
         if worst > _GOOD:
             section.caveat(
                 f"R-hat of {name} chains is up to {worst:.3f}, above {_GOOD}: they disagree, and their "
                 "samples are not yet the model's."
             )
-    section.figure("chains", _draw(curves), "Energy along the chains.")
+    section.figure("chains", _draw(curves), _RANKS)
     section.caveat(
         "R-hat near 1 says that these chains agree, and not that they have seen every mode: all may have "
         "missed the same one. Tempered chains and meeting times are the better witnesses."
@@ -184,13 +190,37 @@ def _table(name: str, made: Chains, values: dict[str, Any]) -> pd.DataFrame:
     return table.rename_axis("value").reset_index().assign(chains=name)[["chains", "value", *table.columns]]
 
 
+_BINS = 20
+_RANKS = (
+    "A line a chain: how often its energies are of each rank among those of all chains, the lowest on the "
+    "left. Chains that have mixed are flat, but for noise, at the dotted line; one that is high on a side "
+    "was somewhere else than the others."
+)
+
+
+def ranks(values: np.ndarray, bins: int = _BINS) -> np.ndarray:
+    """How many of each chain's values are of which rank among all, by bins; ties share their ranks.
+
+    :param values: ``(chains, draws)``.
+    :return: ``(chains, bins)``, of which each row sums to the draws.
+    """
+    rank = rankdata(values, method="average") - 0.5
+    place = np.minimum((rank * bins / values.size).astype(int), bins - 1).reshape(values.shape)
+    return np.stack([np.bincount(row, minlength=bins) for row in place])
+
+
 def _draw(curves: dict[str, np.ndarray]) -> "Figure":
-    figure, panels = grid(len(curves), (4.4, 2.8))
-    low = min(v.min() for v in curves.values())
-    high = max(v.max() for v in curves.values())
+    tallest = max(len(v) for v in curves.values())
+    figure, panels = grid(len(curves), (4.4, 1.0 + 0.34 * tallest))
     for ax, (name, energy) in zip(panels, curves.items(), strict=True):
-        ax.plot(energy.T, linewidth=0.5, alpha=0.7)
-        margin = 0.03 * (high - low) + 1e-6
-        ax.set(xlabel="sweep", ylabel="energy", title=name, ylim=(low - margin, high + margin))
+        found, level = ranks(energy), energy.shape[1] / _BINS
+        edges, scale = np.arange(_BINS + 1) / _BINS, 0.9 / max(found.max(), 2 * level)
+        for chain, counts in enumerate(found):
+            base = len(found) - 1 - chain
+            ax.stairs(base + scale * counts, edges, baseline=base, fill=True, color=COLORS[0], alpha=0.35)
+            ax.stairs(base + scale * counts, edges, baseline=base, color=COLORS[0], linewidth=0.9)
+            ax.axhline(base + scale * level, color=INK, linewidth=0.6, linestyle=":")
+        ax.set_yticks(np.arange(len(found)), [f"{len(found) - i}" for i in range(len(found))])
+        ax.set(xlabel="rank of the energy, of all draws", ylabel="chain", title=f"{name}: ranks", xlim=(0, 1))
         tidy(ax)
     return figure

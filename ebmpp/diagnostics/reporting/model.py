@@ -7,12 +7,12 @@ import pandas as pd
 
 import jax
 
-from ebmpp.diagnostics.plots import grid, tidy
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
+from ebmpp.diagnostics.style import COLORS, grid, tidy
 from ebmpp.evaluate.activity import unit_activity
 
-_COLORS = {"active": "#2b6cb0", "constant": "#718096", "off": "#c05621", "on": "#6b46c1"}
+_COLORS = {"active": COLORS[0], "constant": COLORS[5], "off": COLORS[1], "on": COLORS[3]}
 
 
 def declaration(subject: Subject) -> Section:
@@ -61,7 +61,7 @@ def units(subject: Subject) -> Section:
     )
     blocks = list(dict.fromkeys(made["block"]))
     counts = pd.crosstab(made["block"], made["status"]).loc[blocks]
-    counts = counts.reindex(columns=list(_COLORS), fill_value=0).rename_axis(columns=None)
+    counts = counts.reindex(columns=list(_COLORS), fill_value=0).rename_axis(index=None, columns=None)
     section.table("unit_counts", counts, "Statistics of units by status.")
     figure, panels = grid(2 * len(blocks), (3.8, 2.8), ncols=2)
     for block, pair in zip(blocks, panels.reshape(-1, 2), strict=True):
@@ -84,4 +84,4 @@ def _histograms(made: pd.DataFrame, block: str, panels: np.ndarray) -> None:
         values = [made[column][made["status"] == s] for s in there]
         ax.hist(values, bins=25, range=span, stacked=True, color=[_COLORS[s] for s in there], label=there)
         ax.set(xlabel={"mean": "mean", "varies": "explained share"}[column], ylabel=f"units of {block}")
-        tidy(ax, legend=ax is panels[0])
+        tidy(ax, legend=ax is panels[1])

@@ -9,17 +9,18 @@ from typing import Any
 from jaxtyping import Float
 import numpy as np
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Params
-from ebmpp.diagnostics.plots import grid, panels, plot_history, plot_units
+from ebmpp.diagnostics.plots import panels, plot_history, plot_units
+from ebmpp.diagnostics.reporting.nearest import grey
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
+from ebmpp.diagnostics.reporting.weights import response
+from ebmpp.diagnostics.style import grid
 from ebmpp.errors import StateError
-from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import FactorGraph
 
 _LEAST_SIDE = 3
 _SHOWN = 30
@@ -69,16 +70,17 @@ def samples(subject: Subject) -> Section:
 
 def _sample_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:
     family = subject.graph.families[block]
-    rows = {name: _images(family, v[block][:_SHOWN]) for name, v in subject.data.items()}
+    rows = {f"{name} rows": grey(family, v[block][:_SHOWN]) for name, v in subject.data.items()}
+    kind = "states" if family.stat_shape else "means given the rest"
     for label, chains in subject.chains(section).items():
-        rows[f"{label} chains"] = _images(family, _last(subject, chains.draws, block))
+        rows[f"{label} chains: {kind}"] = grey(family, _last(subject, chains.draws, block))
     lines = max(-(-len(v) // _COLUMNS) for v in rows.values())
     figure, drawn = grid(len(rows), (4.6, 0.4 + 4.6 * lines * shape[0] / (_COLUMNS * shape[1])), ncols=2)
     for ax, (label, images) in zip(drawn, rows.items(), strict=True):
         plot_units(images, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(label, fontsize=10)
-    told = "Means given the rest where units have one, else states. A row of ten samples is ten chains, "
-    told += "started from noise; the next row is the same chains earlier."
+    told = "A row of ten samples is ten chains, started from noise; the next row is the same chains earlier. "
+    told += "Rows of data are as they are; below, samples are shown as states too."
     section.figure(f"samples_{block}", figure, told)
 
 
@@ -91,14 +93,6 @@ def _last(subject: Subject, draws: Mapping[str, np.ndarray], block: str) -> Arra
     if subject.graph.families[block].stat_shape:
         return state[block]
     return subject.graph.mean(subject.params, state, block)
-
-
-def _images(family: Family, values: Any) -> Float[np.ndarray, "count units"]:
-    """Values as grey levels between their family's bounds; as they are where it has none."""
-    values = np.asarray(values, float).reshape(len(values), -1)
-    states = family.states()
-    low, high = family.bounds if states is None else (float(min(states)), float(max(states)))
-    return (values - low) / (high - low) if np.isfinite(high - low) else values
 
 
 def _filter_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:
@@ -131,22 +125,12 @@ def _filter_pictures(section: Section, subject: Subject, block: str, shape: tupl
 def filters(
     graph: FactorGraph, params: Params, block: str, latent: str
 ) -> Float[np.ndarray, "statistics units"]:
-    """d eta / d t(h), by autodiff, all other statistics 0: for a bilinear factor its weights.
+    """What a latent statistic adds to the natural parameters of a block's units.
 
     :return: for the latent block's statistics, at most 4096, and the visible one's units.
     """
-    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
-    size = zero[latent].size
-
-    def response(index: Array) -> Array:
-        unit = jnp.zeros(size).at[index].set(1.0).reshape(zero[latent].shape)
-        at = lambda t: energy.natural(graph, params, zero | {latent: t}, [block])[block]
-        made = jax.jvp(at, (zero[latent],), (unit,))[1]
-        family = graph.families[block]
-        return made.reshape(family.size, -1)[:, 0]  # a Gaussian's x comes before its square
-
-    count = min(size, _MOST_FILTERED)
-    return np.asarray(jax.jit(lambda i: jax.lax.map(response, i, batch_size=64))(jnp.arange(count)))
+    made = response(graph, params, block, latent, _MOST_FILTERED)
+    return made[:, :, 0]  # a Gaussian's x comes before its square
 
 
 def training(history: Any) -> Section:

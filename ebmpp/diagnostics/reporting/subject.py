@@ -88,6 +88,18 @@ class Subject:
     work: Work
     rng_key: Array
     image_shape: tuple[int, int] | Mapping[str, tuple[int, int]] | None
+    table: tables.Table | None = None
+    """All rows that were trained on; None where ``data`` has them all."""
+
+    @property
+    def count(self) -> int:
+        """How many rows there are to train on."""
+        return len(next(iter(self.train.values()))) if self.table is None else self.table.batch[0]
+
+    @property
+    def share(self) -> float:
+        """The share of these that ``train`` is."""
+        return len(next(iter(self.train.values()))) / self.count
 
     @property
     def train(self) -> Mapping[str, Array]:
