@@ -128,6 +128,12 @@ class ModelBlock(SiteKernel):
             told.insert(1, f"given {self.sweep.augmented.num_latents} latents of the prior")
         return f"{made}: {', '.join(told)}"
 
+    def __copy__(self) -> "ModelBlock":
+        """The same block, which is not made anew, as it is of a pickle: that cannot be while one is traced."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
     def __reduce__(self) -> tuple:
         options: dict[str, Any] = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
         options |= {"clusters": self.clusters, "tempering": self.tempering}
