@@ -1,127 +1,44 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Boltzmann machines on MNIST under plain gradient steps: three experiments of the papers.
+"""Boltzmann machines on images under plain gradient steps: the experiments of ``mnist_methods.py``.
 
-- ``dc``: Upadhya, Sastry (2017), figure 3. 784x500, batches of 200, rate 0.01: CD, PCD and the centered
-  gradient with 24 sweeps a batch, S-DCP and CS-DCP with 6 inner steps of 4. As many sweeps for all.
-- ``spectral``: their figure 5. Batches of 1000; CD-24 under stochastic spectral descent beside them.
-- ``ucd``: Qiu, Zhang, Wang (2020), section 6.3, on MNIST in place of Fashion-MNIST. 784x1000, batches of
-  1000, rate 0.1, 1000 chains: CD-1, CD-10, PCD, UCD as published (k = lag = 1, stopped at 100 sweeps and so
-  biased), UCD with an adaptive lag, and PCD first and then UCD from its chains at a tenth of the rate.
+- ``dc``: Upadhya, Sastry (2017), figure 3, and figure 4 with ``--data omniglot``. 784x500, batches of 200,
+  rate 0.01: CD, PCD and the centered gradient with 24 sweeps a batch, S-DCP and CS-DCP with 6 inner steps of
+  4, and the control that decides what of their gain is six steps for one: CD-4 with six steps a batch.
+- ``spectral``: their figure 5. Batches of 1000; CD-24 under spectral descent, at several rates, beside them.
+- ``rates``, ``inner``, ``batches``, ``starts``: figures 6a, 6b, 7a and 7b (with table 1).
+- ``ucd``: Qiu, Zhang, Wang (2020), figures 4, 10 and 11 and table 3. 784x1000, batches of 1000, rate 0.1,
+  1000 chains: CD-1 to CD-30, PCD, UCD as published (k = lag = 1, stopped at 100 sweeps and so biased), UCD
+  with an adaptive lag, and PCD first and then UCD from its chains at a tenth of the rate.
 
-Images are binarised once at random; 10,000 of them are held out. The mean log-likelihood of a row comes from
+Images are binarised once at random; one in six is held out. The mean log-likelihood of a row comes from
 annealed importance sampling along the way, with its standard error; a forward estimate is too large on
-average, so a value is to be believed as far as its effective sample size says.
+average, so a value is to be believed as far as its effective sample size says. Costs are told in seconds of
+training (compiling left out) and in sweeps of a chain.
 
-``python benchmarks/mnist_rbm.py dc --epochs 4`` reads MNIST from ``EBMPP_DATA_DIR``; ``--data digits`` takes
-the digits that come with scikit-learn. Every run is kept in a file of its own as it goes (``raw/`` in the
-output folder) and can be drawn at any time with ``--draw``.
+``python benchmarks/mnist_rbm.py dc --epochs 4`` reads MNIST from ``EBMPP_DATA_DIR``; ``--data`` takes others.
+``--latent 100 --rows 7200 --name small`` is a small version. Every run is kept in a file of its own as it
+goes (``raw/`` in the output folder) and can be drawn at any time with ``--draw``.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from following import Watch, gather, raw
+import bands
+import datasets
+from following import Watch, a_step, costs, gather, raw
+from mnist_methods import EXPERIMENTS, Experiment, Method
 import numpy as np
 import xarray as xr
 
 import jax
-import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, Stage
-from ebmpp.estimators import CSDCP, SDCP, Centered, Estimator
-
-_PUBLISHED = UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True)
-
-Stages = Callable[[FactorGraph, int, float], list[Stage]]
-"""From a graph, a number of batches and a rate."""
-
-
-def plain(estimator: Estimator, updates: int = 1) -> Stages:
-    """Gradient steps, ``updates`` of them a batch."""
-    return lambda _, batches, rate: [
-        Stage(num_steps=batches * updates, estimator=estimator, optimizer=optax.sgd(rate))
-    ]
-
-
-def spectral(graph: FactorGraph, batches: int, rate: float) -> list[Stage]:
-    """Spectral descent; its step has the sum of all singular values for its length, hence the small rate."""
-    optimizer = ebmpp.training.spectral_descent(rate / 10, graph)
-    return [Stage(num_steps=batches, estimator=CD(k=24), optimizer=optimizer)]
-
-
-def warmed(_: FactorGraph, batches: int, rate: float) -> list[Stage]:
-    """PCD until five in six batches are gone (500 of 600), then UCD."""
-    first = max(1, batches * 5 // 6)
-    return [
-        Stage(num_steps=first, estimator=PCD(k=1, num_chains=1000), optimizer=optax.sgd(rate)),
-        Stage(
-            num_steps=max(1, batches - first),
-            estimator=UCD(num_pairs=1000, start="persistent"),
-            optimizer=optax.sgd(rate / 10),
-        ),
-    ]
-
-
-class Method(NamedTuple):
-    """What is trained, and how it is drawn."""
-
-    label: str
-    color: str
-    stages: Stages
-    updates: int = 1
-    """Steps a batch."""
-
-
-class Experiment(NamedTuple):
-    """One figure."""
-
-    title: str
-    latent: int
-    batch_size: int
-    rate: float
-    methods: dict[str, Method]
-
-
-_DC = {
-    "cd": Method("CD-24", "#c05621", plain(CD(k=24))),
-    "pcd": Method("PCD-24", "#2f855a", plain(PCD(k=24, num_chains=200))),
-    "cg": Method("centered gradient, CD-24", "#6b46c1", plain(Centered(CD(k=24)))),
-    "sdcp": Method("S-DCP, d = 6, K' = 4", "#2b6cb0", plain(SDCP(d=6, k=4), 6), 6),
-    "csdcp": Method("CS-DCP, d = 6, K' = 4", "#1a202c", plain(CSDCP(d=6, k=4), 6), 6),
-}
-EXPERIMENTS = {
-    "dc": Experiment("784x500, batches of 200", 500, 200, 0.01, _DC),
-    "spectral": Experiment(
-        "784x500, batches of 1000",
-        500,
-        1000,
-        0.01,
-        {
-            "ssd": Method("stochastic spectral descent, CD-24", "#d53f8c", spectral),
-            **{name: _DC[name] for name in ("cd", "sdcp", "csdcp")},
-        },
-    ),
-    "ucd": Experiment(
-        "784x1000, batches of 1000",
-        1000,
-        1000,
-        0.1,
-        {
-            "cd1": Method("CD-1", "#c05621", plain(CD(k=1))),
-            "cd10": Method("CD-10", "#dd6b20", plain(CD(k=10))),
-            "pcd": Method("PCD-1, 1000 chains", "#2f855a", plain(PCD(k=1, num_chains=1000))),
-            "published": Method("UCD, k = lag = 1, stopped at 100 sweeps", "#d53f8c", plain(_PUBLISHED)),
-            "ucd": Method("UCD, adaptive, 1000 pairs", "#2b6cb0", plain(UCD(num_pairs=1000))),
-            "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", "#1a202c", warmed),
-        },
-    ),
-}
+from ebmpp import Bernoulli
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -130,16 +47,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("experiment", choices=tuple(EXPERIMENTS))
     add("--only", nargs="+", help="methods to run")
-    add("--data", choices=("digits", "mnist"), default="mnist")
+    datasets.option(parser, "mnist")
+    add("--rows", type=int, help="images at most, those held out included; default: all")
     add("--latent", type=int, help="default: the paper's")
-    add("--batch-size", type=int, help="default: the paper's")
-    add("--rate", type=float, help="default: the paper's")
+    add("--batch-size", type=int, help="default: the paper's; methods with one of their own keep it")
+    add("--rate", type=float, help="likewise")
     add("--epochs", type=float, default=4.0)
     add("--points", type=int, default=8, help="values of the log-likelihood along a run, after the first")
     add("--particles", type=int, default=100)
     add("--temperatures", type=int, default=1000)
     add("--seconds", type=float, default=math.inf, help="for one run")
-    add("--seed", type=int, default=0)
+    add("--seeds", type=int, nargs="+", default=[0])
+    add("--name", default="", help="of this version, put at the end of the names of its files")
     add("--out", type=Path, default=Path("benchmarks/report"))
     add("--draw", action="store_true", help="run nothing; draw what there is")
     args = parser.parse_args(argv)
@@ -152,50 +71,55 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.batch_size = args.batch_size or made.batch_size
     if min(args.latent, args.batch_size, args.points) < 1 or min(args.epochs, args.rate) <= 0:
         parser.error("--latent, --batch-size, --points, --epochs and --rate are positive")
+    args.script = "_".join(filter(None, ["mnist_rbm", args.experiment, args.name]))
     return args
 
 
-def images(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+def images(args: argparse.Namespace, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows to train on and held out, one in six, binarised once."""
-    grey = ebmpp.data.mnist() if args.data == "mnist" else ebmpp.data.digits()
-    rng = np.random.default_rng(args.seed)
-    grey = grey[rng.permutation(len(grey))]
+    rng = np.random.default_rng(seed)
+    grey = datasets.read(args.data)
+    grey = grey[rng.permutation(len(grey))[: args.rows]]
     rows = (rng.random(grey.shape, np.float32) < grey).astype(np.float32)
     cut = len(rows) // 6
     return rows[cut:], rows[:cut]
 
 
-def run(name: str, data: tuple[np.ndarray, np.ndarray], args: argparse.Namespace) -> None:
+def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argparse.Namespace) -> None:
     """One training run, kept as it goes."""
     train, held_out = data
     method = EXPERIMENTS[args.experiment].methods[name]
+    batch, rate = method.batch_size or args.batch_size, method.rate or args.rate
     rbm = ebmpp.layered(v=Bernoulli(train.shape[1]), h=Bernoulli(args.latent))
-    batches = max(1, round(args.epochs * len(train) / args.batch_size))
-    stages = method.stages(rbm, batches, args.rate)
+    batches = max(1, round(args.epochs * len(train) / batch))
+    stages = method.stages(rbm, batches, rate)
     steps = sum(stage.num_steps for stage in stages)
-    rows = {"log_likelihood": train[: len(held_out)], "held_out": held_out}
-    a_step = args.batch_size / len(train) / method.updates
+    key, (deviation, bias) = jax.random.key(seed), method.start
+    params = rbm.init(key, train, scheme={"weight": "gaussian", "bias": bias})
+    params = {**params, "v:h": params["v:h"] * (deviation / 0.01)}
+    known = {"epochs_a_step": batch / len(train) / method.updates, "rate": rate, "batch_size": batch}
     watch = Watch(
-        raw(args.out, f"mnist_rbm_{args.experiment}", name),
+        raw(args.out, args.script, name, seed),
         rbm,
-        rows,
+        {"log_likelihood": train[: len(held_out)], "held_out": held_out},
         train,
         particles=args.particles,
         temperatures=args.temperatures,
-        seed=args.seed,
-        known={"epochs_a_step": a_step, "rate": args.rate},
+        seed=seed,
+        known=known | {"data": datasets.tag(args.data), "latent": args.latent},
         seconds=args.seconds,
     )
     ended = watch.train(
         train,
         steps,
+        params=params,
         schedule=stages,
-        batch_size=args.batch_size,
+        batch_size=batch,
         monitor_every=max(1, steps // args.points),
-        rng_key=jax.random.key(args.seed),
+        rng_key=key,
     )
     last = watch.points[-1]
-    told = f"{method.label}: {last['held_out']:.2f} a held-out row at step {last['step']}"
+    told = f"{title(name, args)}, seed {seed}: {last['held_out']:.2f} a held-out row at step {last['step']}"
     told += f" +- {last['standard_error']:.2g}, {last['effective']:.0f} particles effective"
     print(f"{told}, {last['seconds']:.0f} s ({ended})", flush=True)
 
@@ -203,89 +127,116 @@ def run(name: str, data: tuple[np.ndarray, np.ndarray], args: argparse.Namespace
 # -- the report ------------------------------------------------------------------------------------
 
 
-def numbers(runs: dict[str, xr.Dataset], methods: dict[str, Method]) -> list[dict[str, Any]]:
+def title(name: str, args: argparse.Namespace) -> str:
+    """Of a method, with its panel's."""
+    experiment = EXPERIMENTS[args.experiment]
+    method = experiment.methods[name]
+    return ": ".join(filter(None, [experiment.panels[method.panel], method.label]))
+
+
+def numbers(label: str, seed: int, made: xr.Dataset, method: Method) -> dict[str, Any]:
     """A run in a few numbers, and its curve."""
-    rows = []
-    for name, made in runs.items():
-        best, last = int(np.nanargmax(made["held_out"].values)), made.isel(point=-1)
-        epochs = made["step"].values * made.attrs["epochs_a_step"]
-        row = {
-            "method": methods[name].label,
-            "rate": made.attrs["rate"],
-            "epochs": round(float(epochs[-1]), 2),
-            "ended": made.attrs["ended"],
-            "held_out_best": round(float(made["held_out"][best]), 2),
-            "best_at_epoch": round(float(epochs[best]), 2),
-            "held_out_last": round(float(last["held_out"]), 2),
-            "train_last": round(float(last["log_likelihood"]), 2),
-            "standard_error_last": round(float(last["standard_error"]), 3),
-            "effective_particles_last": round(float(last["effective"]), 1),
-            "seconds": round(float(last["seconds"]), 1),
-            "curve": [
-                [round(float(e), 3), round(float(v), 2)]
-                for e, v in zip(epochs, made["held_out"].values, strict=True)
-            ],
-        }
-        if "meeting_time_mean" in made:
-            row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
-            row["meeting_time_max"] = int(np.nanmax(made["meeting_time_max"]))
-        rows.append(row)
-    return rows
+    best, last = int(np.nanargmax(made["held_out"].values)), made.isel(point=-1)
+    epochs = made["step"].values * made.attrs["epochs_a_step"]
+    row = {
+        "method": label,
+        "seed": seed,
+        "rate": made.attrs["rate"],
+        "epochs": round(float(epochs[-1]), 2),
+        "ended": made.attrs["ended"],
+        "held_out_best": round(float(made["held_out"][best]), 2),
+        "best_at_epoch": round(float(epochs[best]), 2),
+        "held_out_last": round(float(last["held_out"]), 2),
+        "train_last": round(float(last["log_likelihood"]), 2),
+        "standard_error_last": round(float(last["standard_error"]), 3),
+        "effective_particles_last": round(float(last["effective"]), 1),
+        "seconds": round(float(last["seconds"]), 1),
+        "ms_a_batch": float(f"{1e3 * a_step(made) * method.updates:.4g}"),
+        "sweeps_a_batch": method.sweeps,
+        "curve": [
+            [round(float(e), 3), round(float(v), 2)]
+            for e, v in zip(epochs, made["held_out"].values, strict=True)
+        ],
+    }
+    if "meeting_time_mean" in made:
+        row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
+        row["meeting_time_max"] = int(np.nanmax(made["meeting_time_max"]))
+        row["sweeps_a_batch"] = round(float(made["sweeps"].mean()), 1)
+        row["discarded_a_sweep"] = round(float(2 * (made["trials"] - 1).mean()), 2)
+    return row
 
 
-def draw(runs: dict[str, xr.Dataset], experiment: Experiment, path: Path) -> None:
-    """Held-out log-likelihoods with two standard errors against the epoch; meeting times where there are."""
-    import matplotlib
+def table(rows: list[dict[str, Any]]) -> str:
+    """Likelihoods: medians over seeds, and their range."""
+    lines = [f"{'method':<52}{'seeds':>6}{'held out, last':>16}{'range':>22}{'best':>9}"]
+    for label in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == label]
+        last, best = ([row[f"held_out_{which}"] for row in own] for which in ("last", "best"))
+        reach = f"{min(last):.2f} to {max(last):.2f}"
+        lines.append(f"{label:<52}{len(own):>6}{np.median(last):>16.2f}{reach:>22}{np.median(best):>9.2f}")
+    return "\n".join(lines)
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    coupled = {n: made for n, made in runs.items() if "meeting_time_mean" in made}
-    width = 2 if coupled else 1
-    figure, axes = plt.subplots(1, width, figsize=(6.4 * width, 4.2), layout="constrained", squeeze=False)
-    for name, made in runs.items():
-        label, color = experiment.methods[name][:2]
-        epochs = made["step"].values * made.attrs["epochs_a_step"]
-        style = {"color": color, "linewidth": 1.3, "capsize": 2, "marker": ".", "label": label}
-        axes[0, 0].errorbar(epochs, made["held_out"].values, 2 * made["standard_error"].values, **style)
-    values = np.concatenate([made["held_out"].values[1:] for made in runs.values()])
-    low = np.quantile(values[np.isfinite(values)], 0.02)
-    axes[0, 0].set(ylabel="log-likelihood a held-out row (two standard errors)", ylim=(low - 10, None))
-    axes[0, 0].set_title(experiment.title, fontsize=10)
-    for name, made in coupled.items():
-        label, color = experiment.methods[name][:2]
-        tau = made["meeting_time_mean"].values
-        x = np.arange(len(tau)) * made.attrs["epochs_a_step"]
-        axes[0, 1].plot(x, tau, color=color, linewidth=1, label=label)
-        axes[0, 1].set(ylabel="mean meeting time (sweeps)", yscale="log")
-    for ax in axes.flat:
+def draw(runs: dict[str, dict[int, xr.Dataset]], experiment: Experiment, path: Path) -> None:
+    """Held-out log-likelihoods against the epoch; meeting times and discarded draws where there are."""
+    coupled = {n: own for n, own in runs.items() if "meeting_time_mean" in next(iter(own.values()))}
+    panels = len(experiment.panels)
+    figure, axes = bands.new(panels + (2 if coupled else 0))
+    scale = lambda own: next(iter(own.values())).attrs["epochs_a_step"]
+    for name, own in runs.items():
+        method = experiment.methods[name]
+        curves = sorted((made["held_out"].values for made in own.values()), key=len)
+        x = max((made["step"].values for made in own.values()), key=len) * scale(own)
+        bands.band(axes[method.panel], x, curves, color=method.color, label=method.label, marker=".")
+    values = np.concatenate([made["held_out"].values[1:] for own in runs.values() for made in own.values()])
+    low, high = np.quantile(values[np.isfinite(values)], [0.02, 1])
+    shape = "784x" + str(int(next(iter(next(iter(runs.values())).values())).attrs["latent"]))
+    for ax, panel in zip(axes, experiment.panels, strict=False):
+        ax.set(ylabel="log-likelihood a held-out row (nats)", ylim=(low - 10, high + 5))
+        ax.set_title(f"{panel} {experiment.title.replace('784x500', shape)}".strip(), fontsize=10)
+    for name, own in coupled.items():
+        method = experiment.methods[name]
+        style = {"color": method.color, "label": method.label}
+        tau = [made["meeting_time_mean"].values for made in own.values()]
+        rejected = [2 * (made["trials"].values - 1) for made in own.values()]
+        for ax, values in zip(axes[panels:], (tau, rejected), strict=True):
+            bands.band(ax, np.arange(max(map(len, values))) * scale(own), values, **style)
+    if coupled:
+        axes[-2].set(ylabel="mean meeting time (sweeps)", yscale="log")
+        axes[-1].set(ylabel="discarded draws a coupled sweep")
+    for ax in axes:
         ax.set_xlabel("epoch")
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    seeds = max(map(len, runs.values()))
+    bands.save(figure, axes, path, f"medians, and the range over {seeds} seeds" if seeds > 1 else "one seed")
 
 
 def report(args: argparse.Namespace) -> None:
     """Draw and tabulate every run that there is."""
-    experiment, script = EXPERIMENTS[args.experiment], f"mnist_rbm_{args.experiment}"
-    runs = gather(args.out, script, experiment.methods)
+    experiment = EXPERIMENTS[args.experiment]
+    runs = gather(args.out, args.script, experiment.methods)
     if not runs:
         raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
-    draw(runs, experiment, args.out / f"{script}.png")
-    made = {"runs": numbers(runs, experiment.methods)}
-    (args.out / f"{script}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {args.out / script}.png and {args.out / script}.json")
+    draw(runs, experiment, args.out / f"{args.script}.png")
+    rows = [
+        numbers(title(name, args), seed, one, experiment.methods[name])
+        for name, own in runs.items()
+        for seed, one in own.items()
+    ]
+    made = {"as_printed": experiment.printed, "runs": rows}
+    (args.out / f"{args.script}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    printed = {m.label: m.minutes for m in experiment.methods.values() if m.minutes is not None}
+    print(table(rows), costs(rows, printed), sep="\n\n")
+    print(f"the paper: {experiment.printed}")
+    print(f"wrote {args.out / args.script}.png and {args.out / args.script}.json")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
-    if not args.draw:
-        data = images(args)
+    for seed in [] if args.draw else args.seeds:
+        data = images(args, seed)
         for name in args.only:
-            run(name, data, args)
+            run(name, seed, data, args)
     report(args)
 
 

@@ -16,17 +16,19 @@ its own as it goes (``raw/`` in the output folder), so runs can be left in the b
 
 **References**
 
-1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 5.2, figure 3.
+1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 6.2, figures 3, 7, 8 and 9, table 2.
 """
 
 import argparse
 from collections.abc import Sequence
+import functools
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from following import Watch, gather, raw
+import bands
+from following import Watch, a_step, costs, gather, raw
 import numpy as np
 import xarray as xr
 
@@ -35,14 +37,29 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli
+from ebmpp import CD, PCD, UCD, Bernoulli, Stage
 
+_RED, _SKY, _GREEN, _PINK, _BLACK, _ORANGE, _BLUE, _GREY = (bands.COLORS[n] for n in (1, 6, 2, 3, 4, 5, 0, 7))
 METHODS = {
-    "ucd": ("UCD, adaptive, 1000 pairs", "#2b6cb0", UCD(num_pairs=1000)),
-    "ucd_few": ("UCD, adaptive, 100 pairs", "#63b3ed", UCD(num_pairs=100)),
-    "cd1": ("CD-1", "#c05621", CD(k=1)),
-    "pcd": ("PCD-1, 1000 chains", "#2f855a", PCD(k=1, num_chains=1000)),
+    "ucd": ("UCD, adaptive, 1000 pairs", _BLUE, UCD(num_pairs=1000)),
+    "ucd_few": ("UCD, adaptive, 100 pairs", _SKY, UCD(num_pairs=100)),
+    "published": (
+        "UCD, k = lag = 1, stopped at 100 sweeps (biased)",
+        _PINK,
+        UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True),
+    ),
+    "cd1": ("CD-1", _RED, CD(k=1)),
+    "cd2": ("CD-2", _ORANGE, CD(k=2)),
+    "cd5": ("CD-5", _ORANGE, CD(k=5)),
+    "cd10": ("CD-10", _GREY, CD(k=10)),
+    "pcd": ("PCD-1, 1000 chains", _GREEN, PCD(k=1, num_chains=1000)),
+    "pcd_ucd": ("PCD for 500 steps, then UCD at a tenth of the rate", _BLACK, UCD(num_pairs=1000)),
 }
+_STYLES = {"cd2": ":", "cd5": "--"}
+#: seconds of table 2; UCD is the published one
+PRINTED = {"CD-1": 16.52, "CD-2": 24.44, "CD-5": 48.54, "CD-10": 89.09, METHODS["pcd"][0]: 16.18}
+PRINTED |= {METHODS["published"][0]: 28.47}
+_FIRST = 500  # steps of PCD before UCD, as in figure 9
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,7 +67,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), help="methods to run")
-    add("--seed", type=int, default=0)
+    add("--seeds", type=int, nargs="+", default=[0], help="of rows, start and chains")
     add("--steps", type=int, default=300)
     add("--points", type=int, default=10, help="values of the log-likelihood along a run, after the first")
     add("--rate", type=float, default=0.2)
@@ -68,11 +85,29 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, float]]:
+@functools.cache  # a new transformation would compile again
+def sgd(rate: float) -> optax.GradientTransformation:
+    """Plain gradient steps."""
+    return optax.sgd(rate)
+
+
+def stages(method: str, steps: int, rate: float) -> list[Stage]:
+    """Of a run."""
+    estimator, optimizer = METHODS[method][2], sgd(rate)
+    if method != "pcd_ucd" or steps == 1:
+        return [Stage(num_steps=steps, estimator=estimator, optimizer=optimizer)]
+    first = min(_FIRST, steps // 2)
+    return [
+        Stage(num_steps=first, estimator=METHODS["pcd"][2], optimizer=optimizer),
+        Stage(num_steps=steps - first, estimator=estimator, optimizer=sgd(rate / 10)),
+    ]
+
+
+def simulate(args: argparse.Namespace, seed: int) -> tuple[dict[str, jax.Array], dict[str, float]]:
     """Rows of the truth to train on and held out, and its exact log-likelihood a row of both."""
     truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(20))
-    weights, draws = jax.random.split(jax.random.key(args.seed))
-    generator = np.random.default_rng(args.seed)
+    weights, draws = jax.random.split(jax.random.key(seed))
+    generator = np.random.default_rng(seed)
     params = jax.tree.map(
         lambda a: jnp.asarray(generator.normal(size=a.shape), jnp.float32), truth.init(weights)
     )
@@ -83,34 +118,33 @@ def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, 
     return rows, {name: float(each(v).mean()) for name, v in rows.items()}
 
 
-def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace) -> None:
+def run(
+    method: str, seed: int, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace
+) -> None:
     """One training run, kept as it goes."""
-    label, _, estimator = METHODS[method]
     watch = Watch(
-        raw(args.out, "simulated_rbm", method),
+        raw(args.out, "simulated_rbm", method, seed),
         ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.latent)),
         rows,
         rows["log_likelihood"],
         particles=args.particles,
         temperatures=args.temperatures,
-        seed=args.seed,
+        seed=seed,
         known={f"truth_{name}": value for name, value in truth.items()},
         seconds=args.seconds,
     )
     ended = watch.train(
         rows["log_likelihood"],
         args.steps,
-        rng_key=jax.random.key(args.seed),
-        estimator=estimator,
-        optimizer=optax.sgd(args.rate),
-        num_steps=args.steps,
+        rng_key=jax.random.key(seed),
+        schedule=stages(method, args.steps, args.rate),
         batch_size=args.rows,
         monitor_every=max(1, args.steps // args.points),
     )
     last = watch.points[-1]
     print(
-        f"{label}: {last['log_likelihood']:.2f} +- {last['standard_error']:.2g} a row at step "
-        f"{last['step']}, {last['effective']:.0f} of {args.particles} particles effective, "
+        f"{METHODS[method][0]}, seed {seed}: {last['log_likelihood']:.2f} +- {last['standard_error']:.2g} "
+        f"a row at step {last['step']}, {last['effective']:.0f} of {args.particles} particles effective, "
         f"{last['seconds']:.0f} s ({ended})",
         flush=True,
     )
@@ -119,60 +153,60 @@ def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: 
 # -- the report ------------------------------------------------------------------------------------
 
 
-def numbers(runs: dict[str, xr.Dataset]) -> list[dict[str, Any]]:
+def numbers(method: str, seed: int, made: xr.Dataset) -> dict[str, Any]:
     """A run in a few numbers."""
-    rows = []
-    for method, made in runs.items():
-        best, last = int(np.nanargmax(made["log_likelihood"].values)), made.isel(point=-1)
-        row = {
-            "method": METHODS[method][0],
-            "steps": int(last["step"]),
-            "ended": made.attrs["ended"],
-            "best": round(float(made["log_likelihood"][best]), 2),
-            "best_at": int(made["step"][best]),
-            "last": round(float(last["log_likelihood"]), 2),
-            "last_held_out": round(float(last["held_out"]), 2),
-            "last_standard_error": round(float(last["standard_error"]), 3),
-            "last_effective_particles": round(float(last["effective"]), 1),
-            "seconds": round(float(last["seconds"]), 1),
-        }
-        if "meeting_time_mean" in made:
-            row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
-            row["meeting_time_max"] = int(made["meeting_time_max"].max())
-        rows.append(row)
-    return rows
+    best, last = int(np.nanargmax(made["log_likelihood"].values)), made.isel(point=-1)
+    row = {
+        "method": METHODS[method][0],
+        "seed": seed,
+        "steps": int(last["step"]),
+        "ended": made.attrs["ended"],
+        "truth": round(float(made.attrs["truth_log_likelihood"]), 2),
+        "truth_held_out": round(float(made.attrs["truth_held_out"]), 2),
+        "best": round(float(made["log_likelihood"][best]), 2),
+        "best_at": int(made["step"][best]),
+        "last": round(float(last["log_likelihood"]), 2),
+        "last_held_out": round(float(last["held_out"]), 2),
+        "last_standard_error": round(float(last["standard_error"]), 3),
+        "last_effective_particles": round(float(last["effective"]), 1),
+        "seconds": round(float(last["seconds"]), 1),
+        "ms_a_batch": float(f"{1e3 * a_step(made):.3g}"),
+        "sweeps_a_batch": getattr(METHODS[method][2], "k", None),
+    }
+    if "meeting_time_mean" in made:
+        row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
+        row["meeting_time_max"] = int(made["meeting_time_max"].max())
+        row["sweeps_a_batch"] = round(float(made["sweeps"].mean()), 1)
+        row["discarded_a_sweep"] = round(float(2 * (made["trials"] - 1).mean()), 3)
+    return row
 
 
-def draw(runs: dict[str, xr.Dataset], path: Path) -> None:
-    """Log-likelihoods a row with two standard errors, and meeting times, against the step."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    for method, made in runs.items():
+def draw(runs: dict[str, dict[int, xr.Dataset]], path: Path) -> None:
+    """Log-likelihoods a row less the truth's, meeting times, and discarded draws, against the step."""
+    figure, axes = bands.new(4, 4.6)
+    for method, own in runs.items():
         label, color, _ = METHODS[method]
-        error = 2 * made["standard_error"].values
-        style = {"color": color, "linewidth": 1.3, "capsize": 2, "marker": ".", "label": label}
+        style = {"color": color, "label": label, "linestyle": _STYLES.get(method, "-")}
+        x = max((made["step"].values for made in own.values()), key=len)
         for ax, name in zip(axes, ("log_likelihood", "held_out"), strict=False):
-            ax.errorbar(made["step"].values, made[name].values, error, **style)
-        if "meeting_time_mean" in made:
-            waited = (made["meeting_time_mean"] - made["lag"]).values
-            axes[2].plot(np.arange(len(waited)), waited, color=color, linewidth=1.3, label=label)
-    for ax, name, what in zip(axes, ("log_likelihood", "held_out"), ("training", "held-out"), strict=False):
-        truth = next(iter(runs.values())).attrs[f"truth_{name}"]
-        ax.axhline(truth, color="0.4", linestyle="--", linewidth=1, label=f"the truth, {truth:.2f}")
-        ax.set(ylabel=f"log-likelihood a {what} row (two standard errors)", ylim=(truth - 12, None))
+            short = [made[name].values - made.attrs[f"truth_{name}"] for made in own.values()]
+            bands.band(ax, x, short, marker=".", **style)
+        coupled = [made for made in own.values() if "meeting_time_mean" in made]
+        if coupled:
+            waited = [(made["meeting_time_mean"] - made["lag"]).values for made in coupled]
+            rejected = [2 * (made["trials"].values - 1) for made in coupled]
+            for ax, values in zip(axes[2:], (waited, rejected), strict=True):
+                bands.band(ax, np.arange(max(map(len, values))), values, **style)
+    for ax, what in zip(axes, ("training", "held-out"), strict=False):
+        ax.axhline(0, color="0.4", linestyle="--", linewidth=1, label="the truth")
+        ax.set(ylabel=f"log-likelihood a {what} row less the truth's (nats)", ylim=(-12, None))
     axes[2].set(ylabel="mean sweeps to meet, after the lag", yscale="symlog")
+    axes[3].set(ylabel="discarded draws a coupled sweep")
     for ax in axes:
         ax.set_xlabel("step")
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-        if ax.get_legend_handles_labels()[0]:
-            ax.legend(frameon=False, fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    seeds = max(map(len, runs.values()))
+    note = f"medians, and the range over {seeds} seeds" if seeds > 1 else "one seed"
+    bands.save(figure, axes, path, note, columns=5)
 
 
 def report(out: Path) -> None:
@@ -181,20 +215,18 @@ def report(out: Path) -> None:
     if not runs:
         raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
     draw(runs, out / "simulated_rbm.png")
-    known = next(iter(runs.values())).attrs
-    truth = {n: round(float(v), 2) for n, v in known.items() if n.startswith("truth")}
-    made = truth | {"runs": numbers(runs)}
-    (out / "simulated_rbm.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {out / 'simulated_rbm.png'} and {out / 'simulated_rbm.json'}")
+    rows = [numbers(method, seed, made) for method, own in runs.items() for seed, made in own.items()]
+    (out / "simulated_rbm.json").write_text(json.dumps({"runs": rows}, indent=1) + "\n", encoding="utf-8")
+    print(costs(rows, PRINTED), f"wrote simulated_rbm.png and simulated_rbm.json in {out}", sep="\n")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
-    if not args.draw:
-        rows, truth = simulate(args)
+    for seed in [] if args.draw else args.seeds:
+        rows, truth = simulate(args, seed)
         for method in args.only:
-            run(method, rows, truth, args)
+            run(method, seed, rows, truth, args)
     report(args.out)
 
 
