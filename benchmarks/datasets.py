@@ -17,6 +17,13 @@ def _presence(directory: Any = None, **options: Any) -> np.ndarray:
     return (ebmpp.data.bag_of_words(directory, num_words=1000) > 0).astype(np.float32)
 
 
+def _grey(directory: Any = None, labels: bool = False, **options: Any) -> Any:
+    """CIFAR-10 without its colours: 32x32 pixels."""
+    made = ebmpp.data.cifar10(directory, labels=labels, **options)
+    rows = (made[0] if labels else made).reshape(-1, 3, 1024).mean(1)
+    return (rows, made[1]) if labels else rows
+
+
 #: name: reader of rows in [0, 1], from a folder (or None, the environment's)
 READERS: dict[str, Callable[..., Any]] = {
     "digits": lambda directory=None, **options: ebmpp.data.digits(**options),
@@ -25,7 +32,7 @@ READERS: dict[str, Callable[..., Any]] = {
     "omniglot": ebmpp.data.omniglot,
     "caltech101_silhouettes": ebmpp.data.caltech101_silhouettes,
     "usps": ebmpp.data.usps,
-    "cifar10": ebmpp.data.cifar10,
+    "cifar10": _grey,
     "bag_of_words": _presence,
 }
 _IN_FILES = [name for name in READERS if name != "digits"]

@@ -27,10 +27,12 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 import json
+import math
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
 
 import jax
@@ -81,7 +83,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--data", choices=("digits", "mnist"), default="digits")
+    datasets.option(parser, "digits")
     add("--hidden", type=int, default=100)
     add("--steps", type=int, default=5000, help="of PCD")
     add("--rate", type=float, default=0.05, help="first rate of PCD; it decays along a cosine")
@@ -105,8 +107,12 @@ def load(args: argparse.Namespace) -> dict[str, np.ndarray]:
         rows = ebmpp.data.binarize(ebmpp.data.mnist())
         parts = {"train": rows[:50_000], "validation": rows[50_000:55_000], "held_out": rows[55_000:]}
         return parts | {name: parts[name][: args.rows] for name in ("validation", "held_out")}
-    rows = ebmpp.data.binarize(ebmpp.data.digits())[np.random.default_rng(0).permutation(1797)]
-    return {"train": rows[:1197], "validation": rows[1197:1497], "held_out": rows[1497:][: args.rows]}
+    rows = ebmpp.data.binarize(datasets.shuffled(args.data, 0))
+    part = round(len(rows) / 6)
+    parts = {"train": rows[2 * part :], "validation": rows[part : 2 * part], "held_out": rows[:part]}
+    if args.data == "digits":  # the division of the figures in README.md
+        parts = {"train": rows[:1197], "validation": rows[1197:1497], "held_out": rows[1497:]}
+    return parts | {name: parts[name][: args.rows] for name in ("validation", "held_out")}
 
 
 def trained(args: argparse.Namespace, rows: np.ndarray) -> tuple[FactorGraph, dict[str, Array]]:
@@ -208,7 +214,7 @@ def measure(drawn: np.ndarray, rows: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def raw(args: argparse.Namespace, name: str) -> Path:
     """Where a sampler's curves are kept."""
-    return args.out / "raw" / f"mixing-{args.data}-{name}.json"
+    return args.out / "raw" / f"mixing-{datasets.tag(args.data)}-{name}.json"
 
 
 # -- the report ----------------------------------------------------------------------------------
@@ -233,7 +239,7 @@ def _last(made: dict[str, Any]) -> int:
     return made["curves"][0]["samples"][-1]
 
 
-def draw(runs: list[dict[str, Any]], ceiling: float, side: int, path: Path) -> None:
+def draw(runs: list[dict[str, Any]], ceiling: float, units: int, path: Path) -> None:
     """Curves, and sixty samples of the first thousand of each sampler."""
     import matplotlib
 
@@ -253,8 +259,12 @@ def draw(runs: list[dict[str, Any]], ceiling: float, side: int, path: Path) -> N
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
+    side = math.isqrt(units)
+    shape = (side, side) if side * side == units else (1, units)  # counts of words are no picture
     for ax, made in zip(np.atleast_1d(right.subplots(len(runs), 1)), runs, strict=True):
-        ebmpp.plots.plot_units(np.array(made["shown"], float), (side, side), ncols=20, ax=ax)
+        ebmpp.plots.plot_units(
+            np.array(made["shown"], float), shape, ncols=20 if side * side == units else 1, ax=ax
+        )
         ax.set_title(SAMPLERS[made["sampler"]].label, fontsize=8, loc="left", pad=2)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -273,10 +283,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = [json.loads(raw(args, n).read_text()) for n in SAMPLERS if raw(args, n).exists()]
     if not runs:
         raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
-    draw(runs, ceiling, int(rows["train"].shape[1] ** 0.5), args.out / f"mixing_{args.data}.png")
+    tag = datasets.tag(args.data)
+    draw(runs, ceiling, rows["train"].shape[1], args.out / f"mixing_{tag}.png")
     told = [{k: v for k, v in made.items() if k != "shown"} for made in runs]
-    made = {"data": args.data, "hidden": args.hidden, "training_rows": ceiling, "runs": told}
-    name = "mixing" if args.data == "digits" else f"mixing_{args.data}"
+    made = {"data": tag, "hidden": args.hidden, "training_rows": ceiling, "runs": told}
+    name = "mixing" if args.data == "digits" else f"mixing_{tag}"
     (args.out / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(table(runs, ceiling))
 
