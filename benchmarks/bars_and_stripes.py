@@ -19,7 +19,7 @@ its own as it goes (``raw/`` in the output folder), so runs can be left in the b
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 import json
 import math
@@ -28,6 +28,7 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
+from bars_pictures import curves, discarded, falls
 from following import costs
 import numpy as np
 import xarray as xr
@@ -57,29 +58,26 @@ class Part(NamedTuple):
 
 _ADAPTIVE = UCD(num_pairs=1000)
 _PERSISTENT = UCD(num_pairs=200, start="persistent", marginalize="layers", quantile=0.9)
-METHODS: dict[str, tuple[str, str, list[Part]]] = {
-    "ucd": ("UCD, adaptive k and lag", "#2b6cb0", [Part(math.inf, _ADAPTIVE)]),
-    "ucd_few": ("UCD, adaptive, 100 pairs", "#63b3ed", [Part(math.inf, UCD(num_pairs=100))]),
+METHODS: dict[str, tuple[str, list[Part]]] = {
+    "ucd": ("UCD, adaptive k and lag", [Part(math.inf, _ADAPTIVE)]),
+    "ucd_few": ("UCD, adaptive, 100 pairs", [Part(math.inf, UCD(num_pairs=100))]),
     "persistent": (
         "UCD, adaptive, persistent, layers summed out, 200 pairs",
-        "#0d9488",
         [Part(math.inf, _PERSISTENT)],
     ),
-    "ucd1": ("UCD, k = lag = 1", "#6b46c1", [Part(math.inf, UCD(num_pairs=1000, k=1, lag=1))]),
+    "ucd1": ("UCD, k = lag = 1", [Part(math.inf, UCD(num_pairs=1000, k=1, lag=1))]),
     "truncated": (
         "UCD, k = lag = 1, stopped at 100 sweeps (biased)",
-        "#d53f8c",
         [Part(math.inf, UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True))],
     ),
-    "cd1": ("CD-1", "#c05621", [Part(math.inf, CD(k=1))]),
-    "cd2": ("CD-2", "#9c4221", [Part(math.inf, CD(k=2))]),
-    "cd5": ("CD-5", "#dd6b20", [Part(math.inf, CD(k=5))]),
-    "cd10": ("CD-10", "#f6ad55", [Part(math.inf, CD(k=10))]),
-    "cd20": ("CD-20", "#ecc94b", [Part(math.inf, CD(k=20))]),
-    "pcd": ("PCD-1, 1000 chains", "#2f855a", [Part(math.inf, PCD(k=1, num_chains=1000))]),
+    "cd1": ("CD-1", [Part(math.inf, CD(k=1))]),
+    "cd2": ("CD-2", [Part(math.inf, CD(k=2))]),
+    "cd5": ("CD-5", [Part(math.inf, CD(k=5))]),
+    "cd10": ("CD-10", [Part(math.inf, CD(k=10))]),
+    "cd20": ("CD-20", [Part(math.inf, CD(k=20))]),
+    "pcd": ("PCD-1, 1000 chains", [Part(math.inf, PCD(k=1, num_chains=1000))]),
     "pcd_ucd": (
         "PCD for 2000 steps, then UCD from its chains",
-        "#1a202c",
         [Part(2000, PCD(k=1, num_chains=200)), Part(math.inf, _PERSISTENT)],
     ),
 }
@@ -216,7 +214,7 @@ def script(args: argparse.Namespace) -> str:
 
 def run(method: str, seed: int, args: argparse.Namespace) -> None:
     """One training run, kept as it goes."""
-    label, _, parts = METHODS[method]
+    label, parts = METHODS[method]
     rbm, key = declare(), jax.random.key(seed)
     recorder, rows = Recorder(raw(args, method, seed)), repeated(args.chains)
     params, pair = rbm.init(key, ROWS), random.key_pair(jax.random.fold_in(key, 1))
@@ -281,7 +279,7 @@ def numbers(runs: dict[tuple[str, int], xr.Dataset]) -> list[dict[str, Any]]:
             "last": round(float(curve[-1]), 2),
             "seconds": round(float(made["seconds"][-1]), 1),
             "ms_a_batch": float(f"{made.attrs.get('ms_a_step', math.nan):.3g}"),
-            "sweeps_a_batch": getattr(METHODS[method][2][0].estimator, "k", None),
+            "sweeps_a_batch": getattr(METHODS[method][1][0].estimator, "k", None),
         }
         if "meeting_time_max" in made:
             row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-100:].mean()), 1)
@@ -294,97 +292,20 @@ def numbers(runs: dict[tuple[str, int], xr.Dataset]) -> list[dict[str, Any]]:
     return rows
 
 
-def discarded(made: xr.Dataset) -> xr.DataArray:
-    """Draws a coupled sweep over the two of its layers, one trial a layer."""
-    return 2 * (made["trials"] - 1)
-
-
-def draw(runs: dict[tuple[str, int], xr.Dataset], path: Path) -> None:
-    """Log-likelihood, meeting times and variances (discarded draws where there are no variances) against the
-    step: medians, and bands from 10 to 90 %.
-
-    Dotted where fewer than half of a method's runs go on.
-    """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    last = max(int(made["monitor_step"][-1]) for made in runs.values())
-    varied = any("variance" in made for made in runs.values())
-    figure, axes = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained")
-    for method in dict.fromkeys(m for m, _ in runs):
-        label, color, _ = METHODS[method]
-        own = [made for (m, _), made in runs.items() if m == method]
-        many = f", {len(own)} seeds" if len(own) > 1 else ""
-        style = {"color": color, "linewidth": 1.3, "label": label + many}
-        _band(axes[0], own, "monitor_step", lambda made: made["log_likelihood"].values, style)
-        if "meeting_time_mean" in own[0]:  # the lag's sweeps are not coupled
-            waited = lambda made: _smooth((made["meeting_time_mean"] - made["lag"]).values)
-            _band(axes[1], own, "step", waited, style)
-            if not varied:
-                _band(axes[2], own, "step", lambda made: _smooth(discarded(made).values), style)
-        own = [made for made in own if "variance" in made]
-        if own:
-            _band(axes[2], own, "variance_step", lambda made: made["variance"].values, style)
-    axes[0].axhline(BEST, color="0.4", linestyle="--", linewidth=1, label=f"best possible, {BEST:.2f}")
-    # the climb to -220 is the same for all
-    axes[0].set(
-        ylabel="total log-likelihood of the 32 rows", ylim=(-220, -100), xlim=(last / 12, None), xscale="log"
-    )
-    axes[1].set(ylabel="mean sweeps to meet, after the lag", yscale="log")
-    if varied:
-        axes[2].set(ylabel="variance of a gradient (trace)", yscale="log")
-    else:
-        axes[2].set(ylabel="discarded draws a coupled sweep")
-    for ax in axes:
-        ax.set_xlabel("step")
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    ticks = [n for n in (1000, 2000, 4000, 8000, 16_000, 32_000) if last / 12 <= n <= last]
-    axes[0].set_xticks(ticks, [str(n) for n in ticks])
-    axes[0].xaxis.set_minor_formatter("")
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside lower center")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _band(ax: Any, runs: list[xr.Dataset], x: str, of: Callable, style: dict[str, Any]) -> None:
-    """The median of runs, as far as half of them go, and where 80 % of them are; the longer ones' median."""
-    values = [of(made) for made in runs]
-    steps = max((made[x].values for made in runs), key=len)
-    full = np.full((len(runs), len(steps)), np.nan)
-    for row, v in zip(full, values, strict=True):
-        row[: len(v)] = v
-    there = np.isfinite(full).sum(0) * 2 >= len(runs)
-    low, middle, high = np.nanquantile(full[:, there], [0.1, 0.5, 0.9], axis=0)
-    ax.plot(steps[there], middle, **style)
-    if len(runs) > 1:
-        ax.fill_between(steps[there], low, high, color=style["color"], alpha=0.15, linewidth=0)
-    beyond = np.isfinite(full).any(0) & ~there
-    if beyond.any():
-        ax.plot(steps[beyond], np.nanmedian(full[:, beyond], axis=0), color=style["color"], linestyle=":")
-
-
-def _smooth(y: np.ndarray, window: int = 20) -> np.ndarray:
-    """Means over the ``window`` steps before; fewer at the beginning."""
-    first = int(np.argmax(np.isfinite(y)))  # a part without meeting times comes before
-    before, y = y[:first], y[first:]
-    sums = np.concatenate([[0.0], np.cumsum(y)])
-    end = np.arange(1, len(y) + 1)
-    start = np.maximum(end - window, 0)
-    return np.concatenate([before, (sums[end] - sums[start]) / (end - start)])
-
-
 def report(args: argparse.Namespace) -> None:
     """Draw and tabulate every run that there is."""
-    runs, name = gather(args), args.out / script(args)
-    if not runs:
+    runs, kept = gather(args), args.out / f"{script(args)}.json"
+    if runs:
+        labels = {name: label for name, (label, _) in METHODS.items()}
+        curves(runs, labels, BEST, args.out / f"{script(args)}_curves.png")
+        made = {"best_possible": round(BEST, 2), "runs": numbers(runs)}
+        kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        print(costs(made["runs"], PRINTED))
+    elif not kept.exists():
         raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
-    draw(runs, name.with_suffix(".png"))
-    made = {"best_possible": round(BEST, 2), "runs": numbers(runs)}
-    name.with_suffix(".json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(costs(made["runs"], PRINTED), f"wrote {name}.png and {name}.json", sep="\n")
+    rows = json.loads(kept.read_text(encoding="utf-8"))["runs"]
+    falls(rows, [label for label, _ in METHODS.values()], BEST, kept.with_suffix(".png"))
+    print(f"wrote {kept.with_suffix('.png')}" + (f" and {kept}" if runs else f" of the numbers in {kept}"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

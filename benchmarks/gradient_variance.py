@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, exact
 from ebmpp.core import random
+from ebmpp.diagnostics import style
 from ebmpp.estimators import Batch, Estimator
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -62,12 +63,12 @@ _ADAPTIVE, _PUBLISHED = (
     UCD(num_pairs=1000, marginalize="h"),
     UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True, marginalize="h"),
 )
-#: of figure 12: label, colour, estimator, chains a step
-ALONG: dict[str, tuple[str, str, Estimator]] = {
-    "cd1": ("CD-1", bands.COLORS[1], CD(k=1)),
-    "pcd": ("PCD-1", bands.COLORS[2], PCD(k=1, num_chains=1000)),
-    "published": ("UCD, k = lag = 1, stopped at 100 sweeps", bands.COLORS[3], _PUBLISHED),
-    "ucd": ("UCD, adaptive", bands.COLORS[0], _ADAPTIVE),
+#: of figure 12
+ALONG: dict[str, tuple[str, Estimator]] = {
+    "cd1": ("CD-1", CD(k=1)),
+    "pcd": ("PCD-1", PCD(k=1, num_chains=1000)),
+    "published": ("UCD, k = lag = 1, stopped at 100 sweeps", _PUBLISHED),
+    "ucd": ("UCD, adaptive", _ADAPTIVE),
 }
 _CHAINS = 1000  # of every method: as many rows, chains or pairs
 _FACTORS = {"v": "b", "h": "c", "v:h": "W"}
@@ -91,6 +92,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rate", type=float, default=0.2, help="of training")
     add("--seconds", type=float, default=math.inf, help="for one run of training")
     add("--out", type=Path, default=Path("benchmarks/report"))
+    add("--draw", action="store_true", help="run nothing; draw the table that there is")
     args = parser.parse_args(argv)
     args.repeats = args.repeats or (200 if args.experiment == "means" else 10)
     if min(args.visible, args.latent, args.pairs, args.steps, args.points) < 1 or args.repeats < 2:
@@ -157,24 +159,44 @@ def measure(
     }
 
 
+#: Of methods that are alike, a colour each.
+_KINDS = (
+    ("k = lag = 1", "k = lag = 5", "k = lag = 20"),
+    ("adaptive, 95 % quantile (the default)", "the same, m=0"),
+    ("target_variance=1", "target_variance=0.5", "target_variance=1.3, m=0", "target_cost=20"),
+    ('start="persistent"', 'marginalize="h"', 'marginalize="layers"'),
+)
+
+
 def draw(table: list[dict[str, Any]], path: Path) -> None:
-    """Variance against cost."""
+    """Variance against cost, both on logarithmic axes: along a grey line their product is the same."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    for row in table:
-        at = row["sweeps_a_pair"], row["variance"]
-        ax.errorbar(*at, 2 * row["standard_error"], marker="o", capsize=2, label=row["method"])
-    ax.axhline(1, color="0.5", linestyle="--", linewidth=1, label="independent exact draws")
-    ax.set(xlabel="sweeps a pair", ylabel="variance of the gradient (two standard errors)", yscale="log")
-    ax.set_yticks([0.5, 1, 2, 5], ["0.5", "1", "2", "5"])
+    rows = {row["method"]: row for row in table}
+    figure, ax = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
+    for kind, names in enumerate(_KINDS):
+        for mark, name in enumerate(names):
+            row = rows[name]
+            look = {"color": style.COLORS[kind], "marker": style.marker(mark), "linestyle": "none"}
+            look["markerfacecolor"] = "none"  # two of them lie on one place
+            at = row["sweeps_a_pair"], row["variance"], 2 * row["standard_error"]
+            ax.errorbar(*at, markersize=6 + mark, capsize=3, label=name, **look)
+    ax.set(xscale="log", yscale="log", xlabel="cost: sweeps a pair")
+    ax.set_ylabel("variance of the gradient, in units of\nas many independent exact draws")
+    ends, heights = np.array(ax.get_xlim()), ax.get_ylim()
+    for product in (1, 2, 5, 10, 20, 50, 100):
+        ax.plot(ends, product / ends, color=style.FAINT, linewidth=0.6, zorder=0)
+    ax.axhline(1, color=style.INK, linestyle="--", linewidth=1, label="independent exact draws")
+    ax.set(xlim=ends, ylim=heights)
+    ax.set_xticks([5, 10, 20], ["5", "10", "20"])
+    ax.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
     ax.minorticks_off()
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+    ax.set_title("bars: two standard errors; along a grey line cost times variance is the same", fontsize=9)
+    style.tidy(ax, legend=True)
+    ax.grid(visible=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -211,7 +233,7 @@ def scatter(
 
 def follow(method: str, seed: int, rows: Array, args: argparse.Namespace) -> dict[str, Any]:
     """Variances along one run."""
-    label, _, estimator = ALONG[method]
+    label, estimator = ALONG[method]
     rbm, key = ebmpp.layered(v=Bernoulli(rows.shape[1]), h=Bernoulli(100)), jax.random.key(seed)
     params, pair = rbm.init(key, rows), random.key_pair(jax.random.fold_in(key, 1))
     state = estimator.init(rbm, params, {"v": rows}, len(rows), random.fold_in(pair, 0, 1))
@@ -245,26 +267,31 @@ def follow(method: str, seed: int, rows: Array, args: argparse.Namespace) -> dic
 
 def draw_along(runs: list[dict[str, Any]], path: Path) -> None:
     """Variances of b, c and W against the step."""
-    figure, axes = bands.new(3, 4.4)
-    for label, color, _ in ALONG.values():
+    import matplotlib
+
+    matplotlib.use("agg")
+
+    figure, axes = style.grid(3, (4.2, 3.6))
+    for index, (label, _) in enumerate(ALONG.values()):
         own = [made for made in runs if made["method"] == label]
+        look = style.look(index) | {"label": label, "linewidth": 1.4}
         for ax, name in zip(axes, _FACTORS.values(), strict=True):
             if own:
                 x = max((made["step"] for made in own), key=len)
-                bands.band(ax, x, [np.array(made[name]) for made in own], color=color, label=label)
+                bands.band(ax, x, [np.array(made[name]) for made in own], **look)
     for ax, name in zip(axes, _FACTORS.values(), strict=True):
-        ax.set(xlabel="step", ylabel=f"variance of one chain's gradient in {name}, summed", yscale="log")
-    seeds = len({made["seed"] for made in runs})
-    bands.save(
-        figure, axes, path, f"medians, and the range over {seeds} seeds" if seeds > 1 else "one seed", 4
-    )
+        ax.set(xlabel="step", ylabel=f"variance of one chain's gradient in {name}", yscale="log")
+        style.tidy(ax)
+    axes[0].set_title(bands.over(len({made["seed"] for made in runs})), fontsize=9)
+    style.legend_below(figure, axes, ncols=4)
+    figure.savefig(path, dpi=120)
 
 
 def training(args: argparse.Namespace) -> None:
     """Figure 12."""
     truth, runs = simulated_rbm.parse(["--rows", str(_CHAINS)]), []
+    rows = simulated_rbm.simulate(truth)[0]["log_likelihood"]
     for seed in args.seeds:
-        rows = simulated_rbm.simulate(truth, seed)[0]["log_likelihood"]
         runs += [follow(method, seed, rows, args) for method in args.only]
     args.out.mkdir(parents=True, exist_ok=True)
     made = {"as_printed": "UCD's variance is comparable to that of CD and PCD, but for a few extreme cases"}
@@ -279,6 +306,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.experiment == "training":
         training(args)
         return
+    kept = args.out / "gradient_variance.json"
+    if args.draw:
+        draw(json.loads(kept.read_text(encoding="utf-8"))["runs"], kept.with_suffix(".png"))
+        return
     rbm, params, rows = model(args)
     table = []
     print(f"{'':40} {'variance':>9} {'error':>7} {'sweeps':>7} {'lag':>6}")
@@ -289,10 +320,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         told += f" {row['lag']:6.1f}"
         print(f"{name:40} {told}", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "gradient_variance.json").write_text(
-        json.dumps({"runs": table}, indent=1) + "\n", encoding="utf-8"
-    )
-    draw(table, args.out / "gradient_variance.png")
+    kept.write_text(json.dumps({"runs": table}, indent=1) + "\n", encoding="utf-8")
+    draw(table, kept.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Spin
+from ebmpp.diagnostics import style
 from ebmpp.estimators import Estimator, LocalModeUCD, MeanField
 from ebmpp.estimators.pairs import Phase
 from ebmpp.moves import Metropolis, Move
@@ -70,24 +71,20 @@ class Variant(NamedTuple):
     estimator: Estimator
     spins: bool = True
     scheme: str = "orthogonal"
-    color: str = "0.5"
 
 
 VARIANTS = {
-    "lmi": Variant("UCD-LMI", LocalModeUCD(), color="#2b6cb0"),
-    "biased": Variant("without the correction", Uncorrected(), color="#E69F00"),
-    "bernoulli": Variant("without units of -1 and 1", LocalModeUCD(), spins=False, color="#c05621"),
-    "whole": Variant("without summing out", LocalModeUCD(marginalize=()), color="#6b46c1"),
-    "gaussian": Variant("without orthogonal weights", LocalModeUCD(), scheme="gaussian", color="#2f855a"),
+    "lmi": Variant("UCD-LMI", LocalModeUCD()),
+    "biased": Variant("without the correction", Uncorrected()),
+    "bernoulli": Variant("without units of -1 and 1", LocalModeUCD(), spins=False),
+    "whole": Variant("without summing out", LocalModeUCD(marginalize=())),
+    "gaussian": Variant("without orthogonal weights", LocalModeUCD(), scheme="gaussian"),
     "ucd": Variant(
         "UCD, coupled Gibbs chains",
         UCD(start="persistent", target_cost=100.0, marginalize="layers"),
         scheme="gaussian",
-        color="#1a202c",
     ),
-    "pcd": Variant(
-        "PCD, mean field", PCD(num_chains=100, posterior=MeanField(10)), scheme="gaussian", color="#d53f8c"
-    ),
+    "pcd": Variant("PCD, mean field", PCD(num_chains=100, posterior=MeanField(10)), scheme="gaussian"),
 }
 
 
@@ -109,6 +106,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--rate", type=float, default=0.01, help="first rate for spins; it decays along a cosine")
     add("--out", type=Path, default=Path("benchmarks/report"))
+    add("--draw", action="store_true", help="run nothing; draw the runs that there are")
     args = parser.parse_args(argv)
     if min(args.steps, *args.sides) < 1 or not args.rate > 0:
         parser.error("--steps, --sides and --rate are positive")
@@ -152,27 +150,33 @@ def run(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw(runs: list[dict[str, Any]], baseline: float, path: Path) -> None:
-    """Exact log-likelihood of held-out rows along training, a line a seed."""
+    """Exact log-likelihood of held-out rows along training: a panel a variant, a line a seed."""
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    named = set()
-    for made in runs:
-        variant = VARIANTS[made["variant"]]
-        label = None if variant.label in named else variant.label
-        named.add(variant.label)
-        ax.plot(made["step"], made["held_out"], color=variant.color, linewidth=1.3, label=label)
-    ax.axhline(baseline, color="0.5", linestyle="--", linewidth=1, label="independent pixels")
-    lowest = max(1.8 * baseline, ax.get_ylim()[0])
-    ax.set(xlabel="step", ylabel="exact log-likelihood a held-out row", ylim=(lowest, None))
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    names = [name for name in VARIANTS if any(made["variant"] == name for made in runs)]
+    values = np.concatenate([made["held_out"] for made in runs])
+    low, high = np.nanmin(values), np.nanmax(values)
+    top = high + 1.5
+    ticks = [t for t in (-20, -22, -25, -30, -50, -100, -300, -1000) if low < t < top]
+    figure, axes = style.grid(len(names), (3.3, 2.5), ncols=3)
+    for index, (ax, name) in enumerate(zip(axes, names, strict=True)):
+        own = [made for made in runs if made["variant"] == name]
+        for number, made in enumerate(own):
+            look = style.look(number) | {"linewidth": 1.3, "label": f"seed {made['seed']}"}
+            ax.plot(made["step"], made["held_out"], **look)
+        ax.axhline(baseline, color=style.INK, linewidth=0.8, label=f"independent pixels, {baseline:.1f}")
+        seconds = np.median([made["seconds"] for made in own])
+        ax.set_title(f"{VARIANTS[name].label}\n{seconds:.0f} s a run", fontsize=9)
+        style.tidy(ax)
+        style.below(ax, top, ticks)
+        ax.set_ylim(top - 1.3 * (top - low), top - 0.6 * (top - high))
+        ax.set_xlabel("step")
+        if index % 3 == 0:
+            ax.set_ylabel("held-out row, exact (nats)")
+    style.legend_below(figure, axes, ncols=4)
+    figure.savefig(path, dpi=120)
 
 
 def independent_pixels(rows: np.ndarray) -> float:
@@ -185,14 +189,19 @@ def independent_pixels(rows: np.ndarray) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
+    stem = "local_modes" + ("" if args.data == "digits" else f"_{datasets.tag(args.data)}")
+    kept = args.out / f"{stem}.json"
+    if args.draw:
+        made = json.loads(kept.read_text(encoding="utf-8"))
+        draw(made["runs"], made["independent_pixels"], kept.with_suffix(".png"))
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     baseline = independent_pixels(images(args))
     runs = [run(name, seed, args) for name in args.only for seed in args.seeds]
-    stem = "local_modes" + ("" if args.data == "digits" else f"_{datasets.tag(args.data)}")
-    draw(runs, baseline, args.out / f"{stem}.png")
+    draw(runs, baseline, kept.with_suffix(".png"))
     made = {"independent_pixels": round(baseline, 3), "steps": args.steps, "runs": runs}
-    (args.out / f"{stem}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"independent pixels {baseline:.2f}\nwrote {stem}.png and {stem}.json in {args.out}")
+    kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    print(f"independent pixels {baseline:.2f}\nwrote {kept.stem}.png and {kept.name} in {args.out}")
 
 
 if __name__ == "__main__":

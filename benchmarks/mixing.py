@@ -41,6 +41,7 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, ParallelTempering
+from ebmpp.diagnostics import style
 from ebmpp.estimators import rates
 from ebmpp.evaluate import indirect_likelihood
 from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
@@ -54,7 +55,6 @@ class Sampler(NamedTuple):
     """A sampler, and what is tried of it."""
 
     label: str
-    color: str
     tried: tuple[dict[str, Any], ...] = ({},)
     share: float = 1.0  # of the samples asked for: what takes long makes fewer
     rated: bool = False  # whether it takes the rates
@@ -62,13 +62,11 @@ class Sampler(NamedTuple):
 
 _BY_RATE = tuple({"rate": r} for r in RATES)
 SAMPLERS = {
-    "gibbs": Sampler("Gibbs", "#1a202c"),
-    "fpcd": Sampler("rates-FPCD", "#2b6cb0", _BY_RATE, rated=True),
-    "herding": Sampler("rates-herding", "#2f855a", _BY_RATE, rated=True),
-    "penalization": Sampler(
-        "sample penalisation", "#c05621", tuple(r | {"decay": d} for d in DECAYS for r in _BY_RATE)
-    ),
-    "tempering": Sampler("parallel tempering", "#6b46c1", ({"num_temperatures": 10},), share=0.1),
+    "gibbs": Sampler("Gibbs"),
+    "fpcd": Sampler("rates-FPCD", _BY_RATE, rated=True),
+    "herding": Sampler("rates-herding", _BY_RATE, rated=True),
+    "penalization": Sampler("sample penalisation", tuple(r | {"decay": d} for d in DECAYS for r in _BY_RATE)),
+    "tempering": Sampler("parallel tempering", ({"num_temperatures": 10},), share=0.1),
 }
 KERNELS = {
     "gibbs": BlockedGibbs,
@@ -230,7 +228,7 @@ def table(runs: list[dict[str, Any]], ceiling: float) -> str:
         for n in shown:
             at = [c["value"][c["samples"].index(n)] for c in made["curves"] if n in c["samples"]]
             cells.append(f"{np.mean(at):>10.2f}" if at else f"{'-':>10}")
-        seconds = np.mean([c["seconds_a_sample"] for c in made["curves"]])
+        seconds = np.min([c["seconds_a_sample"] or np.nan for c in made["curves"]])
         lines.append(f"{SAMPLERS[made['sampler']].label:<22}{seconds:>10.2g}" + "".join(cells))
     return "\n".join([*lines, f"training rows: {ceiling:.2f}"])
 
@@ -239,57 +237,87 @@ def _last(made: dict[str, Any]) -> int:
     return made["curves"][0]["samples"][-1]
 
 
-def draw(runs: list[dict[str, Any]], ceiling: float, units: int, path: Path) -> None:
-    """Curves, and sixty samples of the first thousand of each sampler."""
+def draw(runs: list[dict[str, Any]], ceiling: float, path: Path) -> None:
+    """Curves against the number of samples, and against what these cost in seconds.
+
+    A band is from the lowest to the highest of several seeds; of one seed, two standard errors over rows.
+    """
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    figure = plt.figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1.2, 1))
-    ax = left.subplots()
+    figure, axes = style.grid(2, (4.8, 3.8))
+    several = False
     for made in runs:
-        sampler = SAMPLERS[made["sampler"]]
-        for index, c in enumerate(made["curves"]):
-            label = sampler.label if index == 0 else None
-            ax.plot(c["samples"], c["value"], color=sampler.color, linewidth=1.4, label=label)
-    ax.axhline(ceiling, color="0.5", linestyle="--", linewidth=1, label="training rows")
-    ax.set(xscale="log", xlabel="samples", ylabel="indirect sampling likelihood of a held-out row")
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8)
+        sampler, curves = SAMPLERS[made["sampler"]], made["curves"]
+        look = style.look(list(SAMPLERS).index(made["sampler"]))
+        samples, values = np.array(curves[0]["samples"]), np.array([c["value"] for c in curves])
+        middle = values.mean(0)
+        low, high = values.min(0), values.max(0)
+        several |= len(curves) > 1
+        if len(curves) == 1:
+            error = 2 * np.array(curves[0]["standard_error"])
+            low, high = middle - error, middle + error
+        seconds = [c["seconds_a_sample"] for c in curves if c["seconds_a_sample"]]
+        for ax, x in zip(axes, (samples, samples * min(seconds) if seconds else None), strict=True):
+            if x is not None:
+                ax.plot(x, middle, linewidth=1.4, label=sampler.label, **look)
+                ax.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    band = "bands: lowest to highest seed" if several else "bands: two standard errors over rows, one seed"
+    axes[0].set(xlabel="samples", title=band)
+    axes[1].set(xlabel="seconds of sampling, at the fastest seed's rate")
+    for ax in axes:
+        ax.axhline(ceiling, color=style.INK, linewidth=0.8, label="training rows as samples")
+        ax.set(xscale="log", ylabel="indirect sampling likelihood\nof a held-out row (nats)")
+        ax.title.set_fontsize(9)
+        style.tidy(ax)
+    style.legend_below(figure, axes, ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+def draw_samples(runs: list[dict[str, Any]], units: int, path: Path) -> None:
+    """Sixty samples of the first thousand of each sampler, in their order; words side by side."""
+    import matplotlib
+
+    matplotlib.use("agg")
+
     side = math.isqrt(units)
-    shape = (side, side) if side * side == units else (1, units)  # counts of words are no picture
-    for ax, made in zip(np.atleast_1d(right.subplots(len(runs), 1)), runs, strict=True):
-        ebmpp.plots.plot_units(
-            np.array(made["shown"], float), shape, ncols=20 if side * side == units else 1, ax=ax
-        )
-        ax.set_title(SAMPLERS[made["sampler"]].label, fontsize=8, loc="left", pad=2)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    square = side * side == units
+    shape, columns = ((side, side), 20) if square else ((1, units), 1)
+    figure, axes = style.grid(len(runs), (7.0, 1.35), ncols=1)
+    for ax, made in zip(axes, runs, strict=True):
+        ebmpp.plots.plot_units(np.array(made["shown"], float), shape, ncols=columns, ax=ax)
+        told = f"{SAMPLERS[made['sampler']].label}: states, 60 of the first 1000 in their order"
+        ax.set_title(told, fontsize=8, loc="left", pad=2)
+    figure.savefig(path, dpi=110)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
-    rows = load(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    if not args.draw:
-        graph, params = trained(args, rows["train"])
-        for name in args.only:
-            run(name, graph, params, rows, args)
-    ceiling = measure(rows["train"], rows)["value"][-1]
-    runs = [json.loads(raw(args, n).read_text()) for n in SAMPLERS if raw(args, n).exists()]
-    if not runs:
-        raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
     tag = datasets.tag(args.data)
-    draw(runs, ceiling, rows["train"].shape[1], args.out / f"mixing_{tag}.png")
-    told = [{k: v for k, v in made.items() if k != "shown"} for made in runs]
-    made = {"data": tag, "hidden": args.hidden, "training_rows": ceiling, "runs": told}
     name = "mixing" if args.data == "digits" else f"mixing_{tag}"
-    (args.out / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(table(runs, ceiling))
+    kept, picture = args.out / f"{name}.json", args.out / f"mixing_{tag}.png"
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = None if args.draw else load(args)
+    if rows is not None:
+        graph, params = trained(args, rows["train"])
+        for sampler in args.only:
+            run(sampler, graph, params, rows, args)
+    runs = [json.loads(raw(args, n).read_text()) for n in SAMPLERS if raw(args, n).exists()]
+    if runs and rows is not None:
+        ceiling = measure(rows["train"], rows)["value"][-1]
+        told = [{k: v for k, v in made.items() if k != "shown"} for made in runs]
+        made = {"data": tag, "hidden": args.hidden, "training_rows": ceiling, "runs": told}
+        kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    elif not kept.exists():
+        raise SystemExit(f"there is no {kept}: run some first, without --draw")
+    if runs:
+        units = len(runs[0]["shown"][0])
+        draw_samples(runs, units, args.out / f"mixing_{tag}_samples.png")
+    made = json.loads(kept.read_text(encoding="utf-8"))
+    draw(made["runs"], made["training_rows"], picture)
+    print(table(made["runs"], made["training_rows"]))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
-from bands import COLORS
-
 import optax
 
 import ebmpp
@@ -20,10 +18,9 @@ Stages = Callable[[FactorGraph, int, float], list[Stage]]
 
 
 class Method(NamedTuple):
-    """What is trained, and how it is drawn."""
+    """What is trained."""
 
     label: str
-    color: str
     stages: Stages
     updates: int = 1
     """Steps a batch."""
@@ -98,16 +95,11 @@ def warmed(_: FactorGraph, batches: int, rate: float) -> list[Stage]:
     ]
 
 
-BLUE, RED, GREEN, PINK, BLACK, ORANGE, SKY, GREY = COLORS
-
-
-def dcp(centered: bool, d: int = 6, name: str = "", color: str = "", **changed: object) -> Method:
+def dcp(centered: bool, d: int = 6, name: str = "", **changed: object) -> Method:
     """S-DCP or CS-DCP of d inner steps, 24 sweeps in all."""
     made = (CSDCP if centered else SDCP)(d=d, k=24 // d)
     label = name or ("CS-DCP" if centered else "S-DCP") + f", d = {d}, K' = {24 // d}"
-    return Method(
-        label, color or (BLACK if centered else BLUE), plain(made, d), d, 24, panel=int(centered)
-    )._replace(**changed)
+    return Method(label, plain(made, d), d, 24, panel=int(centered))._replace(**changed)
 
 
 def both(prefix: str, **options: object) -> dict[str, Method]:
@@ -116,12 +108,10 @@ def both(prefix: str, **options: object) -> dict[str, Method]:
 
 
 _DC = {
-    "cd": Method("CD-24", RED, plain(CD(k=24)), sweeps=24),
-    "cd4": Method(
-        "CD-4, six steps a batch (the control)", ORANGE, plain(SameBatch(k=4, steps=6), 6), 6, sweeps=24
-    ),
-    "pcd": Method("PCD-24", GREEN, plain(PCD(k=24, num_chains=200)), sweeps=24),
-    "cg": Method("centered gradient, CD-24", PINK, plain(Centered(CD(k=24))), sweeps=24),
+    "cd": Method("CD-24", plain(CD(k=24)), sweeps=24),
+    "cd4": Method("CD-4, six steps a batch (the control)", plain(SameBatch(k=4, steps=6), 6), 6, sweeps=24),
+    "pcd": Method("PCD-24", plain(PCD(k=24, num_chains=200)), sweeps=24),
+    "cg": Method("centered gradient, CD-24", plain(Centered(CD(k=24))), sweeps=24),
     "sdcp": dcp(False),
     "csdcp": dcp(True, panel=0),
 }
@@ -131,29 +121,24 @@ _PUBLISHED = UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True)
 
 
 def _rates() -> dict[str, Method]:
-    listed = zip((0.01, 0.03, 0.1), COLORS, strict=False)
     return {
         name: method
-        for rate, color in listed
-        for name, method in both(f"{rate:g}", name=f"rate {rate:g}", color=color, rate=rate).items()
+        for rate in (0.01, 0.03, 0.1)
+        for name, method in both(f"{rate:g}", name=f"rate {rate:g}", rate=rate).items()
     }
 
 
 def _inner() -> dict[str, Method]:
-    listed = zip((2, 4, 6, 12, 24), COLORS, strict=False)
     told = lambda d: f"d = {d}, K' = {24 // d}"
     return {
-        name: method
-        for d, color in listed
-        for name, method in both(str(d), d=d, name=told(d), color=color).items()
+        name: method for d in (2, 4, 6, 12, 24) for name, method in both(str(d), d=d, name=told(d)).items()
     }
 
 
 def _batches() -> dict[str, Method]:
-    listed = zip((100, 200, 500, 1000), COLORS, strict=False)
     return {
-        f"sdcp_{size}": dcp(False, name=f"batches of {size}", color=color, batch_size=size)
-        for size, color in listed
+        f"sdcp_{size}": dcp(False, name=f"batches of {size}", batch_size=size)
+        for size in (100, 200, 500, 1000)
     }
 
 
@@ -162,8 +147,8 @@ def _starts() -> dict[str, Method]:
     told = lambda n, s, b: f"Init {n}: sigma {s:g}, b {'0' if b == 'zero' else 'base rate'}"
     return {
         name: method
-        for n, (start, color) in enumerate(zip(table, COLORS, strict=False), 1)
-        for name, method in both(str(n), name=told(n, *start), color=color, start=start).items()
+        for n, start in enumerate(table, 1)
+        for name, method in both(str(n), name=told(n, *start), start=start).items()
     }
 
 
@@ -184,10 +169,8 @@ EXPERIMENTS = {
         0.01,
         {
             **{
-                f"ssd_{rate:g}": Method(
-                    f"spectral descent, rate {rate:g}", color, spectral, sweeps=24, rate=rate
-                )
-                for rate, color in zip(_SPECTRAL, (SKY, GREEN, PINK, ORANGE, GREY), strict=True)
+                f"ssd_{rate:g}": Method(f"spectral descent, rate {rate:g}", spectral, sweeps=24, rate=rate)
+                for rate in _SPECTRAL
             },
             **{name: _DC[name] for name in ("cd", "sdcp", "csdcp")},
         },
@@ -218,18 +201,14 @@ EXPERIMENTS = {
         1000,
         0.1,
         {
-            "cd1": Method("CD-1", RED, plain(CD(k=1)), sweeps=1, minutes=25.63),
-            "cd10": Method("CD-10", ORANGE, plain(CD(k=10)), sweeps=10, minutes=114.85),
-            "cd20": Method("CD-20", SKY, plain(CD(k=20)), sweeps=20, minutes=212.22),
-            "cd30": Method("CD-30", GREY, plain(CD(k=30)), sweeps=30, minutes=311.89),
-            "pcd": Method(
-                "PCD-1, 1000 chains", GREEN, plain(PCD(k=1, num_chains=1000)), sweeps=1, minutes=25.53
-            ),
-            "published": Method(
-                "UCD, k = lag = 1, stopped at 100 sweeps", PINK, plain(_PUBLISHED), minutes=494.01
-            ),
-            "ucd": Method("UCD, adaptive, 1000 pairs", BLUE, plain(UCD(num_pairs=1000))),
-            "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", BLACK, warmed),
+            "cd1": Method("CD-1", plain(CD(k=1)), sweeps=1, minutes=25.63),
+            "cd10": Method("CD-10", plain(CD(k=10)), sweeps=10, minutes=114.85),
+            "cd20": Method("CD-20", plain(CD(k=20)), sweeps=20, minutes=212.22),
+            "cd30": Method("CD-30", plain(CD(k=30)), sweeps=30, minutes=311.89),
+            "pcd": Method("PCD-1, 1000 chains", plain(PCD(k=1, num_chains=1000)), sweeps=1, minutes=25.53),
+            "published": Method("UCD, k = lag = 1, stopped at 100 sweeps", plain(_PUBLISHED), minutes=494.01),
+            "ucd": Method("UCD, adaptive, 1000 pairs", plain(UCD(num_pairs=1000))),
+            "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", warmed),
         },
         "CD falls, PCD swings, UCD rises to the end; mean meeting time about 27; UCD takes 19 times the "
         "time of PCD",

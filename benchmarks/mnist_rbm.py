@@ -39,6 +39,7 @@ import jax
 
 import ebmpp
 from ebmpp import Bernoulli
+from ebmpp.diagnostics import style
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -154,8 +155,10 @@ def numbers(label: str, seed: int, made: xr.Dataset, method: Method) -> dict[str
         "ms_a_batch": float(f"{1e3 * a_step(made) * method.updates:.4g}"),
         "sweeps_a_batch": method.sweeps,
         "curve": [
-            [round(float(e), 3), round(float(v), 2)]
-            for e, v in zip(epochs, made["held_out"].values, strict=True)
+            [round(float(x), digits) for x, digits in zip(point, (3, 2, 3, 1), strict=True)]
+            for point in zip(
+                epochs, *(made[n].values for n in ("held_out", "standard_error", "seconds")), strict=True
+            )
         ],
     }
     if "meeting_time_mean" in made:
@@ -163,6 +166,11 @@ def numbers(label: str, seed: int, made: xr.Dataset, method: Method) -> dict[str
         row["meeting_time_max"] = int(np.nanmax(made["meeting_time_max"]))
         row["sweeps_a_batch"] = round(float(made["sweeps"].mean()), 1)
         row["discarded_a_sweep"] = round(float(2 * (made["trials"] - 1).mean()), 2)
+        tau, rejected = made["meeting_time_mean"].values, 2 * (made["trials"].values - 1)
+        some = np.unique(np.linspace(0, len(tau) - 1, 200).astype(int))
+        each = made.attrs["epochs_a_step"]
+        row["meeting_times"] = [[round(float(i * each), 3), round(float(tau[i]), 1)] for i in some]
+        row["discarded"] = [[round(float(i * each), 3), round(float(rejected[i]), 2)] for i in some]
     return row
 
 
@@ -177,57 +185,84 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(runs: dict[str, dict[int, xr.Dataset]], experiment: Experiment, path: Path) -> None:
-    """Held-out log-likelihoods against the epoch; meeting times and discarded draws where there are."""
-    coupled = {n: own for n, own in runs.items() if "meeting_time_mean" in next(iter(own.values()))}
-    panels = len(experiment.panels)
-    figure, axes = bands.new(panels + (2 if coupled else 0))
-    scale = lambda own: next(iter(own.values())).attrs["epochs_a_step"]
-    for name, own in runs.items():
-        method = experiment.methods[name]
-        curves = sorted((made["held_out"].values for made in own.values()), key=len)
-        x = max((made["step"].values for made in own.values()), key=len) * scale(own)
-        bands.band(axes[method.panel], x, curves, color=method.color, label=method.label, marker=".")
-    values = np.concatenate([made["held_out"].values[1:] for own in runs.values() for made in own.values()])
-    low, high = np.quantile(values[np.isfinite(values)], [0.02, 1])
-    shape = "784x" + str(int(next(iter(next(iter(runs.values())).values())).attrs["latent"]))
-    for ax, panel in zip(axes, experiment.panels, strict=False):
-        ax.set(ylabel="log-likelihood a held-out row (nats)", ylim=(low - 10, high + 5))
-        ax.set_title(f"{panel} {experiment.title.replace('784x500', shape)}".strip(), fontsize=10)
-    for name, own in coupled.items():
-        method = experiment.methods[name]
-        style = {"color": method.color, "label": method.label}
-        tau = [made["meeting_time_mean"].values for made in own.values()]
-        rejected = [2 * (made["trials"].values - 1) for made in own.values()]
-        for ax, values in zip(axes[panels:], (tau, rejected), strict=True):
-            bands.band(ax, np.arange(max(map(len, values))) * scale(own), values, **style)
-    if coupled:
-        axes[-2].set(ylabel="mean meeting time (sweeps)", yscale="log")
-        axes[-1].set(ylabel="discarded draws a coupled sweep")
-    for ax in axes:
-        ax.set_xlabel("epoch")
-    seeds = max(map(len, runs.values()))
-    bands.save(figure, axes, path, f"medians, and the range over {seeds} seeds" if seeds > 1 else "one seed")
+def draw(rows: list[dict[str, Any]], experiment: Experiment, path: Path) -> None:
+    """Held-out log-likelihoods against the epoch, and the minutes where these are known; meeting times and
+    discarded draws.
+
+    :param rows: as :func:`numbers` makes them, and as they are kept.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(row["method"], []).append(row)
+    split = len(experiment.panels) > 1
+    panels = [*experiment.panels] + ["minutes"] * (not split and len(rows[0]["curve"][0]) > 2)
+    panels += [name for name in ("meeting_times", "discarded") if any(name in row for row in rows)]
+    figure, axes = style.grid(len(panels), (5.2, 3.8), ncols=2)
+    shown: dict[str, dict[str, Any]] = {}
+    for method, own in grouped.items():
+        panel, _, label = method.rpartition(": ") if split else ("", "", method)
+        look = shown.setdefault(label, style.look(len(shown)) | {"marker": style.marker(len(shown))})
+        look = look | {"label": label, "markersize": 4, "linewidth": 1.4, "markerfacecolor": "none"}
+        for ax, name in zip(axes, panels, strict=True):
+            if name in ("meeting_times", "discarded"):
+                x, values = _curves(own, name, 0, 1)
+                look = look | {"marker": "none"}
+            elif name in (panel, "minutes"):
+                x, values = _curves(own, "curve", 3 if name == "minutes" else 0, 1)
+                x = x / 60 if name == "minutes" else x
+            else:
+                continue
+            if values:
+                bands.band(ax, x, values, **look)
+    for ax, name in zip(axes, panels, strict=True):
+        ax.set(xlabel="training, in minutes" if name == "minutes" else "epoch")
+        ax.set_ylabel("log-likelihood a held-out row (nats)")
+        if name == "meeting_times":
+            ax.set(ylabel="mean meeting time (sweeps)", yscale="log")
+        elif name == "discarded":
+            ax.set(ylabel="discarded draws a coupled sweep")
+        elif split:
+            ax.set_title(name, fontsize=10)
+        style.tidy(ax)
+    seeds = len({row.get("seed", 0) for row in rows})
+    figure.suptitle(f"{experiment.title}: {bands.over(seeds)}", fontsize=10)
+    style.legend_below(figure, axes, ncols=min(3, 1 + len(panels)))
+    figure.savefig(path, dpi=120)
+
+
+def _curves(own: list[dict[str, Any]], name: str, x: int, y: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Columns of the runs that have them, the first of the longest."""
+    made = sorted((np.array(row[name], float) for row in own if name in row), key=len)
+    return (made[-1][:, x], [one[:, y] for one in made]) if made else (np.zeros(0), [])
 
 
 def report(args: argparse.Namespace) -> None:
     """Draw and tabulate every run that there is."""
-    experiment = EXPERIMENTS[args.experiment]
+    experiment, kept = EXPERIMENTS[args.experiment], args.out / f"{args.script}.json"
     runs = gather(args.out, args.script, experiment.methods)
-    if not runs:
+    if runs:
+        rows = [
+            numbers(title(name, args), seed, one, experiment.methods[name])
+            for name, own in runs.items()
+            for seed, one in own.items()
+        ]
+        latent = int(next(iter(next(iter(runs.values())).values())).attrs["latent"])
+        made = {"as_printed": experiment.printed, "latent": latent, "runs": rows}
+        kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        printed = {m.label: m.minutes for m in experiment.methods.values() if m.minutes is not None}
+        print(table(rows), costs(rows, printed), sep="\n\n")
+        print(f"the paper: {experiment.printed}")
+    elif not kept.exists():
         raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
-    draw(runs, experiment, args.out / f"{args.script}.png")
-    rows = [
-        numbers(title(name, args), seed, one, experiment.methods[name])
-        for name, own in runs.items()
-        for seed, one in own.items()
-    ]
-    made = {"as_printed": experiment.printed, "runs": rows}
-    (args.out / f"{args.script}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    printed = {m.label: m.minutes for m in experiment.methods.values() if m.minutes is not None}
-    print(table(rows), costs(rows, printed), sep="\n\n")
-    print(f"the paper: {experiment.printed}")
-    print(f"wrote {args.out / args.script}.png and {args.out / args.script}.json")
+    made = json.loads(kept.read_text(encoding="utf-8"))
+    size = f"x{made.get('latent', experiment.latent)}"
+    experiment = experiment._replace(title=experiment.title.replace(f"x{experiment.latent}", size))
+    draw(made["runs"], experiment, kept.with_suffix(".png"))
+    print(f"wrote {kept.with_suffix('.png')}" + (f" and {kept}" if runs else f" of the numbers in {kept}"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

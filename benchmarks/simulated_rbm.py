@@ -38,24 +38,22 @@ import optax
 
 import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, Stage
+from ebmpp.diagnostics import style
 
-_RED, _SKY, _GREEN, _PINK, _BLACK, _ORANGE, _BLUE, _GREY = (bands.COLORS[n] for n in (1, 6, 2, 3, 4, 5, 0, 7))
 METHODS = {
-    "ucd": ("UCD, adaptive, 1000 pairs", _BLUE, UCD(num_pairs=1000)),
-    "ucd_few": ("UCD, adaptive, 100 pairs", _SKY, UCD(num_pairs=100)),
+    "ucd": ("UCD, adaptive, 1000 pairs", UCD(num_pairs=1000)),
+    "ucd_few": ("UCD, adaptive, 100 pairs", UCD(num_pairs=100)),
     "published": (
         "UCD, k = lag = 1, stopped at 100 sweeps (biased)",
-        _PINK,
         UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True),
     ),
-    "cd1": ("CD-1", _RED, CD(k=1)),
-    "cd2": ("CD-2", _ORANGE, CD(k=2)),
-    "cd5": ("CD-5", _ORANGE, CD(k=5)),
-    "cd10": ("CD-10", _GREY, CD(k=10)),
-    "pcd": ("PCD-1, 1000 chains", _GREEN, PCD(k=1, num_chains=1000)),
-    "pcd_ucd": ("PCD for 500 steps, then UCD at a tenth of the rate", _BLACK, UCD(num_pairs=1000)),
+    "cd1": ("CD-1", CD(k=1)),
+    "cd2": ("CD-2", CD(k=2)),
+    "cd5": ("CD-5", CD(k=5)),
+    "cd10": ("CD-10", CD(k=10)),
+    "pcd": ("PCD-1, 1000 chains", PCD(k=1, num_chains=1000)),
+    "pcd_ucd": ("PCD for 500 steps, then UCD at a tenth of the rate", UCD(num_pairs=1000)),
 }
-_STYLES = {"cd2": ":", "cd5": "--"}
 #: seconds of table 2; UCD is the published one
 PRINTED = {"CD-1": 16.52, "CD-2": 24.44, "CD-5": 48.54, "CD-10": 89.09, METHODS["pcd"][0]: 16.18}
 PRINTED |= {METHODS["published"][0]: 28.47}
@@ -67,7 +65,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), help="methods to run")
-    add("--seeds", type=int, nargs="+", default=[0], help="of rows, start and chains")
+    add("--seeds", type=int, nargs="+", default=[0], help="of start and chains; the truth stays")
     add("--steps", type=int, default=300)
     add("--points", type=int, default=10, help="values of the log-likelihood along a run, after the first")
     add("--rate", type=float, default=0.2)
@@ -93,17 +91,17 @@ def sgd(rate: float) -> optax.GradientTransformation:
 
 def stages(method: str, steps: int, rate: float) -> list[Stage]:
     """Of a run."""
-    estimator, optimizer = METHODS[method][2], sgd(rate)
+    estimator, optimizer = METHODS[method][1], sgd(rate)
     if method != "pcd_ucd" or steps == 1:
         return [Stage(num_steps=steps, estimator=estimator, optimizer=optimizer)]
     first = min(_FIRST, steps // 2)
     return [
-        Stage(num_steps=first, estimator=METHODS["pcd"][2], optimizer=optimizer),
+        Stage(num_steps=first, estimator=METHODS["pcd"][1], optimizer=optimizer),
         Stage(num_steps=steps - first, estimator=estimator, optimizer=sgd(rate / 10)),
     ]
 
 
-def simulate(args: argparse.Namespace, seed: int) -> tuple[dict[str, jax.Array], dict[str, float]]:
+def simulate(args: argparse.Namespace, seed: int = 0) -> tuple[dict[str, jax.Array], dict[str, float]]:
     """Rows of the truth to train on and held out, and its exact log-likelihood a row of both."""
     truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(20))
     weights, draws = jax.random.split(jax.random.key(seed))
@@ -161,8 +159,6 @@ def numbers(method: str, seed: int, made: xr.Dataset) -> dict[str, Any]:
         "seed": seed,
         "steps": int(last["step"]),
         "ended": made.attrs["ended"],
-        "truth": round(float(made.attrs["truth_log_likelihood"]), 2),
-        "truth_held_out": round(float(made.attrs["truth_held_out"]), 2),
         "best": round(float(made["log_likelihood"][best]), 2),
         "best_at": int(made["step"][best]),
         "last": round(float(last["log_likelihood"]), 2),
@@ -171,62 +167,97 @@ def numbers(method: str, seed: int, made: xr.Dataset) -> dict[str, Any]:
         "last_effective_particles": round(float(last["effective"]), 1),
         "seconds": round(float(last["seconds"]), 1),
         "ms_a_batch": float(f"{1e3 * a_step(made):.3g}"),
-        "sweeps_a_batch": getattr(METHODS[method][2], "k", None),
+        "sweeps_a_batch": getattr(METHODS[method][1], "k", None),
+        "curve": {
+            n: [round(float(v), 3) for v in made[n].values]
+            for n in ("step", "seconds", "log_likelihood", "held_out", "standard_error")
+        },
     }
     if "meeting_time_mean" in made:
         row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
         row["meeting_time_max"] = int(made["meeting_time_max"].max())
         row["sweeps_a_batch"] = round(float(made["sweeps"].mean()), 1)
         row["discarded_a_sweep"] = round(float(2 * (made["trials"] - 1).mean()), 3)
+        row["sweeps_to_meet"] = parts((made["meeting_time_mean"] - made["lag"]).values)
+        row["discarded"] = parts(2 * (made["trials"].values - 1))
     return row
 
 
-def draw(runs: dict[str, dict[int, xr.Dataset]], path: Path) -> None:
-    """Log-likelihoods a row less the truth's, meeting times, and discarded draws, against the step."""
-    figure, axes = bands.new(4, 4.6)
-    for method, own in runs.items():
-        label, color, _ = METHODS[method]
-        style = {"color": color, "label": label, "linestyle": _STYLES.get(method, "-")}
-        x = max((made["step"].values for made in own.values()), key=len)
-        for ax, name in zip(axes, ("log_likelihood", "held_out"), strict=False):
-            short = [made[name].values - made.attrs[f"truth_{name}"] for made in own.values()]
-            bands.band(ax, x, short, marker=".", **style)
-        coupled = [made for made in own.values() if "meeting_time_mean" in made]
-        if coupled:
-            waited = [(made["meeting_time_mean"] - made["lag"]).values for made in coupled]
-            rejected = [2 * (made["trials"].values - 1) for made in coupled]
-            for ax, values in zip(axes[2:], (waited, rejected), strict=True):
-                bands.band(ax, np.arange(max(map(len, values))), values, **style)
-    for ax, what in zip(axes, ("training", "held-out"), strict=False):
-        ax.axhline(0, color="0.4", linestyle="--", linewidth=1, label="the truth")
-        ax.set(ylabel=f"log-likelihood a {what} row less the truth's (nats)", ylim=(-12, None))
-    axes[2].set(ylabel="mean sweeps to meet, after the lag", yscale="symlog")
-    axes[3].set(ylabel="discarded draws a coupled sweep")
+def parts(values: np.ndarray, most: int = 60) -> list[float]:
+    """Means over steps after one another, as many each."""
+    return [round(float(part.mean()), 3) for part in np.array_split(values, min(most, len(values)))]
+
+
+_TICKS = (-48, -50, -52, -54, -56, -58, -60, -65, -70, -80, -100, -150, -300)
+_RUN = {"log_likelihood": "training row", "held_out": "held-out row"}
+
+
+def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> None:
+    """Log-likelihoods a row by step and by time; meeting times and discarded draws by step.
+
+    :param rows: as :func:`numbers` makes them, and as they are kept.
+    :param truth: the true model's own.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+
+    figure, axes = style.grid(5, (5.0, 3.6), ncols=3)
+    panels = [("log_likelihood", "step"), ("held_out", "step"), ("held_out", "seconds")]
+    for index, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        own = [row for row in rows if row["method"] == label]
+        look = style.look(index) | {"linewidth": 1.4, "label": label}
+        marks = {"marker": style.marker(index), "markersize": 4, "markerfacecolor": "none"}
+        for ax, (name, x) in zip(axes, panels, strict=False):
+            longest = max((row["curve"][x] for row in own), key=len)
+            bands.band(ax, longest, [np.array(row["curve"][name]) for row in own], **look, **marks)
+        for ax, name in zip(axes[3:], ("sweeps_to_meet", "discarded"), strict=True):
+            coupled = [row for row in own if name in row]
+            if coupled:
+                last, size = max((row["steps"], len(row[name])) for row in coupled)
+                steps = last * (np.arange(size) + 0.5) / size
+                bands.band(ax, steps, [np.array(row[name]) for row in coupled], **look)
+    for ax, (name, x) in zip(axes, panels, strict=False):
+        values = np.concatenate([row["curve"][name] for row in rows])
+        low, top = np.nanmin(values), max(np.nanmax(values), truth[name]) + 1
+        style.below(ax, top, [t for t in _TICKS if low < t < top])
+        ax.set_ylim(top - 1.15 * (top - low), top - 0.7)
+        ax.axhline(truth[name], color=style.INK, linewidth=0.8, label="the true model")
+        ax.set(ylabel=f"log-likelihood a {_RUN[name]} (nats)")
+        ax.set_xlabel("step" if x == "step" else "training, in seconds on two cores")
+    axes[3].set(xlabel="step", ylabel="sweeps to meet, after the lag, mean", yscale="log")
+    axes[4].set(xlabel="step", ylabel="discarded draws a coupled sweep")
     for ax in axes:
-        ax.set_xlabel("step")
-    seeds = max(map(len, runs.values()))
-    note = f"medians, and the range over {seeds} seeds" if seeds > 1 else "one seed"
-    bands.save(figure, axes, path, note, columns=5)
+        style.tidy(ax)
+    axes[0].set_title(bands.over(len({row.get("seed", 0) for row in rows})), fontsize=9)
+    style.legend_below(figure, axes, ncols=3)
+    figure.savefig(path, dpi=110)
 
 
 def report(out: Path) -> None:
     """Draw and tabulate every run that there is."""
-    runs = gather(out, "simulated_rbm", METHODS)
-    if not runs:
+    runs, kept = gather(out, "simulated_rbm", METHODS), out / "simulated_rbm.json"
+    if runs:
+        known = next(iter(next(iter(runs.values())).values())).attrs
+        truth = {n: round(float(v), 2) for n, v in known.items() if n.startswith("truth")}
+        rows = [numbers(method, seed, made) for method, own in runs.items() for seed, made in own.items()]
+        kept.write_text(json.dumps(truth | {"runs": rows}, indent=1) + "\n", encoding="utf-8")
+        print(costs(rows, PRINTED))
+    elif not kept.exists():
         raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
-    draw(runs, out / "simulated_rbm.png")
-    rows = [numbers(method, seed, made) for method, own in runs.items() for seed, made in own.items()]
-    (out / "simulated_rbm.json").write_text(json.dumps({"runs": rows}, indent=1) + "\n", encoding="utf-8")
-    print(costs(rows, PRINTED), f"wrote simulated_rbm.png and simulated_rbm.json in {out}", sep="\n")
+    made = json.loads(kept.read_text(encoding="utf-8"))
+    draw(made["runs"], {name: made[f"truth_{name}"] for name in _RUN}, kept.with_suffix(".png"))
+    print(f"wrote {kept.with_suffix('.png')}" + (f" and {kept}" if runs else f" of the numbers in {kept}"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
-    for seed in [] if args.draw else args.seeds:
-        rows, truth = simulate(args, seed)
-        for method in args.only:
-            run(method, seed, rows, truth, args)
+    if not args.draw:
+        rows, truth = simulate(args)
+        for seed in args.seeds:
+            for method in args.only:
+                run(method, seed, rows, truth, args)
     report(args.out)
 
 
