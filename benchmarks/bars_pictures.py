@@ -67,6 +67,11 @@ def falls(rows: list[dict[str, Any]], labels: Sequence[str], best: float, path: 
     figure.savefig(path, dpi=120)
 
 
+def discarded(made: xr.Dataset) -> xr.DataArray:
+    """Draws a coupled sweep over the two of its layers, one trial a layer."""
+    return 2 * (made["trials"] - 1)
+
+
 def _wrapped(method: str, runs: int) -> str:
     """A name in lines, and how many runs there are."""
     return textwrap.fill(f"{method} ({runs} seed{'s' if runs > 1 else ''})", 34)
@@ -75,7 +80,8 @@ def _wrapped(method: str, runs: int) -> str:
 def curves(
     runs: dict[tuple[str, int], xr.Dataset], labels: Mapping[str, str], best: float, path: Path
 ) -> None:
-    """Log-likelihood, meeting times and variances against the step: medians, and bands from 10 to 90 %.
+    """Log-likelihood, meeting times, discarded draws and variances against the step: medians, and bands from
+    10 to 90 %.
 
     Dotted where fewer than half of a method's runs go on.
     """
@@ -83,7 +89,7 @@ def curves(
 
     matplotlib.use("agg")
 
-    figure, axes = style.grid(3, (4.6, 4.2))
+    figure, axes = style.grid(4, (5.4, 3.9), ncols=2)
     lowest = math.inf
     for index, method in enumerate(dict.fromkeys(m for m, _ in runs)):
         label, own = labels[method], [made for (m, _), made in runs.items() if m == method]
@@ -94,13 +100,15 @@ def curves(
         if "meeting_time_mean" in own[0]:  # the lag's sweeps are not coupled
             waited = lambda made: _smooth((made["meeting_time_mean"] - made["lag"]).values)
             _band(axes[1], own, "step", waited, look)
+            _band(axes[2], own, "step", lambda made: _smooth(discarded(made).values), look)
         own = [made for made in own if "variance" in made]
         if own:
-            _band(axes[2], own, "variance_step", lambda made: made["variance"].values, look)
+            _band(axes[3], own, "variance_step", lambda made: made["variance"].values, look)
     _likelihoods(axes[0], best, lowest)
     axes[0].set(ylabel="total log-likelihood of the 32 rows (nats)")
     axes[1].set(ylabel="sweeps to meet, after the lag, mean", yscale="log")
-    axes[2].set(ylabel="variance of a gradient (trace)", yscale="log")
+    axes[2].set(ylabel="discarded draws a coupled sweep")
+    axes[3].set(ylabel="variance of a gradient (trace)", yscale="log")
     for ax in axes:
         ax.set_xlabel("step")
         style.tidy(ax)

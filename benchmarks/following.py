@@ -1,14 +1,15 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A callback of ``fit`` for models too large to sum: log-likelihoods along a run, kept as they come."""
+"""A callback of ``fit`` for models too large to sum: log-likelihoods along a run, as they come; costs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 from pathlib import Path
 import time
 from typing import Any
 import warnings
 
+import numpy as np
 import xarray as xr
 
 import jax
@@ -18,7 +19,7 @@ from ebmpp.errors import DivergenceError
 from ebmpp.training import Progress
 
 #: of the history of a run with coupled chains
-TIMES = ("meeting_time_mean", "meeting_time_max", "lag")
+TIMES = ("meeting_time_mean", "meeting_time_max", "lag", "sweeps", "trials")
 
 
 class Watch:
@@ -105,16 +106,47 @@ class Watch:
         made.to_netcdf(self.file, engine="h5netcdf")
 
 
-def gather(folder: Path, script: str, names: Mapping[str, Any]) -> dict[str, xr.Dataset]:
-    """Every run that there is, finished or not, by name."""
-    found = {}
+def gather(folder: Path, script: str, names: Mapping[str, Any]) -> dict[str, dict[int, xr.Dataset]]:
+    """Every run that there is, finished or not, by name and seed."""
+    found: dict[str, dict[int, xr.Dataset]] = {}
     for name in names:
-        if raw(folder, script, name).exists():
-            with xr.open_dataset(raw(folder, script, name), engine="h5netcdf") as made:
-                found[name] = made.load()
+        own = {
+            int(p.stem.rsplit("-", 1)[1]): p
+            for p in raw(folder, script, name, 0).parent.glob(f"{script}-{name}-*.nc")
+        }
+        for seed in sorted(own):
+            with xr.open_dataset(own[seed], engine="h5netcdf") as made:
+                found.setdefault(name, {})[seed] = made.load()
     return found
 
 
-def raw(folder: Path, script: str, name: str) -> Path:
+def raw(folder: Path, script: str, name: str, seed: int) -> Path:
     """Where a run is kept."""
-    return folder / "raw" / f"{script}-{name}.nc"
+    return folder / "raw" / f"{script}-{name}-{seed}.nc"
+
+
+def a_step(made: xr.Dataset) -> float:
+    """Seconds a step, from the first monitored step on, before which everything is compiled."""
+    step, seconds = made["step"].values, made["seconds"].values
+    first = min(1, len(step) - 2)
+    return float((seconds[-1] - seconds[first]) / (step[-1] - step[first])) if len(step) > 1 else math.nan
+
+
+def costs(rows: Sequence[Mapping[str, Any]], printed: Mapping[str, float]) -> str:
+    """What a batch costs by method: medians over runs, and over CD-1's, beside the paper's.
+
+    :param rows: numbers of runs, with "method", "ms_a_batch" and "sweeps_a_batch".
+    :param printed: times of methods in the paper, in any unit.
+    """
+    lines = [f"{'method':<52}{'runs':>5}{'ms a batch':>12}{'sweeps':>9}{'over CD-1':>11}{'printed':>9}"]
+    median = lambda own, name: float(np.median([row[name] or np.nan for row in own]))
+    first = [row for row in rows if row["method"] == "CD-1"]
+    for label in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == label]
+        cost = median(own, "ms_a_batch")
+        line = f"{label:<52}{len(own):>5}{cost:>12.2f}{median(own, 'sweeps_a_batch'):>9.1f}"
+        if first:
+            line += f"{cost / median(first, 'ms_a_batch'):>11.1f}"
+            line += f"{printed[label] / printed['CD-1']:>9.1f}" if label in printed else ""
+        lines.append(line)
+    return "\n".join(lines)

@@ -27,10 +27,12 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 import json
+import math
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
 
 import jax
@@ -79,7 +81,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--data", choices=("digits", "mnist"), default="digits")
+    datasets.option(parser, "digits")
     add("--hidden", type=int, default=100)
     add("--steps", type=int, default=5000, help="of PCD")
     add("--rate", type=float, default=0.05, help="first rate of PCD; it decays along a cosine")
@@ -103,8 +105,12 @@ def load(args: argparse.Namespace) -> dict[str, np.ndarray]:
         rows = ebmpp.data.binarize(ebmpp.data.mnist())
         parts = {"train": rows[:50_000], "validation": rows[50_000:55_000], "held_out": rows[55_000:]}
         return parts | {name: parts[name][: args.rows] for name in ("validation", "held_out")}
-    rows = ebmpp.data.binarize(ebmpp.data.digits())[np.random.default_rng(0).permutation(1797)]
-    return {"train": rows[:1197], "validation": rows[1197:1497], "held_out": rows[1497:][: args.rows]}
+    rows = ebmpp.data.binarize(datasets.shuffled(args.data, 0))
+    part = round(len(rows) / 6)
+    parts = {"train": rows[2 * part :], "validation": rows[part : 2 * part], "held_out": rows[:part]}
+    if args.data == "digits":  # the division of the figures in README.md
+        parts = {"train": rows[:1197], "validation": rows[1197:1497], "held_out": rows[1497:]}
+    return parts | {name: parts[name][: args.rows] for name in ("validation", "held_out")}
 
 
 def trained(args: argparse.Namespace, rows: np.ndarray) -> tuple[FactorGraph, dict[str, Array]]:
@@ -206,7 +212,7 @@ def measure(drawn: np.ndarray, rows: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def raw(args: argparse.Namespace, name: str) -> Path:
     """Where a sampler's curves are kept."""
-    return args.out / "raw" / f"mixing-{args.data}-{name}.json"
+    return args.out / "raw" / f"mixing-{datasets.tag(args.data)}-{name}.json"
 
 
 # -- the report ----------------------------------------------------------------------------------
@@ -269,15 +275,18 @@ def draw(runs: list[dict[str, Any]], ceiling: float, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_samples(runs: list[dict[str, Any]], side: int, path: Path) -> None:
-    """Sixty samples of the first thousand of each sampler, in their order."""
+def draw_samples(runs: list[dict[str, Any]], units: int, path: Path) -> None:
+    """Sixty samples of the first thousand of each sampler, in their order; words side by side."""
     import matplotlib
 
     matplotlib.use("agg")
 
+    side = math.isqrt(units)
+    square = side * side == units
+    shape, columns = ((side, side), 20) if square else ((1, units), 1)
     figure, axes = style.grid(len(runs), (7.0, 1.35), ncols=1)
     for ax, made in zip(axes, runs, strict=True):
-        ebmpp.plots.plot_units(np.array(made["shown"], float), (side, side), ncols=20, ax=ax)
+        ebmpp.plots.plot_units(np.array(made["shown"], float), shape, ncols=columns, ax=ax)
         told = f"{SAMPLERS[made['sampler']].label}: states, 60 of the first 1000 in their order"
         ax.set_title(told, fontsize=8, loc="left", pad=2)
     figure.savefig(path, dpi=110)
@@ -286,8 +295,9 @@ def draw_samples(runs: list[dict[str, Any]], side: int, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
-    name = "mixing" if args.data == "digits" else f"mixing_{args.data}"
-    kept, picture = args.out / f"{name}.json", args.out / f"mixing_{args.data}.png"
+    tag = datasets.tag(args.data)
+    name = "mixing" if args.data == "digits" else f"mixing_{tag}"
+    kept, picture = args.out / f"{name}.json", args.out / f"mixing_{tag}.png"
     args.out.mkdir(parents=True, exist_ok=True)
     rows = None if args.draw else load(args)
     if rows is not None:
@@ -298,13 +308,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if runs and rows is not None:
         ceiling = measure(rows["train"], rows)["value"][-1]
         told = [{k: v for k, v in made.items() if k != "shown"} for made in runs]
-        made = {"data": args.data, "hidden": args.hidden, "training_rows": ceiling, "runs": told}
+        made = {"data": tag, "hidden": args.hidden, "training_rows": ceiling, "runs": told}
         kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     elif not kept.exists():
         raise SystemExit(f"there is no {kept}: run some first, without --draw")
     if runs:
-        side = int(len(runs[0]["shown"][0]) ** 0.5)
-        draw_samples(runs, side, args.out / f"mixing_{args.data}_samples.png")
+        units = len(runs[0]["shown"][0])
+        draw_samples(runs, units, args.out / f"mixing_{tag}_samples.png")
     made = json.loads(kept.read_text(encoding="utf-8"))
     draw(made["runs"], made["training_rows"], picture)
     print(table(made["runs"], made["training_rows"]))

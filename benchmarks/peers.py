@@ -40,7 +40,7 @@ Task = Callable[[], object]
 
 def rows() -> np.ndarray:
     """Rows in {0, 1}."""
-    if os.environ.get(ebmpp.data.images.DATA_DIR_VARIABLE):
+    if os.environ.get(ebmpp.data.files.DATA_DIR_VARIABLE):
         return ebmpp.data.binarize(ebmpp.data.mnist()[:ROWS])
     return np.random.default_rng(0).integers(0, 2, (ROWS, VISIBLE)).astype(np.float32)
 

@@ -16,17 +16,19 @@ its own as it goes (``raw/`` in the output folder), so runs can be left in the b
 
 **References**
 
-1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 5.2, figure 3.
+1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 6.2, figures 3, 7, 8 and 9, table 2.
 """
 
 import argparse
 from collections.abc import Sequence
+import functools
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from following import Watch, gather, raw
+import bands
+from following import Watch, a_step, costs, gather, raw
 import numpy as np
 import xarray as xr
 
@@ -35,15 +37,27 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli
+from ebmpp import CD, PCD, UCD, Bernoulli, Stage
 from ebmpp.diagnostics import style
 
 METHODS = {
     "ucd": ("UCD, adaptive, 1000 pairs", UCD(num_pairs=1000)),
     "ucd_few": ("UCD, adaptive, 100 pairs", UCD(num_pairs=100)),
+    "published": (
+        "UCD, k = lag = 1, stopped at 100 sweeps (biased)",
+        UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True),
+    ),
     "cd1": ("CD-1", CD(k=1)),
+    "cd2": ("CD-2", CD(k=2)),
+    "cd5": ("CD-5", CD(k=5)),
+    "cd10": ("CD-10", CD(k=10)),
     "pcd": ("PCD-1, 1000 chains", PCD(k=1, num_chains=1000)),
+    "pcd_ucd": ("PCD for 500 steps, then UCD at a tenth of the rate", UCD(num_pairs=1000)),
 }
+#: seconds of table 2; UCD is the published one
+PRINTED = {"CD-1": 16.52, "CD-2": 24.44, "CD-5": 48.54, "CD-10": 89.09, METHODS["pcd"][0]: 16.18}
+PRINTED |= {METHODS["published"][0]: 28.47}
+_FIRST = 500  # steps of PCD before UCD, as in figure 9
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -51,7 +65,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), help="methods to run")
-    add("--seed", type=int, default=0)
+    add("--seeds", type=int, nargs="+", default=[0], help="of start and chains; the truth stays")
     add("--steps", type=int, default=300)
     add("--points", type=int, default=10, help="values of the log-likelihood along a run, after the first")
     add("--rate", type=float, default=0.2)
@@ -69,11 +83,29 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, float]]:
+@functools.cache  # a new transformation would compile again
+def sgd(rate: float) -> optax.GradientTransformation:
+    """Plain gradient steps."""
+    return optax.sgd(rate)
+
+
+def stages(method: str, steps: int, rate: float) -> list[Stage]:
+    """Of a run."""
+    estimator, optimizer = METHODS[method][1], sgd(rate)
+    if method != "pcd_ucd" or steps == 1:
+        return [Stage(num_steps=steps, estimator=estimator, optimizer=optimizer)]
+    first = min(_FIRST, steps // 2)
+    return [
+        Stage(num_steps=first, estimator=METHODS["pcd"][1], optimizer=optimizer),
+        Stage(num_steps=steps - first, estimator=estimator, optimizer=sgd(rate / 10)),
+    ]
+
+
+def simulate(args: argparse.Namespace, seed: int = 0) -> tuple[dict[str, jax.Array], dict[str, float]]:
     """Rows of the truth to train on and held out, and its exact log-likelihood a row of both."""
     truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(20))
-    weights, draws = jax.random.split(jax.random.key(args.seed))
-    generator = np.random.default_rng(args.seed)
+    weights, draws = jax.random.split(jax.random.key(seed))
+    generator = np.random.default_rng(seed)
     params = jax.tree.map(
         lambda a: jnp.asarray(generator.normal(size=a.shape), jnp.float32), truth.init(weights)
     )
@@ -84,34 +116,33 @@ def simulate(args: argparse.Namespace) -> tuple[dict[str, jax.Array], dict[str, 
     return rows, {name: float(each(v).mean()) for name, v in rows.items()}
 
 
-def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace) -> None:
+def run(
+    method: str, seed: int, rows: dict[str, jax.Array], truth: dict[str, float], args: argparse.Namespace
+) -> None:
     """One training run, kept as it goes."""
-    label, estimator = METHODS[method]
     watch = Watch(
-        raw(args.out, "simulated_rbm", method),
+        raw(args.out, "simulated_rbm", method, seed),
         ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.latent)),
         rows,
         rows["log_likelihood"],
         particles=args.particles,
         temperatures=args.temperatures,
-        seed=args.seed,
+        seed=seed,
         known={f"truth_{name}": value for name, value in truth.items()},
         seconds=args.seconds,
     )
     ended = watch.train(
         rows["log_likelihood"],
         args.steps,
-        rng_key=jax.random.key(args.seed),
-        estimator=estimator,
-        optimizer=optax.sgd(args.rate),
-        num_steps=args.steps,
+        rng_key=jax.random.key(seed),
+        schedule=stages(method, args.steps, args.rate),
         batch_size=args.rows,
         monitor_every=max(1, args.steps // args.points),
     )
     last = watch.points[-1]
     print(
-        f"{label}: {last['log_likelihood']:.2f} +- {last['standard_error']:.2g} a row at step "
-        f"{last['step']}, {last['effective']:.0f} of {args.particles} particles effective, "
+        f"{METHODS[method][0]}, seed {seed}: {last['log_likelihood']:.2f} +- {last['standard_error']:.2g} "
+        f"a row at step {last['step']}, {last['effective']:.0f} of {args.particles} particles effective, "
         f"{last['seconds']:.0f} s ({ended})",
         flush=True,
     )
@@ -120,42 +151,41 @@ def run(method: str, rows: dict[str, jax.Array], truth: dict[str, float], args: 
 # -- the report ------------------------------------------------------------------------------------
 
 
-def numbers(runs: dict[str, xr.Dataset]) -> list[dict[str, Any]]:
+def numbers(method: str, seed: int, made: xr.Dataset) -> dict[str, Any]:
     """A run in a few numbers."""
-    rows = []
-    for method, made in runs.items():
-        best, last = int(np.nanargmax(made["log_likelihood"].values)), made.isel(point=-1)
-        row = {
-            "method": METHODS[method][0],
-            "steps": int(last["step"]),
-            "ended": made.attrs["ended"],
-            "best": round(float(made["log_likelihood"][best]), 2),
-            "best_at": int(made["step"][best]),
-            "last": round(float(last["log_likelihood"]), 2),
-            "last_held_out": round(float(last["held_out"]), 2),
-            "last_standard_error": round(float(last["standard_error"]), 3),
-            "last_effective_particles": round(float(last["effective"]), 1),
-            "seconds": round(float(last["seconds"]), 1),
-            "curve": {
-                n: [round(float(v), 3) for v in made[n].values]
-                for n in ("step", "seconds", "log_likelihood", "held_out", "standard_error")
-            },
-        }
-        if "meeting_time_mean" in made:
-            row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
-            row["meeting_time_max"] = int(made["meeting_time_max"].max())
-            waited = (made["meeting_time_mean"] - made["lag"]).values
-            row["sweeps_to_meet"] = [round(float(part.mean()), 2) for part in _parts(waited)]
-        rows.append(row)
-    return rows
+    best, last = int(np.nanargmax(made["log_likelihood"].values)), made.isel(point=-1)
+    row = {
+        "method": METHODS[method][0],
+        "seed": seed,
+        "steps": int(last["step"]),
+        "ended": made.attrs["ended"],
+        "best": round(float(made["log_likelihood"][best]), 2),
+        "best_at": int(made["step"][best]),
+        "last": round(float(last["log_likelihood"]), 2),
+        "last_held_out": round(float(last["held_out"]), 2),
+        "last_standard_error": round(float(last["standard_error"]), 3),
+        "last_effective_particles": round(float(last["effective"]), 1),
+        "seconds": round(float(last["seconds"]), 1),
+        "ms_a_batch": float(f"{1e3 * a_step(made):.3g}"),
+        "sweeps_a_batch": getattr(METHODS[method][1], "k", None),
+        "curve": {
+            n: [round(float(v), 3) for v in made[n].values]
+            for n in ("step", "seconds", "log_likelihood", "held_out", "standard_error")
+        },
+    }
+    if "meeting_time_mean" in made:
+        row["meeting_time_mean_last"] = round(float(made["meeting_time_mean"][-20:].mean()), 1)
+        row["meeting_time_max"] = int(made["meeting_time_max"].max())
+        row["sweeps_a_batch"] = round(float(made["sweeps"].mean()), 1)
+        row["discarded_a_sweep"] = round(float(2 * (made["trials"] - 1).mean()), 3)
+        row["sweeps_to_meet"] = parts((made["meeting_time_mean"] - made["lag"]).values)
+        row["discarded"] = parts(2 * (made["trials"].values - 1))
+    return row
 
 
-_PARTS = 60
-
-
-def _parts(values: np.ndarray) -> list[np.ndarray]:
-    """Steps after one another, as many each."""
-    return np.array_split(values, min(_PARTS, len(values)))
+def parts(values: np.ndarray, most: int = 60) -> list[float]:
+    """Means over steps after one another, as many each."""
+    return [round(float(part.mean()), 3) for part in np.array_split(values, min(most, len(values)))]
 
 
 _TICKS = (-48, -50, -52, -54, -56, -58, -60, -65, -70, -80, -100, -150, -300)
@@ -163,7 +193,7 @@ _RUN = {"log_likelihood": "training row", "held_out": "held-out row"}
 
 
 def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> None:
-    """Log-likelihoods a row with two standard errors by step and by time, and meeting times.
+    """Log-likelihoods a row by step and by time; meeting times and discarded draws by step.
 
     :param rows: as :func:`numbers` makes them, and as they are kept.
     :param truth: the true model's own.
@@ -172,17 +202,21 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
 
     matplotlib.use("agg")
 
-    figure, axes = style.grid(4, (5.4, 3.5), ncols=2)
+    figure, axes = style.grid(5, (5.0, 3.6), ncols=3)
     panels = [("log_likelihood", "step"), ("held_out", "step"), ("held_out", "seconds")]
-    for index, row in enumerate(rows):
-        look = style.look(index) | {"linewidth": 1.4, "label": row["method"]}
-        curve = {n: np.array(v) for n, v in row["curve"].items()}
-        marks = {"marker": style.marker(index), "markersize": 4, "capsize": 2, "markerfacecolor": "none"}
+    for index, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        own = [row for row in rows if row["method"] == label]
+        look = style.look(index) | {"linewidth": 1.4, "label": label}
+        marks = {"marker": style.marker(index), "markersize": 4, "markerfacecolor": "none"}
         for ax, (name, x) in zip(axes, panels, strict=False):
-            ax.errorbar(curve[x], curve[name], 2 * curve["standard_error"], **look, **marks)
-        if "sweeps_to_meet" in row:
-            steps = row["steps"] * (np.arange(len(row["sweeps_to_meet"])) + 0.5) / len(row["sweeps_to_meet"])
-            axes[3].plot(steps, row["sweeps_to_meet"], **look)
+            longest = max((row["curve"][x] for row in own), key=len)
+            bands.band(ax, longest, [np.array(row["curve"][name]) for row in own], **look, **marks)
+        for ax, name in zip(axes[3:], ("sweeps_to_meet", "discarded"), strict=True):
+            coupled = [row for row in own if name in row]
+            if coupled:
+                last, size = max((row["steps"], len(row[name])) for row in coupled)
+                steps = last * (np.arange(size) + 0.5) / size
+                bands.band(ax, steps, [np.array(row[name]) for row in coupled], **look)
     for ax, (name, x) in zip(axes, panels, strict=False):
         values = np.concatenate([row["curve"][name] for row in rows])
         low, top = np.nanmin(values), max(np.nanmax(values), truth[name]) + 1
@@ -191,10 +225,12 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
         ax.axhline(truth[name], color=style.INK, linewidth=0.8, label="the true model")
         ax.set(ylabel=f"log-likelihood a {_RUN[name]} (nats)")
         ax.set_xlabel("step" if x == "step" else "training, in seconds on two cores")
-    axes[3].set(xlabel="step", ylabel="sweeps to meet, after the lag, mean", ylim=(0, None))
+    axes[3].set(xlabel="step", ylabel="sweeps to meet, after the lag, mean", yscale="log")
+    axes[4].set(xlabel="step", ylabel="discarded draws a coupled sweep")
     for ax in axes:
         style.tidy(ax)
-    style.legend_below(figure, axes, ncols=5)
+    axes[0].set_title(bands.over(len({row.get("seed", 0) for row in rows})), fontsize=9)
+    style.legend_below(figure, axes, ncols=3)
     figure.savefig(path, dpi=110)
 
 
@@ -202,10 +238,11 @@ def report(out: Path) -> None:
     """Draw and tabulate every run that there is."""
     runs, kept = gather(out, "simulated_rbm", METHODS), out / "simulated_rbm.json"
     if runs:
-        known = next(iter(runs.values())).attrs
+        known = next(iter(next(iter(runs.values())).values())).attrs
         truth = {n: round(float(v), 2) for n, v in known.items() if n.startswith("truth")}
-        made = truth | {"runs": numbers(runs)}
-        kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        rows = [numbers(method, seed, made) for method, own in runs.items() for seed, made in own.items()]
+        kept.write_text(json.dumps(truth | {"runs": rows}, indent=1) + "\n", encoding="utf-8")
+        print(costs(rows, PRINTED))
     elif not kept.exists():
         raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
     made = json.loads(kept.read_text(encoding="utf-8"))
@@ -218,8 +255,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     if not args.draw:
         rows, truth = simulate(args)
-        for method in args.only:
-            run(method, rows, truth, args)
+        for seed in args.seeds:
+            for method in args.only:
+                run(method, seed, rows, truth, args)
     report(args.out)
 
 

@@ -72,9 +72,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def images(name: str, seed: int) -> Images:
-    """Grey levels spread over their steps (a density of discrete values has no bound), then standardised."""
+    """Of digits, in an order of the seed's."""
     rng, levels = np.random.default_rng(seed), {"digits": 17, "mnist": 256}[name]
-    rows = np.asarray(digit_images.shuffled(name, rng), np.float32)
+    return spread(digit_images.shuffled(name, rng), levels, rng)
+
+
+def spread(rows: np.ndarray, levels: int, rng: np.random.Generator) -> Images:
+    """Grey levels spread over their steps (a density of discrete values has no bound), then standardised; the
+    first sixth is held out."""
+    rows = np.asarray(rows, np.float32)
     rows = (rows * (levels - 1) + rng.uniform(size=rows.shape)) / levels
     cut = len(rows) // 6
     centre = rows[cut:].mean(0)
