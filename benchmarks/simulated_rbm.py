@@ -189,6 +189,10 @@ def parts(values: np.ndarray, most: int = 60) -> list[float]:
 
 
 _TICKS = (-48, -50, -52, -54, -56, -58, -60, -65, -70, -80, -100, -150, -300)
+_COUPLED = {
+    "sweeps_to_meet": "sweeps to meet, after the lag, mean",
+    "discarded": "discarded draws a coupled sweep",
+}
 _RUN = {"log_likelihood": "training row", "held_out": "held-out row"}
 
 
@@ -202,7 +206,8 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
 
     matplotlib.use("agg")
 
-    figure, axes = style.grid(5, (5.0, 3.6), ncols=3)
+    told = [name for name in _COUPLED if any(name in row for row in rows)]
+    figure, axes = style.grid(3 + len(told), (5.0, 3.6), ncols=3)
     panels = [("log_likelihood", "step"), ("held_out", "step"), ("held_out", "seconds")]
     for index, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
         own = [row for row in rows if row["method"] == label]
@@ -211,7 +216,7 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
         for ax, (name, x) in zip(axes, panels, strict=False):
             longest = max((row["curve"][x] for row in own), key=len)
             bands.band(ax, longest, [np.array(row["curve"][name]) for row in own], **look, **marks)
-        for ax, name in zip(axes[3:], ("sweeps_to_meet", "discarded"), strict=True):
+        for ax, name in zip(axes[3:], told, strict=True):
             coupled = [row for row in own if name in row]
             if coupled:
                 last, size = max((row["steps"], len(row[name])) for row in coupled)
@@ -225,8 +230,8 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
         ax.axhline(truth[name], color=style.INK, linewidth=0.8, label="the true model")
         ax.set(ylabel=f"log-likelihood a {_RUN[name]} (nats)")
         ax.set_xlabel("step" if x == "step" else "training, in seconds on two cores")
-    axes[3].set(xlabel="step", ylabel="sweeps to meet, after the lag, mean", yscale="log")
-    axes[4].set(xlabel="step", ylabel="discarded draws a coupled sweep")
+    for ax, name in zip(axes[3:], told, strict=True):
+        ax.set(xlabel="step", ylabel=_COUPLED[name], ylim=(0, None))
     for ax in axes:
         style.tidy(ax)
     axes[0].set_title(bands.over(len({row.get("seed", 0) for row in rows})), fontsize=9)

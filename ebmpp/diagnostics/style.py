@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pictures look: one set of colours, lines and marks, and where a legend stands.
 
-The colours are those of Okabe and Ito, which colour-blind readers tell apart; in print a line is known by its
-dashes and marks, for no two of the first eight share either.
+The colours are those of Okabe and Ito, with brown in place of yellow: colour-blind readers tell them apart;
+in print a line is known by its dashes and marks, of which no two of the first eight are the same.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Blue, vermillion, green, black, purple, sky blue, orange and grey.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#1A202C", "#B0539A", "#56B4E9", "#E69F00", "#718096")
+#: Blue, vermillion, green, black, purple, sky blue, orange and brown.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#1A202C", "#CC79A7", "#56B4E9", "#E69F00", "#6B4C1E")
 #: As dashes on and off, in widths of the line; None is an unbroken one.
 DASHES = (None, (5, 1.5), (1, 1), (7, 1.5, 1.5, 1.5), (3, 1), (9, 2), (3, 1, 1, 1, 1, 1), (2, 2.5))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
