@@ -19,7 +19,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin
 from ebmpp.core.display import Card, Grid, Measured, Shown, curve
 from ebmpp.estimators.certificate import GradientBias, Squares
-from ebmpp.sampling import Estimate
+from ebmpp.sampling import UnbiasedEstimate
 from ebmpp.sampling.log_partition import Bracket, LogPartition
 from ebmpp.sampling.particles import ParticleSystem
 from ebmpp.sampling.path import Path as ModelPath
@@ -42,10 +42,12 @@ def line(shown: Shown, begins: str) -> list[str]:
     return [cell.strip() for cell in found.split("  ") if cell.strip()]
 
 
-def estimate(value, error, met=(True, True, True, True)) -> Estimate:
+def estimate(value, error, met=(True, True, True, True)) -> UnbiasedEstimate:
     times = np.where(met, [1.0, 2.0, 2.0, 7.0], np.inf)
     unmet = int((~np.array(met)).sum())
-    return Estimate(value, error, times, np.array(met), 2 * times, 2, 5, 1, None, unmet, 1.1, math.nan)
+    return UnbiasedEstimate(
+        value, error, times, np.array(met), 2 * times, 2, 5, 1, None, unmet, 1.1, math.nan
+    )
 
 
 def log_z(value: float, bound: str, sound: bool = True) -> LogPartition:

@@ -27,7 +27,7 @@ from ebmpp.diagnostics.naming import (
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
 from ebmpp.ppl import CoupledComposite, Exchange
-from ebmpp.sampling.expectation import Estimate
+from ebmpp.sampling.expectation import UnbiasedEstimate
 
 _BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
@@ -83,7 +83,7 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
         return long_draws.tree(result, dict(dims or {}), dict(coords or {}))
     if dims or coords:
         raise ArgumentError(f"dims and coords are of a run's draws, and {type(result).__name__} has none")
-    if isinstance(result, Estimate):
+    if isinstance(result, UnbiasedEstimate):
         return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(None)), "meeting": _times(result)})
     if isinstance(getattr(result, "history", None), xr.Dataset):
         attrs = attributes(getattr(result, "graph", None))
@@ -180,7 +180,7 @@ def _by_sweep(mcmc: MCMC) -> dict[str, Any]:
     return {"sweep": sweep} | {name: (dims, v) for name, v in seen.items()}
 
 
-def _times(estimate: Estimate) -> xr.Dataset:
+def _times(estimate: UnbiasedEstimate) -> xr.Dataset:
     """Unmet pairs as right-censored: the time they were stopped at, and ``met`` False."""
     times, met, lag = meeting_data(estimate)
     columns = {"meeting_time": times, "met": met, "cost": estimate.cost}

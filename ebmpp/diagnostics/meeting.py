@@ -12,7 +12,7 @@ import xarray as xr
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-from ebmpp.sampling.expectation import Estimate
+from ebmpp.sampling.expectation import UnbiasedEstimate
 
 
 class Meetings(NamedTuple):
@@ -32,10 +32,10 @@ class Band(NamedTuple):
     seed: int
 
 
-def meeting_data(source: xr.DataTree | Estimate) -> Meetings:
+def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
     """Meeting times, whether met, and the lag.
 
-    :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.sampling.expectation.Estimate`.
+    :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.sampling.UnbiasedEstimate`.
     :raises ArgumentError: for a tree without such a group.
     """
     if isinstance(source, xr.DataTree):
@@ -47,7 +47,7 @@ def meeting_data(source: xr.DataTree | Estimate) -> Meetings:
         group = source["meeting"]
         times = np.asarray(group["meeting_time"], float).ravel()
         return Meetings(times, np.asarray(group["met"], bool).ravel(), int(np.asarray(group["lag"])))
-    if not isinstance(source, Estimate):
+    if not isinstance(source, UnbiasedEstimate):
         raise ArgumentError(
             "meeting times are in the tree that to_datatree makes of a coupled kernel's run, and in an "
             f"estimate; got {checks.tell(source)}"
@@ -75,7 +75,7 @@ def survival(
 
 
 def tv_upper_bound(
-    source: xr.DataTree | Estimate,
+    source: xr.DataTree | UnbiasedEstimate,
     t: Any = None,
     *,
     num_bootstrap: int = 500,
@@ -137,7 +137,7 @@ def _bound(
 
 
 def path_data(
-    source: xr.DataTree | Estimate, names: Iterable[str]
+    source: xr.DataTree | UnbiasedEstimate, names: Iterable[str]
 ) -> tuple[Integer[np.ndarray, "sweeps"], list[Float[np.ndarray, "pairs sweeps"]]]:
     """What was seen of the pairs sweep by sweep.
 
@@ -213,7 +213,7 @@ class Suggestion(NamedTuple):
     """Last sweep that counts."""
 
 
-def suggest_k_m(source: xr.DataTree | Estimate) -> Suggestion:
+def suggest_k_m(source: xr.DataTree | UnbiasedEstimate) -> Suggestion:
     """The cheapest k and m of :func:`~ebmpp.unbiased_expectation` with nearly the least cost times variance.
 
     That product is the number of sweeps for a given standard error. It goes on falling a little as m
@@ -244,7 +244,7 @@ def suggest_k_m(source: xr.DataTree | Estimate) -> Suggestion:
     return Suggestion(k, k + extra)
 
 
-def cost_times_variance(source: xr.DataTree | Estimate) -> xr.Dataset:
+def cost_times_variance(source: xr.DataTree | UnbiasedEstimate) -> xr.Dataset:
     """Cost and variance of H_{k:m} over a grid of k and m - k.
 
     From a coupled kernel's run the variance is measured, on the energy (usually among the slowest of a

@@ -16,7 +16,7 @@ from ebmpp.kernels.replicas import Ensemble, Tempered
 from ebmpp.moves import tempering
 from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
-from ebmpp.sampling.expectation import Estimate, Init, unbiased_expectation
+from ebmpp.sampling.expectation import Init, UnbiasedEstimate, unbiased_expectation
 
 TemperingCouplingState = CouplingState  # the replicas of both chains included
 
@@ -110,7 +110,7 @@ def tempered_expectation(
     unmet: str = "raise",
     num_slots: int | None = None,
     **clamped: Array | Observed | Mapping[str, Array | Observed],
-) -> Estimate:
+) -> UnbiasedEstimate:
     """E[fn(state)] under the model, without bias, from pairs of tempered ensembles.
 
     :func:`~ebmpp.unbiased_expectation` where pairs of plain Gibbs chains do not meet. Meeting times and costs
@@ -123,7 +123,7 @@ def tempered_expectation(
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or a sequence of these, one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param init: as there; values are the start of every replica, a function's key is a replica's own.
-    :return: an :class:`~ebmpp.sampling.expectation.Estimate`. All other arguments are as there.
+    :return: an :class:`~ebmpp.sampling.expectation.UnbiasedEstimate`. All other arguments are as there.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for wrong betas, or numbers out of range.
     :raises StateError: for states or clamped values that do not fit the graph.

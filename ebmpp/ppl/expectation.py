@@ -20,7 +20,7 @@ from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.ppl.sites import Call
 from ebmpp.sampling.accumulators import Function, check_function
 from ebmpp.sampling.engine import run_pairs
-from ebmpp.sampling.expectation import Estimate, asked_for, estimate_from
+from ebmpp.sampling.expectation import UnbiasedEstimate, asked_for, estimate_from
 
 
 def composite_expectation(
@@ -34,7 +34,7 @@ def composite_expectation(
     max_sweeps: int | None = None,
     unmet: str = "raise",
     **model_kwargs: Any,
-) -> Estimate:
+) -> UnbiasedEstimate:
     """E[fn(sites)] under the posterior, without bias, by H_{k:m} over pairs of composite chains.
 
     :param kernel: the composite; its lag is the estimate's.
@@ -48,7 +48,7 @@ def composite_expectation(
         kernel's lag; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
     :param model_kwargs: of the model.
-    :return: an :class:`~ebmpp.sampling.expectation.Estimate`; ``acceptance`` is nan.
+    :return: an :class:`~ebmpp.sampling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for numbers out of range.
 

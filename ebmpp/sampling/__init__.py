@@ -3,7 +3,7 @@
 """Whole runs: the engine of coupled pairs, expectations, perfect draws, search, completion, enumeration."""
 
 from ebmpp.sampling.completion import Completion, complete
-from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+from ebmpp.sampling.expectation import UnbiasedEstimate, unbiased_expectation
 from ebmpp.sampling.knot_partitions import Bridges, bridges
 from ebmpp.sampling.particle_pairs import particle_expectation
 from ebmpp.sampling.particles import ParticleSystem, smc
@@ -14,7 +14,7 @@ from ebmpp.sampling.pools import mixture_pool
 __all__ = [
     "Bridges",
     "Completion",
-    "Estimate",
+    "UnbiasedEstimate",
     "ParticleSystem",
     "Path",
     "bridges",

@@ -75,7 +75,7 @@ def _values(value: Any, error: Any) -> Grid:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate(Shown):
+class UnbiasedEstimate(Shown):
     """An unbiased estimate; see :func:`unbiased_expectation`."""
 
     value: Any
@@ -119,7 +119,7 @@ class Estimate(Shown):
             )
         )
         return (
-            f"Estimate({_told(self.value, self.standard_error)}; {len(self.met)} pairs, "
+            f"UnbiasedEstimate({_told(self.value, self.standard_error)}; {len(self.met)} pairs, "
             f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
             f"mean meeting time {mean:.4g}{told})"
         )
@@ -162,7 +162,7 @@ def unbiased_expectation(
     num_slots: int | None = None,
     mesh: Mesh | None = None,
     **clamped: Array | Observed | Mapping[str, Array | Observed],
-) -> Estimate:
+) -> UnbiasedEstimate:
     """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains.
 
     Each pair's estimate is ``1/(m - k + 1)`` times the sum of fn(X_t) for t = k, ..., m plus weighted
@@ -205,7 +205,7 @@ def unbiased_expectation(
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
         posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units. A
         block whose name is that of an argument is given in a dict: ``clamped={"k": ...}``.
-    :return: an :class:`Estimate`.
+    :return: an :class:`UnbiasedEstimate`.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
     :raises ArgumentError: for numbers out of range, or a pool without a move that takes one, or the reverse.
     :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
@@ -343,7 +343,7 @@ def asked_for(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None,
     return Asked(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
 
 
-def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
+def estimate_from(outcome: Outcome, asked: Asked) -> UnbiasedEstimate:
     """The mean over the pairs that met, and what became of the others.
 
     :raises UnmetError: when pairs are unmet and ``asked.unmet`` is "raise".
@@ -373,7 +373,9 @@ def estimate_from(outcome: Outcome, asked: Asked) -> Estimate:
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
     acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)
-    return Estimate(value, spread, time, met, cost, *asked[:4], missing, float(outcome.trials), acceptance)
+    return UnbiasedEstimate(
+        value, spread, time, met, cost, *asked[:4], missing, float(outcome.trials), acceptance
+    )
 
 
 def _told_broken(number: int) -> str:

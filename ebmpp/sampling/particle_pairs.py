@@ -22,7 +22,7 @@ from ebmpp.errors import ArgumentError, DomainError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.sampling import independence, system_values, systems
 from ebmpp.sampling.accumulators import check_function
-from ebmpp.sampling.expectation import Estimate
+from ebmpp.sampling.expectation import UnbiasedEstimate
 from ebmpp.sampling.log_partition import Data
 from ebmpp.sampling.path import Path
 from ebmpp.sampling.request import Paths, prepare
@@ -88,7 +88,7 @@ def particle_expectation(
     unmet: str = "raise",
     mesh: Mesh | None = None,
     progress_bar: bool = False,
-) -> Estimate:
+) -> UnbiasedEstimate:
     """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains of particle systems.
 
     A chain holds a system of :func:`ebmpp.smc` and takes a fresh one with probability ``min(1, Z'/Z)``; the
@@ -113,8 +113,8 @@ def particle_expectation(
     :param mesh: devices to share the pairs, over the mesh's first axis: take a multiple of them. The pairs
         are those of one device.
     :param progress_bar: show one.
-    :return: an :class:`~ebmpp.sampling.Estimate` of lag 1, whose times are in systems, and ``cost`` in
-        sweeps of one chain.
+    :return: an :class:`~ebmpp.sampling.UnbiasedEstimate` of lag 1, whose times are in systems, and ``cost``
+        in sweeps of one chain.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: as :func:`ebmpp.smc`, and for a function that cannot be traced.
     :warns UserWarning: where a chain turned down 20 systems in a row or more: the tail of Z is heavy.
@@ -173,7 +173,7 @@ def check_max_systems(name: str, value: int | None, m: int) -> int | None:
 
 def _estimate(
     outcome: independence.PairOutcome, sweeps: int, k: int, m: int, limit: int | None, unmet: str
-) -> Estimate:
+) -> UnbiasedEstimate:
     """The mean over the pairs that met.
 
     :param sweeps: of one system, over all its particles.
@@ -203,7 +203,7 @@ def _estimate(
         )
     kept = jax.tree.map(lambda h: h[met].astype(float), outcome.total)
     axis_last = lambda h: np.moveaxis(h, 0, -1)
-    return Estimate(
+    return UnbiasedEstimate(
         value=jax.tree.map(lambda h: h.mean(0), kept),
         standard_error=jax.tree.map(lambda h: standard_error(axis_last(h)), kept),
         meeting_time=np.where(met, outcome.meeting_time, np.inf),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp.sampling.expectation import Estimate
+from ebmpp.sampling.expectation import UnbiasedEstimate
 from helpers import assert_rows_law, enumerate_numpy, numpy_energy
 
 GRAPH = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
@@ -88,13 +88,13 @@ def energy(x: dict) -> jax.Array:
     return GRAPH.energy(PARAMS, x)
 
 
-def estimate(k: int = 1, m: int = 1, lag: int = 1, **options: Any) -> Estimate:
+def estimate(k: int = 1, m: int = 1, lag: int = 1, **options: Any) -> UnbiasedEstimate:
     given = {"num_pairs": 4000, "num_slots": 16, "rng_key": jax.random.key(2)} | options
     init = {b: jnp.asarray(x) for b, x in START.items()}
     return ebmpp.unbiased_expectation(GRAPH, PARAMS, energy, k=k, m=m, lag=lag, init=init, **given)
 
 
-def product(est: Estimate) -> float:
+def product(est: UnbiasedEstimate) -> float:
     """Cost times variance of one pair, as they came out."""
     return float(est.cost.mean() * est.standard_error**2 * len(est.met))
 

@@ -92,7 +92,7 @@ def spins(x: dict) -> jax.Array:
     return x["v"].sum()
 
 
-def estimate(lag: int, **options: Any) -> ebmpp.sampling.expectation.Estimate:
+def estimate(lag: int, **options: Any) -> ebmpp.sampling.expectation.UnbiasedEstimate:
     """Gibbs pairs that all met."""
     given = {"num_pairs": PAIRS, "rng_key": jax.random.key(2), "num_slots": 16} | options
     init = {b: jnp.asarray(x) for b, x in START.items()}
@@ -178,17 +178,17 @@ def test_where_the_tail_is_unknown_the_bound_is_one() -> None:
 
 
 @pytest.fixture
-def cut() -> ebmpp.sampling.expectation.Estimate:
+def cut() -> ebmpp.sampling.expectation.UnbiasedEstimate:
     """Pairs that were stopped after 4 sweeps."""
     with pytest.warns(UserWarning, match="biased"):
         return estimate(1, max_sweeps=4, unmet="drop")
 
 
-def test_pairs_cut_at_a_limit_never_lower_the_bound(cut: ebmpp.sampling.expectation.Estimate) -> None:
+def test_pairs_cut_at_a_limit_never_lower_the_bound(cut: ebmpp.sampling.expectation.UnbiasedEstimate) -> None:
     _assert_not_lower(ebmpp.to_datatree(cut), cut.num_unmet)
 
 
-def test_an_estimate_with_unmet_pairs_has_a_bound(cut: ebmpp.sampling.expectation.Estimate) -> None:
+def test_an_estimate_with_unmet_pairs_has_a_bound(cut: ebmpp.sampling.expectation.UnbiasedEstimate) -> None:
     _assert_not_lower(cut, cut.num_unmet)
 
 

@@ -23,7 +23,7 @@ from ebmpp import (
     tv_upper_bound,
 )
 from ebmpp.diagnostics import plots
-from ebmpp.sampling.expectation import Estimate
+from ebmpp.sampling.expectation import UnbiasedEstimate
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +202,9 @@ def estimate(times, met, max_sweeps=None, lag=1):
     """An estimate with these meeting times; unmet ones are infinite."""
     times = np.where(met, np.asarray(times, float), np.inf)
     unmet = int((~np.isfinite(times)).sum())
-    return Estimate(0.0, 0.0, times, np.asarray(met), times, 1, 1, lag, max_sweeps, unmet, 1.0, np.nan)
+    return UnbiasedEstimate(
+        0.0, 0.0, times, np.asarray(met), times, 1, 1, lag, max_sweeps, unmet, 1.0, np.nan
+    )
 
 
 def test_plot_meeting_times_of_an_estimate():

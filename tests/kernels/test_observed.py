@@ -98,7 +98,9 @@ def statistics(x: dict) -> dict:
     return GRAPH.statistics(x)
 
 
-def estimate(coupling: str, row: int, seed: int = 2, **options: Any) -> ebmpp.sampling.expectation.Estimate:
+def estimate(
+    coupling: str, row: int, seed: int = 2, **options: Any
+) -> ebmpp.sampling.expectation.UnbiasedEstimate:
     """Given what is observed in a row; a mask is an argument, so all rows share what is compiled."""
     key = jax.random.key(seed)
     given = {"rng_key": key, "num_pairs": 6000, "num_slots": 4, "coupling": coupling, **options}

@@ -21,7 +21,7 @@ from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
-from ebmpp.sampling.expectation import Estimate
+from ebmpp.sampling.expectation import UnbiasedEstimate
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(4))
 PARAMS = jax.tree.map(
@@ -39,7 +39,7 @@ def both(x: dict[str, Any]) -> dict[str, Any]:
     return dict(x)
 
 
-def pairs(mesh: Mesh | None, **options: Any) -> Estimate:
+def pairs(mesh: Mesh | None, **options: Any) -> UnbiasedEstimate:
     return ebmpp.unbiased_expectation(RBM, PARAMS, both, rng_key=KEY, num_pairs=20, mesh=mesh, **options)
 
 

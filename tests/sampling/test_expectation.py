@@ -25,7 +25,7 @@ def everything(x: dict) -> dict:
     return DBM.statistics(x)
 
 
-def estimate(**options: object) -> ebmpp.sampling.expectation.Estimate:
+def estimate(**options: object) -> ebmpp.sampling.expectation.UnbiasedEstimate:
     """4000 pairs unless told otherwise."""
     given = {"rng_key": jax.random.key(1), "num_pairs": 4000, **options}
     return ebmpp.unbiased_expectation(DBM, PARAMS, everything, **given)
@@ -141,10 +141,10 @@ def test_censored_pairs_never_lower_the_bound() -> None:
 def test_an_estimate_prints_its_value_and_error() -> None:
     several = estimate(num_pairs=50)
     one = dataclasses.replace(several, value=jnp.float32(0.51234), standard_error=jnp.float32(0.00456))
-    assert repr(one).startswith("Estimate(0.5123 +- 0.0046; 50 pairs, 0 unmet, ")
-    assert repr(several).startswith("Estimate(11 numbers from ") and "standard errors at most 0." in repr(
-        several
-    )
+    assert repr(one).startswith("UnbiasedEstimate(0.5123 +- 0.0046; 50 pairs, 0 unmet, ")
+    assert repr(several).startswith(
+        "UnbiasedEstimate(11 numbers from "
+    ) and "standard errors at most 0." in repr(several)
     few = {b: v[:2] for b, v in several.value.items() if b != "h2"}
     error = {b: v[:2] for b, v in several.standard_error.items() if b != "h2"}
     told = repr(dataclasses.replace(several, value=few, standard_error=error))

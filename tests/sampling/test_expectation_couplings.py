@@ -106,7 +106,7 @@ def everything(name: str) -> Callable[[dict], dict]:
 
 def estimate(
     name: str, coupling: Any, seed: int = 1, params: Any = None, **options: Any
-) -> ebmpp.sampling.expectation.Estimate:
+) -> ebmpp.sampling.expectation.UnbiasedEstimate:
     graph, usual = model(name)
     coupling = metropolis_sweep(graph, **coupling.options) if isinstance(coupling, Proposals) else coupling
     given = {"rng_key": jax.random.key(seed), "num_pairs": PAIRS, "num_slots": 4, **options}
@@ -201,7 +201,7 @@ BIG_PARAMS = jax.tree.map(
 )
 
 
-def of_big_model(**options: Any) -> ebmpp.sampling.expectation.Estimate:
+def of_big_model(**options: Any) -> ebmpp.sampling.expectation.UnbiasedEstimate:
     given = {"rng_key": jax.random.key(1), "num_pairs": 400, "num_slots": 4, "init": "local_mode"}
     return ebmpp.unbiased_expectation(BIG, BIG_PARAMS, energy, **{**given, **options})
 

@@ -21,7 +21,7 @@ from ebmpp.diagnostics.reporting.subject import Chains, Subject
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import UnmetError
 from ebmpp.graph import FactorGraph
-from ebmpp.sampling.expectation import Estimate, unbiased_expectation
+from ebmpp.sampling.expectation import UnbiasedEstimate, unbiased_expectation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def meeting(subject: Subject) -> Section:
     return section
 
 
-def _pairs(subject: Subject, lag: int) -> Estimate | None:
+def _pairs(subject: Subject, lag: int) -> UnbiasedEstimate | None:
     """An estimate from the pairs that met, of the sweeps from lag to twice that; None where none did."""
     graph, params, work = subject.graph, subject.params, subject.work
     window: dict[str, Any] = {"k": lag, "m": 2 * lag, "lag": lag, "max_sweeps": work.max_sweeps + lag}
@@ -99,7 +99,7 @@ def _pairs(subject: Subject, lag: int) -> Estimate | None:
             return None
 
 
-def _bounded(section: Section, made: Estimate) -> None:
+def _bounded(section: Section, made: UnbiasedEstimate) -> None:
     if made.num_unmet:
         section.caveat(
             f"At lag {made.lag}, {made.num_unmet} pairs were unmet. How much longer they would take is not "
@@ -115,7 +115,7 @@ def _bounded(section: Section, made: Estimate) -> None:
     section.table("tv_bound", pd.DataFrame(rows), caption)
 
 
-def _means(section: Section, subject: Subject, made: Estimate) -> None:
+def _means(section: Section, subject: Subject, made: UnbiasedEstimate) -> None:
     """Means without the bias of any start, next to those of chains."""
     if made.num_unmet:
         why = f"{made.num_unmet} pairs are unmet, and without them means are biased"
