@@ -193,7 +193,8 @@ def test_pairs_that_have_not_met_are_reported(tmp_path: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "1 of 1 coupled pairs had not met (1 not within 4); distance" in printed
     assert "300 of the 1797 rows of scikit-learn's digits" in printed
-    curve = [{"step": i, "train": -8.0, "held_out": -9.0, "standard_error": 0.1} for i in range(2)]
+    point = {"train": -8.0, "held_out": -9.0, "standard_error": 0.1}
+    curve = [{"step": i, "seconds": 2.0 * i, **point} for i in range(2)]
     assert rbm_likelihood.draw(curve, made, args).axes[1].texts[0].get_text() == "none of the pairs met"
 
 
