@@ -89,7 +89,8 @@ def curves(
 
     matplotlib.use("agg")
 
-    figure, axes = style.grid(4, (5.4, 3.9), ncols=2)
+    varied = any("variance" in made for made in runs.values())
+    figure, axes = style.grid(3 + varied, (5.4, 3.9), ncols=2)
     lowest = math.inf
     for index, method in enumerate(dict.fromkeys(m for m, _ in runs)):
         label, own = labels[method], [made for (m, _), made in runs.items() if m == method]
@@ -108,7 +109,8 @@ def curves(
     axes[0].set(ylabel="total log-likelihood of the 32 rows (nats)")
     axes[1].set(ylabel="sweeps to meet, after the lag, mean", yscale="log")
     axes[2].set(ylabel="discarded draws a coupled sweep")
-    axes[3].set(ylabel="variance of a gradient (trace)", yscale="log")
+    if varied:
+        axes[3].set(ylabel="variance of a gradient (trace)", yscale="log")
     for ax in axes:
         ax.set_xlabel("step")
         style.tidy(ax)

@@ -36,7 +36,7 @@ from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import run_pairs
 
-PAIRS, LIMIT = 1000, 1000
+PAIRS, LIMIT, REPEATS = 1000, 1000, 5
 REPORT = Path(__file__).parent / "report"
 COUPLINGS = {
     "default": None,
@@ -53,7 +53,7 @@ def starting(rbm: ebmpp.FactorGraph, params: dict, v: Array) -> dict[str, Array]
     return {"v": v, "h": h.astype(jnp.float32)}
 
 
-def untrained(out: Path) -> None:
+def untrained(out: Path, pairs: int = PAIRS, repeats: int = REPEATS) -> None:
     """The table and the figure of the untrained model."""
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(500), h=ebmpp.Bernoulli(100))
     normal = lambda key, a: 0.1 * jax.random.normal(key, a.shape)
@@ -61,10 +61,10 @@ def untrained(out: Path) -> None:
     params = dict(
         zip(shapes, map(normal, jax.random.split(jax.random.key(7), 3), shapes.values()), strict=True)
     )
-    v = jax.random.bernoulli(jax.random.key(2), 0.5, (PAIRS, 500)).astype(jnp.float32)
+    v = jax.random.bernoulli(jax.random.key(2), 0.5, (pairs, 500)).astype(jnp.float32)
     axes = plt.figure(figsize=(8.6, 3.8), layout="constrained").add_subplot()
     print(f"{'500x100, untrained':36} {'tau mean':>8} {'<= 10':>7} {'trials':>7} {'ms':>8}")
-    runs, rows = timed(rbm, params, starting(rbm, params, v), COUPLINGS), []
+    runs, rows = timed(rbm, params, starting(rbm, params, v), COUPLINGS, repeats), []
     for name, (outcome, seconds) in runs.items():
         tau = np.asarray(outcome.meeting_time)
         share = (tau <= 10).mean()
@@ -72,7 +72,7 @@ def untrained(out: Path) -> None:
             f"{name:36} {tau.mean():8.1f} {share:7.1%} {outcome.trials:7.2f} {1e3 * seconds:8.0f}", flush=True
         )
         row = {"coupling": name, "mean": round(float(tau.mean()), 2), "at_most_10": round(float(share), 4)}
-        row |= {"standard_error": round(float((share * (1 - share) / PAIRS) ** 0.5), 4), "pairs": PAIRS}
+        row |= {"standard_error": round(float((share * (1 - share) / pairs) ** 0.5), 4), "pairs": pairs}
         rows.append(row | {"discarded_a_sweep": round(float(2 * (outcome.trials - 1)), 3)})
         rows[-1]["ms"] = round(1e3 * seconds, 1)
         if name != "default":
@@ -81,12 +81,14 @@ def untrained(out: Path) -> None:
             )
     axes.set_xlim(1, None)
     axes.set_xscale("log")  # from 8 to 700 sweeps on average, and none is cut
-    axes.set_title(f"500x100, params $N(0, 0.1^2)$, {PAIRS} pairs", fontsize=10)
+    axes.set_title(f"500x100, params $N(0, 0.1^2)$, {pairs} pairs", fontsize=10)
     keep({"as_printed": "65.4 % of tau <= 10 by Algorithm 3", "runs": rows}, "meeting_times_untrained", out)
     save(axes, "meeting_times_untrained.png", out)
 
 
-def timed(rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict) -> dict[str, tuple]:
+def timed(
+    rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict, repeats: int = REPEATS
+) -> dict[str, tuple]:
     """Outcome and seconds (minimum of interleaved runs) by coupling."""
     pair = random.key_pair(jax.random.key(3))
 
@@ -95,7 +97,7 @@ def timed(rbm: ebmpp.FactorGraph, params: dict, start: dict, names: dict) -> dic
         target = Target(rbm, params)
         return run_pairs(target, moves, EnergyGradient(), DEFAULT_SLOTS, start, start, pair, ONE)
 
-    found = interleaved({name: lambda c=c: run(c) for name, c in names.items()}, 5)
+    found = interleaved({name: lambda c=c: run(c) for name, c in names.items()}, repeats)
     return {name: (run(c), found[name][1]) for name, c in names.items()}
 
 
@@ -214,6 +216,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS), help=", ".join(EXPERIMENTS))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="d of the orthogonal models")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="of the untrained model")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="of each time on it")
     parser.add_argument("--out", type=Path, default=REPORT, help="folder for pictures")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.experiments) - set(EXPERIMENTS))
@@ -228,6 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     experiments = EXPERIMENTS | {"orthogonal": partial(toy, sizes=args.sizes)}
+    experiments["untrained"] = partial(untrained, pairs=args.pairs, repeats=args.repeats)
     for name in args.experiments:
         begun = time.time()
         experiments[name](args.out)

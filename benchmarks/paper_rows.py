@@ -67,7 +67,7 @@ _ROWS = (
         "the same at the printed rate 0.01, of the mean and of the sum over the 32 rows: CD-1 to CD-20, "
         "discarded draws, costs",
         "benchmarks/bars_and_stripes",
-        (_("--rate 0.01 --name printed --steps 500 --every 250 --only cd1 cd2 truncated --chains 1000"),),
+        (_("--rate 0.01 --name printed --steps 200 --every 50 --only cd1 cd2 truncated --chains 100"),),
         (
             _(
                 "--rate 0.01 --name printed --steps 40000 --every 500 --only cd1 cd2 cd5 cd10 cd20 pcd "
@@ -97,7 +97,7 @@ _ROWS = (
         "a simulated 200x20 model fitted with 100 units: CD-1 to CD-10, PCD, UCD, PCD first; meeting times, "
         "discarded draws, costs",
         "benchmarks/simulated_rbm",
-        (_("--steps 20 --points 2 --temperatures 100 --only cd1 cd2 pcd published pcd_ucd"),),
+        (_("--steps 10 --points 2 --temperatures 100 --only cd1 cd2 pcd_ucd"),),
         (_("--steps 1500 --points 8 --temperatures 1000 --seconds 150 --seeds 0 1 2"),),
         (_(f"--steps 10000 {_TEN}"),),
         smaller("3000 steps of CD-1, PCD and UCD, one seed; CD-2 to CD-10 and figure 9 quick settings alone"),
@@ -108,7 +108,7 @@ _ROWS = (
         ("figure 5",),
         "meeting times on untrained 500x100 models, by coupling",
         "benchmarks/meeting_times",
-        (_("untrained"),),
+        (_("untrained --pairs 50 --repeats 1"),),
         (_("untrained"),),
         (_("untrained"),),
         AS_PRINTED,
