@@ -24,10 +24,6 @@ FAST ?= tests/data/test_data.py tests/core/test_random.py tests/graph/test_graph
 	tests/kernels/test_gibbs.py
 # Everything that draws, under jax's own strictness.
 STRICT ?= tests/core/test_random.py tests/test_strict.py
-# Most of a test is the compiling of programs that then run for milliseconds. XLA's older emitters compile them in half
-# the time (the engine's for a small machine: 6.7 s in place of 13). What is compiled as users have it: test-strict,
-# test-fast and demo. Left out where this XLA does not know the flag.
-QUICK ?= --xla_cpu_use_fusion_emitters=false
 TWO := XLA_FLAGS=--xla_force_host_platform_device_count=2
 # What was compiled once is read from here: tests that ran before take a quarter of the time, and workers share.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebmpp
@@ -73,9 +69,7 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check --python $(BIN)/python
 	$(BIN)/lint-imports --no-logo
-	if XLA_FLAGS="$(QUICK)" $(BIN)/python -c "import jax; jax.devices()" 2>/dev/null; \
-		then export XLA_FLAGS="$$XLA_FLAGS $(QUICK)"; fi; \
-		$(BIN)/python -m pytest $(SPREAD) --ignore=tests/test_strict.py
+	$(BIN)/python -m pytest $(SPREAD) --ignore=tests/test_strict.py
 	$(MAKE) test-strict
 
 # Twice: 64-bit floats and 32-bit data are two dtypes, which strict promotion would refuse. Two devices each time.
