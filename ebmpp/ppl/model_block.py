@@ -126,7 +126,7 @@ class ModelBlock(SiteKernel):
         return f"{made}: {', '.join(told)}"
 
     def __copy__(self) -> "ModelBlock":
-        """The same block, which is not made anew, as it is of a pickle: that cannot be while one is traced."""
+        """The same block, not made anew, as it is of a pickle: that cannot be while one is traced."""
         made = object.__new__(type(self))
         vars(made).update(vars(self))
         return made
