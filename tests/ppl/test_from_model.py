@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from ebmpp import GibbsBlock
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
+from ebmpp.kernels import LongRun
 from ebmpp.ppl import CoupledComposite, composite_expectation, gibbs_fn
 from ebmpp.ppl.sites import Call
 from helpers import assert_law, assert_rows_law
@@ -306,3 +307,16 @@ def test_random_index_structures(data: st.DataObject) -> None:
     block, values = GibbsBlock.from_model(model, ["z"], Y5), latents(model, (Y5,), 1)
     exact = brute_force(Case(model, ("z",), (Y5,), 0), block, values)["z"]
     np.testing.assert_allclose(np.exp(block.log_conditionals(values)["z"]), np.exp(exact), atol=2e-5)
+
+
+def test_a_long_run_of_a_block_alone_makes_the_steps_of_numpyro() -> None:
+    """The kernel is copied where the run is traced, and is not made anew there."""
+    noisy = jnp.asarray(block_tools.NOISY)
+    block = GibbsBlock.from_model(block_tools.model, ["x", "precision"], noisy)
+    options = {"num_warmup": 2, "num_samples": 6, "num_chains": 2, "progress_bar": False}
+    mcmc = MCMC(block, chain_method=jax.vmap, **options)
+    mcmc.run(jax.random.key(0), noisy)
+    long = LongRun(MCMC(block, chain_method=jax.vmap, **options), lambda draw: draw["x"], batch_length=3)
+    made = long.run(jax.random.key(0), noisy)
+    assert np.array_equal(made.last_state.z["x"], mcmc.last_state.z["x"])
+    np.testing.assert_allclose(made.last_state.z["precision"], mcmc.last_state.z["precision"], rtol=1e-5)
