@@ -3,6 +3,7 @@
 """A block of Gibbs that follows from a NumPyro model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -116,7 +117,9 @@ class ModelBlock(SiteKernel):
                 )
 
     def __repr__(self) -> str:
-        made = f"GibbsBlock.from_model({self.posterior.model!r}, {list(self.sites)})"
+        model = self.posterior.model
+        name = model.__qualname__ if isinstance(model, FunctionType) else repr(model)
+        made = f"GibbsBlock.from_model({name}, {list(self.sites)})"
         laws = self.conditionals
         told = [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
         if laws is not None:
@@ -126,7 +129,7 @@ class ModelBlock(SiteKernel):
         return f"{made}: {', '.join(told)}"
 
     def __copy__(self) -> "ModelBlock":
-        """The same block, not made anew, as it is of a pickle: that cannot be while one is traced."""
+        """The same block; it is not made anew, as it is of a pickle, which cannot be while one is traced."""
         made = object.__new__(type(self))
         vars(made).update(vars(self))
         return made
