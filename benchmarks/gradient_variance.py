@@ -90,6 +90,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=2000, help="of training")
     add("--points", type=int, default=20, help="of training: where variances are taken")
     add("--rate", type=float, default=0.2, help="of training")
+    add("--truth", type=int, default=20, help="of training: latent units of the true model")
     add("--seconds", type=float, default=math.inf, help="for one run of training")
     add("--out", type=Path, default=Path("benchmarks/report"))
     add("--draw", action="store_true", help="run nothing; draw the table that there is")
@@ -289,7 +290,7 @@ def draw_along(runs: list[dict[str, Any]], path: Path) -> None:
 
 def training(args: argparse.Namespace) -> None:
     """Figure 12."""
-    truth, runs = simulated_rbm.parse(["--rows", str(_CHAINS)]), []
+    truth, runs = simulated_rbm.parse(["--rows", str(_CHAINS), "--truth", str(args.truth)]), []
     rows = simulated_rbm.simulate(truth)[0]["log_likelihood"]
     for seed in args.seeds:
         runs += [follow(method, seed, rows, args) for method in args.only]

@@ -107,7 +107,7 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
         particles=args.particles,
         temperatures=args.temperatures,
         seed=seed,
-        known=known | {"data": datasets.tag(args.data), "latent": args.latent},
+        known=known | {"data": datasets.tag(args.data), "visible": train.shape[1], "latent": args.latent},
         seconds=args.seconds,
     )
     ended = watch.train(
@@ -204,7 +204,7 @@ def draw(rows: list[dict[str, Any]], experiment: Experiment, path: Path) -> None
     figure, axes = style.grid(len(panels), (5.2, 3.8), ncols=2)
     shown: dict[str, dict[str, Any]] = {}
     for method, own in grouped.items():
-        panel, _, label = method.rpartition(": ") if split else ("", "", method)
+        panel, _, label = method.partition(": ") if split else ("", "", method)
         look = shown.setdefault(label, style.look(len(shown)) | {"marker": style.marker(len(shown))})
         look = look | {"label": label, "markersize": 4, "linewidth": 1.4, "markerfacecolor": "none"}
         for ax, name in zip(axes, panels, strict=True):
@@ -250,8 +250,9 @@ def report(args: argparse.Namespace) -> None:
             for name, own in runs.items()
             for seed, one in own.items()
         ]
-        latent = int(next(iter(next(iter(runs.values())).values())).attrs["latent"])
-        made = {"as_printed": experiment.printed, "latent": latent, "runs": rows}
+        known = next(iter(next(iter(runs.values())).values())).attrs
+        made = {"as_printed": experiment.printed, "data": known["data"], "runs": rows}
+        made |= {"size": f"{known['visible']}x{known['latent']}"}
         kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         printed = {m.label: m.minutes for m in experiment.methods.values() if m.minutes is not None}
         print(table(rows), costs(rows, printed), sep="\n\n")
@@ -259,8 +260,9 @@ def report(args: argparse.Namespace) -> None:
     elif not kept.exists():
         raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
     made = json.loads(kept.read_text(encoding="utf-8"))
-    size = f"x{made.get('latent', experiment.latent)}"
-    experiment = experiment._replace(title=experiment.title.replace(f"x{experiment.latent}", size))
+    size = made.get("size", f"784x{experiment.latent}")
+    told = experiment.title.replace(f"784x{experiment.latent}", f"{size} on {made.get('data', 'mnist')}")
+    experiment = experiment._replace(title=told)
     draw(made["runs"], experiment, kept.with_suffix(".png"))
     print(f"wrote {kept.with_suffix('.png')}" + (f" and {kept}" if runs else f" of the numbers in {kept}"))
 

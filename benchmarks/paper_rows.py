@@ -97,7 +97,7 @@ _ROWS = (
         "a simulated 200x20 model fitted with 100 units: CD-1 to CD-10, PCD, UCD, PCD first; meeting times, "
         "discarded draws, costs",
         "benchmarks/simulated_rbm",
-        (_("--steps 10 --points 2 --temperatures 100 --only cd1 cd2 pcd_ucd"),),
+        (_("--steps 10 --points 2 --temperatures 30 --only cd1 pcd_ucd --visible 20 --latent 8 --truth 5"),),
         (_("--steps 1500 --points 8 --temperatures 1000 --seconds 150 --seeds 0 1 2"),),
         (_(f"--steps 10000 {_TEN}"),),
         smaller("3000 steps of CD-1, PCD and UCD, one seed; CD-2 to CD-10 and figure 9 quick settings alone"),
@@ -119,7 +119,7 @@ _ROWS = (
         ("figure 12",),
         "variance of the gradient of b, c and W along training, and its cost",
         "benchmarks/gradient_variance",
-        (_("training --steps 10 --points 2 --repeats 3"),),
+        (_("training --steps 10 --points 2 --repeats 3 --truth 5 --only cd1 published"),),
         (_("training --steps 1000 --points 10 --repeats 10 --seconds 100 --seeds 0 1 2"),),
         (_(f"training --steps 10000 --points 100 --repeats 20 {_TEN}"),),
         smaller(_NEW),

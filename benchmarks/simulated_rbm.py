@@ -71,7 +71,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rate", type=float, default=0.2)
     add("--rows", type=int, default=1000)
     add("--visible", type=int, default=200)
-    add("--latent", type=int, default=100, help="of the fitted model; the truth has 20")
+    add("--latent", type=int, default=100, help="of the fitted model")
+    add("--truth", type=int, default=20, help="latent units of the true model, whose states are enumerated")
     add("--particles", type=int, default=100)
     add("--temperatures", type=int, default=3000)
     add("--seconds", type=float, default=math.inf, help="for one run")
@@ -103,7 +104,7 @@ def stages(method: str, steps: int, rate: float) -> list[Stage]:
 
 def simulate(args: argparse.Namespace, seed: int = 0) -> tuple[dict[str, jax.Array], dict[str, float]]:
     """Rows of the truth to train on and held out, and its exact log-likelihood a row of both."""
-    truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(20))
+    truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.truth))
     weights, draws = jax.random.split(jax.random.key(seed))
     generator = np.random.default_rng(seed)
     params = jax.tree.map(
