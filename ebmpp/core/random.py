@@ -96,7 +96,11 @@ def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {
 def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     """Uniforms on [0, 1) from random words, in steps of 2**-24 (jax's own take steps of 2**-23)."""
     # A signed 24-bit integer converts to float in one instruction; an unsigned word does not.
-    return (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
+    u = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
+    # On a CPU the root of a square is the number itself, to the last bit. XLA copies what is cheap into every
+    # fusion that reads it, and takes a hash to be cheap and a root not: without it a coupled layer hashed its
+    # words five times for three, and compiled as much more.
+    return lax.sqrt(u * lax.optimization_barrier(u)) if jax.default_backend() == "cpu" else u
 
 
 def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:

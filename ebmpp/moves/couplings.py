@@ -143,14 +143,14 @@ def attempt(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial
     if not stalls(kind):
         x, y, together = _unconditional(graph, blocks, kind, etas, trial.keys)
         accepted = jnp.ones(len(trial.keys), bool)
-        attempt_ = Attempt(x, y, accepted, accepted, ~accepted, together)
+        # Else such a row would be accepted with a law that does not exist.
+        inside = [_all(graph.families[b].in_domain(eta[b])) for eta in etas for b in blocks]
+        attempt_ = Attempt(x, y, accepted, accepted, ~jnp.stack(inside).all(0), together)
     else:
         attempt_ = _maximal(graph, blocks, kind, etas, trial)
     y = {b: where_rows(trial.same, attempt_.x[b], attempt_.y[b]) for b in blocks}
     together = {b: attempt_.together[b] | trial.same for b in blocks}
-    # Such a row would be accepted with a law that does not exist, or stall for ever.
-    inside = [_all(graph.families[b].in_domain(eta[b])) for eta in etas for b in blocks]
-    return attempt_._replace(y=y, broken=attempt_.broken | ~jnp.stack(inside).all(0), together=together)
+    return attempt_._replace(y=y, together=together)
 
 
 def _unconditional(
@@ -199,10 +199,12 @@ def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, tria
     log_u = jnp.log(random.uniform(words[:, -3:]))
     families = {b: graph.families[b] for b in blocks}
     log_ratio = LogRatio(families, *etas)
-    ratio = lambda x: log_ratio({b: f.statistics(x[b]) for b, f in families.items()})
+    statistics = lambda x: {b: f.statistics(x[b]) for b, f in families.items()}
+    ratio = lambda x: log_ratio(statistics(x))
 
     shared = draw_rows(graph, blocks, etas[0], words[:, :each])
-    together = first & ((log_u[:, 0] <= ratio(shared)) | same)
+    at_shared = log_ratio.checked(statistics(shared), same)
+    together = first & (log_u[:, 0] <= at_shared)
     residual = words[:, each : each + rest]
     if independent:
         # The refused x is itself a draw of the leading residual; only the follower is still to be drawn.
@@ -216,7 +218,8 @@ def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, tria
         x = {b: where_rows(together, shared[b], x[b]) for b in blocks}
     accept_y = log_u[:, 2] > -ratio(own)
     y = {b: where_rows(together, shared[b], own[b]) for b in blocks}
-    broken = ~log_ratio.finite & ~same
+    # A row with a law that does not exist would be accepted all the same, or stall for ever.
+    broken = ~jnp.isfinite(at_shared)
     accept = together | accept_x, together | accept_y
     return Attempt(x, y, *accept, broken, dict.fromkeys(blocks, together))
 

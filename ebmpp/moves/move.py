@@ -120,7 +120,9 @@ def flat(z: Chains) -> Blocks:
 
 def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
     """Whether the two chains have equal values of a block, row by row."""
-    return (z[0] == z[1]).reshape(z.shape[1], -1).all(-1)
+    # counted: XLA makes three kernels of a reduction of truths, and one of a sum
+    differ = (z[0] != z[1]).reshape(z.shape[1], -1)
+    return differ.astype(jnp.result_type(float)).sum(-1) == 0
 
 
 def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, made: Attempt, done: Which) -> Flags:
@@ -144,7 +146,8 @@ def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, made: A
 
 def copied(z: Chains, flags: Flags) -> Blocks:
     """Both chains, the following one with the leading one's values of the blocks on which they agree."""
-    return {b: v.at[1].set(where_rows(flags[b].all(-1), v[0], v[1])) for b, v in z.items()}
+    alike = lambda v, same: same.reshape(1, -1, *(1,) * (v.ndim - 2))
+    return {b: jnp.where(alike(v, flags[b].all(-1)), v[:1], v) for b, v in z.items()}
 
 
 def _settled(z: Chains, flags: Flags) -> Blocks:

@@ -15,7 +15,6 @@ What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: B
 
 import dataclasses
 from functools import partial
-import math
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxtyping import Integer, UInt32
@@ -31,7 +30,7 @@ from ebmpp.graph.states import Given
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
 from ebmpp.moves.target import Target
-from ebmpp.sampling.slots import Jobs, Slots, first_size, stage_sizes
+from ebmpp.sampling.slots import Jobs, Packed, Slots, Stage, first_size, stages
 
 #: Trials that a draw may take for each of ``max_sweeps``: a pair that stalls is to be stopped by it too.
 _TRIALS_A_SWEEP = 1024
@@ -68,7 +67,8 @@ class Window(NamedTuple):
     def correction(self, t: Array) -> Array:
         """Weight of f(X_t) - f(Y_{t - lag}) while the pair is unmet."""
         back = jnp.maximum(self.lag, t - self.m)
-        count = (t - self.k) // self.lag - (back + self.lag - 1) // self.lag + 1
+        # whole and, where they count, not negative: no need of Python's rounding, which takes ten kernels
+        count = lax.div(t - self.k, self.lag) - lax.div(back + self.lag - 1, self.lag) + 1
         return jnp.where(t >= self.k + self.lag, count, 0)
 
 
@@ -89,7 +89,7 @@ class Outcome(NamedTuple):
 
 
 class _Run(NamedTuple):
-    slots: Slots
+    slots: Packed
     total: Any
     meeting_time: Array
     taken: Array  # how many jobs of the queue have been started
@@ -104,6 +104,11 @@ class _Count(NamedTuple):
     proposals: Array
     taken: Array
     broken: Array  # pairs
+
+    def plus(self, tally: "_Count") -> "_Count":
+        """With what was counted slot by slot: one reduction for all."""
+        counted = jnp.stack([n.astype(jnp.float32) for n in tally]).sum(-1)
+        return _Count(*(jnp.stack(self) + counted))
 
 
 class _Job(NamedTuple):
@@ -241,42 +246,51 @@ class _Engine:
 
     def in_slots(self, jobs: Jobs, total: Any, meeting_time: Array, count: _Count, size: int) -> _Run:
         """All jobs through slots of ``size``, then through fewer and fewer when few are left."""
-        slots = Slots.empty(jobs, size)
-        run = _Run(slots, total, meeting_time, jnp.zeros((), jnp.int32), count)
-        run = self._refill(run, jobs)
-        sizes = stage_sizes(size, self._work(jobs))
-        for stage, (size, smaller) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True)):
+        slots, taken = Slots.empty(jobs, size).fill(jobs, jnp.zeros((), jnp.int32), self.window.lag)
+        run = _Run(slots.pack(), total, meeting_time, taken, count)
+        for number, stage in enumerate(stages(size)):
             # only the first stage takes new jobs: it ends when none waits
-            run = self._stage(run, jobs, size, smaller, refills=stage == 0)
-            run = run._replace(slots=run.slots.compact(smaller))
+            run = self._stage(run, jobs, stage, refills=number == 0)
         return run
 
-    def _work(self, jobs: Jobs) -> int:
-        """Params, and sixteen words of a hash for each unit: what a sweep of one pair touches, roughly."""
-        units = sum(math.prod(v.shape[2:]) for v in jobs.starts.values())
-        return sum(leaf.size for leaf in jax.tree.leaves(self.target.params)) + 16 * units
-
-    def _stage(self, run: _Run, jobs: Jobs, size: int, smaller: int, refills: bool) -> _Run:
-        repeats = max(1, _FLUSH_ROWS // (2 * size))
-
+    def _stage(self, run: _Run, jobs: Jobs, stage: Stage, refills: bool) -> _Run:
         def going(run: _Run) -> Array:
             waits = refills & (run.taken < jobs.waiting)
-            return waits | (run.slots.active.sum() > smaller)
+            return waits | (run.slots.live() > stage.until)
 
-        def block(run: _Run) -> _Run:
-            run, states, weights, owners = self._sweeps(run, jobs, repeats, refills)
-            return run._replace(total=self._add(run.total, states, weights, owners))
+        def chunks(run: _Run) -> _Run:
+            run = run._replace(slots=run.slots.compact(stage.size))
+            count = (run.slots.live() + stage.chunk - 1) // stage.chunk
+            return lax.fori_loop(0, count, chunk, run)
 
-        return lax.while_loop(going, block, run)
+        def chunk(number: Array, run: _Run) -> _Run:
+            slots, start = run.slots, number * stage.chunk
+            part = self._block(run._replace(slots=slots.part(start, stage.chunk)), jobs, refills=False)
+            return part._replace(slots=slots.put(start, part.slots))
+
+        if len(run.slots.numbers[0]) > stage.size:
+            run = run._replace(slots=run.slots.compact(stage.size))
+        if stage.chunk < stage.size:
+            return lax.while_loop(going, chunks, run)
+        return lax.while_loop(going, lambda run: self._block(run, jobs, refills), run)
+
+    def _block(self, run: _Run, jobs: Jobs, refills: bool) -> _Run:
+        """As many sweeps as a weighted product takes well, and their states added to the sum."""
+        repeats = max(1, _FLUSH_ROWS // (2 * len(run.slots.numbers[0])))
+        run, states, weights, owners = self._sweeps(run, jobs, repeats, refills)
+        return run._replace(total=self._add(run.total, states, weights, owners))
 
     def _sweeps(self, run: _Run, jobs: Jobs, repeats: int, refills: bool) -> tuple:
         """``repeats`` sweeps, and their states, weights and numbers of jobs as rows."""
 
         def one(run: _Run, _: None) -> tuple[_Run, tuple]:
-            run, weights = self._book(self._sweep(run, jobs.keys))
+            slots, tally = self._sweep(run.slots.unpack(), jobs.keys)
+            slots, meeting_time, weights, moves = self._book(slots, run.meeting_time)
             # the states that count are those before a slot takes its next job
-            counted = run.slots.z, weights, jnp.stack([run.slots.job, run.slots.job])
-            return (self._refill(run, jobs) if refills else run), counted
+            counted = slots.z, weights, jnp.stack([slots.job, slots.job])
+            slots, taken = slots.fill(jobs, run.taken, self.window.lag) if refills else (slots, run.taken)
+            count = run.count.plus(tally._replace(moves=moves))
+            return _Run(slots.pack(), run.total, meeting_time, taken, count), counted
 
         if repeats == 1:
             run, counted = one(run, None)
@@ -286,22 +300,32 @@ class _Engine:
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
         return run, rows, weights.reshape(-1), owners.reshape(-1)
 
-    def _sweep(self, run: _Run, keys: Array) -> _Run:
-        """One attempt at each part of each move, in order; a row that is refused stalls at its part."""
-        keys = random.fold_in(keys[run.slots.job], run.slots.t + 1)
+    def _sweep(self, slots: Slots, keys: Array) -> tuple[Slots, _Count]:
+        """One attempt at each part of each move, in order; a row that is refused stalls at its part.
+
+        :return: the slots, and what is to be counted, slot by slot.
+        """
+        keys = random.fold_in(keys[slots.job], slots.t + 1)
         # from what the loop carries, which has the same bits wherever it is read
-        run = run._replace(slots=run.slots._replace(z=copied(run.slots.z, run.slots.same)))
-        target = self.target.take(run.slots.job)
+        slots = slots._replace(z=copied(slots.z, slots.same))
+        target, tally = self.target.take(slots.job), _Count(*(jnp.zeros_like(slots.job),) * 5)
         for start, move in zip(self.offsets, self.moves, strict=False):
-            prepared = move.prepare(target, run.slots.z)
+            prepared = move.prepare(target, slots.z)
             step = partial(self._step, target=target, move=move, prepared=prepared, start=start, keys=keys)
-            run = each_part(move.num_parts(target.graph), step, run)
-        return run
+            slots, tally = each_part(move.num_parts(target.graph), step, (slots, tally))
+        return slots, tally
 
     def _step(
-        self, part: Any, run: _Run, target: Target, move: Move, prepared: Any, start: int, keys: Keys
-    ) -> _Run:
-        slots, index = run.slots, start + part
+        self,
+        part: Any,
+        carry: tuple[Slots, _Count],
+        target: Target,
+        move: Move,
+        prepared: Any,
+        start: int,
+        keys: Keys,
+    ) -> tuple[Slots, _Count]:
+        (slots, tally), index = carry, start + part
         at = slots.active & (slots.move == index)
         trial = Trial(
             random.fold_in(keys, index, slots.trial),
@@ -315,7 +339,7 @@ class _Engine:
         tried = move.attempt(target, focused, slots.z, trial)
         take = at[None] & ~slots.accepted & jnp.stack([tried.accept_x, tried.accept_y])
         accepted = slots.accepted | take
-        ready = at & accepted.all(0)
+        ready = at & accepted[0] & accepted[1]
         late = at & ~ready & (slots.trial + 1 >= self.most_trials)
         broken = at & (tried.broken | late)
         z = dict(slots.z)
@@ -331,39 +355,33 @@ class _Engine:
             accepted=jnp.where(ready, False, accepted),
             active=slots.active & ~broken,
         )
-        one = jnp.float32
-        count = run.count
-        count = count._replace(
-            attempts=count.attempts + at.sum().astype(one), broken=count.broken + broken.sum().astype(one)
-        )
+        tally = tally._replace(attempts=tally.attempts + at, broken=tally.broken + broken)
         if move.proposes:
-            taken = jnp.where(at, tried.taken, 0).sum().astype(jnp.float32)
-            made = count.proposals + 2 * move.proposes * at.sum().astype(jnp.float32)
-            count = count._replace(proposals=made, taken=count.taken + taken)
-        return run._replace(slots=slots, count=count)
+            tally = tally._replace(
+                proposals=tally.proposals + jnp.where(at, 2 * move.proposes, 0),
+                taken=tally.taken + jnp.where(at, tried.taken, 0),
+            )
+        return slots, tally
 
-    def _book(self, run: _Run) -> tuple[_Run, Array]:
-        """Advance the clock of finished sweeps, weigh their states, and retire pairs that are done."""
-        slots, count = run.slots, run.count
+    def _book(self, slots: Slots, meeting_time: Array) -> tuple[Slots, Array, Array, Array]:
+        """Advance the clock of finished sweeps, weigh their states, and retire pairs that are done.
+
+        :return: the slots, the meeting times, the weights, and the moves that each slot has made.
+        """
         moved = slots.active & (slots.move == self.offsets[-1])
         t = slots.t + moved.astype(slots.t.dtype)
         met = agree(slots.same, self.free, len(t))
         weights = jnp.where(moved, self._weights(t, met), 0)
-        newly = moved & met & (run.meeting_time[slots.job] < 0)
-        where = jnp.where(newly, slots.job, len(run.meeting_time))  # out of range: dropped
-        meeting_time = run.meeting_time.at[where].set(t, mode="drop")
+        newly = moved & met & (meeting_time[slots.job] < 0)
+        where = jnp.where(newly, slots.job, len(meeting_time))  # out of range: dropped
+        meeting_time = meeting_time.at[where].set(t, mode="drop")
         late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         # a pair that has met goes on to m: stopped before, it would lack what the window still counts
         done = moved & jnp.where(met, t >= self.window.m, late)
         slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
-        count = count._replace(moves=count.moves + moved.sum().astype(jnp.float32) * self.offsets[-1])
-        return run._replace(slots=slots, meeting_time=meeting_time, count=count), weights
-
-    def _refill(self, run: _Run, jobs: Jobs) -> _Run:
-        slots, taken = run.slots.fill(jobs, run.taken, self.window.lag)
-        return run._replace(slots=slots, taken=taken)
+        return slots, meeting_time, weights, jnp.where(moved, self.offsets[-1], 0)
 
 
 def _finite(params: Any) -> Array:
-    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
-    return jnp.stack([jnp.array(True), *finite]).all()
+    # 0 times what is not finite is not a number
+    return jnp.isfinite(sum((0 * leaf).sum() for leaf in jax.tree.leaves(params)))

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots: the places in which coupled pairs run, and the queue of pairs that they take from."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Int32
 
 import jax
 from jax import Array, lax
@@ -13,17 +14,13 @@ import jax.numpy as jnp
 from ebmpp.core.types import Chains, Counts, Keys, Which
 from ebmpp.moves.move import Flags
 
-# Each stage of the tail takes some 1.6 s to compile. At 784x1000, where a pair takes 37 sweeps and the last
-# 1389, stages of 64, 32, 16 and 4 slots take 1.8 s; ending at 8 costs 15 % more, a stage of 8 gains nothing.
-_HALVE_ABOVE, _STOP_AT = 16, 4
-#: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another, and 64 leave one stage fewer.
+#: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another.
 _SLOTS = 64
+#: Slots that the tail sweeps at a time, on a CPU: see :func:`stages`.
+_CHUNK = 8
 # On an accelerator a sweep of fewer than some 500 rows is all launches: by compiling for one, not measured on
 # one, arithmetic of 0.1 ms at 784x500 beside 0.25 ms of launches with 1024 slots.
 _ACCELERATED_SLOTS, _ACCELERATED_STOP = 4096, 256
-# Stages of 64, 16 and 4 compile in three quarters of the time. They take as long at 200x100 (46.6 ms, 46.2),
-# 4 % longer at 784x500, and 2.5 ms longer at 16x16 with a heavy tail: right where a sweep is nearly nothing.
-_SMALL = 2**15
 
 
 class Jobs(NamedTuple):
@@ -61,10 +58,14 @@ class Slots(NamedTuple):
     @classmethod
     def empty(cls, jobs: Jobs, size: int) -> "Slots":
         """``size`` slots in which nothing runs."""
-        zeros, off = jnp.zeros(size, jnp.int32), jnp.zeros(size, bool)
         z = {b: jnp.zeros((2, size, *v.shape[2:]), v.dtype) for b, v in jobs.starts.items()}
         same = {b: jnp.zeros((size, s.shape[1]), bool) for b, s in jobs.same.items()}
-        return cls(z, same, zeros, zeros, zeros, zeros, jnp.zeros((2, size), bool), off)
+        return Packed(z, same, jnp.zeros((7, size), jnp.int32)).unpack()
+
+    def pack(self) -> "Packed":
+        """What a loop carries, in few arrays."""
+        numbers = (self.job, self.t, self.move, self.trial, *self.accepted, self.active)
+        return Packed(self.z, self.same, jnp.stack([n.astype(jnp.int32) for n in numbers]))
 
     def fill(self, jobs: Jobs, started: Array, lag: Array) -> tuple["Slots", Array]:
         """Give the next jobs of the queue to idle slots.
@@ -100,19 +101,43 @@ class Slots(NamedTuple):
         loaded = load(self) if accelerated() else lax.cond(take.any(), load, lambda slots: slots, self)
         return loaded, started + take.sum(dtype=jnp.int32)
 
-    def compact(self, size: int) -> "Slots":
-        """The live slots, in ``size`` places."""
-        keep = jnp.argsort(~self.active, stable=True)[:size]
-        return self._replace(
-            z={b: v[:, keep] for b, v in self.z.items()},
-            same={b: v[keep] for b, v in self.same.items()},
-            job=self.job[keep],
-            t=self.t[keep],
-            move=self.move[keep],
-            trial=self.trial[keep],
-            accepted=self.accepted[:, keep],
-            active=self.active[keep],
-        )
+
+class Packed(NamedTuple):
+    """Slots, their numbers in one array: each that a loop carries or compacts is a kernel to compile."""
+
+    z: Chains
+    same: Flags
+    numbers: Int32[Array, "7 rows"]
+
+    def unpack(self) -> Slots:
+        """The slots."""
+        job, t, move, trial, *truths = self.numbers
+        accepted_x, accepted_y, active = (n > 0 for n in truths)
+        return Slots(self.z, self.same, job, t, move, trial, jnp.stack([accepted_x, accepted_y]), active)
+
+    def live(self) -> Array:
+        """How many run."""
+        return self.numbers[-1].sum(dtype=jnp.int32)
+
+    def compact(self, size: int) -> "Packed":
+        """The live slots, in the first of ``size`` places."""
+        keep = jnp.argsort(1 - self.numbers[-1], stable=True)[:size]
+        return self._each(lambda a, axis: jnp.take(a, keep, axis=axis))
+
+    def part(self, start: Array, size: int) -> "Packed":
+        """``size`` slots from ``start`` on."""
+        return self._each(lambda a, axis: lax.dynamic_slice_in_dim(a, start, size, axis))
+
+    def put(self, start: Array, part: "Packed") -> "Packed":
+        """All slots, those from ``start`` on replaced."""
+        update = lambda a, b, axis: lax.dynamic_update_slice_in_dim(a, b, start, axis)
+        z = {b: update(v, part.z[b], 1) for b, v in self.z.items()}
+        same = {b: update(s, part.same[b], 0) for b, s in self.same.items()}
+        return Packed(z, same, update(self.numbers, part.numbers, 1))
+
+    def _each(self, change: Callable[[Array, int], Array]) -> "Packed":
+        z = {b: change(v, 1) for b, v in self.z.items()}
+        return Packed(z, {b: change(s, 0) for b, s in self.same.items()}, change(self.numbers, 1))
 
 
 def accelerated() -> bool:
@@ -127,21 +152,33 @@ def first_size(num_slots: int | None, num_jobs: int) -> int:
     """
     if num_slots is None:
         num_slots = _ACCELERATED_SLOTS if accelerated() else _SLOTS
-    return min(num_slots, max(_STOP_AT, 1 << (num_jobs - 1).bit_length()))
+    return min(num_slots, 1 << (num_jobs - 1).bit_length())
 
 
-def stage_sizes(size: int, work: int) -> list[int]:
-    """How many slots run, as fewer and fewer pairs are left.
+class Stage(NamedTuple):
+    """A loop over slots, as long as more than ``until`` of them are live."""
 
-    :param size: at first.
-    :param work: numbers that a sweep of one pair touches, roughly.
+    size: int
+    chunk: int
+    """How many are swept at once; fewer than ``size``: only as many chunks as are live."""
+    until: int
+
+
+def stages(size: int) -> list[Stage]:
+    """The loops that pairs go through; only the first takes new ones.
+
+    On a CPU each loop takes more than a second to compile, so there are two: all slots at once, and, when
+    half of them are idle, the live ones in chunks, of which there are fewer and fewer. On an accelerator a
+    loop within a loop would wait for the host; there each is a quarter of the one before.
+
+    :param size: slots at first.
     """
-    sizes, stop = [size], _ACCELERATED_STOP if accelerated() else _STOP_AT
-    if accelerated() or work <= _SMALL:
-        while sizes[-1] >= 4 * stop:
+    if accelerated():
+        sizes = [size]
+        while sizes[-1] >= 4 * _ACCELERATED_STOP:
             sizes.append(sizes[-1] // 4)
-        return sizes
-    while sizes[-1] > stop:
-        smaller = sizes[-1] // (2 if sizes[-1] > _HALVE_ABOVE else 4)
-        sizes.append(max(stop, smaller))
-    return sizes
+        return [Stage(n, n, until) for n, until in zip(sizes, (*sizes[1:], 0), strict=True)]
+    if size <= _CHUNK:
+        return [Stage(size, size, 0)]
+    half = -(-size // (2 * _CHUNK)) * _CHUNK
+    return [Stage(size, size, half), Stage(half, _CHUNK, 0)]

@@ -70,6 +70,13 @@ def test_the_ranges_of_uniforms() -> None:
     assert high < 1, "1 would become an infinite Gaussian draw"
 
 
+def test_every_uniform_is_its_word() -> None:
+    """All of them: that the root of a square is the number itself is a fact of rounding, and to be held."""
+    every = np.arange(2**24, dtype=np.uint32)
+    uniforms = jax.jit(random.uniform)(every << 8)
+    np.testing.assert_array_equal(uniforms, (every * 2.0**-24).astype(uniforms.dtype))
+
+
 def test_uniforms_are_uniform_and_bits_are_fair(pairs: jax.Array) -> None:
     drawn = np.asarray(random.words(pairs[0], 2**16))
     counts = np.bincount((np.asarray(random.uniform(drawn)) * 64).astype(int), minlength=64)

@@ -243,17 +243,24 @@ def test_slots_change_nothing(window: tuple[int, int, int]) -> None:
         np.testing.assert_array_equal(flat(other.total), flat(made[0].total))  # whole numbers
 
 
-@pytest.mark.slow
-def test_stages_of_large_models_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 3, 8, 9, 64, 100])
+def test_stages_end_with_every_pair(size: int) -> None:
+    sizes = slots.stages(size)
+    assert sizes[0].size == size and sizes[-1].until == 0
+    for before, after in itertools.pairwise(sizes):
+        assert before.until <= after.size and after.size % after.chunk == 0
+
+
+@pytest.mark.parametrize("chunk", [2, 32])
+def test_chunks_of_the_tail_change_nothing(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     graph, params = model("rbm")
-    few = run(graph, params, 5, (2, 6, 3))
-    assert slots.stage_sizes(64, 100) == [64, 16, 4] and slots.stage_sizes(64, 10**6) == [64, 32, 16, 4]
-    monkeypatch.setattr(slots, "_SMALL", 0)
+    usual = run(graph, params, 5, (2, 6, 3), num_slots=16)
+    monkeypatch.setattr(slots, "_CHUNK", chunk)
     run_pairs.clear_cache()
-    many = run(graph, params, 5, (2, 6, 3))
+    other = run(graph, params, 5, (2, 6, 3), num_slots=16)
     run_pairs.clear_cache()
-    np.testing.assert_array_equal(few.meeting_time, many.meeting_time)
-    np.testing.assert_array_equal(flat(few.total), flat(many.total))
+    np.testing.assert_array_equal(usual.meeting_time, other.meeting_time)
+    np.testing.assert_array_equal(flat(usual.total), flat(other.total))
 
 
 def test_many_slots_and_no_small_stage_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +268,8 @@ def test_many_slots_and_no_small_stage_on_an_accelerator(monkeypatch: pytest.Mon
     few = run(graph, params, 5, (2, 6, 3), num_slots=16)
     assert slots.first_size(None, 10**6) == 64
     monkeypatch.setattr(slots, "accelerated", lambda: True)
-    assert slots.first_size(None, 10**6) == 4096 and slots.stage_sizes(4096, 10**6) == [4096, 1024, 256]
+    assert slots.first_size(None, 10**6) == 4096
+    assert [stage[:2] for stage in slots.stages(4096)] == [(4096, 4096), (1024, 1024), (256, 256)]
     run_pairs.clear_cache()
     many = run(graph, params, 5, (2, 6, 3), num_slots=16)  # slots are loaded without a branch
     run_pairs.clear_cache()
