@@ -79,7 +79,7 @@ def draw_rows(graph: Families, blocks: Iterable[str], eta: Rows, words: Array) -
     return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
 
 
-def draw_part(view: parts.View, eta: Blocks, keys: Keys) -> Blocks:
+def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
     """The same of the units of a part, by words of the ``keys``."""
     ((block, natural),) = eta.items()
     family = view.families[block]

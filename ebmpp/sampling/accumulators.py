@@ -115,14 +115,16 @@ class Function:
         where, size, rows = jobs if self.rows is None else jobs % self.rows, self.size(), len(weights)
         put = lambda total, value, w, at: total.at[at].add(_weighted(w, value))
         if size >= _WIDE and jax.default_backend() == "cpu":
-            # one by one: XLA adds a value where it belongs as it makes it, a fifth of the time of making all
-            # and scattering them
+            # one by one, those that count: XLA adds a value where it belongs as it makes it, a fifth of the
+            # time of making all and scattering them
+            order = jnp.argsort(weights == 0, stable=True)
 
             def one(i: Array, total: Any) -> Any:
-                made = self.fn({b: v[i] for b, v in x.items()})
-                return jax.tree.map(lambda t, v: put(t, v, weights[i], where[i]), total, made)
+                at = order[i]
+                made = self.fn({b: v[at] for b, v in x.items()})
+                return jax.tree.map(lambda t, v: put(t, v, weights[at], where[at]), total, made)
 
-            return lax.fori_loop(0, rows, one, total)
+            return lax.fori_loop(0, (weights != 0).sum(), one, total)
         each = min(rows, max(1, _MOST_KEPT // max(1, size)))
 
         def some(i: Array, total: Any) -> Any:
