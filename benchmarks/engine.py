@@ -27,7 +27,7 @@ from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.sampling.accumulators import EnergyGradient
+from ebmpp.sampling.accumulators import EnergyGradient, Function
 from ebmpp.sampling.engine import Window, run_pairs
 
 DEFAULT_SLOTS = 64  # on a CPU
@@ -125,13 +125,44 @@ def products(w: Array, rows: Array, count: int) -> Array:
     return lax.fori_loop(0, count, one, rows)
 
 
+def gradient(x: dict) -> dict:
+    """Minus the energy's gradient at one state, as a user writes it: a number a param."""
+    return {**x, "v:h": jnp.outer(x["v"], x["h"])}
+
+
+def of_a_function(recipe: Recipe, repeats: int) -> None:
+    """The mean of :func:`gradient` by sums over blocks of pairs, and the engine's own gradient."""
+    rbm, params, v = trained(recipe)
+    h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
+    start, pair, target = {"v": v, "h": h}, random.key_pair(jax.random.key(2)), Target(rbm, params)
+    moves, state = resolve_moves(rbm, None), tuple((b, a.shape[1:], str(a.dtype)) for b, a in start.items())
+    sums = Function(gradient, state).in_blocks(PAIRS)
+    run = lambda of: run_pairs(target, moves, of, DEFAULT_SLOTS, start, start, pair, ONE)
+    found = interleaved(
+        {
+            "lockstep, the energy's gradient": lambda: lockstep(rbm, moves, params, start, pair),
+            "engine, the energy's gradient": lambda: run(EnergyGradient()),
+            "engine, a function of as many numbers": lambda: run(sums).total,
+        },
+        repeats,
+    )
+    print(f"{sums.size()} numbers of a state, {'a row a pair' if sums.per_job else 'in blocks'}")
+    for name, (first, best) in found.items():
+        ratio = next(iter(found.values()))[1] / best
+        print(f"{name:38} {1e3 * best:8.1f} ms, lockstep over it {ratio:5.1f}, first call {first:5.1f} s")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--function", action="store_true", help="only a mean of as many numbers as params")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--coupling", default=None, help="of every layer; the default one unless given")
     args = parser.parse_args()
+    if args.function:
+        of_a_function(MODELS["200x100"], args.repeats)
+        return
     print(
         f"{'model':12} {'tau mean':>8} {'max':>5} {'engine ms':>10} {'lockstep ms':>12} "
         f"{'ratio':>6} {'of bound':>9} {'compile s':>10}"

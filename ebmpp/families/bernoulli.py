@@ -17,6 +17,17 @@ from ebmpp.core.types import PerUnit, Truths, Words
 from ebmpp.families.family import Family
 
 
+@jax.custom_jvp
+def softplus(eta: PerUnit) -> PerUnit:
+    """log(1 + exp(eta)), whose derivative is one sigmoid: JAX makes a logarithm and two exponentials of it."""
+    return jax.nn.softplus(eta)
+
+
+@softplus.defjvp
+def _softplus_jvp(primals: tuple[PerUnit], tangents: tuple[PerUnit]) -> tuple[PerUnit, PerUnit]:
+    return softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bernoulli(Family):
     """Units in {0, 1} with statistic x.
@@ -35,7 +46,7 @@ class Bernoulli(Family):
     num_words = num_couple_words = 1
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        return jax.nn.softplus(eta)
+        return softplus(eta)
 
     def log_normalizer_difference(self, eta: PerUnit, other: PerUnit) -> PerUnit:
         # One logarithm instead of two softplus: 1.3 to 1.5 times less time a coupled step.

@@ -15,6 +15,7 @@ from jax.scipy.special import gammaln
 
 from ebmpp.core import checks
 from ebmpp.core.types import PerUnit, Values
+from ebmpp.families.bernoulli import softplus
 from ebmpp.families.family import Family, as_float
 
 
@@ -46,7 +47,7 @@ class Binomial(Family):
         return gammaln(n + 1.0) - gammaln(x + 1) - gammaln(n - x + 1)
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        return self.total_count * jax.nn.softplus(eta)
+        return self.total_count * softplus(eta)
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return dist.Binomial(self.total_count, logits=eta)

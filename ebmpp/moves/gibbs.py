@@ -13,8 +13,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.loops import apart, pays
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.graph import FactorGraph, energy, parts
+from ebmpp.moves import halves
 from ebmpp.moves.target import Target
 
 #: All that a draw needs of a graph: its families.
@@ -75,6 +77,23 @@ def draw_rows(graph: Families, blocks: Iterable[str], eta: Rows, words: Array) -
     """Draw ``blocks`` from their families at ``eta``."""
     parts = split_words(graph, blocks, words)
     return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
+
+
+def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
+    """The same of the units of a part, by words of the ``keys``."""
+    ((block, natural),) = eta.items()
+    family = view.families[block]
+    if not pays(len(keys) * family.size):
+        return draw_rows(view, eta, eta, random.words(keys, num_words(view, eta)))
+    units_first = jnp.swapaxes(natural, 0, 1)
+    if halves.suits(family):
+        return {block: halves.draw(family, units_first, keys).T}
+
+    def plain() -> Array:
+        natural = {block: jnp.swapaxes(units_first, 0, 1)}
+        return draw_rows(view, natural, natural, random.words(keys, num_words(view, natural)))[block].T
+
+    return {block: apart(plain).T}
 
 
 def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:

@@ -54,8 +54,9 @@ class Layer(Move):
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
-            own = keys if part is None else random.fold_in(keys, 0, part)
-            return gibbs.draw_rows(view, eta, eta, random.words(own, gibbs.num_words(view, eta)))
+            if part is None:
+                return gibbs.draw_rows(view, eta, eta, random.words(keys, gibbs.num_words(view, eta)))
+            return gibbs.draw_part(view, eta, random.fold_in(keys, 0, part))
 
         return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
 

@@ -77,9 +77,10 @@ def composite_expectation(
     x = _starts(kernel, jax.random.split(rng_key, num_pairs), call)
     sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
     check_function("composite_expectation: fn", fn, sums.state())
+    sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
-    return estimate_from(run_pairs(target, moves, sums, None, x, x, key, asked.window()), asked)
+    return estimate_from(run_pairs(target, moves, sums, None, x, x, key, asked.window()), asked, sums)
 
 
 @partial(jax.jit, static_argnums=0)

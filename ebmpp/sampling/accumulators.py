@@ -4,13 +4,17 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any, ClassVar
+import math
+from typing import Any, ClassVar, Self
+
+from jaxtyping import Bool, Integer
+import numpy as np
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import checks, sharding
 from ebmpp.core.precision import in_full
 from ebmpp.core.types import Counts, PerRow, Rows
 from ebmpp.errors import ArgumentError
@@ -64,35 +68,88 @@ class MarginalGradient(EnergyGradient):
         return jax.tree.map(jnp.add, total, jax.grad(marginal)(target.params))
 
 
+#: Numbers of all pairs together above which sums over blocks of pairs are kept in place of them.
+_MOST_KEPT = 2**22
+BLOCKS = 128  # the error of a standard error by so many is 6 %, and a normal interval of 95 % covers 94.8 %
+_WIDE = 4096  # numbers of a state above which they are added as they are made
+
+
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """The sum of w fn(state), pair by pair, for any ``fn`` from a state to a pytree."""
+    """The sum of w fn(state), pair by pair or over blocks of pairs, for any ``fn`` from a state to a pytree.
+
+    :param rows: of sums: pair ``i`` is in row ``i % rows``; None for a row a pair.
+    """
 
     fn: Callable[[dict[str, Array]], Any]
     blocks: tuple[tuple[str, tuple[int, ...], str], ...]
-    per_job: ClassVar[bool] = True
+    rows: int | None = None
+
+    @property
+    def per_job(self) -> bool:
+        """Whether a pair has a row of its own."""
+        return self.rows is None
 
     def state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What ``fn`` is called with, in shapes."""
         return {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
 
+    def size(self) -> int:
+        """How many numbers ``fn`` returns."""
+        return sum(math.prod(s.shape) for s in jax.tree.leaves(jax.eval_shape(self.fn, self.state())))
+
+    def in_blocks(self, num_pairs: int) -> Self:
+        """The same by blocks of pairs, where a row a pair would be many numbers."""
+        many = num_pairs > BLOCKS and num_pairs * self.size() > _MOST_KEPT
+        return dataclasses.replace(self, rows=BLOCKS) if many else self
+
     def init(self, target: Target, num_jobs: int) -> Any:
-        """Zeros with a leading axis of pairs."""
+        """Zeros with a leading axis of pairs, or of blocks."""
         del target
-        shapes = jax.eval_shape(self.fn, self.state())
-        return jax.tree.map(lambda s: jnp.zeros((num_jobs, *s.shape), jnp.result_type(float)), shapes)
+        shapes, rows = jax.eval_shape(self.fn, self.state()), num_jobs if self.rows is None else self.rows
+        return jax.tree.map(lambda s: jnp.zeros((rows, *s.shape), jnp.result_type(float)), shapes)
 
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
-        """Add each weighted value to its own pair's sum."""
+        """Add each weighted value to the sum of its pair or block."""
         del target
-        values = jax.vmap(self.fn)(dict(x))
+        where, size, rows = jobs if self.rows is None else jobs % self.rows, self.size(), len(weights)
+        put = lambda total, value, w, at: total.at[at].add(_weighted(w, value))
+        if size >= _WIDE and jax.default_backend() == "cpu":
+            # one by one, those that count: XLA adds a value where it belongs as it makes it, a fifth of the
+            # time of making all and scattering them
+            order = jnp.argsort(weights == 0, stable=True)
 
-        def put(total: Array, value: Array) -> Array:
-            w = weights.reshape(-1, *(1,) * (value.ndim - 1))
-            # a weight of zero silences a value that is not finite in a slot that holds no pair
-            return total.at[jobs].add(jnp.where(w == 0, 0.0, w * value.astype(w.dtype)))
+            def one(i: Array, total: Any) -> Any:
+                at = order[i]
+                made = self.fn({b: v[at] for b, v in x.items()})
+                return jax.tree.map(lambda t, v: put(t, v, weights[at], where[at]), total, made)
 
-        return jax.tree.map(put, total, values)
+            return lax.fori_loop(0, (weights != 0).sum(), one, total)
+        each = min(rows, max(1, _MOST_KEPT // max(1, size)))
+
+        def some(i: Array, total: Any) -> Any:
+            at = i * each + jnp.arange(each)
+            w, at = jnp.where(at < rows, weights[at], 0.0), jnp.minimum(at, rows - 1)
+            made = jax.vmap(self.fn)({b: v[at] for b, v in x.items()})
+            return jax.tree.map(lambda t, v: put(t, v, w, where[at]), total, made)
+
+        if each < rows:
+            return lax.fori_loop(0, -(-rows // each), some, total)
+        made = jax.vmap(self.fn)(dict(x))
+        return jax.tree.map(lambda t, v: put(t, v, weights, where), total, made)
+
+    def pairs(self, met: Bool[np.ndarray, "pairs"]) -> Integer[np.ndarray, "rows"]:
+        """How many pairs that met each row is the sum of; with a row for several all of them have."""
+        if self.rows is None:
+            return met.astype(int)
+        number = np.arange(len(met)) % (sharding.share(len(met)) // sharding.width())  # on its device
+        return np.bincount(number % self.rows, minlength=self.rows)
+
+
+def _weighted(weights: Array, value: Array) -> Array:
+    w = weights.reshape(-1, *(1,) * (value.ndim - 1)) if weights.ndim else weights
+    # a weight of zero silences a value that is not finite in a slot that holds no pair
+    return jnp.where(w == 0, 0.0, w * value.astype(w.dtype))
 
 
 def check_function(name: str, fn: Callable[[dict[str, Array]], Any], state: dict[str, Any]) -> None:

@@ -197,7 +197,8 @@ def unbiased_expectation(
         or when one draw takes 1024 trials for each of them; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
         or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
-        not like the others).
+        not like the others). With "raise", and 2^22 numbers of all pairs together or more, sums over 128
+        blocks of pairs are kept in place of a row a pair, whose spread the standard error is by.
     :param num_slots: pairs that run at once, on each device; only speed depends on it. By default as many as
         suit the device: 64 on a CPU, 4096 elsewhere.
     :param mesh: devices to share the pairs, over the mesh's first axis: the pairs are those of one device,
@@ -248,8 +249,9 @@ def unbiased_expectation(
         shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
         window, sums = asked.window(), Function(fn, shapes)
         check_function("unbiased_expectation: fn", fn, sums.state())
+        sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
         made = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(own, 1, 1), window)
-        estimate = estimate_from(made, asked)
+        estimate = estimate_from(made, asked, sums)
     if target.pool is not None:
         if estimate.acceptance < FEW:
             warnings.warn(few_accepted("unbiased_expectation", estimate.acceptance), stacklevel=2)
@@ -343,9 +345,10 @@ def asked_for(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None,
     return Asked(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
 
 
-def estimate_from(outcome: Outcome, asked: Asked) -> UnbiasedEstimate:
+def estimate_from(outcome: Outcome, asked: Asked, sums: Function) -> UnbiasedEstimate:
     """The mean over the pairs that met, and what became of the others.
 
+    :param sums: what the outcome's total is of: a pair or a block of them a row, whose spread is the error.
     :raises UnmetError: when pairs are unmet and ``asked.unmet`` is "raise".
     """
     tau = np.asarray(outcome.meeting_time)
@@ -359,17 +362,18 @@ def estimate_from(outcome: Outcome, asked: Asked) -> UnbiasedEstimate:
                 'pass unmet="drop" to leave them out, which is biased'
             )
         warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=4)
-    used = jnp.asarray(met)
-    count = int(met.sum())
+    pairs, count = sums.pairs(met), int(met.sum())
+    used = int((pairs > 0).sum())
 
-    def mean(h: Array) -> Array:
-        mask = used.reshape(-1, *(1,) * (h.ndim - 1))
-        return jnp.where(mask, h, 0).sum(0) / count
+    def mean(h: Array, of: Callable[[Array, Array], Array]) -> Array:
+        size = jnp.asarray(pairs, h.dtype).reshape(-1, *(1,) * (h.ndim - 1))
+        return jnp.where(size > 0, of(h, size), 0).sum(0) / count
 
     each = jax.tree.map(lambda h: h / (asked.m - asked.k + 1), outcome.total)
-    value = jax.tree.map(mean, each)
-    others = count - 1 if count > 1 else math.nan  # of one pair alone no error is known
-    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean((h - v[None]) ** 2) / others), each, value)
+    value = jax.tree.map(lambda h: mean(h, lambda h, size: h), each)
+    others = count * (used - 1) / used if used > 1 else math.nan  # of one alone no error is known
+    off = lambda v: lambda h, size: (h - size * v[None]) ** 2
+    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean(h, off(v)) / others), each, value)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
     acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)

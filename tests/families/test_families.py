@@ -307,3 +307,14 @@ WRONG = [
 def test_wrong_arguments(make: Callable[[], Family], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_the_mean_of_units_of_two_values_is_one_sigmoid_and_differentiates_on() -> None:
+    eta = jnp.array([-80.0, -3.0, 0.0, 2.0, 80.0])
+    for family, count in ((Bernoulli(5), 1), (Binomial(5, 7), 7)):
+        np.testing.assert_allclose(family.mean(eta), count * jax.nn.sigmoid(eta), rtol=1e-6)
+        curvature = jax.vmap(jax.grad(lambda e, family=family: family.mean(e)))(eta)
+        mean = jax.nn.sigmoid(eta)
+        np.testing.assert_allclose(curvature, count * mean * (1 - mean), rtol=1e-5)
+        np.testing.assert_array_equal(family.log_normalizer(eta), count * jax.nn.softplus(eta))
+        assert "log" not in str(jax.jit(family.mean).lower(eta).as_text()).replace("logistic", "")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.lateral import Split, StatisticsAt
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than looking neighbours up
+_ONE_BY_ONE = 8  # slots
 _WASTE = 2.0  # slots of the neighbour table over the neighbours that there are
 
 
@@ -192,7 +193,7 @@ class Neighbours:
             made = jnp.tensordot(self.split.take(prepared, part), around, 1)
         else:
             table = self._at(part)
-            made = jnp.einsum("ud,ud...->u...", prepared[table.pair], read(table.other))
+            made = _looked_up(prepared, table, read)
             if table.to.shape[-1]:
                 more = prepared[table.more_pair]
                 each = read(table.more_other)
@@ -216,15 +217,25 @@ class Neighbours:
     @functools.cached_property
     def _tables(self) -> list[Adjacency]:
         whole = table(self.split.family.size, self.edges)
-        place = np.zeros(self.split.family.size, np.int64)
-        for units in self.split.units:
-            place[units] = np.arange(len(units))
-        made = []
+        place, made = self.split.place, []
         for number, units in enumerate(self.split.units):
             more = self.split.colors[whole.to] == number
             rest = place[whole.to[more]], whole.more_other[more], whole.more_pair[more]
             made.append(Adjacency(whole.other[units], whole.pair[units], *rest))
         return made
+
+
+def _looked_up(weights: Array, table: Adjacency, read: Callable[[Any], Array]) -> Array:
+    """The sum over the slots of weights times neighbours: one by one where they are few, which XLA makes one
+    loop of, a fifth of the time of a product for each unit.
+    """
+    if table.other.shape[1] > _ONE_BY_ONE:
+        return jnp.einsum("ud,ud...->u...", weights[table.pair], read(table.other))
+    made: Any = 0.0
+    for other, pair in zip(table.other.T, table.pair.T, strict=True):
+        each = read(other)
+        made = made + weights[pair].reshape(-1, *(1,) * (each.ndim - 1)) * each
+    return made
 
 
 def _to_statistics(family: Family, field: Array) -> Array:
