@@ -53,7 +53,7 @@ from ebmpp.moves.target import Target  # noqa: E402
 from ebmpp.sampling import slots  # noqa: E402
 from ebmpp.sampling.accumulators import EnergyGradient  # noqa: E402
 from ebmpp.sampling.engine import Window, run_pairs  # noqa: E402
-from ebmpp.training.loop import estimate_step  # noqa: E402
+from ebmpp.training.steps import estimate_step  # noqa: E402
 
 #: An H200 as XLA wants one described; figures are NVIDIA's.
 H200 = """

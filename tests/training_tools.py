@@ -45,6 +45,14 @@ def numbered(data: Any = ROWS, estimator: Any = Recorder(), **given: Any) -> Fit
     return ebmpp.fit(NUMBERED, data, **settings)
 
 
+def mapped(rows, path):
+    """The same rows in a file."""
+    made = np.memmap(path, mode="w+", dtype=rows.dtype, shape=rows.shape)
+    made[:] = rows
+    made.flush()
+    return np.memmap(path, mode="r", dtype=rows.dtype, shape=rows.shape)
+
+
 def rows_seen(made: Fit) -> np.ndarray:
     """Which rows each step saw, shape (steps, batch)."""
     return _seen(made, "row ").astype(int)

@@ -180,6 +180,11 @@ def processes() -> int:
     return 1 if _concrete() is None else jax.process_count()
 
 
+def alone() -> bool:
+    """Whether there is no mesh: one process, and the device that jax takes."""
+    return _concrete() is None
+
+
 def is_first() -> bool:
     """Whether this process is the one that shows and writes."""
     return processes() == 1 or jax.process_index() == 0

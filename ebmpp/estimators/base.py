@@ -83,6 +83,13 @@ class Estimator(Protocol):
         """For how many steps in a row it needs the same rows."""
         return 1
 
+    @property
+    def together(self) -> bool:
+        """Whether :func:`~ebmpp.fit` may put several steps into one program: a gain for small steps, and a
+        second compilation, which an estimator of coupled pairs is not worth.
+        """
+        return True
+
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
 
@@ -126,6 +133,7 @@ _MEMBERS = (
     "estimate",
     "adopt",
     "steps_per_batch",
+    "together",
     "takes_missing",
     "max_sweeps",
     "limit_name",

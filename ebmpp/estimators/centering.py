@@ -124,6 +124,11 @@ class Centered(Estimator):
         return self.estimator.steps_per_batch
 
     @property
+    def together(self) -> bool:
+        """That of the estimator inside."""
+        return self.estimator.together
+
+    @property
     def max_sweeps(self) -> int | None:
         """That of the estimator inside."""
         return self.estimator.max_sweeps

@@ -78,6 +78,11 @@ class Discriminative(Estimator):
         return 1 if self.generative is None else self.generative.steps_per_batch
 
     @property
+    def together(self) -> bool:
+        """That of the estimator beside."""
+        return self.generative is None or self.generative.together
+
+    @property
     def max_sweeps(self) -> int | None:
         """That of the estimator beside."""
         return None if self.generative is None else self.generative.max_sweeps

@@ -119,7 +119,7 @@ class ParticleUCD(Estimator):
     max_rungs: int = 128
     max_systems: int | None = None
     posterior: UCD = UCD()
-    takes_missing = True
+    takes_missing, together = True, False  # pairs take any time a step
     limit_name = "max_systems"
 
     def __post_init__(self) -> None:

@@ -141,7 +141,7 @@ class UCD(Estimator):
     target_cost: float | None = None
     pool: str = "data"
     pool_size: int = 300
-    takes_missing = True
+    takes_missing, together = True, False  # pairs take any time a step
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)

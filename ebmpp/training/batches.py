@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a training step's rows come from: the device, files on the host, or a stream of batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 import contextlib
 from functools import lru_cache
 import hashlib
@@ -210,6 +210,7 @@ class Stream:
     def __init__(self, graph: FactorGraph, data: Any, batch_size: int | None) -> None:
         self.graph = graph
         batches = data() if callable(data) else data
+        self._own = callable(data)
         if not isinstance(batches, Iterable):
             raise StateError(f"data is a function, and made no batches: it returned {checks.tell(batches)}")
         self._batches: Iterator[Any] = iter(batches)
@@ -238,6 +239,11 @@ class Stream:
                 )
             self._number, self._last = number, self._check(number, given)
         return self._last
+
+    def close(self) -> None:
+        """Let go of what a function has made; an iterator that was given is its owner's."""
+        if self._own and isinstance(self._batches, Generator):
+            self._batches.close()
 
     def identity(self) -> dict[str, Any]:
         """A digest of the first batch."""

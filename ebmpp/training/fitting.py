@@ -29,8 +29,9 @@ from ebmpp.training.batches import Data, as_source
 from ebmpp.training.callbacks import Best, Callback
 from ebmpp.training.checkpoint import Checkpoints, OfProcesses
 from ebmpp.training.identity import monitor_identity
-from ebmpp.training.loop import Loop, State, estimate_step
+from ebmpp.training.loop import Loop
 from ebmpp.training.schedule import Stage, Stages
+from ebmpp.training.steps import State, estimate_step
 from ebmpp.training.trail import Trail, reference, room
 from ebmpp.training.watching import Watch
 

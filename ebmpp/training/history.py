@@ -31,23 +31,30 @@ class Table:
     def __init__(self, columns: Mapping[str, np.ndarray] = MappingProxyType({})) -> None:
         self._parts = [dict(columns)] if columns else []  # of rows that have the same names
         self._waiting: list[Mapping[str, Any]] = []
-        self.last: Mapping[str, Any] = {name: v[-1] for name, v in columns.items() if len(v)}
+        self._several: list[tuple[Mapping[str, Any], int]] = []  # columns, and how many rows are meant
 
     def __len__(self) -> int:
-        return sum(map(_length, self._parts)) + len(self._waiting)
+        return sum(map(_length, self._parts)) + len(self._waiting) + sum(n for _, n in self._several)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last row, from the device."""
+        self._fetch()
+        whole = [part for part in self._parts[-1:] if _length(part)]
+        return {name: v[-1] for part in whole for name, v in part.items()}
 
     def append(self, row: Mapping[str, Any]) -> None:
         """One more row."""
-        if len(self._waiting) >= _MOST_WAITING or (self._waiting and row.keys() != self.last.keys()):
+        full = len(self._waiting) >= _MOST_WAITING
+        if full or self._several or (self._waiting and row.keys() != self._waiting[-1].keys()):
             self._fetch()
         self._waiting.append(row)
-        self.last = row
 
-    def extend(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Many rows."""
-        self._fetch()
-        self._parts.append(dict(columns))
-        self.last = {name: v[-1] for name, v in columns.items()}
+    def extend(self, columns: Mapping[str, Any], count: int) -> None:
+        """The first ``count`` rows of columns."""
+        if self._waiting or len(self._several) >= _MOST_WAITING:
+            self._fetch()
+        self._several.append((columns, count))
 
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
         """The columns by name, up to row ``stop``; they cannot be written."""
@@ -71,6 +78,10 @@ class Table:
         rows, self._waiting = jax.device_get(self._waiting), []
         if rows:
             self._parts.append({name: np.array([row[name] for row in rows]) for name in rows[0]})
+        several, self._several = self._several, []
+        tables = jax.device_get([columns for columns, _ in several])
+        for columns, (_, count) in zip(tables, several, strict=True):
+            self._parts.append({name: v[:count] for name, v in columns.items()})
 
 
 def _length(columns: Mapping[str, np.ndarray]) -> int:
@@ -87,8 +98,8 @@ class Log:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
 
-    def append(self, metrics: Mapping[str, Any], several: bool = False) -> None:
-        """The metrics of the next step, or of several, a column each.
+    def append(self, metrics: Mapping[str, Any], several: int | None = None) -> None:
+        """The metrics of the next step, or the columns of several, of which the first are meant.
 
         :raises ArgumentError: for a monitor of the name of one, which would take its place in the history.
         """
@@ -98,7 +109,10 @@ class Log:
                 f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
                 "something else"
             )
-        (self.steps.extend if several else self.steps.append)(metrics)
+        if several is None:
+            self.steps.append(metrics)
+        else:
+            self.steps.extend(metrics, several)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""

@@ -5,25 +5,22 @@
 from collections.abc import Mapping, Sequence
 import time
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
-from jaxtyping import Float, Integer
 import numpy as np
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-import optax
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.programs import compiled
-from ebmpp.core.types import Key, Numbers, Params, Rows
+from ebmpp.core.types import Key, Params
 from ebmpp.errors import ArgumentError, CheckpointWriteError, DataError, StateError
-from ebmpp.estimators import Batch, Estimator
+from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
+from ebmpp.training.ahead import Ahead
 from ebmpp.training.bar import Bar
 from ebmpp.training.batches import Selection, Source
 from ebmpp.training.callbacks import Best, Callback, Progress
@@ -31,108 +28,15 @@ from ebmpp.training.checkpoint import Checkpoints, OfProcesses
 from ebmpp.training.guard import Guard
 from ebmpp.training.history import Log
 from ebmpp.training.schedule import Stages
+from ebmpp.training.steps import State, one_step, packed, room, several_steps
 from ebmpp.training.trail import Trail
 from ebmpp.training.watching import Watch
 
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
-
-
-class State(NamedTuple):
-    """Everything a step changes."""
-
-    params: Params
-    optimizer: Any
-    estimator: Any
-    ok: Array
-    """False from the first step that was not finite."""
-
-
-@compiled(statics=2)
-def estimate_step(
-    graph: FactorGraph,
-    estimator: Estimator,
-    params: Params,
-    state: Any,
-    rows: Rows,
-    index: Integer[Array, "batch"] | None,
-    key: Key,
-    step: Array,
-    weights: Float[Array, "batch"] | None = None,
-    known: Rows = MappingProxyType({}),
-) -> tuple[Params, Any, dict[str, Array]]:
-    """One gradient estimate from the rows ``index``; from all of them where that is None.
-
-    :param weights: of the rows that are taken, of mean 1 over the data; None for equal ones.
-    :param known: of the blocks of ``rows`` that lack units, which are known.
-    :raises ArgumentError: for an estimator whose gradient is not like the params.
-    """
-    take = lambda x: x if index is None else {b: v[index] for b, v in x.items()}
-    batch = Batch.of(take(rows), take(known))
-    if weights is not None:
-        batch = batch._replace(weights=weights * batch.weights)
-    batch = sharding.rows(batch)
-    made = estimator.estimate(graph, params, state, batch, random.fold_in(key, step, 2))
-    if optimizers.shapes(made.gradient) != optimizers.shapes(params):
-        raise ArgumentError(
-            f"{type(estimator).__name__}.estimate returned a gradient of shapes "
-            f"{jax.tree.map(jnp.shape, made.gradient)}, and the params have {jax.tree.map(jnp.shape, params)}"
-        )
-    return made.gradient, made.state, made.metrics
-
-
-@compiled(statics=1)
-def _update(
-    optimizer: optax.GradientTransformation, gradient: Params, params: Params, state: Any, ok: Array
-) -> tuple[Params, Any, Array, Array]:
-    updates, moved = optimizer.update(gradient, state, params)
-    proposed = optax.apply_updates(params, updates)
-    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, proposed))]
-    ok = ok & jnp.stack(finite).all()
-    keep = lambda new, old: jnp.where(ok, new, old)
-    params, state = jax.tree.map(keep, (proposed, moved), (params, state))
-    return params, state, ok, optax.tree.norm(gradient)
-
-
-def one_step(
-    graph: FactorGraph,
-    estimator: Estimator,
-    optimizer: optax.GradientTransformation,
-    key: Key,
-    state: State,
-    step: ArrayLike,
-    given: Selection,
-) -> tuple[State, dict[str, Array]]:
-    """One gradient and one update; after a failure the state stays as it was."""
-    rows, index, weights, known = given
-    told = (rows, index, key, step, weights, known)
-    gradient, carried, metrics = estimate_step(graph, estimator, state.params, state.estimator, *told)
-    # Two programs: trying another optimiser does not compile the estimator again.
-    params, moved, ok, norm = _update(optimizer, gradient, state.params, state.optimizer, state.ok)
-    return State(params, moved, carried, ok), {"gradient_norm": norm, "ok": ok, **metrics}
-
-
-@compiled(statics=3)
-def several_steps(
-    graph: FactorGraph,
-    estimator: Estimator,
-    optimizer: optax.GradientTransformation,
-    key: Key,
-    state: State,
-    steps: Array,
-    given: Selection,
-) -> tuple[State, dict[str, Array]]:
-    """:func:`one_step` after the other in one program: small steps cost no more than their sums.
-
-    :param given: ``index`` and ``weights`` have a leading axis of steps, and ``rows`` are those of all steps.
-    :return: the state after them, and metrics with a leading axis of steps.
-    """
-
-    def one(state: State, at: tuple[Array, Numbers | None, Numbers | None]) -> tuple[State, dict[str, Array]]:
-        step, index, weights = at
-        chosen = given._replace(index=index, weights=weights)
-        return one_step(graph, estimator, optimizer, key, state, step, chosen)
-
-    return lax.scan(one, state, (steps, given.index, given.weights))
+_ALONE = 1000  # steps that win as much by going together as their program takes to compile
+_LONG = (
+    0.1  # seconds: what is dispatched at once takes no longer, for a bar moves and Ctrl-C is heard between
+)
 
 
 def _check_missing(estimator: Estimator, given: Selection) -> None:
@@ -152,8 +56,10 @@ class Loop:
     :param every: steps between monitor values.
     :param best: what keeps the best params, or None.
     :param trail: what keeps params on the way, or None.
-    :param together: dispatch all steps at once that nobody looks in between, of a source on the device. Small
-        steps are several times faster so, and each optimiser compiles the estimator again.
+    :param alone: so many steps of a stage go one by one, 1000 by default. Those after them go several in one
+        program, up to where somebody looks, which is faster for small ones. That program takes a second to
+        compile, for each optimiser again, and may round otherwise, so where it begins is a matter of the
+        step's number alone: not of time, of looks, or of where a run was stopped.
     """
 
     def __init__(
@@ -169,10 +75,11 @@ class Loop:
         callbacks: Sequence[Callback] = (),
         best: Best | None = None,
         trail: Trail | None = None,
-        together: bool = False,
+        alone: int | None = None,
     ) -> None:
         self.graph, self.stages, self.source, self.key = graph, stages, source, key
-        self.every, self.callbacks, self.together = every, callbacks, together
+        self.every, self.callbacks, self.alone = every, callbacks, _ALONE if alone is None else alone
+        self.batches = Ahead(source, stages.batch(stages.num_steps - 1))
         self.best, self.trail = best, trail
         self.log = Log(monitors)
         self.guard = Guard(graph, params, self.log)
@@ -181,6 +88,7 @@ class Loop:
             _check_missing(stage.estimator, source.sample())
         self._save_every = self._saved = 0
         self._looked = 0.0
+        self._length = 1  # of what is dispatched at once
 
     @property
     def _kept(self) -> list[Best | Trail]:
@@ -243,7 +151,7 @@ class Loop:
         """The steps from ``start`` on; the state after the last."""
         total, step = self.stages.num_steps, start
         hidden = not (progress_bar and sharding.is_first())
-        with Bar(total, start, hidden) as bar:
+        with Bar(total, start, hidden) as bar, self.batches:
             while step < total:
                 if self.trail is not None:
                     self.trail.see(step, state.params)
@@ -255,7 +163,7 @@ class Loop:
                     state = self._enter(number, state)
                 stop = self._stop(step, number)
                 bar.begin(number)
-                state = self._steps(step, stop, number, state)
+                state, stop = self._steps(step, stop, number, state)
                 bar.made(stop - step, state)
                 step = stop
                 if self.trail is not None:
@@ -277,43 +185,63 @@ class Loop:
             if told is not None:
                 warnings.warn(f"fit: steps {at.start} to {at.stop - 1}: {told}", stacklevel=4)
 
+    def _goes_alone(self, step: int, number: int) -> bool:
+        early = step - self.stages.first[number] < self.alone
+        return early or not self.stages[number].estimator.together or not sharding.alone()
+
     def _stop(self, step: int, number: int) -> int:
         """Before which step there is next something to do beside steps."""
-        if not self.together:
+        if self._goes_alone(step, number):
             return step + 1
         every = [self.every, *([self._save_every] if self.save is not None else ())]
         every += [] if self.trail is None else [self.trail.stride]
-        return min(self.stages.end(number), *(step + n - step % n for n in every))
+        looks = step + 1 + -step % _LOOK_EVERY
+        return min(self.stages.end(number), looks, step + self._length, *(step + n - step % n for n in every))
 
     def _look(self, done: int, state: State, needed: bool = True) -> None:
         """:raises TrainingError: where the run is not what it should be after ``done`` steps."""
         estimator = self.stages[self.stages.at(max(0, done - 1))].estimator
         self.guard.look(done, state.params, state.ok, estimator, needed)
 
-    def _steps(self, step: int, stop: int, number: int, state: State) -> State:
-        """The steps from ``step`` to before ``stop``, all of one stage."""
-        stage, chosen = self.stages[number], [self._select(at, state) for at in range(step, stop)]
+    def _steps(self, step: int, stop: int, number: int, state: State) -> tuple[State, int]:
+        """The steps from ``step`` to before ``stop``, all of one stage, or to before one whose data fail.
+
+        :return: the state after them, and the step that is next.
+        """
+        stage, chosen = self.stages[number], self._selected(step, stop, number, state)
         told = {"stage": np.int32(number)} if self.stages.scheduled else {}
         args = (self.graph, stage.estimator, stage.optimizer, self.key, state)
-        if not self.together:
+        if self._goes_alone(step, number):
             state, metrics = one_step(*args, np.uint32(step), chosen[0])
             sharding.settle(state)
             self.log.append({**metrics, **told})
-            return state
-        index, weights = jax.tree.map(lambda *each: np.stack(each), *((c.index, c.weights) for c in chosen))
-        steps = np.arange(step, stop, dtype=np.uint32)
-        state, metrics = several_steps(*args, steps, chosen[0]._replace(index=index, weights=weights))
-        each = {name: np.full(stop - step, value) for name, value in told.items()}
-        self.log.append({**jax.device_get(metrics), **each}, several=True)
-        return state
+            return state, step + 1
+        begin, count, size = time.monotonic(), len(chosen), room(chosen[0])
+        state, metrics = several_steps(*args, np.uint32(step), np.int32(count), packed(chosen, size))
+        each = {name: np.full(count, value) for name, value in told.items()}
+        self.log.append({**metrics, **each}, several=count)
+        if self._length < size:  # none of this changes what a step makes
+            state.ok.block_until_ready()
+            took = time.monotonic() - begin
+            self._length = min(size, 2 * count) if took < _LONG else max(1, count // 2)
+        return state, step + count
 
-    def _select(self, step: int, state: State) -> Selection:
-        """:raises DataError: where the data fail; a checkpoint keeps what was done."""
+    def _selected(self, step: int, stop: int, number: int, state: State) -> list[Selection]:
+        """The batches of steps of a stage; those before one that is wrong are trained on first.
+
+        :raises DataError: where the first one is; a checkpoint keeps what was done.
+        """
+        made: list[Selection] = []
         try:
-            made = self.source.batch(self.stages.batch(step))
-            _check_missing(self.stages[self.stages.at(step)].estimator, made)
-            return made
+            for at in range(step, stop):
+                batch = self.batches.batch(self.stages.batch(at))
+                _check_missing(self.stages[number].estimator, batch)
+                made.append(batch)
+                if len(made) == room(batch):
+                    break
         except StateError as error:
+            if made:  # it is raised again by the step it belongs to
+                return made
             self._look(step, state)
             self._checkpoint(step, state)
             raise DataError(
@@ -323,6 +251,7 @@ class Loop:
                 self.log.dataset(),
                 step,
             ) from error
+        return made
 
     def _monitor(self, step: int, state: State) -> bool:
         """Whether a callback stops the run."""

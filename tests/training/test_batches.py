@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from training_tools import NUMBERED, ROWS, assert_same_run, leaves, numbered, rows_seen, weights_seen
+from training_tools import NUMBERED, ROWS, assert_same_run, leaves, mapped, numbered, rows_seen, weights_seen
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,6 @@ from helpers import pair, random_params
 KEY = jax.random.key(0)
 RBM = pair(Bernoulli(3), Bernoulli(2))
 DATA = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 1]], np.float32)
-
-
-def mapped(rows, path):
-    """The same rows in a file."""
-    made = np.memmap(path, mode="w+", dtype=rows.dtype, shape=rows.shape)
-    made[:] = rows
-    made.flush()
-    return np.memmap(path, mode="r", dtype=rows.dtype, shape=rows.shape)
 
 
 # -- weights -------------------------------------------------------------------------------------

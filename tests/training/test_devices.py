@@ -21,7 +21,7 @@ import optax
 
 import ebmpp
 from ebmpp.core import random, sharding
-from ebmpp.training.loop import estimate_step
+from ebmpp.training.steps import estimate_step
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
 DATA = np.tile(ebmpp.data.bars_and_stripes(3), (8, 1))
