@@ -306,7 +306,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         style.tidy(ax)
         ax.tick_params(labelsize=8)
     trials = rows[0]["trials"]
-    told = f"four latent units; means of {trials} trials, and one standard deviation; 12 sweeps an epoch for all"
+    told = f"four latent units; means of {trials} trials, and one standard deviation"
     figure.suptitle(told, fontsize=9)
     style.legend_below(figure, axes, ncols=3 if len(panels) < 3 else 5)
     figure.savefig(path, dpi=120)

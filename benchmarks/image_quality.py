@@ -329,7 +329,7 @@ def told(made: dict[str, Any]) -> str:
     runs = [one for one in made["runs"] if "method" in one]
     steps, seeds = {one["steps"] for one in runs}, {one["seed"] for one in runs}
     size = "-".join(map(str, runs[0]["sides"])) if runs else ""
-    return f"{made['data']} in two levels, latent layers {size}, {max(steps):,} steps, {bands.over(len(seeds))}"
+    return f"{made['data']} in two levels, latent {size}, {max(steps):,} steps, {bands.over(len(seeds))}"
 
 
 def pictures(made: dict[str, Any], kept: Path) -> None:
