@@ -109,7 +109,8 @@ def curves(
     _likelihoods(axes[0], best, lowest)
     axes[0].set(ylabel="total log-likelihood of the 32 rows (nats)")
     if coupled:
-        axes[1].set(ylabel="sweeps to meet, after the lag, mean", yscale="log")
+        far = axes[1].dataLim.y1 > 10
+        axes[1].set(ylabel="sweeps to meet, after the lag, mean", yscale="log" if far else "linear")
         axes[2].set(ylabel="discarded draws a coupled sweep")
     if varied:
         axes[-1].set(ylabel="variance of a gradient (trace)", yscale="log")

@@ -290,6 +290,10 @@ def draw_along(runs: list[dict[str, Any]], path: Path) -> None:
 
 def training(args: argparse.Namespace) -> None:
     """Figure 12."""
+    kept = args.out / "gradient_variance_training.json"
+    if args.draw:
+        draw_along(json.loads(kept.read_text(encoding="utf-8"))["runs"], kept.with_suffix(".png"))
+        return
     truth, runs = simulated_rbm.parse(["--rows", str(_CHAINS), "--truth", str(args.truth)]), []
     rows = simulated_rbm.simulate(truth)[0]["log_likelihood"]
     for seed in args.seeds:
@@ -297,8 +301,8 @@ def training(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     made = {"as_printed": "UCD's variance is comparable to that of CD and PCD, but for a few extreme cases"}
     text = json.dumps(made | {"runs": runs}, indent=1) + "\n"
-    (args.out / "gradient_variance_training.json").write_text(text, encoding="utf-8")
-    draw_along(runs, args.out / "gradient_variance_training.png")
+    kept.write_text(text, encoding="utf-8")
+    draw_along(runs, kept.with_suffix(".png"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
