@@ -59,7 +59,7 @@ ROWS = (
         ("figure 3",),
         "784x500 on MNIST, one run; held-out likelihood along the way",
         "dc",
-        "--epochs 3 --points 6",
+        "--epochs 1 --points 4",
         200,
         smaller("one epoch where the paper has 200, one trial, without the control"),
     ),

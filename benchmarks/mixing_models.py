@@ -11,8 +11,8 @@ learns. A second picture has states of the last model beside the means of their 
 moved, which are grey.
 
 ``bound``: rates-FPCD climbs a lower bound on the log-likelihood of the training rows, with the latents as the
-first model fills them in, and so can make samples better than the model's own. On bars and stripes 3x3 with
-four latent units bound and likelihood are exact at every sample, by decay.
+first model fills them in, and so can make samples better than the model's own. On bars and stripes 3x3, a
+model of four latent units by CD-1, bound and likelihood are exact at every sample, by decay.
 
 ``python benchmarks/mixing_models.py models`` takes minutes on scikit-learn's digits; ``--data mnist`` and
 ``--data bag_of_words`` read files.
@@ -61,7 +61,7 @@ SAMPLERS: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {
     "fpcd": ("rates-FPCD, decay 1", tuple(o | {"decay": 1.0} for o in _BY_RATE)),
     "decayed": ("rates-FPCD, decay 0.95", tuple(o | {"decay": 0.95} for o in _BY_RATE)),
 }
-_DECAYS = (1.0, 0.95)
+_DECAYS, _SLOW = (1.0, 0.95), 0.002  # of the machine whose bound is told
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("experiment", nargs="?", choices=("models", "bound"), default="models")
     datasets.option(parser, "digits")
     add("--hidden", type=int, default=100)
-    add("--steps", type=int, default=5000, help="of training; of the small machine a fifth")
+    add("--steps", type=int, default=5000, help="of training")
     add(
         "--rate",
         type=float,
@@ -197,8 +197,8 @@ def bound(args: argparse.Namespace) -> dict[str, Any]:
     """The bound and the likelihood of the params that sampling moves, by decay and seed."""
     rows = jnp.asarray(ebmpp.data.bars_and_stripes(3))
     graph = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4))
-    few = argparse.Namespace(**vars(args) | {"steps": max(10, args.steps // 5), "rate": 6 * args.rate})
-    params = trained(PCD(num_chains=100), graph, rows, few).params
+    few = argparse.Namespace(**vars(args) | {"rate": 6 * args.rate})
+    params = trained(CD(k=1), graph, rows, few).params  # biased, so that there is something to gain
     mean = rates(graph, params, rows)
     likelihood = jax.jit(lambda p: exact.log_likelihood(graph, p, rows).mean())
     first = likelihood(params)
@@ -219,7 +219,7 @@ def bound(args: argparse.Namespace) -> dict[str, Any]:
     every, runs = max(1, args.samples // 100), []
     for decay in _DECAYS:
         for seed in args.seeds:
-            kernel = RatesFPCD(graph, rate=0.01, decay=decay)
+            kernel = RatesFPCD(graph, rate=_SLOW, decay=decay)
             state = kernel.init(jax.random.key(seed), 0, None, (params, mean), {})
             lower, value = follow(kernel, state)
             known = {"decay": decay, "seed": seed, "samples": [every * (i + 1) for i in range(len(lower))]}
@@ -229,7 +229,7 @@ def bound(args: argparse.Namespace) -> dict[str, Any]:
             runs.append(known)
             last = {name: known[name][-1] for name in ("bound", "value")}
             print(f"decay {decay:g}, seed {seed}: {last}", flush=True)
-    return {"before": round(float(first), 4), "rate": 0.01, "runs": runs}
+    return {"before": round(float(first), 4), "rate": _SLOW, "runs": runs}
 
 
 # -- the report ------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def draw_bound(made: dict[str, Any], path: Path) -> None:
         ax.title.set_fontsize(9)
         style.tidy(ax)
     seeds = len({run["seed"] for run in made["runs"]})
-    told = f"bars and stripes 3x3, 9x4 units, rates-FPCD at {made['rate']:g}: {bands.over(seeds)}"
+    told = f"bars and stripes 3x3, 9x4 units by CD-1, rates-FPCD at {made['rate']:g}: {bands.over(seeds)}"
     figure.suptitle(told, fontsize=9)
     style.legend_below(figure, axes, ncols=3)
     figure.savefig(path, dpi=120)
