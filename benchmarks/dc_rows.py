@@ -44,6 +44,8 @@ ROWS = (
         smaller(
             "10 trials of 10,000 epochs (30,000 without Algorithms 3 and 4), where the paper has 25 of 50,000"
         ),
+        minutes=8,
+        estimated=True,
     ),
     _mnist(
         "d5",
@@ -53,6 +55,7 @@ ROWS = (
         f"{_SMALL} --epochs 20 --points 5 --seeds 0 1 2",
         200,
         smaller(f"{_PAID}, 20 epochs where the paper has 200, three trials"),
+        minutes=8.2,
     ),
     _mnist(
         "d5l",
@@ -62,6 +65,8 @@ ROWS = (
         "--epochs 1 --points 4",
         200,
         smaller("one epoch where the paper has 200, one trial, without the control"),
+        minutes=12,
+        estimated=True,
     ),
     _mnist(
         "d6",
@@ -82,6 +87,8 @@ ROWS = (
         smaller(
             "784x50, 2,500 rows of MNIST in batches of 250, 20 epochs where the paper has 250, one trial"
         ),
+        minutes=6,
+        estimated=True,
     ),
     _mnist(
         "d8a",
@@ -91,6 +98,7 @@ ROWS = (
         f"{_SMALL} --epochs 10 --points 4 --seeds 0 1",
         200,
         smaller(f"{_PAID}, 10 epochs where the paper has 200, two trials"),
+        minutes=3.3,
     ),
     _mnist(
         "d8b",
@@ -100,6 +108,8 @@ ROWS = (
         f"{_SMALL} --epochs 10 --points 4 --seeds 0 1",
         200,
         smaller(f"{_PAID}, 10 epochs where the paper has 200, two trials"),
+        minutes=6,
+        estimated=True,
     ),
     _mnist(
         "d9a",
@@ -109,6 +119,8 @@ ROWS = (
         f"{_SMALL} --epochs 10 --points 4 --seeds 0 1",
         200,
         smaller(f"{_PAID}, 10 epochs where the paper has 200, two trials"),
+        minutes=4,
+        estimated=True,
     ),
     _mnist(
         "d9b",
@@ -118,5 +130,7 @@ ROWS = (
         f"{_SMALL} --epochs 10 --points 4 --seeds 0 1",
         200,
         smaller(f"{_PAID}, 10 epochs where the paper has 200, two trials"),
+        minutes=5,
+        estimated=True,
     ),
 )

@@ -35,6 +35,8 @@ _ROWS = (
         ),
         (_(f"--only ucd ucd1 truncated persistent pcd_ucd cd1 cd5 cd20 pcd --steps 50000 {_SEEDS}"),),
         smaller("20 seeds, 5 for UCD, where the paper has 100; rate 0.1"),
+        minutes=36,
+        estimated=True,
     ),
     Row(
         "u5p",
@@ -72,6 +74,8 @@ _ROWS = (
             "30,000 steps of the mean over rows, 2,500 of their sum, two or three seeds; CD of 32 and 320 "
             "chains; UCD stopped after 4,200 steps"
         ),
+        minutes=11,
+        estimated=True,
     ),
     Row(
         "u6",
@@ -89,6 +93,8 @@ _ROWS = (
         ),
         (_(f"--steps 10000 {_TEN}"),),
         smaller("3000 steps of CD-1, PCD and UCD, one seed; CD-2 to CD-10 and figure 9 quick settings alone"),
+        minutes=10,
+        estimated=True,
     ),
     Row(
         "u10",
@@ -100,6 +106,8 @@ _ROWS = (
         (_("untrained"),),
         (_("untrained"),),
         AS_PRINTED,
+        minutes=1,
+        estimated=True,
     ),
     Row(
         "u8t",
@@ -111,6 +119,7 @@ _ROWS = (
         (_("training --steps 400 --points 5 --repeats 6 --seconds 60 --seeds 0 1"),),
         (_(f"training --steps 10000 --points 100 --repeats 20 {_TEN}"),),
         smaller("400 steps where the paper has 10,000; six repeats at five steps, two seeds"),
+        minutes=10,
     ),
     Row(
         "u9",
@@ -127,6 +136,8 @@ _ROWS = (
         ),
         (_("ucd --epochs 40 --points 50 --temperatures 10000"),),
         smaller("MNIST, four epochs where the paper has some forty, one seed; CD-20 and CD-30 not run"),
+        minutes=8,
+        estimated=True,
     ),
     Row(
         "u9f",
@@ -149,6 +160,8 @@ _ROWS = (
         (_("orthogonal"),),
         (_("orthogonal --sizes 1 2 5 10 15 20 25 50 75 100 150 200"),),
         AS_PRINTED,
+        minutes=3,
+        estimated=True,
     ),
     Row(
         "l8",
@@ -160,7 +173,7 @@ _ROWS = (
         (_("--steps 4000"),),
         (_("--sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000"),),
         smaller("784-200-200 of two levels and 4,000 steps, where the paper has 6272-6272-6272 and 100,000"),
-        8.5,
+        minutes=8.5,
     ),
     Row(
         "l8a",
@@ -172,6 +185,8 @@ _ROWS = (
         (_(f"--name parts --steps 1000 --samples 1000 --sweeps 100 --epochs 10 {_ABLATION}"),),
         (_(f"--name parts --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000 {_ABLATION}"),),
         smaller("784-200-200 of two levels and 1,000 steps where the paper has 100,000, one seed"),
+        minutes=8,
+        estimated=True,
     ),
     Row(
         "lmi",
@@ -183,7 +198,7 @@ _ROWS = (
         (_("--steps 2000 --rate 0.005"),),
         (_("--steps 100000"),),
         smaller("64-12-12 on 8x8 digits, 2,000 steps, so that the likelihood is exact"),
-        8,
+        minutes=8,
     ),
     Row(
         "l6",
@@ -198,6 +213,8 @@ _ROWS = (
             _("--data mnist --grey --sides 6272 6272 --steps 100000 --estimator pcd --no-progress"),
         ),
         smaller("784-500-500 of two levels and 8,000 steps on MNIST, 19 minutes"),
+        minutes=5,
+        estimated=True,
     ),
     Row(
         "l5",
@@ -221,6 +238,8 @@ _ROWS = (
         ((), _("--data mnist --hidden 500 --steps 10000 --samples 20000")),
         (_("--data mnist --hidden 500 --steps 10000 --samples 200000"),),
         smaller("20,000 samples (200,000 of Gibbs), MNIST and 8x8 digits, one model of PCD, one seed"),
+        minutes=12,
+        estimated=True,
     ),
     Row(
         "r2",
@@ -254,6 +273,8 @@ _ROWS = (
         (_("models"),),
         (_("models --data mnist --hidden 500 --steps 10000 --samples 200000"),),
         smaller("8x8 digits for words and for USPS, 5,000 samples, three chains a model"),
+        minutes=8,
+        estimated=True,
     ),
     Row(
         "r5",
@@ -265,6 +286,7 @@ _ROWS = (
         (_("bound --samples 4000 --seeds 0 1 2 3 4"),),
         (_("bound --samples 100000 --seeds 0 1 2 3 4 5 6 7 8 9"),),
         smaller("a machine small enough to sum, where the paper argues without a figure"),
+        minutes=0.7,
     ),
     Row(
         "best",
@@ -276,6 +298,8 @@ _ROWS = (
         (_("--steps 3000 --seeds 0"),),
         (_("--latent 500 --steps 75000 --particles 1000 --sweeps 20"),),
         smaller("784x100, 3,000 steps (dear methods fewer), one seed"),
+        minutes=15,
+        estimated=True,
     ),
     Row(
         "u8",
@@ -287,6 +311,7 @@ _ROWS = (
         ((),),
         (_("--repeats 2000"),),
         AS_PRINTED,
+        minutes=2,
     ),
     Row(
         "ais",
@@ -298,6 +323,8 @@ _ROWS = (
         ((),),
         (_("--repeats 100 --temperatures 20 300 10000"),),
         smaller("20 repeats, small models whose log Z is exact"),
+        minutes=10,
+        estimated=True,
     ),
 )
 ROWS = {row.name: row for row in _ROWS}
