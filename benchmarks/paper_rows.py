@@ -283,7 +283,7 @@ _ROWS = (
         "the lower bound that rises while rates-FPCD samples, exact on a 9x4 machine",
         "benchmarks/mixing_models",
         (_("bound --steps 50 --samples 100 --seeds 0"),),
-        (_("bound --samples 4000 --seeds 0 1 2 3 4"),),
+        (_("bound --samples 20000 --seeds 0 1 2 3 4"),),
         (_("bound --samples 100000 --seeds 0 1 2 3 4 5 6 7 8 9"),),
         smaller("a machine small enough to sum, where the paper argues without a figure"),
         minutes=0.7,
