@@ -89,8 +89,9 @@ def curves(
 
     matplotlib.use("agg")
 
+    coupled = any("meeting_time_mean" in made for made in runs.values())
     varied = any("variance" in made for made in runs.values())
-    figure, axes = style.grid(3 + varied, (5.4, 3.9), ncols=2)
+    figure, axes = style.grid(1 + 2 * coupled + varied, (5.4, 3.9), ncols=2)
     lowest = math.inf
     for index, method in enumerate(dict.fromkeys(m for m, _ in runs)):
         label, own = labels[method], [made for (m, _), made in runs.items() if m == method]
@@ -104,13 +105,15 @@ def curves(
             _band(axes[2], own, "step", lambda made: _smooth(discarded(made).values), look)
         own = [made for made in own if "variance" in made]
         if own:
-            _band(axes[3], own, "variance_step", lambda made: made["variance"].values, look)
+            _band(axes[-1], own, "variance_step", lambda made: made["variance"].values, look)
     _likelihoods(axes[0], best, lowest)
     axes[0].set(ylabel="total log-likelihood of the 32 rows (nats)")
-    axes[1].set(ylabel="sweeps to meet, after the lag, mean", yscale="log")
-    axes[2].set(ylabel="discarded draws a coupled sweep")
+    if coupled:
+        far = axes[1].dataLim.y1 > 10
+        axes[1].set(ylabel="sweeps to meet, after the lag, mean", yscale="log" if far else "linear")
+        axes[2].set(ylabel="discarded draws a coupled sweep")
     if varied:
-        axes[3].set(ylabel="variance of a gradient (trace)", yscale="log")
+        axes[-1].set(ylabel="variance of a gradient (trace)", yscale="log")
     for ax in axes:
         ax.set_xlabel("step")
         style.tidy(ax)

@@ -43,6 +43,7 @@ import optax
 
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli, Categorical, FactorGraph, Gaussian
+from ebmpp.diagnostics import style
 from ebmpp.training import Progress
 
 #: a graph and the standard deviation of its params
@@ -59,13 +60,12 @@ TRAINED: dict[str, tuple[ebmpp.estimators.Estimator, int]] = {
     "trained by CD-1, 16x16": (CD(k=1), 20_000),
 }
 MODELS = 5  # of a kind
-_DRAWN = 6  # brackets of a model that the picture shows
 LEVEL = 0.95
 
 _BEST = -108.13  # of bars and stripes 4x4: the entropy of 32 rows of which two are there twice
 
 _Z = float(stats.norm.isf((1 - LEVEL) / 2))
-_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
+_SIDES = {"bracket": "the bracket", "lower": "forward alone", "upper": "reverse alone"}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -81,6 +81,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--sweeps", type=int, default=1000, help="of each chain that starts at a row")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("benchmarks/report"))
+    add("--draw", action="store_true", help="run nothing; draw the numbers that there are")
     args = parser.parse_args(argv)
     if (
         min(args.repeats, args.steps, args.points, args.sweeps) < 1
@@ -297,62 +298,63 @@ def diverge(args: argparse.Namespace) -> list[dict[str, float]]:
 # -- the report ------------------------------------------------------------------------------------
 
 
-def draw(models: Sequence[dict[str, Any]], points: Sequence[dict[str, float]], path: Path) -> None:
-    """Errors of the estimates model by model; log-likelihoods along CD-1."""
+def draw(made: dict[str, Any], path: Path) -> None:
+    """How often intervals hold the exact value, by kind of model; log-likelihoods along CD-1.
+
+    :param made: as it is kept.
+    """
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    ladders = list(dict.fromkeys(made["temperatures"] for made in models))
-    figure, axes = plt.subplots(
-        1, 1 + len(ladders), figsize=(6 + 5.5 * len(ladders), 4.4), layout="constrained"
-    )
-    for ax, temperatures in zip(axes, ladders, strict=False):
-        _draw_errors(ax, [made for made in models if made["temperatures"] == temperatures])
-        ax.set_title(f"{temperatures} temperatures", fontsize=10)
-    _draw_divergence(axes[-1], points)
+    figure, axes = style.grid(1 + len(made["ladders"]), (4.9, 4.2))
+    for ax, ladder in zip(axes, made["ladders"], strict=False):
+        _draw_coverage(ax, ladder["coverage"])
+        told = f"{ladder['temperatures']} temperatures, {made['particles']} particles; bars: 95 %"
+        ax.set_title(told, fontsize=9)
+    _draw_divergence(axes[-1], made["cd"])
     for ax in axes:
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        style.tidy(ax)
+    style.legend_below(figure, axes, ncols=4)
+    figure.savefig(path, dpi=120)
 
 
-def _draw_errors(ax: Any, models: Sequence[dict[str, Any]]) -> None:
-    for index, made in enumerate(models):
-        for side, color, shift in (("lower", _COLORS[0], -0.2), ("upper", _COLORS[1], 0.2)):
-            value, error = np.transpose(made[side])[:, :_DRAWN]
-            place = index + shift + np.linspace(-0.12, 0.12, len(value))
-            label = {"lower": "forward", "upper": "reverse"}[side] if index == 0 else None
-            bars = {"color": color, "linewidth": 0.8, "markersize": 3, "label": label}
-            ax.errorbar(place, value, _Z * error, fmt=".", **bars)
-    ax.axhline(0, color="0.3", linewidth=1)
-    kinds = list(dict.fromkeys(made["kind"] for made in models))
-    middle = [np.mean([i for i, made in enumerate(models) if made["kind"] == kind]) for kind in kinds]
-    ax.set_xticks(middle, [textwrap.fill(kind, 12) for kind in kinds], fontsize=7)
-    ax.set_yscale("symlog", linthresh=0.02)  # random machines are a tenth as far off as trained ones
-    ax.set_ylabel(f"estimate of log Z - exact, {LEVEL:.0%} intervals")
+def _draw_coverage(ax: Any, table: dict[str, dict[str, Any]]) -> None:
+    kinds = (*KINDS, *TRAINED)
+    for index, (side, label) in enumerate(_SIDES.items()):
+        rate = np.array([table[kind][side]["rate"] for kind in kinds])
+        low, high = np.transpose([table[kind][side]["interval"] for kind in kinds])
+        look = {"color": style.COLORS[index], "marker": style.marker(index), "linestyle": "none"}
+        look |= {"markersize": 5, "markerfacecolor": "white", "capsize": 2, "label": label}
+        ax.errorbar(rate, np.arange(len(kinds)) + 0.22 * (index - 1), xerr=[rate - low, high - rate], **look)
+    ax.axvline(LEVEL, color=style.INK, linewidth=0.8, linestyle="--", label=f"as stated, {LEVEL:g}")
+    ax.set_yticks(range(len(kinds)), [textwrap.fill(kind, 16) for kind in kinds], fontsize=8)
+    ax.invert_yaxis()
+    ax.set(xlabel="share of intervals that hold the exact log Z", xlim=(min(0.64, ax.get_xlim()[0]), 1.01))
 
 
 def _draw_divergence(ax: Any, points: Sequence[dict[str, float]]) -> None:
-    step = [point["step"] for point in points]
+    step = [point["step"] / 1000 for point in points]
     column = lambda name: np.array([point[name] for point in points])
     below, above = (column("below") - 2 * column("below_error"), column("above") + 2 * column("above_error"))
-    ax.fill_between(step, below, above, color=_COLORS[0], alpha=0.35, label="bracket, two standard errors")
-    ax.plot(step, column("exact"), color="#1a202c", linewidth=1.5, label="exact")
-    flattering = {"color": _COLORS[1], "linestyle": "--", "linewidth": 1.5}
-    ax.plot(step, column("from_the_rows"), **flattering, label="by chains from the rows")
-    ax.axhline(_BEST, color="0.5", linestyle=":", linewidth=1, label="the best possible of any model")
-    ax.set(xlabel="step of CD-1", ylabel="log-likelihood of the 32 rows", ylim=(-260, 0))
+    color = style.COLORS[5]
+    ax.fill_between(step, below, above, color=color, alpha=0.5, label="the bracket, two standard errors")
+    ax.plot(step, column("exact"), color=style.INK, linewidth=1.4, label="exact")
+    flattering = style.look(1) | {"linewidth": 1.6, "label": "by chains from the rows"}
+    ax.plot(step, column("from_the_rows"), **flattering)
+    ax.axhline(_BEST, color=style.INK, linestyle=":", linewidth=1, label="the best possible of any model")
+    ax.set(xlabel="thousands of steps of CD-1", ylabel="log-likelihood of the 32 rows (nats)")
+    ax.set_title("bars and stripes 4x4, a machine that diverges", fontsize=9)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, then report."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    models, tables = [], []
+    kept, tables = args.out / "bracket.json", []
+    if args.draw:
+        draw(json.loads(kept.read_text(encoding="utf-8")), kept.with_suffix(".png"))
+        return
     for temperatures in args.temperatures:
         kinds = (*KINDS, *TRAINED)
         made = [brackets(kind, seed, temperatures, args) for kind in kinds for seed in range(MODELS)]
@@ -360,7 +362,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         table["trained"] = coverage([m for m in made if m["kind"] in TRAINED])
         table |= {kind: coverage([m for m in made if m["kind"] == kind]) for kind in kinds}
         tables.append({"temperatures": temperatures, "coverage": table})
-        models += made
         for group, side in itertools.product(("random", "trained"), ("bracket", "lower", "upper")):
             row = table[group][side]
             print(
@@ -377,11 +378,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"bracket says {last['below']:.1f} to {last['above']:.1f} and chains from the rows "
         f"{last['from_the_rows']:.1f}"
     )
-    draw(models, points, args.out / "bracket.png")
     settings = {"particles": args.particles, "repeats": args.repeats}
     rounded = [{k: round(v, 3) for k, v in point.items()} for point in points]
     made = settings | {"ladders": tables, "default_call": default_call, "cd": rounded}
-    (args.out / "bracket.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    draw(made, kept.with_suffix(".png"))
     print(f"wrote bracket.png and bracket.json in {args.out}")
 
 

@@ -39,6 +39,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli, FactorGraph, exact
 from ebmpp.core import random
+from ebmpp.diagnostics import style
 from ebmpp.estimators import CSDCP, SDCP, Batch, Centered, Estimator
 from ebmpp.estimators.base import Estimate
 
@@ -74,16 +75,7 @@ METHODS = {
     "alg3": "S-DCP, Algorithm 3 as printed",
     "alg4": "CS-DCP, Algorithm 4 as printed",
 }
-_COLORS = {
-    "cd": "#c05621",
-    "cd4": "#d69e2e",
-    "pcd": "#2f855a",
-    "cg": "#6b46c1",
-    "sdcp": "#2b6cb0",
-    "csdcp": "#1a202c",
-    "alg3": "#56B4E9",
-    "alg4": "#999999",
-}
+_TICKS = (-2.2, -2.3, -2.4, -2.6, -2.8, -3, -3.5, -4, -5, -6, -8, -12)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -248,7 +240,8 @@ def numbers(panel: str, method: str, made: xr.Dataset) -> dict[str, Any]:
     """A method on a panel in a few numbers."""
     curves = made["log_likelihood"].values
     last, mean, best = curves[:, -1], curves.mean(0), PANELS[panel].best
-    near = np.flatnonzero(mean >= best / 0.9)
+    near, spread = np.flatnonzero(mean >= best / 0.9), curves.std(0)
+    some = np.unique(np.linspace(0, len(mean) - 1, 60).astype(int))
     return {
         "panel": panel,
         "method": METHODS[method],
@@ -262,6 +255,8 @@ def numbers(panel: str, method: str, made: xr.Dataset) -> dict[str, Any]:
         "highest_mean": round(float(mean.max()), 3),
         "epochs_until_mean_within_10_percent": int(made["epoch"][near[0]]) if len(near) else None,
         "seconds": made.attrs["seconds"],
+        "curve": {"epoch": made["epoch"].values[some].tolist()}
+        | {name: np.round(values[some], 3).tolist() for name, values in (("mean", mean), ("std", spread))},
     }
 
 
@@ -279,48 +274,55 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: dict[str, dict[str, xr.Dataset]], path: Path) -> None:
-    """Means over trials, with bands of one standard deviation."""
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Means over trials, with bands of one standard deviation, against the sweeps of a chain.
+
+    :param rows: as :func:`numbers` makes them, and as they are kept.
+    """
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    size = (4.6 * len(found), 3.9)
-    figure, axes = plt.subplots(1, len(found), figsize=size, layout="constrained", squeeze=False)
-    for ax, (panel, methods) in zip(axes[0], found.items(), strict=True):
-        lowest = []
-        for method, made in methods.items():
-            curves, epoch = made["log_likelihood"].values, made["epoch"].values
-            mean, spread = curves.mean(0), curves.std(0)
-            ax.plot(epoch, mean, color=_COLORS[method], linewidth=1.3, label=METHODS[method])
-            ax.fill_between(
-                epoch, mean - spread, mean + spread, color=_COLORS[method], alpha=0.13, linewidth=0
-            )
-            lowest.append(mean.min())
-        best = PANELS[panel].best
-        ax.axhline(best, color="0.4", linestyle="--", linewidth=1, label="best possible")
-        title = f"{PANELS[panel].title}\n(best possible: {best:.3f})"
-        ax.set(xlabel="epoch", title=title, ylim=(min(lowest) - 0.1, best + 0.1))
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    figure, axes = style.grid(len(panels), (4.6, 4.0))
+    for ax, panel in zip(axes, panels, strict=True):
+        own, best = [row for row in rows if row["panel"] == panel], PANELS[panel].best
+        for index, (name, label) in enumerate(METHODS.items()):
+            for row in own:
+                if row["method"] == label:
+                    epoch, mean, spread = (np.array(row["curve"][n]) for n in ("epoch", "mean", "std"))
+                    look = style.look(index) | {"linewidth": 1.3, "label": label}
+                    ax.plot(epoch / 1000, mean, **look)
+                    low, high = mean - spread, mean + spread
+                    ax.fill_between(epoch / 1000, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        ax.axhline(best, color=style.INK, linestyle="--", linewidth=0.8, label="best possible")
+        lowest = min(min(row["curve"]["mean"]) for row in own)
+        top = best + 0.15
+        style.below(ax, top, [t for t in _TICKS if lowest - 1 < t < best])
+        ax.set_ylim(top - 1.15 * (top - lowest), best + 0.03)
+        ax.set(xlabel="thousands of epochs, of 12 sweeps each", title=PANELS[panel].title)
         ax.title.set_fontsize(9)
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("mean log-likelihood of a row")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        ax.set_ylabel("log-likelihood a row, exact (nats)")
+        style.tidy(ax)
+        ax.tick_params(labelsize=8)
+    trials = rows[0]["trials"]
+    told = f"four latent units; means of {trials} trials, and one standard deviation"
+    figure.suptitle(told, fontsize=9)
+    style.legend_below(figure, axes, ncols=3 if len(panels) < 3 else 5)
+    figure.savefig(path, dpi=120)
 
 
 def report(out: Path) -> None:
     """Draw and tabulate what there is."""
-    found = gather(out)
-    if not found:
+    found, kept = gather(out), out / "dc_programming.json"
+    if found:
+        rows = [numbers(panel, m, made) for panel, methods in found.items() for m, made in methods.items()]
+        kept.write_text(json.dumps({"runs": rows}, indent=1) + "\n", encoding="utf-8")
+        print(table(rows))
+    elif not kept.exists():
         raise SystemExit(f"no runs in {out / 'raw'}: run some first, without --draw")
-    rows = [numbers(panel, m, made) for panel, methods in found.items() for m, made in methods.items()]
-    draw(found, out / "dc_programming.png")
-    (out / "dc_programming.json").write_text(json.dumps({"runs": rows}, indent=1) + "\n", encoding="utf-8")
-    print(table(rows))
-    print(f"wrote {out / 'dc_programming.png'} and {out / 'dc_programming.json'}")
+    draw(json.loads(kept.read_text(encoding="utf-8"))["runs"], kept.with_suffix(".png"))
+    print(f"wrote {kept.with_suffix('.png')}" + (f" and {kept}" if found else f" of the numbers in {kept}"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

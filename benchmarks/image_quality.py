@@ -41,7 +41,10 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+import bands
 import datasets
+import image_pictures
+from image_pictures import COLUMNS, LINES, shown
 import local_modes
 import numpy as np
 
@@ -60,7 +63,6 @@ from models import gaussian_bernoulli  # noqa: E402
 from shared import common  # noqa: E402
 
 _SPLIT = 0  # seed of the division into training and held-out images
-_COLUMNS, _LINES = 10, 2  # of images shown as drawn, and as many with pixels at their modes
 
 State = dict[str, Any]
 
@@ -124,6 +126,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--sweeps", type=int, default=300, help="of each chain, from noise to its sample")
     add("--epochs", type=int, default=20, help="of the classifier")
     add("--seeds", type=int, nargs="+", default=[0])
+    add("--name", default="", help="of this version, put at the end of the names of its files")
     add("--out", type=Path, default=Path("benchmarks/report"))
     add("--draw", action="store_true", help="run nothing; draw what there is")
     args = parser.parse_args(argv)
@@ -273,7 +276,7 @@ def references(data: Data, args: argparse.Namespace) -> None:
         "held_out": len(data.held_out),
         "classifier": {"units": 64, "accuracy": round(data.features.accuracy, 4)},
         "runs": [
-            {"sampler": n, "drawn": measure(v, data), "shown": shown(v, v[_COLUMNS * _LINES :])}
+            {"sampler": n, "drawn": measure(v, data), "shown": shown(v, v[COLUMNS * LINES :])}
             for n, v in rows.items()
         ],
     }
@@ -282,15 +285,14 @@ def references(data: Data, args: argparse.Namespace) -> None:
     path.write_text(json.dumps(made), encoding="utf-8")
 
 
-def shown(drawn: np.ndarray, modes: np.ndarray) -> list[list[int]]:
-    """The first images as drawn, and as many with pixels at their modes."""
-    count = _COLUMNS * _LINES
-    return np.concatenate([drawn[:count], modes[:count]]).astype(int).tolist()
-
-
 def raw(args: argparse.Namespace, name: str) -> Path:
     """Where a run is kept."""
-    return args.out / "raw" / f"image_quality-{datasets.tag(args.data)}-{name}.json"
+    return args.out / "raw" / f"{stem(args)}-{datasets.tag(args.data)}-{name}.json"
+
+
+def stem(args: argparse.Namespace) -> str:
+    """What files are named by."""
+    return "_".join(filter(None, ["image_quality", args.name]))
 
 
 # -- the report ----------------------------------------------------------------------------------
@@ -312,8 +314,8 @@ def line(made: dict[str, Any]) -> str:
         told = f"{value['extrapolated']:.1f} +- {value['error']:.1f}" if value else ""
         cells.append(f"{value['distance']:>9.1f} {told:>16}" if value else " " * 26)
     method = METHODS.get(made.get("method", ""))
-    fid = method.fid if method and made["sampler"] == method.samplers[0] else ""
-    return "".join(cells) + f"{made['drawn']['labels']:>8.2f}{fid:>8}"
+    fid = method.fid if method and made["sampler"] == method.samplers[0] else None
+    return "".join(cells) + f"{made['drawn']['labels']:>8.2f}{'' if fid is None else fid:>8}"
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
@@ -322,27 +324,19 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join([f"{head}{'FID *':>8}", *map(line, runs), "* as printed: another measure"])
 
 
-def picture(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Images of each, with the distances."""
-    import matplotlib
+def told(made: dict[str, Any]) -> str:
+    """What the pictures are of."""
+    runs = [one for one in made["runs"] if "method" in one]
+    steps, seeds = {one["steps"] for one in runs}, {one["seed"] for one in runs}
+    size = "-".join(map(str, runs[0]["sides"])) if runs else ""
+    return f"{made['data']} in two levels, latent {size}, {max(steps):,} steps, {bands.over(len(seeds))}"
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    lines = -(-len(runs) // 2)
-    figure, axes = plt.subplots(lines, 2, figsize=(9.4, 2.25 * lines), layout="constrained", squeeze=False)
-    for ax in axes.flat:
-        ax.axis("off")
-    for ax, made in zip(axes.flat, runs, strict=False):
-        rows = np.array(made["shown"], float)
-        side = round(rows.shape[1] ** 0.5)
-        ebmpp.plots.plot_units(rows, (side, side), ncols=_COLUMNS, ax=ax)
-        told = f"{made['drawn']['distance']:.1f}"
-        told += f"; pixels at modes {made['modes']['distance']:.1f}" if "modes" in made else ""
-        ax.set_title(f"{label(made)}\ndistance {told}", fontsize=9, loc="left")
-    figure.suptitle("Upper two lines as drawn, lower two the same with pixels at their modes", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def pictures(made: dict[str, Any], kept: Path) -> None:
+    """Distances; and images where these are there."""
+    image_pictures.distances(made["runs"], label, told(made), kept.with_name(f"{kept.stem}_distances.png"))
+    if all("shown" in one for one in made["runs"]):
+        image_pictures.images(made["runs"], label, told(made), kept.with_suffix(".png"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -355,17 +349,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.only:
             for seed in args.seeds:
                 run(name, seed, data, args)
-    if not raw(args, "references").exists():
+    kept = args.out / f"{stem(args)}{'' if args.data == 'mnist' else '_' + datasets.tag(args.data)}.json"
+    if raw(args, "references").exists():
+        made = json.loads(raw(args, "references").read_text())
+        for name in METHODS:
+            for path in sorted(raw(args, "").parent.glob(raw(args, f"{name}-*").name)):
+                made["runs"] += json.loads(path.read_text())
+    elif kept.exists():
+        made = json.loads(kept.read_text(encoding="utf-8"))
+    else:
         raise SystemExit(f"no runs in {args.out / 'raw'}: run some first, without --draw")
-    made = json.loads(raw(args, "references").read_text())
-    for name in METHODS:
-        for path in sorted(raw(args, "").parent.glob(raw(args, f"{name}-*").name)):
-            made["runs"] += json.loads(path.read_text())
-    stem = "image_quality" if args.data == "mnist" else f"image_quality_{datasets.tag(args.data)}"
-    picture(made["runs"], args.out / f"{stem}.png")
+    pictures(made, kept)
     print(table(made["runs"]))
     made["runs"] = [{k: v for k, v in one.items() if k != "shown"} for one in made["runs"]]
-    (args.out / f"{stem}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

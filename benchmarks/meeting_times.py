@@ -31,6 +31,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp.core import random
+from ebmpp.diagnostics import style
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
@@ -113,14 +114,14 @@ def by_time(out: Path) -> None:
             print(f"{model:14} {name:32} {told}", flush=True)
 
 
-#: name: coupling, start, line style
+#: name: coupling, start
 METHODS = {
-    "Algorithm 1, uniform start": (("maximal_independent", "independent"), "uniform", "--"),
-    "Algorithm 3, uniform start": (("maximal", "common"), "uniform", "--"),
-    "maximal everywhere, uniform start": ("maximal", "uniform", "--"),
-    "maximal everywhere, local mode": ("maximal", "local_mode", "-"),
-    "Metropolis, uniform start": ("metropolis", "uniform", "--"),
-    "Metropolis, local mode": ("metropolis", "local_mode", "-"),
+    "Algorithm 1, uniform start": (("maximal_independent", "independent"), "uniform"),
+    "Algorithm 3, uniform start": (("maximal", "common"), "uniform"),
+    "maximal everywhere, uniform start": ("maximal", "uniform"),
+    "maximal everywhere, local mode": ("maximal", "local_mode"),
+    "Metropolis, uniform start": ("metropolis", "uniform"),
+    "Metropolis, local mode": ("metropolis", "local_mode"),
 }
 
 
@@ -162,7 +163,7 @@ def toy(out: Path, sizes: Sequence[int] = SIZES) -> None:
         for d in sizes:
             graph = ebmpp.layered(v=family(d), h=family(d))
             params = graph.init(jax.random.key(d), scheme={"weight": "orthogonal", "bias": "zero"})
-            for name, (coupling, start, _) in METHODS.items():
+            for name, (coupling, start) in METHODS.items():
                 made = found[units, d, name] = steps(graph, params, coupling, start)
                 parts = f"T {made.get('search', 0):5.1f} tau {made.get('tau', np.inf):6.1f}"
                 told = f"steps {made['mean']:7.1f}  {parts}  unmet {made['unmet']:6.1%}"
@@ -178,23 +179,28 @@ def toy(out: Path, sizes: Sequence[int] = SIZES) -> None:
 
 def draw_toy(found: dict[tuple[str, int, str], dict], sizes: Sequence[int], out: Path) -> None:
     """The figure of steps by units, number of units and method: means, and 80 % of the pairs."""
-    figure = plt.figure(figsize=(9.5, 4.3), layout="constrained")
-    for column, units in enumerate(UNITS):
-        axes = figure.add_subplot(1, 2, column + 1)
-        for (name, (_, _, style)), color in zip(METHODS.items(), plt.cm.tab10.colors, strict=False):
+    figure, panels = style.grid(len(UNITS), (5.2, 4.2))
+    for axes, units in zip(panels, UNITS, strict=True):
+        for index, (name, (_, start)) in enumerate(METHODS.items()):
             own = [found[units, d, name] for d in sizes]
             mean, low, high, unmet = ([made[n] for made in own] for n in ("mean", "low", "high", "unmet"))
-            axes.fill_between(sizes, low, high, color=color, alpha=0.12, linewidth=0)
-            axes.plot(sizes, mean, style, color=color, label=name, linewidth=1.5)
-            fill = ["white" if u else color for u in unmet]
-            axes.scatter(sizes, mean, s=20, facecolors=fill, edgecolors=color, zorder=3)
-        axes.set(title=f"units in {units}", xlabel="d", ylabel="local search + meeting time", yscale="log")
-        axes.grid(alpha=0.25)
-    handles, labels = axes.get_legend_handles_labels()
-    note = f"hollow: some pairs unmet after {LIMIT} sweeps, counted as {LIMIT}"
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8, title=note,
-                  title_fontsize=8)  # fmt: skip
-    save(axes, "meeting_times_orthogonal.png", out)
+            color, mark = style.COLORS[index], style.marker(index)
+            line = "-" if start == "local_mode" else "--"
+            axes.fill_between(sizes, low, high, color=color, alpha=0.10, linewidth=0)
+            axes.plot(sizes, mean, line, color=color, marker=mark, label=name, linewidth=1.5, markersize=5)
+            there = [(d, y) for d, y, share in zip(sizes, mean, unmet, strict=True) if share]
+            if there:
+                axes.plot(*zip(*there, strict=True), mark, color=color, markerfacecolor="white", markersize=5)
+        axes.axhline(LIMIT, color=style.FAINT, linewidth=0.8)
+        axes.set(xlabel="visible units, and as many latent ones", yscale="log")
+        axes.set_ylabel("sweeps: local search + meeting time")
+        axes.set_title(f"units in {units}, orthogonal weights, no biases", fontsize=9)
+        axes.yaxis.set_major_formatter("{x:g}")
+        style.tidy(axes)
+    told = f"means and 80 % of 200 pairs; hollow: some pairs unmet after {LIMIT} sweeps, counted as {LIMIT}"
+    figure.suptitle(told, fontsize=9)
+    style.legend_below(figure, panels, ncols=3)
+    figure.savefig(out / "meeting_times_orthogonal.png", dpi=120)
 
 
 def keep(made: dict[str, Any], name: str, out: Path) -> None:

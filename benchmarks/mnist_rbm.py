@@ -152,6 +152,7 @@ def numbers(label: str, seed: int, made: xr.Dataset, method: Method) -> dict[str
         "standard_error_last": round(float(last["standard_error"]), 3),
         "effective_particles_last": round(float(last["effective"]), 1),
         "seconds": round(float(last["seconds"]), 1),
+        "batches": int(last["step"]) // method.updates,
         "ms_a_batch": float(f"{1e3 * a_step(made) * method.updates:.4g}"),
         "sweeps_a_batch": method.sweeps,
         "curve": [
@@ -212,14 +213,14 @@ def draw(rows: list[dict[str, Any]], experiment: Experiment, path: Path) -> None
                 x, values = _curves(own, name, 0, 1)
                 look = look | {"marker": "none"}
             elif name in (panel, "minutes"):
-                x, values = _curves(own, "curve", 3 if name == "minutes" else 0, 1)
-                x = x / 60 if name == "minutes" else x
+                x, values = _curves(own, "curve", 0, 1)
+                x = x * _minutes(own) if name == "minutes" else x
             else:
                 continue
             if values:
                 bands.band(ax, x, values, **look)
     for ax, name in zip(axes, panels, strict=True):
-        ax.set(xlabel="training, in minutes" if name == "minutes" else "epoch")
+        ax.set(xlabel="minutes of training, at its fastest run's pace" if name == "minutes" else "epoch")
         ax.set_ylabel("log-likelihood a held-out row (nats)")
         if name == "meeting_times":
             ax.set(ylabel="mean meeting time (sweeps)", yscale="log")
@@ -232,6 +233,11 @@ def draw(rows: list[dict[str, Any]], experiment: Experiment, path: Path) -> None
     figure.suptitle(f"{experiment.title}: {bands.over(seeds)}", fontsize=10)
     style.legend_below(figure, axes, ncols=min(3, 1 + len(panels)))
     figure.savefig(path, dpi=120)
+
+
+def _minutes(own: list[dict[str, Any]]) -> float:
+    """Of an epoch, by the fastest run: a busy machine stops some."""
+    return min(row["ms_a_batch"] * row["batches"] / row["epochs"] for row in own) / 60_000
 
 
 def _curves(own: list[dict[str, Any]], name: str, x: int, y: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -253,6 +259,7 @@ def report(args: argparse.Namespace) -> None:
         known = next(iter(next(iter(runs.values())).values())).attrs
         made = {"as_printed": experiment.printed, "data": known["data"], "runs": rows}
         made |= {"size": f"{known['visible']}x{known['latent']}"}
+        made |= {"batch_size": args.batch_size, "rate": args.rate}
         kept.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         printed = {m.label: m.minutes for m in experiment.methods.values() if m.minutes is not None}
         print(table(rows), costs(rows, printed), sep="\n\n")
@@ -262,6 +269,8 @@ def report(args: argparse.Namespace) -> None:
     made = json.loads(kept.read_text(encoding="utf-8"))
     size = made.get("size", f"784x{experiment.latent}")
     told = experiment.title.replace(f"784x{experiment.latent}", f"{size} on {made.get('data', 'mnist')}")
+    if made.get("batch_size", experiment.batch_size) != experiment.batch_size:
+        told = told.replace(f"batches of {experiment.batch_size}", f"batches of {made['batch_size']}")
     experiment = experiment._replace(title=told)
     draw(made["runs"], experiment, kept.with_suffix(".png"))
     print(f"wrote {kept.with_suffix('.png')}" + (f" and {kept}" if runs else f" of the numbers in {kept}"))

@@ -5,40 +5,16 @@
 ``python benchmarks/papers.py --list`` prints this table.
 """
 
-from row import AS_PRINTED, NEEDS_DATA, Row, State, smaller
-
-
-def _(text: str) -> tuple[str, ...]:
-    """Options, as one writes them."""
-    return tuple(text.split())
-
+import dc_rows
+from row import AS_PRINTED, NEEDS_DATA, Row, smaller, words as _
 
 QIU, TANIGUCHI = "Qiu et al. (2020)", "Taniguchi et al. (2023)"
-UPADHYA, BREULEUX = "Upadhya, Sastry (2017)", "Breuleux et al. (2011)"
+BREULEUX = "Breuleux et al. (2011)"
 _SEEDS = "--seeds " + " ".join(map(str, range(20)))
 _TEN = "--seeds " + " ".join(map(str, range(10)))
 _TINY = "--data digits --latent 16 --batch-size 100 --epochs 1 --points 2 --temperatures 30"
-_SMALL = "--latent 100 --rows 7200 --name small --temperatures 500"
 _ABLATION = "--only lmi lmi_biased lmi_binary lmi_whole lmi_gaussian"
 _IMAGES = "--data digits --epochs 5 --chains 10 --sides 20 20 --steps 40 --samples 100 --sweeps 10"
-_NEW = "the program is new, and only its quick settings were run"
-
-
-def _mnist(
-    name: str,
-    printed: tuple[str, ...],
-    what: str,
-    experiment: str,
-    small: str,
-    epochs: int,
-    state: State,
-    minutes: float | None = None,
-) -> Row:
-    """A row of ``mnist_rbm.py``: of Upadhya and Sastry, 784x500."""
-    full = f"{experiment} --epochs {epochs} --points 50 --temperatures 10000 {_TEN}"
-    quick, own = (_(f"{experiment} {_TINY}"),), (_(f"{experiment} {small}"),)
-    script = "benchmarks/mnist_rbm"
-    return Row(name, UPADHYA, printed, what, script, quick, own, (_(full),), state, minutes)
 
 
 _ROWS = (
@@ -59,6 +35,8 @@ _ROWS = (
         ),
         (_(f"--only ucd ucd1 truncated persistent pcd_ucd cd1 cd5 cd20 pcd --steps 50000 {_SEEDS}"),),
         smaller("20 seeds, 5 for UCD, where the paper has 100; rate 0.1"),
+        minutes=36,
+        estimated=True,
     ),
     Row(
         "u5p",
@@ -70,16 +48,16 @@ _ROWS = (
         (_("--rate 0.01 --name printed --steps 200 --every 50 --only cd1 cd2 truncated --chains 100"),),
         (
             _(
-                "--rate 0.01 --name printed --steps 40000 --every 500 --only cd1 cd2 cd5 cd10 cd20 pcd "
-                "--seeds 0 1 2 3 4"
+                "--rate 0.01 --name printed --steps 30000 --every 500 --only cd1 cd2 cd5 cd10 cd20 pcd "
+                "--seeds 0 1 --seconds 100"
             ),
             _(
-                "--rate 0.01 --name printed --steps 40000 --every 500 --only truncated --seeds 0 1 "
-                "--seconds 400"
+                "--rate 0.01 --name printed --steps 30000 --every 100 --only truncated --seeds 0 1 "
+                "--seconds 80"
             ),
             _(
-                "--rate 0.32 --name printed_sum --steps 2500 --every 50 --chains 1000 --seeds 0 1 2 "
-                "--only cd1 cd2 cd5 cd10 cd20 pcd truncated"
+                "--rate 0.32 --name printed_sum --steps 2500 --every 50 --chains 320 --seeds 0 1 2 "
+                "--only cd1 cd2 cd5 cd10 cd20 pcd"
             ),
         ),
         (
@@ -88,7 +66,11 @@ _ROWS = (
                 f"--only cd1 cd2 cd5 cd10 cd20 pcd truncated {_SEEDS}"
             ),
         ),
-        smaller(_NEW),
+        smaller(
+            "30,000 steps of the mean over rows, 2,500 of their sum, two or three seeds; CD of 32 and 320 "
+            "chains; UCD stopped after 4,200 steps"
+        ),
+        minutes=8.5,
     ),
     Row(
         "u6",
@@ -98,9 +80,19 @@ _ROWS = (
         "discarded draws, costs",
         "benchmarks/simulated_rbm",
         (_("--steps 10 --points 2 --temperatures 30 --only cd1 pcd_ucd --visible 20 --latent 8 --truth 5"),),
-        (_("--steps 1500 --points 8 --temperatures 1000 --seconds 150 --seeds 0 1 2"),),
+        (
+            _(
+                "--steps 800 --points 4 --temperatures 500 --seconds 60 --seeds 0 1 "
+                "--only cd1 cd2 cd5 cd10 pcd ucd_few published pcd_ucd"
+            ),
+        ),
         (_(f"--steps 10000 {_TEN}"),),
-        smaller("3000 steps of CD-1, PCD and UCD, one seed; CD-2 to CD-10 and figure 9 quick settings alone"),
+        smaller(
+            "3,000 steps of CD-1 and PCD, 1,200 of UCD, 800 of CD-2 to CD-10, one seed; figure 9 by quick "
+            "settings alone"
+        ),
+        minutes=10,
+        estimated=True,
     ),
     Row(
         "u10",
@@ -112,6 +104,8 @@ _ROWS = (
         (_("untrained"),),
         (_("untrained"),),
         AS_PRINTED,
+        minutes=1,
+        estimated=True,
     ),
     Row(
         "u8t",
@@ -120,9 +114,10 @@ _ROWS = (
         "variance of the gradient of b, c and W along training, and its cost",
         "benchmarks/gradient_variance",
         (_("training --steps 10 --points 2 --repeats 3 --truth 5 --only cd1 published"),),
-        (_("training --steps 1000 --points 10 --repeats 10 --seconds 100 --seeds 0 1 2"),),
+        (_("training --steps 400 --points 5 --repeats 6 --seconds 60 --seeds 0 1"),),
         (_(f"training --steps 10000 --points 100 --repeats 20 {_TEN}"),),
-        smaller(_NEW),
+        smaller("400 steps where the paper has 10,000; six repeats at five steps, two seeds"),
+        minutes=10,
     ),
     Row(
         "u9",
@@ -131,9 +126,16 @@ _ROWS = (
         "784x1000 on MNIST: CD-1 to CD-30, PCD, UCD, PCD first; meeting times, discarded draws, costs",
         "benchmarks/mnist_rbm",
         (_(f"ucd {_TINY} --only cd1 cd20 pcd published ucd pcd_ucd"),),
-        (_("ucd --epochs 2 --points 4 --seconds 300"),),
+        (
+            _(
+                "ucd --latent 200 --rows 12000 --name small --epochs 6 --points 6 --temperatures 500 "
+                "--seconds 90"
+            ),
+        ),
         (_("ucd --epochs 40 --points 50 --temperatures 10000"),),
         smaller("MNIST, four epochs where the paper has some forty, one seed; CD-20 and CD-30 not run"),
+        minutes=8,
+        estimated=True,
     ),
     Row(
         "u9f",
@@ -156,6 +158,8 @@ _ROWS = (
         (_("orthogonal"),),
         (_("orthogonal --sizes 1 2 5 10 15 20 25 50 75 100 150 200"),),
         AS_PRINTED,
+        minutes=3,
+        estimated=True,
     ),
     Row(
         "l8",
@@ -167,7 +171,7 @@ _ROWS = (
         (_("--steps 4000"),),
         (_("--sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000"),),
         smaller("784-200-200 of two levels and 4,000 steps, where the paper has 6272-6272-6272 and 100,000"),
-        8.5,
+        minutes=8.5,
     ),
     Row(
         "l8a",
@@ -175,10 +179,14 @@ _ROWS = (
         ("table 2",),
         "UCD-LMI without each of its parts, the correction among them, by that distance",
         "benchmarks/image_quality",
-        (_(f"{_IMAGES} {_ABLATION}"),),
-        (_(f"--steps 2000 {_ABLATION}"),),
-        (_(f"--sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000 {_ABLATION}"),),
-        smaller(_NEW),
+        (_(f"--name parts {_IMAGES} {_ABLATION}"),),
+        (_(f"--name parts --steps 1000 --samples 1000 --sweeps 100 --epochs 10 {_ABLATION}"),),
+        (_(f"--name parts --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000 {_ABLATION}"),),
+        smaller(
+            "quick settings alone, 64-20-20 on 8x8 digits; the same parts at 2,000 steps in the next row"
+        ),
+        minutes=8,
+        estimated=True,
     ),
     Row(
         "lmi",
@@ -190,7 +198,7 @@ _ROWS = (
         (_("--steps 2000 --rate 0.005"),),
         (_("--steps 100000"),),
         smaller("64-12-12 on 8x8 digits, 2,000 steps, so that the likelihood is exact"),
-        8,
+        minutes=8,
     ),
     Row(
         "l6",
@@ -205,6 +213,8 @@ _ROWS = (
             _("--data mnist --grey --sides 6272 6272 --steps 100000 --estimator pcd --no-progress"),
         ),
         smaller("784-500-500 of two levels and 8,000 steps on MNIST, 19 minutes"),
+        minutes=5,
+        estimated=True,
     ),
     Row(
         "l5",
@@ -217,90 +227,7 @@ _ROWS = (
         (_("--data cifar10 --only lmi centered --sides 10000 10000 --steps 100000"),),
         NEEDS_DATA,
     ),
-    Row(
-        "d4",
-        UPADHYA,
-        ("figure 1", "figure 2"),
-        "bars and stripes 3x3, shifting bar: CD, PCD, centered, S-DCP, CS-DCP; a control; Algorithms 3 and 4 "
-        "as printed",
-        "benchmarks/dc_programming",
-        (_("--trials 2 --epochs 500"),),
-        (_("--trials 25 --epochs 50000"),),
-        (_("--trials 25 --epochs 50000"),),
-        smaller("10 trials of 30,000 epochs; the algorithms as printed by quick settings alone"),
-    ),
-    _mnist(
-        "d5",
-        ("figure 3",),
-        "784x100 on 6,000 images of MNIST: ten trials of 20 epochs, with the control",
-        "dc",
-        f"{_SMALL} --epochs 20 --points 5 {_TEN}",
-        200,
-        smaller(_NEW),
-    ),
-    _mnist(
-        "d5l",
-        ("figure 3",),
-        "784x500 on MNIST, one run; held-out likelihood along the way",
-        "dc",
-        "--epochs 3 --points 6",
-        200,
-        smaller("one epoch where the paper has 200, one trial, without the control"),
-    ),
-    _mnist(
-        "d6",
-        ("figure 4",),
-        "the same on OMNIGLOT",
-        "dc",
-        "--data omniglot --name omniglot --epochs 5 --points 5",
-        200,
-        NEEDS_DATA,
-    ),
-    _mnist(
-        "d7",
-        ("figure 5",),
-        "batches of 1000: spectral descent at five rates, CD, S-DCP, CS-DCP",
-        "spectral",
-        f"{_SMALL} --epochs 60 --points 6",
-        250,
-        smaller("784x500, two epochs where the paper has 250, one trial and one rate"),
-    ),
-    _mnist(
-        "d8a",
-        ("figure 6a",),
-        "S-DCP and CS-DCP by learning rate",
-        "rates",
-        f"{_SMALL} --epochs 20 --points 5 --seeds 0 1 2",
-        200,
-        smaller(_NEW),
-    ),
-    _mnist(
-        "d8b",
-        ("figure 6b",),
-        "S-DCP and CS-DCP by d and K', d K' = 24",
-        "inner",
-        f"{_SMALL} --epochs 20 --points 5 --seeds 0 1",
-        200,
-        smaller(_NEW),
-    ),
-    _mnist(
-        "d9a",
-        ("figure 7a",),
-        "S-DCP by batch size",
-        "batches",
-        f"{_SMALL} --epochs 20 --points 5 --seeds 0 1 2",
-        200,
-        smaller(_NEW),
-    ),
-    _mnist(
-        "d9b",
-        ("figure 7b", "table 1"),
-        "S-DCP and CS-DCP by the first params",
-        "starts",
-        f"{_SMALL} --epochs 20 --points 5 --seeds 0 1 2",
-        200,
-        smaller(_NEW),
-    ),
+    *dc_rows.ROWS,
     Row(
         "r4",
         BREULEUX,
@@ -311,6 +238,8 @@ _ROWS = (
         ((), _("--data mnist --hidden 500 --steps 10000 --samples 20000")),
         (_("--data mnist --hidden 500 --steps 10000 --samples 200000"),),
         smaller("20,000 samples (200,000 of Gibbs), MNIST and 8x8 digits, one model of PCD, one seed"),
+        minutes=12,
+        estimated=True,
     ),
     Row(
         "r2",
@@ -335,6 +264,42 @@ _ROWS = (
         NEEDS_DATA,
     ),
     Row(
+        "r3m",
+        BREULEUX,
+        ("figure 3 left", "figure 3 right"),
+        "models by CD, SML, FPCD, herding: Gibbs, rates-FPCD of decay 1 and 0.95, k chosen; grey means",
+        "benchmarks/mixing_models",
+        (_("models --hidden 16 --steps 50 --samples 60 --tune 20 --seeds 0"),),
+        (_("models"),),
+        (_("models --data mnist --hidden 500 --steps 10000 --samples 200000"),),
+        smaller("8x8 digits for words and for USPS, 5,000 samples, three chains a model"),
+        minutes=5.3,
+    ),
+    Row(
+        "r5",
+        BREULEUX,
+        (),
+        "the lower bound that rises while rates-FPCD samples, exact on a 9x4 machine",
+        "benchmarks/mixing_models",
+        (_("bound --steps 50 --samples 100 --seeds 0"),),
+        (_("bound --samples 20000 --seeds 0 1 2 3 4"),),
+        (_("bound --samples 100000 --seeds 0 1 2 3 4 5 6 7 8 9"),),
+        smaller("a machine small enough to sum, where the paper argues without a figure"),
+        minutes=0.7,
+    ),
+    Row(
+        "best",
+        "the four papers and beyond",
+        (),
+        "every trainer on MNIST: held-out likelihood by smc, seconds",
+        "benchmarks/trainers",
+        (_("--data digits --latent 12 --steps 40 --particles 50 --sweeps 1 --seeds 0"),),
+        (_("--steps 3000 --seeds 0"),),
+        (_("--latent 500 --steps 75000 --particles 1000 --sweeps 20"),),
+        smaller("784x100, 3,000 steps (dear methods fewer), one seed"),
+        minutes=13,
+    ),
+    Row(
         "u8",
         "ours, after Qiu et al. (2020)",
         (),
@@ -344,6 +309,7 @@ _ROWS = (
         ((),),
         (_("--repeats 2000"),),
         AS_PRINTED,
+        minutes=2,
     ),
     Row(
         "ais",
@@ -355,6 +321,8 @@ _ROWS = (
         ((),),
         (_("--repeats 100 --temperatures 20 300 10000"),),
         smaller("20 repeats, small models whose log Z is exact"),
+        minutes=10,
+        estimated=True,
     ),
 )
 ROWS = {row.name: row for row in _ROWS}

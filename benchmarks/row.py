@@ -9,6 +9,11 @@ Options = tuple[tuple[str, ...], ...]
 """A tuple of options a run."""
 
 
+def words(text: str) -> tuple[str, ...]:
+    """Options, as one writes them."""
+    return tuple(text.split())
+
+
 @dataclasses.dataclass(frozen=True)
 class State:
     """What became of a row: one of three things, and why."""
@@ -51,7 +56,9 @@ class Row:
     """The paper's own size."""
     state: State
     minutes: float | None = None
-    """Of the default settings, where they were measured."""
+    """Of the default settings on two cores, other programs beside."""
+    estimated: bool = False
+    """Whether from a part of them."""
 
     def options(self, settings: str) -> Options:
         """Of quick, small or paper settings."""
@@ -60,4 +67,6 @@ class Row:
     @property
     def time(self) -> str:
         """Of the default settings."""
-        return "unmeasured" if self.minutes is None else f"{self.minutes:g} min"
+        if self.minutes is None:
+            return "no time without its files"
+        return f"{self.minutes:g} min" + (", estimated from a part" if self.estimated else "")

@@ -208,7 +208,7 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
     matplotlib.use("agg")
 
     told = [name for name in _COUPLED if any(name in row for row in rows)]
-    figure, axes = style.grid(3 + len(told), (5.0, 3.6), ncols=3)
+    figure, axes = style.grid(3 + len(told), (5.0, 3.6), ncols=2 if len(told) == 1 else 3)
     panels = [("log_likelihood", "step"), ("held_out", "step"), ("held_out", "seconds")]
     for index, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
         own = [row for row in rows if row["method"] == label]
@@ -235,7 +235,8 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
         ax.set(xlabel="step", ylabel=_COUPLED[name], ylim=(0, None))
     for ax in axes:
         style.tidy(ax)
-    axes[0].set_title(bands.over(len({row.get("seed", 0) for row in rows})), fontsize=9)
+    seeds = bands.over(len({row.get("seed", 0) for row in rows}))
+    figure.suptitle(f"1,000 rows of a known 200x20 machine, fitted with 100 units: {seeds}", fontsize=9)
     style.legend_below(figure, axes, ncols=3)
     figure.savefig(path, dpi=110)
 
