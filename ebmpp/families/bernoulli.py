@@ -19,7 +19,7 @@ from ebmpp.families.family import Family
 
 @jax.custom_jvp
 def softplus(eta: PerUnit) -> PerUnit:
-    """log(1 + exp(eta)); its derivative is one sigmoid, where JAX makes a logarithm and two exponentials."""
+    """log(1 + exp(eta)), whose derivative is one sigmoid: JAX makes a logarithm and two exponents of it."""
     return jax.nn.softplus(eta)
 
 

@@ -197,8 +197,8 @@ def unbiased_expectation(
         or when one draw takes 1024 trials for each of them; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
         or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
-        not like the others). With "raise", and 2^22 numbers of all pairs together or more, sums over 128
-        blocks of pairs are kept in place of a row a pair, whose spread the standard error is by.
+        not like the others). With "raise", and more than 2^22 numbers of all pairs together, sums over 128
+        blocks of pairs are kept in place of a row a pair, and the standard error is by their spread.
     :param num_slots: pairs that run at once, on each device; only speed depends on it. By default as many as
         suit the device: 64 on a CPU, 4096 elsewhere.
     :param mesh: devices to share the pairs, over the mesh's first axis: the pairs are those of one device,
