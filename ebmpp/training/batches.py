@@ -158,7 +158,7 @@ class DeviceRows:
 
 
 class HostRows:
-    """Memory-mapped arrays: a batch's rows are read and checked when their step comes."""
+    """Memory-mapped arrays: a batch's rows are read and checked when they are asked for."""
 
     def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
         self.graph, self.table, self.order, self.batch_size = graph, table, order, order.batch_size

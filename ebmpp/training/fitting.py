@@ -105,13 +105,14 @@ def fit(
 ) -> Fit:
     """Maximise the likelihood of ``data`` by stochastic gradients.
 
-    One step is compiled once. Batches are rows of a fresh permutation each epoch.
+    One step is compiled once; from the 1,000th of a stage on it is compiled again, and several go into one
+    program, where nobody looks between them. Batches are rows of a fresh permutation each epoch.
 
     ``data`` are one of these:
 
     * arrays, which are put on the device: rows of the visible blocks, ``(rows, *shape)`` each, in a dict, or
       a bare array for a single block. Lists, data frames and whatever else has ``__array__`` will do;
-    * ``numpy.memmap`` arrays, likewise: each step's rows are read from the file and checked when their step
+    * ``numpy.memmap`` arrays, likewise: each step's rows are read from the file and checked before their step
       comes, and the base rates are those of some thousand rows;
     * batches that somebody else makes: an iterable of arrays or dicts, or a function that returns one. All
       have one size, each is used once, and the first makes the base rates. A resumed run passes over those
