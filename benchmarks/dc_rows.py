@@ -106,7 +106,7 @@ ROWS = (
         "inner",
         f"{_SMALL} --epochs 6 --points 3 --seeds 0 1",
         200,
-        smaller(f"{_PAID}, 6 epochs where the paper has 200, two trials"),
+        smaller("quick settings alone: 64x16 on 8x8 digits, one epoch"),
         minutes=6,
         estimated=True,
     ),
