@@ -84,7 +84,7 @@ ROWS = (
         f"{_ROWS_2500} --batch-size 250 --epochs 20 --points 5",
         250,
         smaller(
-            "784x50, 2,500 rows of MNIST in batches of 250, 20 epochs where the paper has 250, one trial"
+            "784x500, two epochs where the paper has 250, one trial and one rate; the default is not run yet"
         ),
         minutes=6,
         estimated=True,
