@@ -117,7 +117,7 @@ ROWS = (
         "batches",
         f"{_SMALL} --epochs 6 --points 3 --seeds 0 1",
         200,
-        smaller(f"{_PAID}, 6 epochs where the paper has 200, two trials"),
+        smaller("784x50, 2,500 rows of MNIST, 6 epochs where the paper has 200, two trials"),
         minutes=3.8,
     ),
     _mnist(
