@@ -133,7 +133,9 @@ _ROWS = (
             ),
         ),
         (_("ucd --epochs 40 --points 50 --temperatures 10000"),),
-        smaller("MNIST, four epochs where the paper has some forty, one seed; CD-20 and CD-30 not run"),
+        smaller(
+            "MNIST, four epochs where the paper has some forty, one seed; CD-20, CD-30 by quick settings"
+        ),
         minutes=8,
         estimated=True,
     ),
