@@ -211,12 +211,13 @@ class Loop:
         stage, chosen = self.stages[number], self._selected(step, stop, number, state)
         told = {"stage": np.int32(number)} if self.stages.scheduled else {}
         args = (self.graph, stage.estimator, stage.optimizer, self.key, state)
-        if self._goes_alone(step, number):
+        size = room(chosen[0])
+        if size == 1 or self._goes_alone(step, number):
             state, metrics = one_step(*args, np.uint32(step), chosen[0])
             sharding.settle(state)
             self.log.append({**metrics, **told})
             return state, step + 1
-        begin, count, size = time.monotonic(), len(chosen), room(chosen[0])
+        begin, count = time.monotonic(), len(chosen)
         state, metrics = several_steps(*args, np.uint32(step), np.int32(count), packed(chosen, size))
         each = {name: np.full(count, value) for name, value in told.items()}
         self.log.append({**metrics, **each}, several=count)

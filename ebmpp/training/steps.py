@@ -24,7 +24,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection
 
-_ROOM, _BYTES = 50, 2**22  # of the batches that one program takes, which lie on the device together
+_ROOM, _BYTES = 50, 2**22  # of the batches that one program takes, which are copied side by side
 
 
 class State(NamedTuple):
@@ -103,10 +103,9 @@ def one_step(
 
 
 def room(given: Selection) -> int:
-    """How many batches like this one go into one program."""
-    if given.index is not None:
-        return _ROOM
-    return max(1, min(_ROOM, _BYTES // max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(given)))))
+    """How many batches like this one go into one program: 1 where their copies would take what it saves."""
+    together = _ROOM * sum(leaf.nbytes for leaf in jax.tree.leaves(given))
+    return _ROOM if given.index is not None or together <= _BYTES else 1
 
 
 def packed(chosen: Sequence[Selection], size: int) -> Selection | tuple[Selection, ...]:

@@ -18,7 +18,7 @@ from ebmpp import CD, UCD, Stage
 from ebmpp.core.programs import Programs
 from ebmpp.errors import DataError, DivergenceError
 from ebmpp.training import EarlyStop, ahead, loop, steps
-from ebmpp.training.batches import as_source
+from ebmpp.training.batches import Selection, as_source
 from ebmpp.training.loop import Loop
 from ebmpp.training.schedule import Stages
 
@@ -99,6 +99,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(data, tmp_path, monkeyp
         last = numbered(data, num_steps=stop, checkpoint_dir=tmp_path, resume=True, **given)
         assert last.history.sizes["step"] == stop
     assert_same_run(last, whole)
+
+
+def test_large_batches_from_the_host_go_one_by_one():
+    of = lambda rows, index: Selection({"a": jnp.zeros((rows, 200))}, index)
+    assert [steps.room(of(100, None)), steps.room(of(110, None)), steps.room(of(110, np.arange(3)))] == [
+        50,
+        1,
+        50,
+    ]
 
 
 def test_pairs_that_have_to_meet_go_one_by_one():
