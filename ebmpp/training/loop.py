@@ -34,9 +34,8 @@ from ebmpp.training.watching import Watch
 
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
 _ALONE = 1000  # steps that win as much by going together as their program takes to compile
-_LONG = (
-    0.1  # seconds: what is dispatched at once takes no longer, for a bar moves and Ctrl-C is heard between
-)
+# What is dispatched at once takes no longer, in seconds: a bar moves, and Ctrl-C is heard, between.
+_LONG = 0.1
 
 
 def _check_missing(estimator: Estimator, given: Selection) -> None:
