@@ -45,12 +45,11 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P  # noqa: E402
 
 import ebmpp  # noqa: E402
-from ebmpp.core import random  # noqa: E402
+from ebmpp.core import backend, random  # noqa: E402
 from ebmpp.moves.layer import gibbs_sweep  # noqa: E402
 from ebmpp.moves.move import draw_sweep  # noqa: E402
 from ebmpp.moves.sweeps import resolve_moves  # noqa: E402
 from ebmpp.moves.target import Target  # noqa: E402
-from ebmpp.sampling import slots  # noqa: E402
 from ebmpp.sampling.accumulators import EnergyGradient  # noqa: E402
 from ebmpp.sampling.engine import Window, run_pairs  # noqa: E402
 from ebmpp.training.steps import estimate_step  # noqa: E402
@@ -201,11 +200,11 @@ def as_on_a_processor(lower: Callable[[], Any]) -> Callable[[], Any]:
     """With a processor's slots and stages."""
 
     def call() -> Any:
-        slots.accelerated = lambda: False
+        backend.accelerated = lambda: False
         try:
             return lower()
         finally:
-            slots.accelerated = lambda: True
+            backend.accelerated = lambda: True
 
     return call
 
@@ -217,7 +216,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/report/gpu_compile.json"))
     args = parser.parse_args()
     where, told = device(), {}
-    slots.accelerated = lambda: True
+    backend.accelerated = lambda: True
     cases: dict[str, Callable[[], Any]] = {
         "sweeps 784x500": lambda: sweeps(RBM, 1000, where),
         "CD-1 784x500": lambda: divergence(where),

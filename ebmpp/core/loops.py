@@ -8,12 +8,14 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core import backend
+
 _LEAST = 8192  # numbers: below, the loop costs more than it saves
 
 
 def pays(numbers: int) -> bool:
     """Whether :func:`apart` does, for so many numbers: not where a loop inside a loop waits for the host."""
-    return jax.default_backend() == "cpu" and numbers >= _LEAST
+    return numbers >= _LEAST and not backend.accelerated()
 
 
 def apart(make: Callable[[], Array]) -> Array:

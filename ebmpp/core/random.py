@@ -18,6 +18,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ebmpp.core import backend
 from ebmpp.core.types import Numbers
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -100,7 +101,7 @@ def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     # On a CPU the root of a square is the number itself, to the last bit. XLA copies what is cheap into every
     # fusion that reads it, and takes a hash to be cheap and a root not: without it a coupled layer hashed its
     # words five times for three, and compiled as much more.
-    return lax.sqrt(u * lax.optimization_barrier(u)) if jax.default_backend() == "cpu" else u
+    return u if backend.accelerated() else lax.sqrt(u * lax.optimization_barrier(u))
 
 
 def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:

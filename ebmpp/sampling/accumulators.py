@@ -14,7 +14,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, sharding
+from ebmpp.core import backend, checks, sharding
 from ebmpp.core.precision import in_full
 from ebmpp.core.types import Counts, PerRow, Rows
 from ebmpp.errors import ArgumentError
@@ -114,7 +114,7 @@ class Function:
         del target
         where, size, rows = jobs if self.rows is None else jobs % self.rows, self.size(), len(weights)
         put = lambda total, value, w, at: total.at[at].add(_weighted(w, value))
-        if size >= _WIDE and jax.default_backend() == "cpu":
+        if size >= _WIDE and not backend.accelerated():
             # one by one, those that count: XLA adds a value where it belongs as it makes it, a fifth of the
             # time of making all and scattering them
             order = jnp.argsort(weights == 0, stable=True)

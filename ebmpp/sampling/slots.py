@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from jaxtyping import Bool, Int32
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core import backend
 from ebmpp.core.types import Chains, Counts, Keys, Which
 from ebmpp.moves.move import Flags
 
@@ -98,7 +98,9 @@ class Slots(NamedTuple):
             )
 
         # A branch waits for the host there; here it saves a gather a sweep.
-        loaded = load(self) if accelerated() else lax.cond(take.any(), load, lambda slots: slots, self)
+        loaded = (
+            load(self) if backend.accelerated() else lax.cond(take.any(), load, lambda slots: slots, self)
+        )
         return loaded, started + take.sum(dtype=jnp.int32)
 
 
@@ -140,18 +142,13 @@ class Packed(NamedTuple):
         return Packed(z, {b: change(s, 0) for b, s in self.same.items()}, change(self.numbers, 1))
 
 
-def accelerated() -> bool:
-    """Whether programs are for something else than a CPU."""
-    return jax.default_backend() != "cpu"
-
-
 def first_size(num_slots: int | None, num_jobs: int) -> int:
     """How many slots there are at first: no more than there are jobs, but for a power of two.
 
     :param num_slots: None for as many as suit the device.
     """
     if num_slots is None:
-        num_slots = _ACCELERATED_SLOTS if accelerated() else _SLOTS
+        num_slots = _ACCELERATED_SLOTS if backend.accelerated() else _SLOTS
     return min(num_slots, 1 << (num_jobs - 1).bit_length())
 
 
@@ -173,7 +170,7 @@ def stages(size: int) -> list[Stage]:
 
     :param size: slots at first.
     """
-    if accelerated():
+    if backend.accelerated():
         sizes = [size]
         while sizes[-1] >= 4 * _ACCELERATED_STOP:
             sizes.append(sizes[-1] // 4)

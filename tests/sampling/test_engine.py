@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered
-from ebmpp.core import random
+from ebmpp.core import backend, random
 from ebmpp.moves.couplings import resolve
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.layer import gibbs_sweep
@@ -267,7 +267,7 @@ def test_many_slots_and_no_small_stage_on_an_accelerator(monkeypatch: pytest.Mon
     graph, params = model("rbm")
     few = run(graph, params, 5, (2, 6, 3), num_slots=16)
     assert slots.first_size(None, 10**6) == 64
-    monkeypatch.setattr(slots, "accelerated", lambda: True)
+    monkeypatch.setattr(backend, "accelerated", lambda: True)
     assert slots.first_size(None, 10**6) == 4096
     assert [stage[:2] for stage in slots.stages(4096)] == [(4096, 4096), (1024, 1024), (256, 256)]
     run_pairs.clear_cache()

@@ -1,0 +1,10 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""What programs are compiled for: asked here alone, where another device's can be asked for without one."""
+
+import jax
+
+
+def accelerated() -> bool:
+    """Whether programs are for something else than a CPU."""
+    return jax.default_backend() != "cpu"
