@@ -355,7 +355,8 @@ class _Engine:
             accepted=jnp.where(ready, False, accepted),
             active=slots.active & ~broken,
         )
-        tally = tally._replace(attempts=tally.attempts + at, broken=tally.broken + broken)
+        plus = lambda counted, some: counted + some.astype(counted.dtype)
+        tally = tally._replace(attempts=plus(tally.attempts, at), broken=plus(tally.broken, broken))
         if move.proposes:
             tally = tally._replace(
                 proposals=tally.proposals + jnp.where(at, 2 * move.proposes, 0),
