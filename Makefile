@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 WORKERS ?= 2
 # A file stays with one worker: most of the time goes into compiling, and its tests share what is compiled.
-# In the order of tests/conftest.py, tutorials first: few and long, they would else come last, on one worker.
+# In the order of conftest.py, tutorials first: few and long, they would else come last, on one worker.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What a new version of jax, numpyro, xarray or ArviZ is likely to break.
 FAST ?= tests/data/test_data.py tests/core/test_random.py tests/graph/test_graph.py tests/graph/test_graph_errors.py \

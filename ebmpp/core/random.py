@@ -91,6 +91,11 @@ def _folded(key: Array, first: Array, second: Array) -> Array:
 
 def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
     """``count`` random words a row."""
+    return _words(key, count)
+
+
+@partial(jax.jit, static_argnums=1, inline=True)
+def _words(key: Array, count: int) -> Array:
     half = jnp.uint32((count + 1) // 2)
     index = jnp.arange(count, dtype=jnp.uint32)
     second = index >= half

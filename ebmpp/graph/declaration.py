@@ -90,13 +90,23 @@ def _param_shapes(
     :raises DeclarationError: for an energy that fails.
     :raises NotMultiAffineError: for one that is not affine in each unit's statistics.
     """
-    made = {}
+    floats = jnp.result_type(float)
+    scope = lambda f: tuple((b, families[b], splits.get(b)) for b in f.blocks)
+    return {f.name: _probed(f, scope(f), floats) for f in factors}
+
+
+@functools.lru_cache(maxsize=64)
+def _probed(factor: Factor, scope: tuple[tuple[str, Family, SplitBlock | None], ...], floats: Any) -> Any:
+    """Shapes of a factor's params. What was found once holds in every other graph with these blocks.
+
+    :param floats: jax's default type of them.
+    """
+    del floats  # what is found is of this type
+    families, splits = {b: f for b, f, _ in scope}, {b: s for b, _, s in scope if s is not None}
     with jax.ensure_compile_time_eval():  # the probe looks at values, also in a model that is traced
-        for factor in factors:
-            params = _first_params(factor, families)
-            probe(factor, families, params, splits)
-            made[factor.name] = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
-    return made
+        params = _first_params(factor, families)
+        probe(factor, families, params, splits)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
 
 
 def _first_params(factor: Factor, families: Mapping[str, Family]) -> Any:

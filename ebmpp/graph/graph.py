@@ -18,7 +18,8 @@ from jax.typing import ArrayLike
 
 from ebmpp.core import checks
 from ebmpp.core.display import Card, Shown
-from ebmpp.core.types import Draws, Natural, Params, StateLike
+from ebmpp.core.programs import compiled
+from ebmpp.core.types import Draws, Natural, Params, PerRow, Rows, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
 from ebmpp.graph import cards, drawing, energy, initialization, networks, normalization, states, tables
@@ -235,14 +236,12 @@ class FactorGraph(Declaration, Shown):
         :raises StateError: missing or unknown block, wrong shape, NaN, or outside the support.
         """
         rows, batch = self._rows(params, x, self.families)
-        value = jax.vmap(lambda t: energy.energy(self, params, t))(self.statistics(rows))
-        return value.reshape(batch)
+        return _energies(self, params, rows).reshape(batch)
 
     def log_density(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
         """log p(x) + log Z: minus the energy, plus the base measures."""
         rows, batch = self._rows(params, x, self.families)
-        base = jax.vmap(lambda r: energy.log_base_measure(self, r))(rows)
-        return base.reshape(batch) - self.energy(params, x)
+        return _log_densities(self, params, rows).reshape(batch)
 
     def _law(self, params: Params, x: StateLike, block: str) -> tuple[Natural, Family]:
         """Natural parameters of a block, or of a part of one such as "x[0]", and their family."""
@@ -252,12 +251,8 @@ class FactorGraph(Declaration, Shown):
         needed, x = self.neighbours([name]) + ((name,) if name in self.splits else ()), self._as_state(x)
         rows, batch = self._rows(params, {b: x[b] for b in x if b in self.splits or b != name}, needed)
         family = self.families[name]
-        if not rows:
-            eta = energy.natural(self, params, {}, [name])[name]
-        else:
-            t = self.statistics(rows)
-            eta = jax.vmap(lambda t: energy.natural(self, params, t, [name])[name])(t)
-            eta = eta.reshape(batch + family.statistic_shape)
+        eta = _naturals(self, name, params, rows)
+        eta = eta.reshape(batch + family.statistic_shape) if rows else eta
         if part is None:
             return eta, family
         units = self.splits[name].units[part]
@@ -313,10 +308,8 @@ class FactorGraph(Declaration, Shown):
         states.refuse_together(self, blocks)
         rows, known, batch = states.as_partial_rows(self.families, kept, needed)
         states.refuse_together(self, blocks, known)
-        if not rows:  # nothing is kept, so there is no axis to map over
-            return energy.log_unnormalized(self, params, {}, blocks)
-        value = jax.vmap(lambda r, k: energy.log_unnormalized(self, params, r, blocks, k))(rows, known)
-        return value.reshape(batch)
+        value = _log_marginals(self, blocks, params, rows, known)
+        return value.reshape(batch) if rows else value
 
     def free_energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
         """F with p(x) proportional to exp(-F(x)): the blocks that ``x`` leaves out are summed out.
@@ -327,6 +320,35 @@ class FactorGraph(Declaration, Shown):
         """
         x = self._as_state(x)
         return -self.marginal(params, x, [b for b in self.families if b not in x])
+
+
+# -- programs of what is asked from the host: op by op each is a dozen or two, which compile one by one ----
+
+
+@compiled(statics=1)
+def _energies(graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
+    return jax.vmap(lambda t: energy.energy(graph, params, t))(graph.statistics(rows))
+
+
+@compiled(statics=1)
+def _log_densities(graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
+    return energy.log_density(graph, params, rows)
+
+
+@compiled(statics=2)
+def _naturals(graph: FactorGraph, block: str, params: Params, rows: Rows) -> Natural:
+    """Of one block, ``(rows, ...)``; without a row where nothing is around it."""
+    one = lambda t: energy.natural(graph, params, t, [block])[block]
+    return jax.vmap(one)(graph.statistics(rows)) if rows else one({})
+
+
+@compiled(statics=2)
+def _log_marginals(
+    graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows, known: Rows
+) -> Array:
+    """Of each row; of no row where nothing is kept."""
+    one = lambda row, known: energy.log_unnormalized(graph, params, row, blocks, known)
+    return jax.vmap(one)(rows, known) if rows else one({}, {})
 
 
 def layered(**blocks: Family) -> FactorGraph:

@@ -159,7 +159,8 @@ class RowKernel(MCMCKernel, Generic[S]):
         shape = lambda b: target.graph.families[b].shape
         rows = lambda b, v: jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
         init = {b: rows(b, v) for b, v in (init_params or {}).items()}
-        return search.start(target, target.keys(rng_key, 0), init, self.start, target.free)
+        keys = target.keys(rng_key, 0)
+        return search.started(target, keys, init, kind=self.start, blocks=target.free)
 
 
 def is_batched(rng_key: Array) -> bool:

@@ -165,7 +165,9 @@ def local_search(
 
     held = (spread(rows, given.batch) for rows in (given.whole, given.partial, given.keep))
     target, key = Target(graph, params, states.Given(*held, batch)), random.key_pair(rng_key)
-    x = search.start(target, random.fold_in(key, 0, jnp.arange(target.num_rows)), spread(start, start_batch))
+    x = search.started(
+        target, random.fold_in(key, 0, jnp.arange(target.num_rows)), spread(start, start_batch)
+    )
     found = _search(target, x, random.fold_in(key, 1, jnp.arange(target.num_rows)))
     shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in found.x.items()}
     return LocalMode(shaped, found.steps.reshape(batch))

@@ -30,7 +30,7 @@ from ebmpp.moves.target import Pool, Target
 from ebmpp.sampling.accumulators import Function, check_function
 from ebmpp.sampling.engine import Outcome, Window, run_pairs
 from ebmpp.sampling.pools import with_pool
-from ebmpp.sampling.search import STARTS, start
+from ebmpp.sampling.search import STARTS, started
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
@@ -278,9 +278,6 @@ def few_accepted(who: str, acceptance: float) -> str:
     )
 
 
-_start = jax.jit(start, static_argnames="kind")
-
-
 def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array) -> Blocks:
     """One start a pair, checked: shapes ``(num_pairs, *shape)``."""
     given, held, kind = init, target.given, "uniform"
@@ -301,7 +298,7 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
             raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")
     if held.keep and held.batch:
         raise StateError("observed units are the same in all pairs: give Observed without leading axes")
-    return _start(target, random.fold_in(key, jnp.arange(num_pairs)), rows, kind=kind)
+    return started(target, random.fold_in(key, jnp.arange(num_pairs)), rows, kind=kind)
 
 
 def check_max_sweeps(name: str, value: object, lag: int) -> int | None:

@@ -12,6 +12,7 @@ of the past, taken anew after 1, 2, 4, ... passes (Brent's algorithm), and the s
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
@@ -130,6 +131,10 @@ def start(
     spread = lambda b, v: jnp.broadcast_to(v, (len(keys), *v.shape[1:])).astype(graph.families[b].dtype)
     x |= {b: spread(b, v) for b, v in {**(init or {}), **target.clamped}.items()}
     return near_modes(target, target.hold(x), keys) if kind == "local_mode" else target.hold(x)
+
+
+#: The same as a program, for the host: op by op it is some seventy, of which each compiles.
+started = jax.jit(start, static_argnames=("kind", "blocks"))
 
 
 def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:
