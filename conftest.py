@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that must stand before jax starts; shared helpers live in helpers.py."""
+"""Settings that must stand before jax starts, for tests and for examples in docstrings."""
 
 from collections.abc import Iterator
 import contextlib
@@ -31,6 +31,12 @@ _SAMPLING = ("accumulators", "engine", "past", "perfect", "random_cluster", "sea
 _ROOMS = ("core.random", "families", "graph", "moves", "estimators", "training")
 _CHECKED = [*_ROOMS, *(f"sampling.{name}" for name in _SAMPLING)]
 install_import_hook([f"ebmpp.{name}" for name in _CHECKED], "shapes.check")
+
+from ebmpp.sampling import slots
+
+# One loop to compile in place of two, 4.0 s of a processor in place of 6.6. What pairs make does not depend on
+# it; tests/sampling/test_engine.py asks for more, and tutorials, in their own processes, have what users have.
+slots._SLOTS = 8
 
 # Examples of such a function are those of the one that is wrapped.
 _from_module = doctest.DocTestFinder._from_module

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+import jax
+
 from page_blocks import python_blocks
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,7 @@ def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     namespace = {"__name__": page.stem}
     for block in python_blocks(page.read_text(encoding="utf-8")):
         exec(compile(block, str(page), "exec"), namespace)
+    jax.clear_caches()  # pages share few programs, and all of them together take 5 GB
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

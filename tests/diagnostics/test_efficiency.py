@@ -89,7 +89,7 @@ def energy(x: dict) -> jax.Array:
 
 
 def estimate(k: int = 1, m: int = 1, lag: int = 1, **options: Any) -> UnbiasedEstimate:
-    given = {"num_pairs": 4000, "num_slots": 16, "rng_key": jax.random.key(2)} | options
+    given = {"num_pairs": 4000, "num_slots": 8, "rng_key": jax.random.key(2)} | options
     init = {b: jnp.asarray(x) for b, x in START.items()}
     return ebmpp.unbiased_expectation(GRAPH, PARAMS, energy, k=k, m=m, lag=lag, init=init, **given)
 

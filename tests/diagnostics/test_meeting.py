@@ -94,7 +94,7 @@ def spins(x: dict) -> jax.Array:
 
 def estimate(lag: int, **options: Any) -> ebmpp.sampling.expectation.UnbiasedEstimate:
     """Gibbs pairs that all met."""
-    given = {"num_pairs": PAIRS, "rng_key": jax.random.key(2), "num_slots": 16} | options
+    given = {"num_pairs": PAIRS, "rng_key": jax.random.key(2), "num_slots": 8} | options
     init = {b: jnp.asarray(x) for b, x in START.items()}
     return ebmpp.unbiased_expectation(GRAPH, PARAMS, spins, lag=lag, init=init, **given)
 

@@ -134,7 +134,7 @@ def test_direction_is_j_times_its_transpose(name):
 @pytest.mark.slow  # compiles the engine
 def test_mean_direction_of_an_unbiased_estimator_is_that_of_the_exact_gradient():
     data = {"a": jnp.tile(DATA["a"], (100, 1))}
-    estimator = Centered(UCD(k=1, num_slots=16), sliding=0.0)
+    estimator = Centered(UCD(k=1, num_slots=8), sliding=0.0)
     state = estimator.init(RBM, PARAMS, data, 400, key(0))
     made = []
     for seed in range(40):

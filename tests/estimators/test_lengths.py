@@ -83,7 +83,7 @@ def test_measured_variance_is_at_most_what_was_predicted(scale: float) -> None:
     unit = np.asarray(jax.vmap(fn)(draws)).var(0, ddof=1).sum()
 
     def measured(length: int, m: int) -> tuple[float, np.ndarray]:
-        options = {"init": draws, "k": length, "m": m, "lag": length, "num_slots": 16}
+        options = {"init": draws, "k": length, "m": m, "lag": length, "num_slots": 8}
         made = ebmpp.unbiased_expectation(graph, params, fn, rng_key=key(1), num_pairs=2000, **options)
         return float((made.standard_error**2).sum() * 2000 / unit), made.meeting_time - length
 

@@ -49,23 +49,23 @@ def ones(key: jax.Array) -> dict[str, jax.Array]:
 @pytest.mark.parametrize(
     ("name", "estimator"),
     [
-        ("rbm", UCD(k=1, num_slots=16)),
-        ("rbm", UCD(num_slots=16)),
-        ("rbm", UCD(target_variance=0.4, num_slots=16)),
-        slow("rbm", UCD(m=0, num_slots=16)),
-        slow("rbm", UCD(m=3, num_slots=16)),
-        slow("gaussian", UCD(k=2, m=4, lag=2, num_slots=16)),
-        slow("deep", UCD(k=1, num_slots=16)),  # the positive phase is a second set of pairs
-        ("rbm", UCD(start="persistent", num_pairs=300, num_slots=16)),
-        slow("rbm", UCD(k=1, start="uniform", num_slots=16, marginalize="b")),
-        slow("rbm", UCD(k=1, start=ones, num_slots=16)),
-        slow("rbm", UCD(target_variance=1.3, num_slots=16)),
-        slow("rbm", UCD(target_cost=12.0, num_slots=16)),
-        slow("gaussian", UCD(k=2, num_slots=16, marginalize="layers")),
-        slow("deep", UCD(num_slots=16, start="local_mode", marginalize="layers")),
-        slow("deep", UCD(num_slots=16, start="persistent", marginalize=("h1",), coupling="common")),
+        ("rbm", UCD(k=1, num_slots=8)),
+        ("rbm", UCD(num_slots=8)),
+        ("rbm", UCD(target_variance=0.4, num_slots=8)),
+        slow("rbm", UCD(m=0, num_slots=8)),
+        slow("rbm", UCD(m=3, num_slots=8)),
+        slow("gaussian", UCD(k=2, m=4, lag=2, num_slots=8)),
+        slow("deep", UCD(k=1, num_slots=8)),  # the positive phase is a second set of pairs
+        ("rbm", UCD(start="persistent", num_pairs=300, num_slots=8)),
+        slow("rbm", UCD(k=1, start="uniform", num_slots=8, marginalize="b")),
+        slow("rbm", UCD(k=1, start=ones, num_slots=8)),
+        slow("rbm", UCD(target_variance=1.3, num_slots=8)),
+        slow("rbm", UCD(target_cost=12.0, num_slots=8)),
+        slow("gaussian", UCD(k=2, num_slots=8, marginalize="layers")),
+        slow("deep", UCD(num_slots=8, start="local_mode", marginalize="layers")),
+        slow("deep", UCD(num_slots=8, start="persistent", marginalize=("h1",), coupling="common")),
         # so small that uniform proposals are accepted, and the name is true
-        slow("deep", LocalModeUCD(num_slots=16)),
+        slow("deep", LocalModeUCD(num_slots=8)),
     ],
 )
 def test_mean_gradient_is_that_of_the_negative_log_likelihood(name: str, estimator: UCD) -> None:
@@ -86,7 +86,7 @@ def test_mean_gradient_is_that_of_the_negative_log_likelihood(name: str, estimat
 
 def test_adaptive_lag_follows_the_past_only() -> None:
     graph, params, data = problem("rbm")
-    estimator = UCD(num_slots=16)
+    estimator = UCD(num_slots=8)
     assert estimator.adaptive and not UCD(k=1).adaptive
     first = estimator.init(graph, params, data, ROWS, key(0))
     assert first == (1.0, 1.0, {}, 0, {})
@@ -107,7 +107,7 @@ def test_adaptive_lag_follows_the_past_only() -> None:
 def test_metrics_tell_the_meeting_times() -> None:
     graph, params, data = problem("rbm")
     state = UCD().init(graph, params, data, ROWS, key(0))
-    metrics = estimate(UCD(k=1, num_slots=16), graph, params, state, data, key(1)).metrics
+    metrics = estimate(UCD(k=1, num_slots=8), graph, params, state, data, key(1)).metrics
     assert set(metrics) == {
         "meeting_time_mean",
         "meeting_time_max",
@@ -127,10 +127,10 @@ def test_metrics_tell_the_meeting_times() -> None:
 def test_unmet_pairs_make_the_gradient_not_a_number_unless_allowed() -> None:
     graph, params, data = problem("rbm")
     state = UCD().init(graph, params, data, ROWS, key(0))
-    strict = estimate(UCD(k=1, max_sweeps=2, num_slots=16), graph, params, state, data, key(1))
+    strict = estimate(UCD(k=1, max_sweeps=2, num_slots=8), graph, params, state, data, key(1))
     assert strict.metrics["num_unmet"] > 0
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(strict.gradient))
-    lax = estimate(UCD(k=1, max_sweeps=2, allow_unmet=True, num_slots=16), graph, params, state, data, key(1))
+    lax = estimate(UCD(k=1, max_sweeps=2, allow_unmet=True, num_slots=8), graph, params, state, data, key(1))
     assert lax.metrics["num_unmet"] == strict.metrics["num_unmet"]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(lax.gradient))
 
@@ -214,7 +214,7 @@ def test_coldest_replicas_and_past_times_are_taken_over() -> None:
 
 def test_early_steps_weigh_alike() -> None:
     graph, params, data = problem("rbm")
-    estimator = UCD(num_slots=16)
+    estimator = UCD(num_slots=8)
     past = estimator.init(graph, params, data, ROWS, key(0))._replace(negative=jnp.float32(100.0))
     left = {}
     for seen in (0, 1, 3, 9, 50):
@@ -267,7 +267,7 @@ def test_the_window_is_twice_the_lag_unless_told(given: dict[str, Any], window: 
 def test_the_share_of_pairs_with_a_correction_is_told() -> None:
     graph, params, data = problem("rbm")
     state = UCD().init(graph, params, data, ROWS, key(0))
-    estimator = UCD(num_slots=16)  # one program: k and lag are what the state says
+    estimator = UCD(num_slots=8)  # one program: k and lag are what the state says
     short, long = (
         estimate(estimator, graph, params, state._replace(negative=jnp.float32(n)), data, key(1)).metrics
         for n in (1, 60)
@@ -310,7 +310,7 @@ def test_local_modes_of_a_model_of_real_size_meet_at_once_and_say_so() -> None:
     graph = layered(v=Spin(60), h=Spin(40))
     params = graph.init(jax.random.key(0), scheme="orthogonal")
     data = {"v": 2.0 * jax.random.bernoulli(jax.random.key(1), shape=(20, 60)) - 1}
-    estimator = LocalModeUCD(num_slots=16)
+    estimator = LocalModeUCD(num_slots=8)
     made = estimate(estimator, graph, params, estimator.init(graph, params, data, 20, key(0)), data, key(1))
     assert made.metrics["acceptance"] == 0 and made.metrics["corrected"] == 0
     assert made.metrics["meeting_time_max"] == 1
@@ -345,7 +345,7 @@ def test_weighted_rows_have_the_gradient_of_the_weighted_likelihood(name: str) -
     graph, params, data = problem(name)
     weights = jnp.tile(jnp.array([0.5, 2.5, 0.0, 1.5]), ROWS // 4) / ROWS  # of sum 1.125
     wanted = jax.grad(lambda p: -(weights @ exact.log_likelihood(graph, p, data)))(params)
-    estimator = UCD(k=2, num_slots=16)
+    estimator = UCD(k=2, num_slots=8)
     step = jax.jit(lambda s, pair: estimator.estimate(graph, params, s, Batch(data, weights), pair))
     state = estimator.init(graph, params, data, ROWS, key(0))
     made = [step(state, key(seed + 1)).gradient for seed in range(BATCHES)]

@@ -20,7 +20,7 @@ from ebmpp.estimators.base import Batch
 from ebmpp.moves import mixture_sweep
 from helpers import assert_rows_law, gated
 
-SMALL = {"coupling": "mixture", "pool_size": 30, "num_slots": 16}
+SMALL = {"coupling": "mixture", "pool_size": 30, "num_slots": 8}
 RBM = layered(v=Bernoulli(9), h=Bernoulli(3))
 DATA = np.asarray(ebmpp.data.bars_and_stripes(3))
 
@@ -84,7 +84,7 @@ def test_a_stage_hands_its_pool_on() -> None:
 
 def test_moves_of_ones_own_take_the_pool_too() -> None:
     graph, params, data = problem("rbm")
-    own = UCD(coupling=mixture_sweep(graph), pool_size=30, num_slots=16)
+    own = UCD(coupling=mixture_sweep(graph), pool_size=30, num_slots=8)
     named, other = (estimate(e, graph, params, e.init(graph, params, data, ROWS, key(0)), data, key(1))
                     for e in (UCD(**SMALL), own))  # fmt: skip
     jax.tree.map(np.testing.assert_array_equal, named.gradient, other.gradient)

@@ -169,7 +169,7 @@ def test_expectations_are_the_models_whatever_the_pool_and_compile_once() -> Non
         before = run_pairs._cache_size(), pools._make._cache_size()
         estimate = ebmpp.unbiased_expectation(
             graph, params, fn, rng_key=jax.random.key(1), num_pairs=2000, coupling="mixture", pool=pool,
-            num_slots=16,
+            num_slots=8,
         )  # fmt: skip
         assert seed == 0 or before == (run_pairs._cache_size(), pools._make._cache_size())
         assert_law(estimate.value, moments, estimate.standard_error, 9)
@@ -180,7 +180,7 @@ def test_expectations_are_the_models_whatever_the_pool_and_compile_once() -> Non
 
 def test_a_made_pool_is_that_of_its_rows() -> None:
     graph, params = problem("deep")
-    options = {"rng_key": jax.random.key(1), "num_pairs": 100, "coupling": "mixture", "num_slots": 16}
+    options = {"rng_key": jax.random.key(1), "num_pairs": 100, "coupling": "mixture", "num_slots": 8}
     rows = {"a": np.eye(2, dtype=np.float32), "h2": np.ones((2, 2), np.float32)}
     pool = mixture_pool(graph, params, rows, rng_key=jax.random.key(0))
     assert pool.eta["h1"].shape == (2, 2) and pool.log_normalizer.shape == (2,)
@@ -200,7 +200,7 @@ def test_a_clamped_block_is_held_in_pool_and_pairs() -> None:
     params3 = random_params(graph3, seed=1, scale=1.0)
     estimate = ebmpp.unbiased_expectation(
         graph3, params3, lambda x: x["h2"], rng_key=jax.random.key(2), num_pairs=3000, coupling="mixture",
-        pool={"h2": np.eye(2, dtype=np.float32), "a": np.eye(2, dtype=np.float32)}, h1=held, num_slots=16,
+        pool={"h2": np.eye(2, dtype=np.float32), "a": np.eye(2, dtype=np.float32)}, h1=held, num_slots=8,
     )  # fmt: skip
     states, weights, _ = enumerate_numpy(graph3, params3)
     some = [i for i, s in enumerate(states) if (s["h1"] == held).all()]
@@ -275,7 +275,7 @@ def test_a_pool_that_does_not_help_is_told_of() -> None:
     graph = pair(Bernoulli(60), Bernoulli(60))
     params = {"a": jnp.zeros(60), "b": jnp.zeros(60), "a:b": 2 * jnp.eye(60)}  # 60 pairs of units, mostly 1
     far = {b: np.zeros((5, 60), np.float32) for b in "ab"}
-    options = {"rng_key": jax.random.key(0), "num_pairs": 8, "num_slots": 16, "k": 400}  # to chains at rest
+    options = {"rng_key": jax.random.key(0), "num_pairs": 8, "num_slots": 8, "k": 400}  # to chains at rest
     fn = lambda x: x["b"].mean()
     with pytest.warns(UserWarning, match="of the proposals from the pool were accepted, so pairs meet by"):
         made = ebmpp.unbiased_expectation(graph, params, fn, coupling="mixture", pool=far, **options)
