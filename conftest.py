@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import doctest
 import gc
+import importlib
 import inspect
 import os
 
@@ -32,11 +33,9 @@ _ROOMS = ("core.random", "families", "graph", "moves", "estimators", "training")
 _CHECKED = [*_ROOMS, *(f"sampling.{name}" for name in _SAMPLING)]
 install_import_hook([f"ebmpp.{name}" for name in _CHECKED], "shapes.check")
 
-from ebmpp.sampling import slots
-
-# One loop to compile in place of two, 4.0 s of a processor in place of 6.6. What pairs make does not depend on
-# it; tests/sampling/test_engine.py asks for more, and tutorials, in their own processes, have what users have.
-slots._SLOTS = 8
+# One loop to compile in place of two, 4.0 s of a processor in place of 6.6. What pairs make does not depend
+# on it; tests/sampling/test_engine.py asks for more, and tutorials, in processes of their own, have all.
+importlib.import_module("ebmpp.sampling.slots")._SLOTS = 8  # imported now: what is hooked is to be checked
 
 # Examples of such a function are those of the one that is wrapped.
 _from_module = doctest.DocTestFinder._from_module
