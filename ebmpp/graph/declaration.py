@@ -90,9 +90,17 @@ def _param_shapes(
     :raises DeclarationError: for an energy that fails.
     :raises NotMultiAffineError: for one that is not affine in each unit's statistics.
     """
-    floats = jnp.result_type(float)
-    scope = lambda f: tuple((b, families[b], splits.get(b)) for b in f.blocks)
-    return {f.name: _probed(f, scope(f), floats) for f in factors}
+    made = {}
+    for factor in factors:
+        scope = tuple((b, families[b], splits.get(b)) for b in factor.blocks)
+        given = (factor, scope, jnp.result_type(float))
+        try:
+            hash(given)
+        except TypeError:  # a family or an energy of one's own that holds a list
+            made[factor.name] = _probed.__wrapped__(*given)
+        else:
+            made[factor.name] = _probed(*given)
+    return made
 
 
 @functools.lru_cache(maxsize=64)

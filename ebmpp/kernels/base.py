@@ -160,7 +160,8 @@ class RowKernel(MCMCKernel, Generic[S]):
         rows = lambda b, v: jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
         init = {b: rows(b, v) for b, v in (init_params or {}).items()}
         keys = target.keys(rng_key, 0)
-        return search.started(target, keys, init, kind=self.start, blocks=target.free)
+        plain = Target(target.graph, target.params, target.given)  # a subclass is no argument of a program
+        return search.started(plain, keys, init, kind=self.start, blocks=target.free)
 
 
 def is_batched(rng_key: Array) -> bool:
