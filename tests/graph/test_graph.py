@@ -14,7 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian, Spin, exact, layered
-from ebmpp.errors import IntractableError, StateError
+from ebmpp.errors import DeclarationError, IntractableError, StateError
 from ebmpp.graph import coloring
 from helpers import (
     FAMILIES,
@@ -214,6 +214,35 @@ def test_an_equal_graph_does_not_retrace(params: dict) -> None:
     for _ in range(2):
         compiled(layered(v=Bernoulli(4), h=Bernoulli(3)), params, jnp.zeros(4))
     assert len(traces) == 1
+
+
+def test_what_is_asked_again_is_not_traced_again() -> None:
+    traces = []
+
+    def energy(w: Array, v: Array) -> Array:
+        traces.append(w)
+        return -w @ v
+
+    factor = Factor("v", energy=energy, init=jnp.ones(4))
+    declare = lambda: FactorGraph({"v": Bernoulli(4)}, {}, [factor])
+    graph = declare()
+    params, rows = graph.init(jax.random.key(0)), np.zeros((3, 4), np.float32)
+    asked = (graph.energy, graph.log_density, graph.free_energy, lambda p, v: graph.mean(p, {}, "v"))
+    first = [ask(params, rows) for ask in asked]
+    seen = len(traces)
+    assert seen > 4  # it was probed, and then traced once a question
+    again = [ask(params, rows + 1) for ask in asked]
+    declare()  # with a factor that was found to be affine before
+    assert len(traces) == seen
+    assert not np.array_equal(first[0], again[0])
+
+
+def test_a_probe_holds_for_its_blocks_alone() -> None:
+    factor = Factor("a", "b", energy=lambda w, a, b: -a @ w @ b.reshape(2, -1)[:, 0], init=jnp.ones((2, 2)))
+    blocks = {"a": Bernoulli(2), "b": Bernoulli(2)}
+    FactorGraph(blocks, {}, [factor])
+    with pytest.raises(DeclarationError):
+        FactorGraph({**blocks, "b": Bernoulli(3)}, {}, [factor])
 
 
 def test_the_order_of_a_dict_does_not_matter() -> None:
