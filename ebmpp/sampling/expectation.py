@@ -361,22 +361,32 @@ def estimate_from(outcome: Outcome, asked: Asked, sums: Function) -> UnbiasedEst
         warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=4)
     pairs, count = sums.pairs(met), int(met.sum())
     used = int((pairs > 0).sum())
-
-    def mean(h: Array, of: Callable[[Array, Array], Array]) -> Array:
-        size = jnp.asarray(pairs, h.dtype).reshape(-1, *(1,) * (h.ndim - 1))
-        return jnp.where(size > 0, of(h, size), 0).sum(0) / count
-
-    each = jax.tree.map(lambda h: h / (asked.m - asked.k + 1), outcome.total)
-    value = jax.tree.map(lambda h: mean(h, lambda h, size: h), each)
     others = count * (used - 1) / used if used > 1 else math.nan  # of one alone no error is known
-    off = lambda v: lambda h, size: (h - size * v[None]) ** 2
-    spread = jax.tree.map(lambda h, v: jnp.sqrt(mean(h, off(v)) / others), each, value)
+    value, spread = _average(outcome.total, pairs, asked.m - asked.k + 1, count, others)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(asked.m, time) + time - asked.lag
     acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)
     return UnbiasedEstimate(
         value, spread, time, met, cost, *asked[:4], missing, float(outcome.trials), acceptance
     )
+
+
+@jax.jit
+def _average(total: Any, pairs: Array, width: int, count: int, others: float) -> tuple[Any, Any]:
+    """The mean and its standard error.
+
+    :param total: sums over ``width`` states, of as many pairs a row as ``pairs`` says, ``count`` in all.
+    :param others: what the sum of squares is to be divided by, for the variance of the mean.
+    """
+
+    def mean(h: Array, of: Callable[[Array, Array], Array]) -> Array:
+        size = pairs.astype(h.dtype).reshape(-1, *(1,) * (h.ndim - 1))
+        return jnp.where(size > 0, of(h, size), 0).sum(0) / count
+
+    each = jax.tree.map(lambda h: h / width, total)
+    value = jax.tree.map(lambda h: mean(h, lambda h, size: h), each)
+    off = lambda v: lambda h, size: (h - size * v[None]) ** 2
+    return value, jax.tree.map(lambda h, v: jnp.sqrt(mean(h, off(v)) / others), each, value)
 
 
 def _told_broken(number: int) -> str:
