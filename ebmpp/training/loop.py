@@ -269,7 +269,7 @@ class Loop:
         # processes that work together look at the same steps, whatever their clocks say
         shown = shown and sharding.processes() == 1
         if (shown and time.monotonic() - self._looked > 0.5) or done % _LOOK_EVERY == 1:
-            bar.tell(self.log.latest())
+            bar.tell(self.log.latest)
             self._look(done, state, needed=False)
             self._looked = time.monotonic()
 

@@ -21,6 +21,7 @@ from ebmpp.data import bars_and_stripes
 from ebmpp.errors import DivergenceError, StateError
 from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Estimate, Estimator
+from ebmpp.training import bar as bar_module
 from ebmpp.training.fitting import Fit, estimate_step
 from helpers import Tensor, pair, random_params
 
@@ -315,3 +316,36 @@ def test_the_bar_tells_compiling_from_training(capsys: pytest.CaptureFixture[str
     assert [line for line in compiling if " 0/6 " in line] and [line for line in compiling if " 3/6 " in line]
     assert any("training" in line and " 1/6 " in line and "compiled=" in line for line in shown)
     assert " 6/6 " in shown[-1]
+
+
+class Step:
+    """What a step made, when somebody waits for it."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+
+    def block_until_ready(self) -> None:
+        self.clock[0] += self.seconds
+        self.seconds = 0.0
+
+
+def test_the_bar_waits_for_steps_that_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(bar_module.time, "monotonic", lambda: clock[0])
+
+    def ahead(bar: bar_module.Bar, each: list[float]) -> list[bool]:
+        """Of steps of so many seconds: which are under way still when the bar has counted them."""
+        steps = [Step(clock, seconds) for seconds in each]
+        for step in steps:
+            bar.made(1, step)
+        return [step.seconds > 0 for step in steps]
+
+    with bar_module.Bar(100, 0, False) as bar:
+        bar.begin(0)
+        assert ahead(bar, [9.0, 2.0, 2.0, 0.01, 0.01, 3.0]) == [False, False, False, False, True, True]
+        slow = Step(clock, 3.0)
+        bar.tell(lambda: slow.block_until_ready() or {})  # a look finds that steps are long now
+        assert ahead(bar, [3.0, 3.0]) == [False, False]
+    with bar_module.Bar(100, 0, True) as hidden:
+        hidden.begin(0)
+        assert ahead(hidden, [3.0, 3.0]) == [True, True]
