@@ -104,9 +104,9 @@ class Pairs(Constant):
                 f"{shape}"
             )
         limit = np.asarray(shape if array.ndim == 3 else family.size)
-        outside = ((array < 0) | (array >= limit)).reshape(len(array), -1).any(1)
+        outside = (array < 0) | (array >= limit)
         if outside.any():
-            wrong = array[np.flatnonzero(outside)[0]].tolist()
+            wrong = array[np.argwhere(outside)[0, 0]].tolist()
             raise DeclarationError(
                 f"{factor}: pair {wrong} names a unit that block {block!r} ({family!r}) does not have"
             )
@@ -122,8 +122,11 @@ def _check_simple(factor: str, block: str, edges: np.ndarray) -> None:
             f"{factor}: unit {int(loops[0, 0])} of block {block!r} is joined to itself; what a unit has on "
             f"its own belongs in Bias({block!r})"
         )
-    low, high = edges.min(1), edges.max(1)
-    number = np.sort(low * (high.max(initial=0) + 1) + high)  # of each pair; exact in 64 bits
+    low, high = np.minimum(*edges.T), np.maximum(*edges.T)
+    number = low * (high.max(initial=0) + 1) + high  # of each pair; exact in 64 bits
+    if (number[1:] > number[:-1]).all():
+        return
+    number = np.sort(number)
     again = np.flatnonzero(number[1:] == number[:-1])
     if len(again):
         a, b = divmod(int(number[again[0]]), int(high.max()) + 1)
