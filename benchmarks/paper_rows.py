@@ -271,7 +271,12 @@ _ROWS = (
         ("figure 3 left", "figure 3 right"),
         "models by CD, SML, FPCD, herding: Gibbs, rates-FPCD of decay 1 and 0.95, k chosen; grey means",
         "benchmarks/mixing_models",
-        (_("models --hidden 16 --steps 50 --samples 60 --tune 20 --seeds 0"),),
+        (
+            _(
+                "models --hidden 16 --steps 50 --samples 60 --tune 20 --seeds 0 --try-k 1 2 "
+                "--try-rates 0.01 --rows 100"
+            ),
+        ),
         (_("models"),),
         (_("models --data mnist --hidden 500 --steps 10000 --samples 200000"),),
         smaller("8x8 digits for words and for USPS, 5,000 samples, three chains a model"),

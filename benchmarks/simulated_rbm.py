@@ -230,7 +230,7 @@ def draw(rows: list[dict[str, Any]], truth: dict[str, float], path: Path) -> Non
         ax.set_ylim(top - 1.15 * (top - low), top - 0.7)
         ax.axhline(truth[name], color=style.INK, linewidth=0.8, label="the true model")
         ax.set(ylabel=f"log-likelihood a {_RUN[name]} (nats)")
-        ax.set_xlabel("step" if x == "step" else "training, in seconds on two cores")
+        ax.set_xlabel("step" if x == "step" else "training, in seconds")
     for ax, name in zip(axes[3:], told, strict=True):
         ax.set(xlabel="step", ylabel=_COUPLED[name], ylim=(0, None))
     for ax in axes:
