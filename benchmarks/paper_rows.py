@@ -82,7 +82,7 @@ _ROWS = (
         (_("--steps 10 --points 2 --temperatures 30 --only cd1 pcd_ucd --visible 20 --latent 8 --truth 5"),),
         (
             _(
-                "--steps 800 --points 4 --temperatures 500 --seconds 60 --seeds 0 1 "
+                "--steps 800 --points 4 --temperatures 500 --seconds 40 --seeds 0 1 "
                 "--only cd1 cd2 cd5 cd10 pcd ucd_few published pcd_ucd"
             ),
         ),
@@ -128,8 +128,8 @@ _ROWS = (
         (_(f"ucd {_TINY} --only cd1 cd20 pcd published ucd pcd_ucd"),),
         (
             _(
-                "ucd --latent 200 --rows 12000 --name small --epochs 6 --points 6 --temperatures 500 "
-                "--seconds 90"
+                "ucd --latent 200 --rows 12000 --name small --epochs 6 --points 6 --temperatures 300 "
+                "--seconds 60"
             ),
         ),
         (_("ucd --epochs 40 --points 50 --temperatures 10000"),),
@@ -182,7 +182,7 @@ _ROWS = (
         "UCD-LMI without each of its parts, the correction among them, by that distance",
         "benchmarks/image_quality",
         (_(f"--name parts {_IMAGES} {_ABLATION}"),),
-        (_(f"--name parts --steps 1000 --samples 1000 --sweeps 100 --epochs 10 {_ABLATION}"),),
+        (_(f"--name parts --rows 12000 --steps 1000 --samples 1000 --sweeps 100 --epochs 10 {_ABLATION}"),),
         (_(f"--name parts --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000 {_ABLATION}"),),
         smaller(
             "quick settings alone, 64-20-20 on 8x8 digits; the same parts at 2,000 steps in the next row"
