@@ -81,10 +81,11 @@ ROWS = (
         ("figure 5",),
         "batches of 1000: spectral descent at five rates, CD, S-DCP, CS-DCP",
         "spectral",
-        f"{_ROWS_2500} --batch-size 250 --epochs 20 --points 5 --seeds 0 1",
+        f"{_ROWS_2500} --batch-size 250 --epochs 20 --points 5",
         250,
         smaller(
-            "784x500, two epochs where the paper has 250, one trial and one rate; the default is not run yet"
+            "784x50, 2,500 rows of MNIST in batches of 250, 20 epochs where the paper has 250, one trial; "
+            "784x500 for two epochs at one rate"
         ),
         minutes=6,
         estimated=True,
