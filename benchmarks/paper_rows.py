@@ -87,10 +87,7 @@ _ROWS = (
             ),
         ),
         (_(f"--steps 10000 {_TEN}"),),
-        smaller(
-            "3,000 steps of CD-1 and PCD, 1,200 of UCD, 800 of CD-2 to CD-10, one seed; figure 9 by quick "
-            "settings alone"
-        ),
+        smaller("3,000 steps of CD-1 and PCD, 1,200 of UCD, 800 of CD-2 to CD-10 and of PCD first, one seed"),
         minutes=10,
         estimated=True,
     ),
@@ -182,13 +179,17 @@ _ROWS = (
         "UCD-LMI without each of its parts, the correction among them, by that distance",
         "benchmarks/image_quality",
         (_(f"--name parts {_IMAGES} {_ABLATION}"),),
-        (_(f"--name parts --rows 12000 --steps 1000 --samples 1000 --sweeps 100 --epochs 10 {_ABLATION}"),),
+        (
+            _(
+                "--data digits --name parts --sides 100 100 --steps 1000 --samples 1000 --sweeps 100 "
+                f"--epochs 10 {_ABLATION}"
+            ),
+        ),
         (_(f"--name parts --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000 {_ABLATION}"),),
         smaller(
-            "quick settings alone, 64-20-20 on 8x8 digits; the same parts at 2,000 steps in the next row"
+            "64-100-100 on 8x8 digits, 1,000 steps, one seed; the same parts at 2,000 steps in the next row"
         ),
-        minutes=8,
-        estimated=True,
+        minutes=2.3,
     ),
     Row(
         "lmi",
