@@ -84,7 +84,8 @@ ROWS = (
         f"{_ROWS_2500} --batch-size 250 --epochs 20 --points 5",
         250,
         smaller(
-            "784x500, two epochs where the paper has 250, one trial and one rate; the default is not run yet"
+            "784x50, 2,500 rows of MNIST in batches of 250, 20 epochs where the paper has 250, one trial; "
+            "784x500 for two epochs at one rate"
         ),
         minutes=6,
         estimated=True,
@@ -104,11 +105,10 @@ ROWS = (
         ("figure 6b",),
         "S-DCP and CS-DCP by d and K', d K' = 24",
         "inner",
-        f"{_SMALL} --epochs 6 --points 3 --seeds 0 1",
+        f"{_SMALL} --temperatures 300 --epochs 6 --points 2 --seeds 0 1",
         200,
-        smaller("quick settings alone: 64x16 on 8x8 digits, one epoch"),
-        minutes=6,
-        estimated=True,
+        smaller(f"{_PAID}, 6 epochs where the paper has 200, two trials"),
+        minutes=9.5,
     ),
     _mnist(
         "d9a",

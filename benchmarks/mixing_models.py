@@ -53,13 +53,11 @@ MODELS: dict[str, tuple[str, Estimator]] = {
     "fpcd": ("FPCD-1", FPCD(k=1, num_chains=100, rate=0.01)),
 }
 _HERDING = "visited by herding while it learns"
-_BY_K = tuple({"k": k} for k in (1, 5, 20))
-_BY_RATE = tuple({"rate": r, "k": k} for r in (0.001, 0.01, 0.1) for k in (1, 5, 20))
-#: what is tried of each
-SAMPLERS: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {
-    "gibbs": ("Gibbs", _BY_K),
-    "fpcd": ("rates-FPCD, decay 1", tuple(o | {"decay": 1.0} for o in _BY_RATE)),
-    "decayed": ("rates-FPCD, decay 0.95", tuple(o | {"decay": 0.95} for o in _BY_RATE)),
+#: by name, with the decay of fast weights where there are any
+SAMPLERS = {
+    "gibbs": ("Gibbs", None),
+    "fpcd": ("rates-FPCD, decay 1", 1.0),
+    "decayed": ("rates-FPCD, decay 0.95", 0.95),
 }
 _DECAYS, _SLOW = (1.0, 0.95), 0.002  # of the machine whose bound is told
 
@@ -80,6 +78,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--samples", type=int, default=5000)
     add("--tune", type=int, default=500, help="samples by which step sizes and k are chosen")
+    add("--try-k", type=int, nargs="+", default=[1, 5, 20], help="sweeps a sample, to choose from")
+    add("--try-rates", type=float, nargs="+", default=[0.001, 0.01, 0.1], help="step sizes, likewise")
     add("--rows", type=int, default=2000, help="held-out rows at most")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the chains; the models stay")
     add("--out", type=Path, default=Path("benchmarks/report"))
@@ -135,17 +135,25 @@ def chain(name: str, graph: FactorGraph, options: dict, model: tuple, count: int
     return np.asarray(_run(kernel, state, model, count, every)[1])
 
 
+def tried(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Options of a sampler to choose from."""
+    decay = SAMPLERS[name][1]
+    if decay is None:
+        return [{"k": k} for k in args.try_k]
+    return [{"rate": rate, "k": k, "decay": decay} for rate in args.try_rates for k in args.try_k]
+
+
 def choose(name: str, graph: FactorGraph, model: tuple, rows: dict, args: argparse.Namespace) -> dict:
     """What is best on validation rows, one half of which chooses the bandwidth."""
-    half, scores = len(rows["validation"]) // 2, []
-    for options in SAMPLERS[name][1]:
+    half, scores, several = len(rows["validation"]) // 2, [], tried(name, args)
+    for options in several:
         drawn = chain(name, graph, options, model, args.tune, 1000)
         parts = rows["validation"][:half], rows["validation"][half:]
         found = ebmpp.evaluate.indirect_likelihood(
             drawn, parts[0], validation=parts[1], num_samples=[len(drawn)]
         )
         scores.append(float(found.value[-1]))
-    return SAMPLERS[name][1][int(np.argmax(scores))]
+    return several[int(np.argmax(scores))]
 
 
 def models(args: argparse.Namespace) -> dict[str, Any]:

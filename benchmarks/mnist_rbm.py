@@ -193,6 +193,7 @@ def draw(rows: list[dict[str, Any]], experiment: Experiment, path: Path) -> None
     :param rows: as :func:`numbers` makes them, and as they are kept.
     """
     import matplotlib
+    from matplotlib import ticker
 
     matplotlib.use("agg")
 
@@ -224,6 +225,7 @@ def draw(rows: list[dict[str, Any]], experiment: Experiment, path: Path) -> None
         ax.set_ylabel("log-likelihood a held-out row (nats)")
         if name == "meeting_times":
             ax.set(ylabel="mean meeting time (sweeps)", yscale="log")
+            ax.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.0, 0.4)))
         elif name == "discarded":
             ax.set(ylabel="discarded draws a coupled sweep")
         elif split:

@@ -82,15 +82,12 @@ _ROWS = (
         (_("--steps 10 --points 2 --temperatures 30 --only cd1 pcd_ucd --visible 20 --latent 8 --truth 5"),),
         (
             _(
-                "--steps 800 --points 4 --temperatures 500 --seconds 60 --seeds 0 1 "
+                "--steps 800 --points 4 --temperatures 500 --seconds 40 --seeds 0 1 "
                 "--only cd1 cd2 cd5 cd10 pcd ucd_few published pcd_ucd"
             ),
         ),
         (_(f"--steps 10000 {_TEN}"),),
-        smaller(
-            "3,000 steps of CD-1 and PCD, 1,200 of UCD, 800 of CD-2 to CD-10, one seed; figure 9 by quick "
-            "settings alone"
-        ),
+        smaller("3,000 steps of CD-1 and PCD, 1,200 of UCD, 800 of CD-2 to CD-10 and of PCD first, one seed"),
         minutes=10,
         estimated=True,
     ),
@@ -128,16 +125,16 @@ _ROWS = (
         (_(f"ucd {_TINY} --only cd1 cd20 pcd published ucd pcd_ucd"),),
         (
             _(
-                "ucd --latent 200 --rows 12000 --name small --epochs 6 --points 6 --temperatures 500 "
-                "--seconds 90"
+                "ucd --latent 100 --rows 12000 --name small --epochs 3 --points 3 --temperatures 200 "
+                "--seconds 30"
             ),
         ),
         (_("ucd --epochs 40 --points 50 --temperatures 10000"),),
         smaller(
-            "MNIST, four epochs where the paper has some forty, one seed; CD-20, CD-30 by quick settings"
+            "MNIST, four epochs where the paper has some forty, one seed; all methods, CD-20 and CD-30 among "
+            "them, as 784x100 for three epochs"
         ),
-        minutes=8,
-        estimated=True,
+        minutes=2.1,
     ),
     Row(
         "u9f",
@@ -182,13 +179,17 @@ _ROWS = (
         "UCD-LMI without each of its parts, the correction among them, by that distance",
         "benchmarks/image_quality",
         (_(f"--name parts {_IMAGES} {_ABLATION}"),),
-        (_(f"--name parts --steps 1000 --samples 1000 --sweeps 100 --epochs 10 {_ABLATION}"),),
+        (
+            _(
+                "--data digits --name parts --sides 100 100 --steps 1000 --samples 1000 --sweeps 100 "
+                f"--epochs 10 {_ABLATION}"
+            ),
+        ),
         (_(f"--name parts --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000 {_ABLATION}"),),
         smaller(
-            "quick settings alone, 64-20-20 on 8x8 digits; the same parts at 2,000 steps in the next row"
+            "64-100-100 on 8x8 digits, 1,000 steps, one seed; the same parts at 2,000 steps in the next row"
         ),
-        minutes=8,
-        estimated=True,
+        minutes=2.3,
     ),
     Row(
         "lmi",
@@ -271,7 +272,12 @@ _ROWS = (
         ("figure 3 left", "figure 3 right"),
         "models by CD, SML, FPCD, herding: Gibbs, rates-FPCD of decay 1 and 0.95, k chosen; grey means",
         "benchmarks/mixing_models",
-        (_("models --hidden 16 --steps 50 --samples 60 --tune 20 --seeds 0"),),
+        (
+            _(
+                "models --hidden 16 --steps 50 --samples 60 --tune 20 --seeds 0 --try-k 1 2 "
+                "--try-rates 0.01 --rows 100"
+            ),
+        ),
         (_("models"),),
         (_("models --data mnist --hidden 500 --steps 10000 --samples 200000"),),
         smaller("8x8 digits for words and for USPS, 5,000 samples, three chains a model"),

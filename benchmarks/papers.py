@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             run(ROWS[name], args.settings, args.out)
     if args.list and args.settings == "small":
         known = [ROWS[name].minutes or 0 for name in args.only]
-        print(f"in all {sum(known) / 60:.1f} hours on two cores, other programs beside")
+        print(f"in all {sum(known) / 60:.1f} hours on one or two cores, other programs beside")
 
 
 if __name__ == "__main__":

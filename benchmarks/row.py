@@ -56,7 +56,7 @@ class Row:
     """The paper's own size."""
     state: State
     minutes: float | None = None
-    """Of the default settings on two cores, other programs beside."""
+    """Of the default settings on one or two cores, other programs beside."""
     estimated: bool = False
     """Whether from a part of them."""
 

@@ -204,7 +204,7 @@ def draw(made: dict[str, Any], path: Path) -> None:
             np.array([one[n] for one in own], float) for n in ("seconds", "held_out", "standard_error")
         )
         ax.errorbar(seconds, value, 2 * error, capsize=2, markersize=7, label=method, **look)
-    ax.set(xscale="log", xlabel="seconds of training on two cores of a busy machine")
+    ax.set(xscale="log", xlabel="seconds of training, on a busy machine")
     ax.set_ylabel("log-likelihood a held-out row, by smc (nats)")
     ax.xaxis.set_major_formatter("{x:g}")
     seeds = len({one["seed"] for one in runs})
