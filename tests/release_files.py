@@ -23,6 +23,7 @@ SINGLE = (
     "CITATION.cff",
     "LICENSE",
     "Makefile",
+    "conftest.py",
     "pyproject.toml",
     "PKG-INFO",
 )
