@@ -10,6 +10,7 @@ import gc
 import importlib
 import inspect
 import os
+import warnings
 
 # Set the variable yourself to run the tests on an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -36,6 +37,12 @@ install_import_hook([f"ebmpp.{name}" for name in _CHECKED], "shapes.check")
 # One loop to compile in place of two, 4.0 s of a processor in place of 6.6. What pairs make does not depend
 # on it; tests/sampling/test_engine.py asks for more, and tutorials, in processes of their own, have all.
 importlib.import_module("ebmpp.sampling.slots")._SLOTS = 8  # imported now: what is hooked is to be checked
+
+# ArviZ 0.23 announces ArviZ 1.0 once a day, and notes in a file of the user's that it did. Two workers that
+# do so at once stop each other, so the process that starts them does it first.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    with warnings.catch_warnings(action="ignore"):
+        importlib.import_module("arviz")
 
 # Examples of such a function are those of the one that is wrapped.
 _from_module = doctest.DocTestFinder._from_module
