@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the tests: statistical assertions, a slow independent oracle, and tiny graphs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import itertools
 import math
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy import stats
 from scipy.special import gammaln
 
@@ -29,6 +30,19 @@ from ebmpp import (
     Poisson,
     Spin,
 )
+
+
+def slow(*values: Any) -> Any:
+    """A case of a claim that others hold, too: not run each time but by ``make slow``."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def often(cases: Iterable[Any], *names: Any) -> list[Any]:
+    """Cases of one claim: ``names`` are run each time, the others by ``make slow``."""
+    cases = list(cases)
+    assert set(names) < set(cases), "a name of no case, or nothing is left for make slow"
+    return [case if case in names else slow(case) for case in cases]
+
 
 #: how often a correct program may fail one call of ``assert_law``; the seeds are fixed anyway
 _OVERALL = 1e-4

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from ucd_tools import estimate
 
 import jax
 import jax.numpy as jnp
@@ -192,7 +193,7 @@ def test_without_correction_every_pair_meets_at_once(path):
     pair, seen = random.key_pair(jax.random.key(1)), {}
     for estimator in (modes.LocalModeUCD(num_pairs=200), modes.Uncorrected(num_pairs=200)):
         state = estimator.init(dbm, params, batch.rows, len(rows), random.fold_in(pair, 0, 1))
-        metrics = estimator.estimate(dbm, params, state, batch, random.fold_in(pair, 0, 2)).metrics
+        metrics = estimate(estimator, dbm, params, state, batch.rows, random.fold_in(pair, 0, 2)).metrics
         seen[type(estimator).__name__] = [float(metrics[n]) for n in ("corrected", "posterior_corrected")]
     assert seen["Uncorrected"] == [0, 0]
     assert seen["LocalModeUCD"][0] > 0  # nine units are few enough for proposals to be taken

@@ -110,8 +110,8 @@ class WeightedPCD(Estimator):
         """Particle systems at the first params, from the data's base rates."""
         check_posterior(graph, "WeightedPCD", self.posterior)
         eta0 = annealing_path.base_rates(graph, data)
-        begin = lambda i, islands, num: start_systems(
-            graph, params, eta0, random.fold_in(key, i), islands, num
+        begin = lambda i, islands, num: _placed(
+            start_systems(graph, params, eta0, random.fold_in(key, i), islands, num)
         )
         each = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, each) if each else None
@@ -150,8 +150,7 @@ class WeightedPCD(Estimator):
         none = jnp.zeros(islands)
         made = made._replace(resampled=none, least=none + num, even=none + 1)
         keys = random.fold_in(key, jnp.arange(islands))
-        made = made._replace(x=sharding.rows(made.x))
-        return systems.climb(path, jnp.arange(3.0), 2, 3, made, keys, self.k)
+        return _placed(systems.climb(path, jnp.arange(3.0), 2, 3, _placed(made), keys, self.k))
 
     def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
         """That most steps resampled."""
@@ -163,6 +162,14 @@ class WeightedPCD(Estimator):
             "the gradient that they make, which is then no better than PCD's. Take more chains, or smaller "
             "steps; log_partition is that of chains that never enter the gradient, with its error"
         )
+
+
+@jax.jit
+def _placed(made: Systems) -> Systems:
+    """On many devices, chains cut over them and all else whole, before the first step as after each: a step
+    that finds its state elsewhere is another program.
+    """
+    return sharding.everywhere(made._replace(x={}))._replace(x=sharding.rows(made.x))
 
 
 def _told(

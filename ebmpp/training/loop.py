@@ -105,7 +105,8 @@ class Loop:
         optimizers.check(stage.optimizer, params)
         key = random.fold_in(self.key, number, 1)
         estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, key)
-        return State(params, stage.optimizer.init(params), estimator, jnp.array(True))
+        # placed as the first step leaves it, so that the second is the same program
+        return State(params, stage.optimizer.init(params), sharding.place(estimator), jnp.array(True))
 
     def _enter(self, number: int, state: State) -> State:
         """From one stage to the next."""

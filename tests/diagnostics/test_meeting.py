@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp.diagnostics.meeting import survival
 from ebmpp.kernels import MetropolisCoupling
-from helpers import enumerate_numpy, random_params
+from helpers import enumerate_numpy, random_params, slow
 
 GRAPH = ebmpp.layered(v=ebmpp.Spin(3), h=ebmpp.Categorical(2, 3))
 PARAMS = random_params(GRAPH, seed=0, scale=1.0)
@@ -76,7 +76,7 @@ def starts(chains: int) -> dict[str, np.ndarray]:
     return {b: np.broadcast_to(x, (chains, *x.shape)) for b, x in START.items()}
 
 
-RUNS = [("gibbs", 5), pytest.param(("metropolis", 1), marks=pytest.mark.slow), ("metropolis", 5)]
+RUNS = [("gibbs", 5), slow(("metropolis", 1)), ("metropolis", 5)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=str)

@@ -28,7 +28,7 @@ from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.estimators import Discriminative
 from ebmpp.estimators.base import Batch, Estimate
 from ebmpp.estimators.discriminative import label_log_probabilities
-from helpers import assert_rows_law, enumerate_numpy, random_params
+from helpers import assert_rows_law, enumerate_numpy, random_params, slow
 
 GRAPH = FactorGraph(
     {"v": Bernoulli(2), "y": Categorical(1, 3), "s": Spin(2)},
@@ -68,7 +68,7 @@ def conditional_gradient(params: Any, weights: jax.Array) -> Any:
     return jax.grad(loss)(params)
 
 
-@pytest.mark.parametrize("target", ["y", pytest.param("s", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["y", slow("s")])
 def test_the_loss_is_that_of_enumeration(target: str) -> None:
     estimator = Discriminative(target)
     weights = jnp.array([0.5, 0.3, 0.4])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp.estimators import lengths
 from ebmpp.sampling.engine import Window
-from helpers import pair, random_params
+from helpers import pair, random_params, slow
 
 TIMES = jnp.asarray(np.random.default_rng(0).geometric(0.02, 1000) - 1)
 
@@ -72,7 +72,7 @@ def test_the_length_of_a_cost_is_what_meeting_leaves() -> None:
     assert float(lengths.for_cost(times, 6.0)) == 1
 
 
-@pytest.mark.parametrize("scale", [0.6, pytest.param(2.2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scale", [0.6, slow(2.2)])
 def test_measured_variance_is_at_most_what_was_predicted(scale: float) -> None:
     """A machine whose chains forget at once, and one whose pairs take tens of sweeps."""
     graph = pair(ebmpp.Bernoulli(4), ebmpp.Bernoulli(3))

@@ -34,7 +34,7 @@ from ebmpp import (
 from ebmpp.errors import DataError, IntractableError, StateError
 from ebmpp.estimators import SDCP, Batch, Estimator, Herding, LocalModeUCD, MeanField
 from ebmpp.estimators.phases import complete_batch
-from helpers import assert_rows_law, enumerate_numpy, random_params
+from helpers import assert_rows_law, enumerate_numpy, random_params, slow
 
 KEY = jax.random.key(0)
 RBM = layered(v=Bernoulli(4), h=Bernoulli(2))
@@ -132,10 +132,10 @@ def exact_gradient(graph, params, values, known):
     ("graph", "estimator"),
     [
         (RBM, UCD(k=1, lag=1, num_slots=4)),
-        (RBM, UCD(k=0, m=2, start="uniform", marginalize="layers", num_slots=4)),
-        (DEEP, UCD(k=1, lag=1, num_slots=2)),
-        (LABELS, UCD(k=1, lag=2, start="local_mode", num_slots=4)),
-        (LATTICE, UCD(k=1, lag=1, start="persistent", num_slots=4)),
+        slow(RBM, UCD(k=0, m=2, start="uniform", marginalize="layers", num_slots=4)),
+        slow(DEEP, UCD(k=1, lag=1, num_slots=2)),
+        slow(LABELS, UCD(k=1, lag=2, start="local_mode", num_slots=4)),
+        slow(LATTICE, UCD(k=1, lag=1, start="persistent", num_slots=4)),
     ],
     ids=["rbm", "layers", "deep", "labels", "lattice"],
 )
@@ -209,7 +209,7 @@ def train(data, estimator, graph=SMALL, **given):
 
 
 @pytest.mark.parametrize(
-    "estimator", [UCD(num_slots=4), PCD(k=5, num_chains=50), CD(k=5)], ids=["ucd", "pcd", "cd"]
+    "estimator", [slow(UCD(num_slots=4)), PCD(k=5, num_chains=50), CD(k=5)], ids=["ucd", "pcd", "cd"]
 )
 def test_training_on_what_is_known_raises_its_likelihood(estimator):
     data = Observed.where_finite(MANY)
@@ -225,10 +225,10 @@ def test_training_on_what_is_known_raises_its_likelihood(estimator):
     "estimator",
     [
         FPCD(k=1, num_chains=8),
-        TemperedPCD(num_chains=4, num_temperatures=3),
+        slow(TemperedPCD(num_chains=4, num_temperatures=3)),
         SDCP(d=2, k=1),
-        Herding(num_chains=4),
-        pytest.param(LocalModeUCD(num_pairs=8, num_slots=4), marks=pytest.mark.slow),
+        slow(Herding(num_chains=4)),
+        slow(LocalModeUCD(num_pairs=8, num_slots=4)),
     ],
     ids=repr,
 )

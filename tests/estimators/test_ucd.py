@@ -34,12 +34,7 @@ from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.sampling.search import near_modes
-from helpers import assert_rows_law
-
-
-def slow(*case: Any) -> Any:
-    """Each case compiles for 5 to 10 s."""
-    return pytest.param(*case, marks=pytest.mark.slow)
+from helpers import assert_rows_law, slow
 
 
 def ones(key: jax.Array) -> dict[str, jax.Array]:
@@ -51,7 +46,7 @@ def ones(key: jax.Array) -> dict[str, jax.Array]:
     [
         ("rbm", UCD(k=1, num_slots=8)),
         ("rbm", UCD(num_slots=8)),
-        ("rbm", UCD(target_variance=0.4, num_slots=8)),
+        slow("rbm", UCD(target_variance=0.4, num_slots=8)),
         slow("rbm", UCD(m=0, num_slots=8)),
         slow("rbm", UCD(m=3, num_slots=8)),
         slow("gaussian", UCD(k=2, m=4, lag=2, num_slots=8)),

@@ -18,7 +18,7 @@ from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Batch
 from ebmpp.moves import mixture_sweep
-from helpers import assert_rows_law, gated
+from helpers import assert_rows_law, gated, often, slow
 
 SMALL = {"coupling": "mixture", "pool_size": 30, "num_slots": 8}
 RBM = layered(v=Bernoulli(9), h=Bernoulli(3))
@@ -29,9 +29,9 @@ DATA = np.asarray(ebmpp.data.bars_and_stripes(3))
     ("name", "estimator"),
     [
         ("rbm", UCD(**SMALL)),
-        pytest.param("rbm", UCD(k=1, pool="persistent", **SMALL), marks=pytest.mark.slow),
-        pytest.param("gaussian", UCD(**SMALL), marks=pytest.mark.slow),
-        pytest.param("deep", UCD(**SMALL), marks=pytest.mark.slow),
+        slow("rbm", UCD(k=1, pool="persistent", **SMALL)),
+        slow("gaussian", UCD(**SMALL)),
+        slow("deep", UCD(**SMALL)),
     ],
 )
 def test_mean_gradient_is_that_of_the_negative_log_likelihood(name: str, estimator: UCD) -> None:
@@ -49,19 +49,19 @@ def test_mean_gradient_is_that_of_the_negative_log_likelihood(name: str, estimat
         assert_rows_law(np.stack([np.asarray(g[factor]) for g in made]), value, count)
 
 
-def test_the_pool_owes_nothing_to_the_pairs_and_holds_the_data() -> None:
+@pytest.mark.parametrize("pool", often(["data", "persistent"], "persistent"))
+def test_the_pool_owes_nothing_to_the_pairs_and_holds_the_data(pool: str) -> None:
     graph, params, data = problem("rbm")
     rows = {tuple(row) for row in np.asarray(data["a"])}
-    for pool in ("data", "persistent"):
-        few, many = (UCD(k=1, num_pairs=n, pool=pool, **SMALL) for n in (5, 9))
-        first = few.init(graph, params, data, ROWS, key(0))
-        assert {b: v.shape for b, v in first.pool.items()} == {"a": (30, 3), "b": (30, 2)}
-        moved = [estimate(e, graph, params, first, data, key(1)).state.pool for e in (few, many)]
-        jax.tree.map(np.testing.assert_array_equal, *moved)
-        assert (np.asarray(moved[0]["b"]) != np.asarray(first.pool["b"])).any()
-        same = (np.asarray(moved[0]["a"]) == np.asarray(first.pool["a"])).all()
-        assert same == (pool == "data")
-        assert {tuple(row) for row in np.asarray(first.pool["a"])} <= rows
+    few, many = (UCD(k=1, num_pairs=n, pool=pool, **SMALL) for n in (5, 9))
+    first = few.init(graph, params, data, ROWS, key(0))
+    assert {b: v.shape for b, v in first.pool.items()} == {"a": (30, 3), "b": (30, 2)}
+    moved = [estimate(e, graph, params, first, data, key(1)).state.pool for e in (few, many)]
+    jax.tree.map(np.testing.assert_array_equal, *moved)
+    assert (np.asarray(moved[0]["b"]) != np.asarray(first.pool["b"])).any()
+    same = (np.asarray(moved[0]["a"]) == np.asarray(first.pool["a"])).all()
+    assert same == (pool == "data")
+    assert {tuple(row) for row in np.asarray(first.pool["a"])} <= rows
 
 
 def test_a_stage_hands_its_pool_on() -> None:

@@ -27,14 +27,14 @@ from ebmpp.errors import IntractableError, StateError
 from ebmpp.moves import Target
 from ebmpp.sampling import annealing_path
 from ebmpp.sampling.path import summed_blocks
-from helpers import assert_law, assert_rows_law, random_params
+from helpers import assert_law, assert_rows_law, often, random_params
 
 # -- the law of the weights ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in ("exponential", "learned variance"))) for n in GRAPHS],
+    often(GRAPHS, *(n for n in GRAPHS if n not in ("exponential", "learned variance"))),
 )
 @pytest.mark.filterwarnings("ignore:the effective sample size")
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:

@@ -122,7 +122,7 @@ def check_sweep(graph: FactorGraph, start: dict, swept: dict, known: dict) -> No
 UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=10, derandomize=True, **UNHURRIED)  # the same each time: most of it is compilation
+@settings(max_examples=6, derandomize=True, **UNHURRIED)  # the same each time: most of it is compilation
 @ANY
 def test_any_declaration(graph: FactorGraph, seed: int, partly: bool) -> None:
     check(graph, seed, partly)

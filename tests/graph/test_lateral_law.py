@@ -33,7 +33,7 @@ from ebmpp import (
     exact,
 )
 from ebmpp.estimators import MeanField
-from helpers import assert_law, assert_rows_law, random_params
+from helpers import assert_law, assert_rows_law, random_params, slow
 
 CHAINS = 3000
 
@@ -76,9 +76,6 @@ def params_of(name: str):
 
 def statistics(name: str):
     return lambda x: GRAPHS[name].statistics(x)
-
-
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(

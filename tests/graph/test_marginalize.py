@@ -32,7 +32,7 @@ from ebmpp import (
 from ebmpp.errors import DeclarationError, IntractableError, StateError
 from ebmpp.graph import split
 from ebmpp.graph.transforms import marginalize as elimination
-from helpers import assert_law, enumerate_numpy, random_params, random_state
+from helpers import assert_law, enumerate_numpy, random_params, random_state, slow
 
 
 def star(hidden: Family, *leaves: Family) -> FactorGraph:
@@ -73,9 +73,7 @@ STARS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["finite", *(pytest.param(n, marks=pytest.mark.slow) for n in ("counts", "gaussian"))]
-)
+@pytest.mark.parametrize("name", ["finite", *(slow(n) for n in ("counts", "gaussian"))])
 def test_the_density_of_the_rest(name: str) -> None:
     check(star(*STARS[name]), scale=0.2 if name == "gaussian" else 0.8)
 

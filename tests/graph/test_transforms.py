@@ -31,7 +31,7 @@ from ebmpp import (
 )
 from ebmpp.errors import DeclarationError, ParameterError, StateError
 from ebmpp.graph import merge, rename, split, stack
-from helpers import enumerate_numpy, gated, random_params, random_state
+from helpers import enumerate_numpy, gated, random_params, random_state, slow
 
 # -- conditioning ----------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ def test_the_rest_of_any_graph_is_summed(graph: FactorGraph, seed: int, partial:
     check_rest(graph, seed, partial)
 
 
-@pytest.mark.parametrize("partial", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("partial", [slow(False), True])
 def test_the_rest_is_summed(partial: bool) -> None:
     blocks = {"a": Categorical(1, 3), "b": Binomial(2, total_count=2), "c": Spin(2)}
     check_rest(FactorGraph(blocks, factors=[*map(Bias, "abc"), *chain("abc")]), 4, partial)

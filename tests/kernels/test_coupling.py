@@ -19,6 +19,7 @@ from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
+from helpers import slow
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(3))
 PARAMS = jax.tree.map(
@@ -96,9 +97,7 @@ def test_kernel_and_engine_meet_at_the_same_times() -> None:
 
 # NumPyro donates its collection of scalars and cannot always use it under a vmap of its own
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize(
-    "method", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("sequential", jax.vmap)), "parallel"]
-)
+@pytest.mark.parametrize("method", [*(slow(m) for m in ("sequential", jax.vmap)), "parallel"])
 def test_chain_methods_agree_bitwise(method: object) -> None:
     kernel = ebmpp.MaximalCoupling(RBM, coupling="maximal")
     wanted = run(kernel, 2, 8).get_samples()

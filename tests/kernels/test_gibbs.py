@@ -14,13 +14,14 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, BlockedGibbs, Gaussian, layered
 from ebmpp.errors import DomainError, ParameterError, StateError
+from helpers import slow
 
 # -- chain methods and keys ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name",
-    ["bernoulli", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gaussian", "spin", "categorical"))],
+    ["bernoulli", *(slow(n) for n in ("gaussian", "spin", "categorical"))],
 )
 def test_chain_methods_give_the_same_draws(name):
     graph = GRAPHS[name]

@@ -22,7 +22,7 @@ from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import coupled_sweep, draw_sweep, equal
 from ebmpp.moves.target import Target
-from helpers import assert_law, assert_rows_law
+from helpers import assert_law, assert_rows_law, slow
 
 GRAPH = layered(v=Gaussian(3, variance="learned"), h=Bernoulli(2))
 PARAMS = {
@@ -83,9 +83,7 @@ def stationary(rows: int, seed: int) -> dict[str, jax.Array]:
 # -- the law -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("step_size", "marginalize"), [pytest.param(0.5, (), marks=pytest.mark.slow), (1.9, "h")], ids=str
-)
+@pytest.mark.parametrize(("step_size", "marginalize"), [slow(0.5, ()), (1.9, "h")], ids=str)
 def test_adjusted_steps_keep_the_law_whatever_their_size(step_size: float, marginalize: Any) -> None:
     kernel = GibbsLangevin(GRAPH, step_size, num_steps=3, marginalize=marginalize)
     mcmc = run(kernel, CHAINS, 4, init_params=stationary(CHAINS, 1), extra_fields=("acceptance",))
@@ -221,9 +219,7 @@ FIXED = ebmpp.moves.langevin_sweep(GRAPH, step_size=1.0, num_steps=3)
 MARGINAL = ebmpp.moves.langevin_sweep(GRAPH, step_size=1.0, num_steps=3, marginalize="h")
 
 
-@pytest.mark.parametrize(
-    "moves", [FIXED, pytest.param(MARGINAL, marks=pytest.mark.slow)], ids=["given", "marginal"]
-)
+@pytest.mark.parametrize("moves", [FIXED, slow(MARGINAL)], ids=["given", "marginal"])
 def test_each_chain_of_a_pair_keeps_the_law_and_pairs_meet_and_stay(moves: Any) -> None:
     x, y = stationary(CHAINS, 5), stationary(CHAINS, 6)
     z = both(moves, {b: jnp.stack([x[b], y[b]]) for b in x}, 3)

@@ -19,7 +19,7 @@ import ebmpp
 from ebmpp import BlockedGibbs, GibbsBlock, MaximalCoupling, ParallelTempering
 from ebmpp.errors import ArgumentError, CheckpointError, ParameterError
 from ebmpp.kernels import LongRun
-from helpers import assert_law, random_params
+from helpers import assert_law, often, random_params
 
 
 def all_draws(mcmc, *args, extra_fields=(), **kwargs):
@@ -184,11 +184,9 @@ KERNELS = {
     "pairs": (lambda: MaximalCoupling(RBM), "vectorized", PARAMS),
     "tempering": (lambda: ParallelTempering(RBM), "vectorized", PARAMS),
 }
-FEW = ("nuts", "composite")
-MARKED = [k if k in FEW else pytest.param(k, marks=pytest.mark.slow) for k in KERNELS]
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", often(KERNELS, "pairs"))
 def test_every_kernel(name, tmp_path):
     make, method, arg = KERNELS[name]
     kernel = make()

@@ -17,7 +17,7 @@ import ebmpp
 from ebmpp import Bernoulli, BlockedGibbs, Observed, Spin
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
-from helpers import enumerate_numpy, random_params
+from helpers import enumerate_numpy, random_params, slow
 
 DATA = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 0, 0]], np.float32)
 RATES = jax.device_get(ebmpp.estimators.rates(RBM, PARAMS, DATA))
@@ -57,7 +57,7 @@ def mcmc(kernel, *args, num_samples=8, num_chains=1, method="vectorized", fields
 # -- what they are ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("k", [1, slow(3)])
 def test_at_rate_0_it_is_blocked_gibbs_bit_by_bit(k):
     keys = jax.random.split(KEY, 3)
     state, made, _ = run(RatesFPCD(RBM, rate=0, decay=0.5, k=k), PARAMS, RATES, num_samples=40, keys=keys)

@@ -17,7 +17,7 @@ from ebmpp import Bernoulli, Categorical, Gaussian, Observed, Spin, layered
 from ebmpp.errors import StateError
 from ebmpp.kernels import ParallelTempering, TemperingCoupling, tempered_expectation
 from ebmpp.sampling.engine import run_pairs
-from helpers import assert_law, assert_rows_law, random_params
+from helpers import assert_law, assert_rows_law, random_params, slow
 
 BETAS = (0.0, 0.5, 1.0)
 GRAPHS = {
@@ -254,8 +254,8 @@ def test_estimates_say_what_is_wrong():
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        pytest.param("adapting", "sequential", marks=pytest.mark.slow),
-        pytest.param("coupled", jax.vmap, marks=pytest.mark.slow),
+        slow("adapting", "sequential"),
+        slow("coupled", jax.vmap),
     ],
 )
 def test_chain_methods_give_the_same_draws(name, method):

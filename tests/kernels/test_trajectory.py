@@ -22,7 +22,7 @@ from ebmpp.kernels.replicas import Ensemble, Knots
 from ebmpp.moves import swaps
 from ebmpp.moves.target import Target
 from ebmpp.sampling import Path
-from helpers import assert_rows_law, numpy_energy, pair, random_params, random_state
+from helpers import assert_rows_law, numpy_energy, often, pair, random_params, random_state
 
 GRAPHS = {
     "bernoulli": layered(v=Bernoulli(4), h=Bernoulli(3)),
@@ -76,7 +76,7 @@ def joint(graph, x):
     return np.einsum("ri,rj->rij", t, t)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", often(GRAPHS, "potts", "lateral and latent"))
 def test_every_replica_has_the_law_of_its_knot(name):
     graph = GRAPHS[name]
     scale = 0.6 if "lateral" in name else 1.5  # six units that are all joined freeze early
@@ -261,7 +261,7 @@ def mcmc(kernel, params, method, num_warmup=5):
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("method", ["sequential", "parallel", jax.vmap])
+@pytest.mark.parametrize("method", often(["sequential", "parallel", jax.vmap], "parallel"))
 def test_chain_methods_give_the_same_draws(method):
     graph = GRAPHS["bernoulli"]
     kernel = ParallelTempering(graph, path=path_of(graph))

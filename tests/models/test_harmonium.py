@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Gaussian, Poisson, exact
 from ebmpp.errors import DomainError
-from helpers import assert_law
+from helpers import assert_law, slow
 from models import harmonium
 from shared import corpus
 
@@ -50,7 +50,7 @@ def document_log_probability(params: Any, words: Any, tokens: int) -> Array:
     return jax.nn.logsumexp(terms) - log_sum(params, tokens)
 
 
-@pytest.mark.parametrize("tokens", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [2, slow(3)])
 def test_one_set_of_params_is_the_replicated_softmax_of_every_length(tokens: int) -> None:
     graph = harmonium.replicated(tokens, 3, 2)
     documents = np.array(list(itertools.product(range(3), repeat=tokens)))

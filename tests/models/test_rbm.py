@@ -14,6 +14,7 @@ import jax
 
 import ebmpp
 from ebmpp.sampling.log_partition import LogPartition
+from helpers import slow
 from models import rbm
 from shared import digit_images, rbm_likelihood
 
@@ -59,7 +60,7 @@ def test_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", [pytest.param("cd", marks=pytest.mark.slow), "pcd"])
+@pytest.mark.parametrize("estimator", [slow("cd"), "pcd"])
 def test_an_idx_file_too_large_to_enumerate(
     tmp_path: Path, estimator: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,17 @@ from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.sampling import mixture_pool, pools
 from ebmpp.sampling.engine import run_pairs
-from helpers import assert_law, assert_rows_law, enumerate_numpy, gated, numpy_statistics, pair, random_params
+from helpers import (
+    assert_law,
+    assert_rows_law,
+    enumerate_numpy,
+    gated,
+    numpy_statistics,
+    often,
+    pair,
+    random_params,
+    slow,
+)
 
 KEY = random.key_pair(jax.random.key(5))
 SWEEP = jax.jit(coupled_sweep, static_argnums=2)
@@ -107,7 +117,7 @@ def test_from_one_state_the_chain_finds_the_model(name: str) -> None:
         assert_rows_law(numpy_statistics(family, np.asarray(x[b])), wanted, comparisons=20)
 
 
-@pytest.mark.parametrize("name", ["unit", pytest.param("learned", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["unit", slow("learned")])
 def test_gaussian_blocks_have_their_moments(name: str) -> None:
     graph = pair(Gaussian(2, variance=name), Bernoulli(3))
     params = random_params(graph, seed=3, scale=0.5)
@@ -123,11 +133,12 @@ def test_gaussian_blocks_have_their_moments(name: str) -> None:
             assert_rows_law(statistics[b], np.asarray(moments[b]), comparisons=20)
 
 
-@pytest.mark.parametrize(
-    "graph", [*FINITE.values(), pair(Gaussian(3), Bernoulli(2)), pair(Poisson(2), Bernoulli(2))],
-    ids=[*FINITE, "gaussian", "poisson"],
-)  # fmt: skip
-def test_pairs_that_agree_stay_together_bit_by_bit(graph: FactorGraph) -> None:
+AGREE = FINITE | {"gaussian": pair(Gaussian(3), Bernoulli(2)), "poisson": pair(Poisson(2), Bernoulli(2))}
+
+
+@pytest.mark.parametrize("name", often(AGREE, "bernoulli", "deep"))
+def test_pairs_that_agree_stay_together_bit_by_bit(name: str) -> None:
+    graph = AGREE[name]
     params = random_params(graph, seed=3, scale=0.4)
     moves = few(mixture_sweep(graph), 4)
     target, rows = pooled(graph, params, moves), 300

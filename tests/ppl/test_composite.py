@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, GibbsBlock, layered, to_datatree, tv_upper_bound
 from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from ebmpp.ppl.composite import maximal
-from helpers import assert_law, assert_rows_law
+from helpers import assert_law, assert_rows_law, slow
 
 
 def composite(lag: int = 1, **options: object) -> CoupledComposite:
@@ -27,9 +27,7 @@ def everything(sites: dict) -> dict:
     return {"x": sites["x"] > 0, "precision": sites["precision"]}
 
 
-@pytest.mark.parametrize(
-    ("k", "m", "lag"), [pytest.param(1, 1, 1, marks=pytest.mark.slow), (3, 6, 2)]
-)  # compiles anew
+@pytest.mark.parametrize(("k", "m", "lag"), [slow(1, 1, 1), (3, 6, 2)])  # compiles anew
 def test_estimates_of_the_posterior_are_unbiased(k: int, m: int, lag: int) -> None:
     kernel = composite(lag)
     options = {"rng_key": jax.random.key(3), "num_pairs": 3000, "k": k}

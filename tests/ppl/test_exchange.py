@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, Categorical, EnergyDistribution, Spin, exact, layered, perfect_sample
 from ebmpp.errors import IntractableError, ParameterError, StateError, UnmetError
 from ebmpp.ppl import Exchange
-from helpers import assert_law, pair
+from helpers import assert_law, pair, slow
 
 # the two colours of a 2x4 board, and which squares touch
 SPINS = layered(a=Spin(4), b=Spin(4))
@@ -96,7 +96,7 @@ def log_likelihood(coupling, x=X, log_density=SPINS.log_density):
     [
         ("enumerate", 1.5, 60),
         ("coupling_from_the_past", 0.4, 30),
-        pytest.param("random_cluster", 1.5, 20, marks=pytest.mark.slow),
+        slow("random_cluster", 1.5, 20),
     ],
 )
 def test_posterior_against_quadrature(auxiliary, top, chains):

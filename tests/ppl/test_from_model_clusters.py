@@ -19,7 +19,7 @@ from ebmpp.core import random
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.ppl import CoupledComposite
 from ebmpp.ppl.sites import Call
-from helpers import assert_rows_law
+from helpers import assert_rows_law, often
 
 
 def potts(y: Any) -> None:
@@ -57,7 +57,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("beta", [None, 0.6])
+@pytest.mark.parametrize("beta", often([None, 0.6], 0.6))
 def test_a_move_alone_leaves_the_law_as_it_is(name: str, beta: Any) -> None:
     """States drawn exactly by enumeration stay so, and do move."""
     model, y, sizes = MODELS[name]

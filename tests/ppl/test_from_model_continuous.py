@@ -20,7 +20,7 @@ from ebmpp import GibbsBlock
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.ppl.sites import Call
-from helpers import assert_law, assert_rows_law
+from helpers import assert_law, assert_rows_law, often
 
 
 def mixture(y: Any) -> None:
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable, tuple, dict[str, tuple[str, int]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", often(CASES, "groups", "walk"))
 def test_the_law_is_the_density_given_everything_else(name: str) -> None:
     """log density - log law is one constant, wherever the site is."""
     model, args, sites = CASES[name]
@@ -140,7 +140,7 @@ def segments(y: Any) -> None:
     numpyro.sample("y", dist.Normal(z * level, 1.0).to_event(1), obs=y)
 
 
-@pytest.mark.parametrize("tempering", [None, (0.4, 0.7, 1.0)])
+@pytest.mark.parametrize("tempering", often([None, (0.4, 0.7, 1.0)], None))
 def test_a_whole_posterior_by_one_block(tempering: Any) -> None:
     """Discrete and continuous sites together, against enumeration, with tempered transitions and without."""
     y = np.array([0.1, 2.2, 1.4, -0.3], np.float32)

@@ -16,7 +16,7 @@ from ebmpp import Bernoulli, Gaussian, Spin
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.sampling import Path, bridges, knot_partitions, ladders
-from helpers import assert_law, pair, random_params
+from helpers import assert_law, often, pair, random_params
 
 GRAPHS = {
     "bernoulli": ebmpp.layered(v=Bernoulli(5), h=Bernoulli(4)),
@@ -46,7 +46,7 @@ def made(name):
     return bridges(path_of(GRAPHS[name]), rng_key=jax.random.key(0), num_particles=4000, num_islands=40)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", often(GRAPHS, "three layers"))
 def test_log_z_at_every_knot(name):
     found, truth = made(name), exact(path_of(GRAPHS[name]))
     assert found.log_z.shape == (40, 5) and found.num_rungs > 8

@@ -22,6 +22,7 @@ from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
 from ebmpp.sampling.expectation import UnbiasedEstimate
+from helpers import often, slow
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(4))
 PARAMS = jax.tree.map(
@@ -50,8 +51,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("devices", "options"), CASES.values(), ids=list(CASES))
-def test_pairs_are_those_of_one_device(devices: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", often(CASES, "gibbs", "a row each"))
+def test_pairs_are_those_of_one_device(name: str) -> None:
+    devices, options = CASES[name]
     one, many = pairs(None, **options), pairs(mesh_of(devices), **options)
     np.testing.assert_array_equal(many.meeting_time, one.meeting_time)
     assert (many.trials, many.num_unmet) == (one.trials, 0)
@@ -153,7 +155,7 @@ def test_the_test_finds_a_collective_in_a_loop() -> None:
 # -- chains ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [ebmpp.BlockedGibbs, ebmpp.MaximalCoupling])
+@pytest.mark.parametrize("kernel", [ebmpp.BlockedGibbs, slow(ebmpp.MaximalCoupling)])
 def test_chains_over_devices_are_those_of_one(kernel: Callable[..., Any]) -> None:
     draws = []
     for method in ("vectorized", over_devices(mesh_of(4))):

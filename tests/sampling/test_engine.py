@@ -26,7 +26,15 @@ from ebmpp.moves.target import Target
 from ebmpp.sampling import slots
 from ebmpp.sampling.accumulators import EnergyGradient, Function
 from ebmpp.sampling.engine import Outcome, Window, run_pairs
-from helpers import assert_law, enumerate_numpy, gated, numpy_statistics, pair as pair_of, random_params
+from helpers import (
+    assert_law,
+    enumerate_numpy,
+    gated,
+    numpy_statistics,
+    often,
+    pair as pair_of,
+    random_params,
+)
 
 JOBS, BATCHES = 500, 40
 
@@ -120,16 +128,12 @@ def assert_unbiased(name: str, coupling: str | None, windows: list[tuple[int, in
         assert_law(means.mean(0), wanted, 1.15 * error, wanted.size * len(windows))
 
 
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("coupling", often(COUPLINGS, None, "maximal_independent"))
 def test_total_is_unbiased_for_every_window(coupling: str | None) -> None:
     assert_unbiased("rbm", coupling, WINDOWS if coupling is None else WINDOWS[1:4])
 
 
-SLOW = ("poisson", "gated", "spin", "gaussian", "gaussian_learned")
-OTHERS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS if n != "rbm"]
-
-
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", often([n for n in MODELS if n != "rbm"], "categorical"))
 def test_total_is_unbiased_for_every_family_and_graph(name: str) -> None:
     assert_unbiased(name, None, [(1, 1, 1), (2, 6, 3)])
 
@@ -235,7 +239,7 @@ def test_first_two_times_are_the_same_path_by_path_from_one_start() -> None:
         np.testing.assert_array_equal(zero.meeting_time, two.meeting_time)
 
 
-@pytest.mark.parametrize("window", [(1, 1, 1), (2, 6, 3)])
+@pytest.mark.parametrize("window", often([(1, 1, 1), (2, 6, 3)], (2, 6, 3)))
 def test_slots_change_nothing(window: tuple[int, int, int]) -> None:
     graph, params = model("rbm")
     made = [run(graph, params, 5, window, num_slots=n) for n in (4, 16, 64)]
@@ -252,7 +256,7 @@ def test_stages_end_with_every_pair(size: int) -> None:
         assert before.until <= after.size and after.size % after.chunk == 0
 
 
-@pytest.mark.parametrize("chunk", [2, 32])
+@pytest.mark.parametrize("chunk", often([2, 32], 2))
 def test_chunks_of_the_tail_change_nothing(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     graph, params = model("rbm")
     usual = run(graph, params, 5, (2, 6, 3), num_slots=16)

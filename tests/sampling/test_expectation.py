@@ -74,7 +74,7 @@ def test_a_clamped_block_gives_posterior_expectations() -> None:
 
 
 def test_a_pair_depends_on_its_number_and_not_on_how_many_run() -> None:
-    few, many = (estimate(num_pairs=n, num_slots=4) for n in (8, 40))
+    few, many = (estimate(num_pairs=n) for n in (8, 40))
     assert (few.meeting_time == many.meeting_time[:8]).all()
 
 

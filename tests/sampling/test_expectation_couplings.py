@@ -27,6 +27,7 @@ from helpers import (
     numpy_statistics,
     pair,
     random_params,
+    slow,
 )
 
 PAIRS = 6000
@@ -72,22 +73,22 @@ class Proposals:
 #: what others come close to is slow
 CASES = [
     ("rbm", None),
-    ("rbm", "maximal_independent"),
-    ("rbm", "common"),
+    slow("rbm", "maximal_independent"),
+    slow("rbm", "common"),
     ("rbm", ("maximal", "common")),
-    pytest.param("rbm", ("common", "maximal"), marks=pytest.mark.slow),
-    pytest.param("rbm", ("maximal", "independent"), marks=pytest.mark.slow),
+    slow("rbm", ("common", "maximal")),
+    slow("rbm", ("maximal", "independent")),
     ("rbm", "metropolis"),
-    pytest.param("rbm", Proposals(marginalize=("b",)), marks=pytest.mark.slow),
-    pytest.param("spin", Proposals(proposal="initial"), marks=pytest.mark.slow),
-    pytest.param("categorical", Proposals(marginalize=("a",)), marks=pytest.mark.slow),
+    slow("rbm", Proposals(marginalize=("b",))),
+    slow("spin", Proposals(proposal="initial")),
+    slow("categorical", Proposals(marginalize=("a",))),
     ("gaussian", "reflection"),
-    ("gaussian_learned", Proposals(proposal="initial")),
-    pytest.param("poisson", Proposals(proposal="initial", marginalize=("b",)), marks=pytest.mark.slow),
+    slow("gaussian_learned", Proposals(proposal="initial")),
+    slow("poisson", Proposals(proposal="initial", marginalize=("b",))),
     ("deep", "maximal_independent"),
-    pytest.param("deep", Proposals(marginalize=("v", "h2")), marks=pytest.mark.slow),
+    slow("deep", Proposals(marginalize=("v", "h2"))),
     ("gated", ("common", "maximal", "independent")),
-    pytest.param("gated", "metropolis", marks=pytest.mark.slow),
+    slow("gated", "metropolis"),
 ]
 
 

@@ -25,7 +25,7 @@ from ebmpp.moves.target import Target
 from ebmpp.sampling import engine
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
-from helpers import pair
+from helpers import often, pair, slow
 
 PAIRS = 64
 SWEEP = jax.jit(coupled_sweep, static_argnums=2)
@@ -68,10 +68,10 @@ def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, key: jax.Array,
     raise AssertionError(f"{(found < 0).sum()} pairs did not meet")
 
 
-@pytest.mark.parametrize("moves", [None, pytest.param(REFLECTED, marks=pytest.mark.slow),
-                                   pytest.param(SMALL_STEPS, marks=pytest.mark.slow)],
-                         ids=["maximal", "reflection", "langevin"])  # fmt: skip
-@pytest.mark.parametrize("size", [3, pytest.param(30, marks=pytest.mark.slow), 1000])
+@pytest.mark.parametrize(
+    "moves", [None, slow(REFLECTED), slow(SMALL_STEPS)], ids=["maximal", "reflection", "langevin"]
+)
+@pytest.mark.parametrize("size", often([3, 30, 1000], 1000))
 def test_pairs_of_reals_meet_at_every_size_and_scale(size: int, moves: Any) -> None:
     graph, key = machine(size), random.key_pair(jax.random.key(3))
     moves = resolve_moves(graph, moves)

@@ -24,7 +24,7 @@ from ebmpp import CD, PCD, Bernoulli, Binomial, Categorical, Poisson, exact
 from ebmpp.errors import DivergenceError, IntractableError
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.sklearn import HarmoniumTransformer
-from helpers import assert_rows_law, enumerate_numpy
+from helpers import assert_rows_law, enumerate_numpy, slow
 
 # -- scikit-learn's own checks ---------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def test_features_are_latent_means() -> None:
     [
         ("bernoulli", "bernoulli", X),
         ("spin", partial(Categorical, num_categories=3), 2 * X - 1),
-        pytest.param(Binomial(3, total_count=2), "spin", 2 * X, marks=pytest.mark.slow),
+        slow(Binomial(3, total_count=2), "spin", 2 * X),
     ],
 )
 def test_scores_agree_with_enumeration(visible: Any, latent: Any, rows: np.ndarray) -> None:

@@ -22,6 +22,7 @@ import optax
 import ebmpp
 from ebmpp.core import random, sharding
 from ebmpp.training.steps import estimate_step
+from helpers import often
 
 RBM = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
 DATA = np.tile(ebmpp.data.bars_and_stripes(3), (8, 1))
@@ -52,7 +53,7 @@ def same(a: ebmpp.Fit, b: ebmpp.Fit) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), a.params, b.params)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", often(ESTIMATORS, "ucd", "pcd"))
 def test_a_run_on_many_devices_is_that_of_one(name: str) -> None:
     one, many = trained(None, ESTIMATORS[name]), trained(mesh_of(8), ESTIMATORS[name])
     same(many, one)
@@ -60,6 +61,18 @@ def test_a_run_on_many_devices_is_that_of_one(name: str) -> None:
         np.testing.assert_array_equal(many.estimator_state["v"], one.estimator_state["v"])
 
 
+@pytest.mark.parametrize("name", often(ESTIMATORS, "weighted"))
+def test_a_state_is_where_its_step_leaves_it(name: str) -> None:
+    """Else the second step on many devices is compiled for others than the first."""
+    estimator, mesh = ESTIMATORS[name], mesh_of(4)
+    trained(mesh, estimator, num_steps=1)
+    program = estimate_step._program((RBM, estimator))
+    count = program._cache_size()
+    trained(mesh, estimator, num_steps=3)
+    assert program._cache_size() == count > 0
+
+
+@pytest.mark.slow
 def test_missing_entries_on_many_devices() -> None:
     same(trained(mesh_of(4), ebmpp.UCD(), MISSING), trained(None, ebmpp.UCD(), MISSING))
 

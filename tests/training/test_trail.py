@@ -20,7 +20,7 @@ from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.sampling import Path
 from ebmpp.training import trail
 from ebmpp.training.trail import Trail
-from helpers import assert_law, pair
+from helpers import assert_law, often, pair
 
 RBM = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4))
 DATA = ebmpp.data.bars_and_stripes(3)
@@ -175,7 +175,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", often(GRAPHS, "missing"))
 def test_other_graphs_and_data(name):
     graph, data = GRAPHS[name]
     pcd = PCD(num_chains=10, posterior=ebmpp.estimators.MeanField() if "h2" in graph.families else None)
