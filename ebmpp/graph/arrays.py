@@ -101,7 +101,7 @@ def check_values(name: str, family: Family, x: Numbers, given: Numbers | None = 
     if not is_concrete(x):
         return
     with jax.ensure_compile_time_eval():  # under jit, known values would be staged, not looked at
-        wrong = ~np.asarray(family.in_support(x))
+        wrong = ~np.asarray(family.in_support(np.asarray(x)))  # on the host: nothing to compile
         if given is not None and np.isinf(infinite := np.asarray(x)).any():
             # what became infinite on the way is told as that
             wrong &= ~(np.isinf(infinite) & np.isfinite(np.asarray(given).astype(float)))
