@@ -73,6 +73,20 @@ _ROWS = (
         minutes=8.5,
     ),
     Row(
+        "u5a",
+        QIU,
+        (),
+        "the same with Algorithm 2's projection and averaging: PCD, UCD, ParticleUCD",
+        "benchmarks/projection",
+        (_("--steps 40 --points 2 --seeds 0 --only pcd particles"),),
+        ((),),
+        (_(f"--steps 50000 {_SEEDS}"),),
+        smaller(
+            "three seeds, at most 10,000 steps; the paper has Algorithm 2 without an experiment of its own"
+        ),
+        minutes=8,
+    ),
+    Row(
         "u6",
         QIU,
         ("figure 3", "figure 7", "figure 8", "figure 9", "table 2"),
@@ -302,9 +316,9 @@ _ROWS = (
         "every trainer on MNIST: held-out likelihood by smc, seconds",
         "benchmarks/trainers",
         (_("--data digits --latent 12 --steps 40 --particles 50 --sweeps 1 --seeds 0"),),
-        (_("--steps 3000 --seeds 0"),),
+        (_("--steps 3000 --seeds 0 1 2"),),
         (_("--latent 500 --steps 75000 --particles 1000 --sweeps 20"),),
-        smaller("784x100, 3,000 steps (dear methods fewer), one seed"),
+        smaller("784x100, 3,000 steps (dear methods fewer), three seeds"),
         minutes=13,
     ),
     Row(
