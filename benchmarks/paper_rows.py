@@ -139,16 +139,16 @@ _ROWS = (
         (_(f"ucd {_TINY} --only cd1 cd20 pcd published ucd pcd_ucd"),),
         (
             _(
-                "ucd --latent 100 --rows 12000 --name small --epochs 3 --points 3 --temperatures 200 "
-                "--seconds 30"
+                "ucd --latent 100 --rows 12000 --name small --epochs 20 --points 8 --temperatures 300 "
+                "--seconds 90 --only cd1 cd10 cd20 cd30 pcd published ucd --seeds 0 1"
             ),
         ),
         (_("ucd --epochs 40 --points 50 --temperatures 10000"),),
         smaller(
-            "MNIST, four epochs where the paper has some forty, one seed; all methods, CD-20 and CD-30 among "
-            "them, as 784x100 for three epochs"
+            "MNIST, four epochs where the paper has some forty, one seed; as 784x100 for 20 epochs, two "
+            "seeds, without PCD first, which did not end"
         ),
-        minutes=2.1,
+        minutes=8,
     ),
     Row(
         "u9f",
