@@ -100,6 +100,16 @@ ROWS = (
         minutes=4,
     ),
     _mnist(
+        "d7w",
+        ("figure 5",),
+        "the same for the printed 250 epochs",
+        "spectral",
+        "--latent 50 --rows 3000 --name long --temperatures 1000 --batch-size 250 --epochs 250 --points 10",
+        250,
+        smaller("784x50 and 2,500 images of MNIST in batches of 250, one trial; as many epochs as printed"),
+        minutes=14.5,
+    ),
+    _mnist(
         "d8a",
         ("figure 6a",),
         "S-DCP and CS-DCP by learning rate",
