@@ -3,7 +3,7 @@
 """Projection and averaging, as Algorithm 2 of Qiu et al. has them: what they do to a run that falls.
 
 Bars and stripes 4x4 with sixteen latent units, all 32 rows a step, plain gradient steps at a constant rate.
-After each step every param is projected onto [-bound, bound], within which chains mix, and the mean of the
+After each step every param is projected onto [-bound, bound], a compact convex set, and the mean of the
 iterates of the last half is the model. Each estimator runs with and without the projection. The exact total
 log-likelihood of the rows, of which the best possible is -108.13, is followed for the iterate, and told of
 the mean in the end.
@@ -12,7 +12,8 @@ the mean in the end.
 
 **References**
 
-1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, Algorithm 2 and theorem 2.
+1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, Algorithm 2, whose mean is of all iterates, and
+   corollary 1.
 """
 
 import argparse
