@@ -75,15 +75,16 @@ test: $(STAMP)
 # Twice: 64-bit floats and 32-bit data are two dtypes, which strict promotion would refuse. Two devices each time.
 test-strict: $(STAMP)
 	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_NUMPY_DTYPE_PROMOTION=strict JAX_DEBUG_NANS=1 \
-		$(BIN)/python -m pytest -q $(STRICT)
-	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q $(STRICT)
+		$(BIN)/python -m pytest -q -n $(WORKERS) $(STRICT)
+	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n $(WORKERS) $(STRICT)
 
 # No notebooks, no examples of docstrings: does the package work with this environment's versions?
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not notebook" -x -q $(FAST)
 
+# Variants of what `test` holds, long pages and tutorials: three quarters of an hour from nothing.
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(SPREAD) -m slow
 
 # What a release must pass: it builds, its extras resolve, and in fresh environments of every Python here the wheel does
 # what README, the docstrings and `python -m ebmpp` say. Needs a package index; minutes for each Python.

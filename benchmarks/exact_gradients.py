@@ -71,16 +71,17 @@ def total(params: Any) -> Array:
     return exact.log_likelihood(GRAPH, params, ROWS).sum()
 
 
-def train(name: str, seed: int) -> dict[str, Any]:
+def train(name: str, seed: int, seconds: float | None = None) -> dict[str, Any]:
     """One run in numbers: its curve, seconds, meeting times, and the last params."""
     method = METHODS[name]
+    most = method.seconds if seconds is None else seconds
     rate = optax.linear_schedule(method.rate, method.rate / 50, method.steps) if method.falls else method.rate
     started, used = time.monotonic(), time.process_time()
     params: dict[str, Any] = {}
 
     def watch(progress: Any) -> bool:
         params.update(progress.params)
-        return time.process_time() - used > method.seconds
+        return time.process_time() - used > most
 
     fit = ebmpp.fit(
         GRAPH,
@@ -122,7 +123,7 @@ def bars(args: argparse.Namespace) -> None:
         for name in args.only or METHODS:
             file = folder / f"{name}_{seed}.json"
             if not file.exists():
-                made = train(name, seed)
+                made = train(name, seed, args.seconds)
                 file.write_text(json.dumps(made) + "\n", encoding="utf-8")
                 print(f"{name} {seed}: {made['last']:.1f}, {made['seconds']:.0f} s", flush=True)
 
@@ -367,6 +368,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--seeds", type=int, default=20)
     add("--first", type=int, default=0)
     add("--only", nargs="+", choices=tuple(METHODS))
+    add("--seconds", type=float, help="of the processor, after which a run of bars ends (420)")
     add("--repeats", type=int, default=60)
     add("--long", action="store_true", help="Gibbs pairs at the better machine too: hours")
     particle_systems.options(parser)

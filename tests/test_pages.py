@@ -9,6 +9,7 @@ import pytest
 
 import jax
 
+from helpers import often
 from page_blocks import python_blocks
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,12 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MOST_LINES = 160  # of README: a page that is read to its end
+# Two thirds of what pages take, and what they show is tested elsewhere: run by `make slow`.
+LONG = {
+    *(f"docs/guide/{n}" for n in ("devices", "judge", "numpyro", "sample")),
+    *(f"docs/howto/{n}" for n in ("chains_do_not_meet", "classify", "deep_machine", "missing_entries")),
+    *(f"docs/howto/{n}" for n in ("names_in_arviz", "own_family", "training_diverges")),
+}
 
 
 def test_python_blocks_are_found_with_their_lines() -> None:
@@ -34,8 +41,12 @@ def has_code(page: Path) -> bool:
     return bool(python_blocks(page.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if has_code(p)], ids=name)
-def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+WITH_CODE = {name(p): p for p in PAGES if has_code(p)}
+
+
+@pytest.mark.parametrize("key", often(WITH_CODE, *(WITH_CODE.keys() - LONG)))
+def test_a_page_runs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = WITH_CODE[key]
     monkeypatch.chdir(tmp_path)  # what a page writes does not land in the repository
     namespace = {"__name__": page.stem}
     for block in python_blocks(page.read_text(encoding="utf-8")):

@@ -129,6 +129,7 @@ def test_a_row_of_the_models_runs(papers, name, tmp_path):
 # -- what is made for them -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_algorithm_4_is_the_printed_one(path):
     """Its inner steps in centered params, from the text of the paper, on the chains that the class drew."""
     dc = importlib.import_module("dc_programming")
@@ -185,6 +186,7 @@ def test_algorithm_3_never_forgets(path):
         np.testing.assert_allclose(summed.gradient["v:h"], total, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_correction_every_pair_meets_at_once(path):
     modes = importlib.import_module("local_modes")
     rows = 2 * ebmpp.data.bars_and_stripes(2) - 1

@@ -7,7 +7,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from helpers import often
+
 TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
+# The longest five take seven minutes: run by `make slow`.
+SHORT = ("01_from_declaration_to_trained_model", "03_inside_numpyro_models")
 CELL_SECONDS = 600  # a slow machine under load is no failure; a hang is
 
 
@@ -25,13 +29,13 @@ def test_a_tutorial_is_kept_with_its_outputs_and_small(path: Path) -> None:
 @pytest.mark.notebook
 # The kernel is a process of its own: what its plumbing says here is not the tutorial's.
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_executes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", often([path.stem for path in TUTORIALS], *SHORT))
+def test_a_tutorial_executes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbclient import NotebookClient
 
-    root = str(Path(__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", root)  # also from a source tree that is not installed
-    notebook = nbformat.read(path, as_version=4)
+    root = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", str(root))  # also from a source tree that is not installed
+    notebook = nbformat.read(root / f"tutorials/{name}.ipynb", as_version=4)
     client = NotebookClient(
         notebook,
         timeout=CELL_SECONDS,

@@ -110,6 +110,7 @@ def test_what_arviz_is_given_has_the_draws(board, composite):
     assert list(az.summary(to_arviz(composite), var_names=["scale"]).index) == ["scale"]
 
 
+@pytest.mark.slow
 def test_arvizs_converter_takes_composites(composite):
     for mcmc in (composite, run(CoupledComposite([spin_block(), precision_step()]), NOISY, samples=5)):
         tree = arviz_base.from_numpyro(mcmc)

@@ -102,6 +102,7 @@ def product(est: UnbiasedEstimate) -> float:
 # -- measured --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_variance_and_cost_are_those_of_the_estimator(tree: xr.DataTree, paths: Paths) -> None:
     table = ebmpp.diagnostics.cost_times_variance(tree)
     assert table.attrs == {"lag": LAG, "variance": "measured"}

@@ -181,6 +181,7 @@ def test_work_is_checked() -> None:
         Work(rows=True)
 
 
+@pytest.mark.slow
 def test_the_bias_of_a_fit_is_told_where_it_is_asked_for() -> None:
     run = {"rng_key": KEY, "num_steps": 2, "progress_bar": False}
     fit = ebmpp.fit(RBM, DATA, estimator=ebmpp.PCD(num_chains=60), **run)

@@ -123,6 +123,7 @@ def test_repeats_do_not_depend_on_how_many_there_are() -> None:
     jax.tree.map(np.testing.assert_array_equal, few.bias, again.bias)
 
 
+@pytest.mark.slow
 def test_what_is_repeated() -> None:
     """Groups of chains that owe one another nothing; else the whole state."""
     begin = lambda e: e.init(RBM, PARAMS, {"v": DATA}, 100, random.key_pair(KEY))

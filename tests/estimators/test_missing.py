@@ -245,6 +245,7 @@ def in_file(path, values):
     return made
 
 
+@pytest.mark.slow
 def test_what_lacks_nothing_trains_as_arrays_do(tmp_path):
     known, file = np.ones(BARS.shape, bool), in_file(tmp_path / "v", BARS)
     options = {"batch_size": 5, "estimator": UCD(num_pairs=8, num_slots=4)}
@@ -261,6 +262,7 @@ def test_what_lacks_nothing_trains_as_arrays_do(tmp_path):
     assert_same_run(train([Observed(b, True) for b in batches], options["estimator"]), stream)
 
 
+@pytest.mark.slow
 def test_files_and_streams_train_as_arrays_do(tmp_path):
     data = Observed.where_finite(HOLES)
     options = {"batch_size": 5, "estimator": CD()}
@@ -275,6 +277,7 @@ def test_files_and_streams_train_as_arrays_do(tmp_path):
     assert np.isnan(mixed.history.posterior_meeting_time_mean.values).tolist() == [True, False, False, True]
 
 
+@pytest.mark.slow
 def test_a_block_of_several_may_lack_entries():
     values, known = some_rows(LABELS, 8)
     data = {"v": values["v"], "y": Observed(values["y"], known["y"])}

@@ -71,6 +71,7 @@ def test_gradients_are_unbiased(name: str) -> None:
     assert made.metrics["acceptance"].mean() < 0.97
 
 
+@pytest.mark.slow
 def test_more_pairs_and_a_longer_window_are_unbiased_and_vary_less() -> None:
     graph, params, log_z = model("rbm", 1)
     plain = draws(graph, params, ParticleUCD(num_particles=6, evenness=0.5, max_rungs=8, m=0))
@@ -100,6 +101,7 @@ def test_a_run_tells_its_likelihood_and_its_path_follows_training(path: str) -> 
     assert made.history.acceptance.min() > 0.5 and made.history.ll[-1] > made.history.ll[0] + 0.3
 
 
+@pytest.mark.slow
 def test_stages_hand_on_the_path() -> None:
     same = ParticleUCD(num_particles=20, path="training", max_rungs=16)
     stages = [
@@ -178,6 +180,7 @@ def test_weights_follow_the_params(name: str) -> None:
     assert np.mean([m["effective_sample_size"] for m in told]) < 49.9
 
 
+@pytest.mark.slow
 def test_many_chains_make_the_exact_gradient() -> None:
     graph, params, log_z = model("rbm", 1)
     before = jax.tree.map(lambda a: 0.7 * a, params)

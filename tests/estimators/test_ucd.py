@@ -349,6 +349,7 @@ def test_weighted_rows_have_the_gradient_of_the_weighted_likelihood(name: str) -
         assert_rows_law(np.stack([np.asarray(g[factor]) for g in made]), value, count)
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_amid_deep_modes_is_told_of() -> None:
     graph = layered(v=Bernoulli(8), h=Bernoulli(2))
     weights = np.zeros((8, 2), np.float32)

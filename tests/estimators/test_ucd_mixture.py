@@ -117,6 +117,7 @@ def test_fit_warns_of_what_an_estimator_says_of_its_stage() -> None:
     assert len(caught) == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_pool(tmp_path: Path) -> None:
     options = {
         "estimator": UCD(k=1, num_pairs=4, pool="persistent", coupling="mixture", pool_size=8, num_slots=4)

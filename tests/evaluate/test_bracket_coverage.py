@@ -25,6 +25,7 @@ def bench():
     return module
 
 
+@pytest.mark.slow
 def test_the_default_reference_suits_a_trained_machine(bench) -> None:
     options = {"keys": range(4), "num_temperatures": 1000}
     made = bench.called(0, **options)

@@ -27,7 +27,7 @@ from ebmpp import (
 from ebmpp.core import random
 from ebmpp.estimators import PCD
 from ebmpp.sklearn import HarmoniumTransformer
-from helpers import FAMILIES, FINITE, alone, assert_rows_law
+from helpers import FAMILIES, FINITE, alone, assert_rows_law, slow
 
 ROWS = 20_000
 
@@ -103,7 +103,7 @@ def test_means_of_several_statistics_at_the_boundary_and_beyond() -> None:
     np.testing.assert_allclose(jax.nn.softmax(Family.from_mean(Categorical(2, 4), rare)), rare, rtol=1e-3)
 
 
-@pytest.mark.parametrize("family", [Ternary(4), Ordinal((2, 2))], ids=repr)
+@pytest.mark.parametrize("family", [Ternary(4), slow(Ordinal((2, 2)))], ids=repr)
 def test_a_family_of_ones_own_is_a_visible_block(family: Family) -> None:
     graph = layered(v=family, h=Bernoulli(2))
     data = np.random.default_rng(0).integers(0, 3, (40, *family.shape)).astype(np.float32)
@@ -120,6 +120,7 @@ def test_a_family_of_ones_own_is_a_visible_block(family: Family) -> None:
     assert family.in_support(found.state["v"]).all()
 
 
+@pytest.mark.slow
 def test_a_transformer_takes_a_family_of_ones_own() -> None:
     rows = np.random.default_rng(0).integers(0, 3, (60, 4)).astype(float)
     made = HarmoniumTransformer(3, visible=Ternary, n_iter=1, random_state=0).fit(rows)

@@ -124,6 +124,7 @@ def test_gaussian_visibles_meet_in_equal_bits() -> None:
     assert np.unique(np.asarray(state.meeting_time)).size > 1
 
 
+@pytest.mark.slow
 def test_clamped_rows_meet_row_by_row() -> None:
     mcmc = run(ebmpp.MaximalCoupling(RBM), 3, 20, v=jnp.ones((4, 5)))
     assert mcmc.last_state.met.shape == (3, 4)

@@ -33,6 +33,7 @@ def run(chains: int, method: str, samples: int = 12) -> tuple[Any, dict[str, np.
     return mcmc.last_state, {b: np.asarray(v) for b, v in mcmc.get_samples(group_by_chain=True).items()}
 
 
+@pytest.mark.slow
 def test_chain_methods_make_the_same_chains() -> None:
     (one, drawn), (other, again) = run(3, "vectorized"), run(3, "sequential")
     jax.tree.map(np.testing.assert_array_equal, drawn, again)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp.errors import StateError
-from helpers import assert_law, assert_rows_law, numpy_log_weight, numpy_states, random_state
+from helpers import assert_law, assert_rows_law, numpy_log_weight, numpy_states, random_state, slow
 
 GRAPH = ebmpp.layered(v=ebmpp.Bernoulli(4), h1=ebmpp.Spin(3), h2=ebmpp.Categorical(2, 3))
 PARAMS = jax.tree.map(
@@ -219,7 +219,7 @@ def test_the_kernel_finds_what_local_search_finds() -> None:
 
 # NumPyro donates its collection of scalars and cannot always use it under a vmap of its own
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("method", ["sequential", "parallel", jax.vmap])
+@pytest.mark.parametrize("method", ["parallel", slow("sequential"), slow(jax.vmap)])
 def test_chain_methods_agree_bitwise(method: Any) -> None:
     wanted, given = (
         {**mcmc.get_samples(), **mcmc.get_extra_fields()}

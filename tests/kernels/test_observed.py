@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Categorical, Gaussian, Observed, layered
 from ebmpp.errors import StateError
-from helpers import assert_law, numpy_statistics, pair, random_params
+from helpers import assert_law, numpy_statistics, pair, random_params, slow
 
 GRAPH = layered(v=Bernoulli(3), h=Categorical(2, 3))
 PARAMS = random_params(GRAPH, seed=5, scale=1.2)
@@ -108,7 +108,7 @@ def estimate(
     return ebmpp.unbiased_expectation(GRAPH, PARAMS, statistics, **given, **seen)
 
 
-@pytest.mark.parametrize("coupling", ["maximal", "metropolis"])
+@pytest.mark.parametrize("coupling", ["maximal", slow("metropolis")])
 def test_estimates_are_unbiased_given_the_observed_units(coupling: str) -> None:
     start = "local_mode" if coupling == "maximal" else "uniform"
     cases = [{"row": 0}, {"row": 1, "k": 2, "m": 6, "lag": 3}, {"row": 0, "init": start, "seed": 3}]

@@ -156,6 +156,7 @@ def test_pairs_that_agree_stay_together_and_pairs_apart_meet() -> None:
         assert_law(made.value[b], exact_mean, made.standard_error[b])
 
 
+@pytest.mark.slow
 def test_units_that_are_held_stay() -> None:
     graph = GRAPHS["lattice"]
     (block,) = graph.families

@@ -86,6 +86,7 @@ def pairs() -> MCMC:
     return mcmc
 
 
+@pytest.mark.slow
 def test_pairs_meet_and_stay_together(pairs: MCMC) -> None:
     fields, draws = (
         pairs.get_extra_fields(group_by_chain=True),
@@ -155,7 +156,7 @@ def test_latents_of_a_prior_are_part_of_the_pair() -> None:
     ("p", "q"),
     [
         (dist.Normal(0.0, 1.0), dist.Normal(1.0, 2.0)),
-        (dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 2.0)),
+        slow(dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 2.0)),
         (dist.Normal(jnp.zeros(2), 1.0).to_event(1), dist.Normal(jnp.ones(2), 1.0).to_event(1)),
     ],
 )

@@ -95,7 +95,7 @@ def log_likelihood(coupling, x=X, log_density=SPINS.log_density):
     ("auxiliary", "top", "chains"),
     [
         ("enumerate", 1.5, 60),
-        ("coupling_from_the_past", 0.4, 30),
+        slow("coupling_from_the_past", 0.4, 30),
         slow("random_cluster", 1.5, 20),
     ],
 )
@@ -133,6 +133,7 @@ def both_params(sites, *_):
     return {"a": field, "b": field, "a:b": sites["theta"][0] * TOUCH}
 
 
+@pytest.mark.slow
 def test_several_dimensions_and_a_prior_on_the_line():
     prior = {"theta": dist.Normal(jnp.array([0.2, 0.0]), 0.3).to_event(1)}
     made = Exchange(SPINS, prior, both_params, observed)

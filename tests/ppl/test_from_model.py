@@ -85,6 +85,7 @@ def test_the_posterior_in_gibbs() -> None:
         assert_rows_law(np.asarray(draws["precision"]).mean(1), precision, comparisons=14)
 
 
+@pytest.mark.slow
 def test_pairs_of_a_composite_are_unbiased_and_meet() -> None:
     """The lattice's prior as an energy model, the precision conjugate: means against enumeration."""
     noisy = jnp.asarray(block_tools.NOISY)
@@ -309,6 +310,7 @@ def test_random_index_structures(data: st.DataObject) -> None:
     np.testing.assert_allclose(np.exp(block.log_conditionals(values)["z"]), np.exp(exact), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_long_run_of_a_block_alone_makes_the_steps_of_numpyro() -> None:
     """The kernel is copied where the run is traced, and is not made anew there."""
     noisy = jnp.asarray(block_tools.NOISY)

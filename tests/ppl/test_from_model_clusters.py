@@ -122,6 +122,7 @@ def test_regions_turn_where_units_do_not() -> None:
     assert_rows_law(np.asarray(ups(True), float)[:, None], np.array([0.5]))
 
 
+@pytest.mark.slow
 def test_chain_methods_agree_and_a_second_call_does_not_retrace() -> None:
     block = GibbsBlock.from_model(potts, ["z"], Y23, clusters=True, tempering=[0.5, 1.0])
     begin = lambda key: block.init(key, 0, {"z": jnp.zeros((2, 3), int)}, (Y23,), {})

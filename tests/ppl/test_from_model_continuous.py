@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable, tuple, dict[str, tuple[str, int]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", often(CASES, "groups", "walk"))
+@pytest.mark.parametrize("name", often(CASES, "groups"))
 def test_the_law_is_the_density_given_everything_else(name: str) -> None:
     """log density - log law is one constant, wherever the site is."""
     model, args, sites = CASES[name]

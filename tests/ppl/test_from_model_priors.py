@@ -20,7 +20,7 @@ from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation, gibbs_
 from helpers import assert_law, assert_rows_law, often, slow
 
 
-@pytest.mark.parametrize("name", often(CASES, "image", "deep", "rows"))
+@pytest.mark.parametrize("name", often(CASES, "image"))
 def test_chains_have_the_posterior_with_latents_summed_out(name: str) -> None:
     """From one state, and one sweep from states drawn exactly by enumeration."""
     case, block, _ = made(name)
@@ -42,7 +42,7 @@ def test_chains_have_the_posterior_with_latents_summed_out(name: str) -> None:
         assert_rows_law(features(ordered), exact, comparisons=2 * len(exact))
 
 
-@pytest.mark.parametrize("name", often(CASES, "labels", "rows"))
+@pytest.mark.parametrize("name", often(CASES, "rows"))
 def test_what_the_model_says_of_conditionals(name: str) -> None:
     case, block, values = made(name)
     block.verify(case.model, *case.args)

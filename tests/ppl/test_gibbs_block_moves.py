@@ -103,6 +103,7 @@ def _quadratic(params: Any, z: Any, m: Any) -> Any:
     return (z * (0.5 * m[:, 1] - y[:, None] * m[:, 0])).sum()
 
 
+@pytest.mark.slow
 def test_real_valued_sites_and_latent_blocks_are_heated_along() -> None:
     """A mixture whose means are in the block; labels switch in transitions, and hardly in sweeps."""
     y = jnp.array([-2.0, -1.6, 1.7, 2.1, 2.4])

@@ -40,6 +40,7 @@ def test_means_are_those_of_a_row_a_pair_and_errors_nearly(monkeypatch: pytest.M
         assert not np.allclose(ratio, 1, rtol=1e-4)  # by blocks they are others
 
 
+@pytest.mark.slow
 def test_a_row_a_pair_is_kept_where_pairs_are_dropped_or_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "_MOST_KEPT", 1)
     few = estimate(lambda x: x["v"], num_pairs=accumulators.BLOCKS)

@@ -69,6 +69,7 @@ def test_log_z_between_knots(name):
     assert found.difference(3, 3) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_repetitions():
     path = path_of(GRAPHS["bernoulli"])
     each = [bridges(path, rng_key=jax.random.key(i), num_particles=200) for i in range(40)]

@@ -31,6 +31,7 @@ def test_an_estimate_clamps_them():
     assert_law(made.value, EXACT, made.standard_error)
 
 
+@pytest.mark.slow
 def test_a_tempered_estimate_clamps_them():
     made = ebmpp.kernels.tempered_expectation(
         GRAPH,

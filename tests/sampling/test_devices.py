@@ -51,7 +51,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", often(CASES, "gibbs", "a row each"))
+@pytest.mark.parametrize("name", often(CASES, "gibbs"))
 def test_pairs_are_those_of_one_device(name: str) -> None:
     devices, options = CASES[name]
     one, many = pairs(None, **options), pairs(mesh_of(devices), **options)
@@ -62,6 +62,7 @@ def test_pairs_are_those_of_one_device(name: str) -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), told, there)
 
 
+@pytest.mark.slow
 def test_fewer_jobs_than_devices() -> None:
     few = ebmpp.unbiased_expectation(RBM, PARAMS, both, rng_key=KEY, num_pairs=3, m=5, mesh=mesh_of(8))
     np.testing.assert_array_equal(few.meeting_time, pairs(None, m=5).meeting_time[:3])
@@ -77,6 +78,7 @@ def test_particles_are_those_of_one_device() -> None:
     assert abs(many.log_partition - truth) < 4 * many.standard_error
 
 
+@pytest.mark.slow
 def test_pairs_of_systems_are_those_of_one_device() -> None:
     away = [jax.tree.map(lambda a: -a, PARAMS)]  # a detour, so that systems differ and some are turned down
     options = {"rng_key": KEY, "num_particles": 2, "num_pairs": 9, "ladder": [0, 1, 2], "path": away}
@@ -183,6 +185,7 @@ def test_a_number_of_chains_that_devices_do_not_divide_is_refused() -> None:
 # -- params, and what is no mesh -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_params_may_be_cut_over_another_axis() -> None:
     mesh = jax.make_mesh((2, 4), ("rows", "units"))
     cut = {**PARAMS, "v:h": jax.device_put(PARAMS["v:h"], NamedSharding(mesh, P(None, "units")))}
@@ -191,6 +194,7 @@ def test_params_may_be_cut_over_another_axis() -> None:
     np.testing.assert_array_equal(many.meeting_time, one.meeting_time)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_one_device_changes_nothing() -> None:
     one, same = pairs(None, m=5), pairs(mesh_of(1), m=5)
     np.testing.assert_array_equal(same.value["h"], one.value["h"])

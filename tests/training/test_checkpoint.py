@@ -20,9 +20,10 @@ from ebmpp import CD, PCD, Bernoulli, Bias, Factor, FactorGraph, Pairwise, Stage
 from ebmpp.core.archive import digest
 from ebmpp.errors import CheckpointError, DataError
 from ebmpp.training.optimizers import averaged, box, projected
+from helpers import often
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", often(ESTIMATORS, "cd", "pcd", "ucd", "particles"))
 def test_a_resumed_run_is_the_run_that_never_stopped(estimator, tmp_path):
     whole = run(estimator=estimator)
     run(6, tmp_path, estimator)

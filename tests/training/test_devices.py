@@ -77,6 +77,7 @@ def test_missing_entries_on_many_devices() -> None:
     same(trained(mesh_of(4), ebmpp.UCD(), MISSING), trained(None, ebmpp.UCD(), MISSING))
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_its_devices(tmp_path: Path) -> None:
     estimator, mesh = ebmpp.PCD(num_chains=64), mesh_of(8)
     whole = trained(mesh, estimator, keep_path=True)

@@ -263,6 +263,7 @@ def test_steps_and_optimisers_do_not_trace_again() -> None:
     assert len(made.history["step"]) == 20
 
 
+@pytest.mark.slow
 def test_programs_of_many_models_and_optimisers_do_not_pile_up() -> None:
     Counted.traced.clear()
     live = lambda: len(jax.devices()[0].client.live_executables())

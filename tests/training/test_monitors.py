@@ -174,6 +174,7 @@ def test_chains_of_other_batches_have_no_variance_here():
     assert variance(PARAMS, own) > 0
 
 
+@pytest.mark.slow
 def test_the_bias_of_a_run_is_followed_from_its_own_state():
     """Where the chains are another estimator's, or another stage's, there is none."""
     stages = [Stage(num_steps=1, estimator=PCD(num_chains=20)), Stage(num_steps=1, estimator=CD())]

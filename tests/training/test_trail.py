@@ -20,7 +20,7 @@ from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.sampling import Path
 from ebmpp.training import trail
 from ebmpp.training.trail import Trail
-from helpers import assert_law, often, pair
+from helpers import assert_law, pair
 
 RBM = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4))
 DATA = ebmpp.data.bars_and_stripes(3)
@@ -93,6 +93,7 @@ def test_a_path_is_a_value():
     assert told[0].startswith("Path(5 knots")
 
 
+@pytest.mark.slow
 def test_systems_go_along_it():
     made = trained()
     exact = ebmpp.exact.log_partition(RBM, made.params)
@@ -175,7 +176,8 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", often(GRAPHS, "missing"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
 def test_other_graphs_and_data(name):
     graph, data = GRAPHS[name]
     pcd = PCD(num_chains=10, posterior=ebmpp.estimators.MeanField() if "h2" in graph.families else None)
@@ -187,6 +189,7 @@ def test_other_graphs_and_data(name):
     assert np.isfinite(found.log_partition) and len(made.path) >= 2
 
 
+@pytest.mark.slow
 def test_weights_and_streams_have_base_rates():
     weights = np.arange(len(DATA))
     run = lambda data, **more: ebmpp.fit(
