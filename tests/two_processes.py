@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of two processes that train together: ``two_processes.py NUMBER PORT FOLDER PART...``; tells JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import hashlib
 import json
@@ -87,8 +87,13 @@ class Process:
     def errors(self) -> None:
         """What both are told of."""
         self.failing("data", lambda: self.trained(ebmpp.CD(), self.part + 5 * self.number))
+        self.failing("stream", lambda: self.trained(ebmpp.CD(), self.cut, batch_size=None))
         self.failing("batch", lambda: self.trained(ebmpp.CD(), batch_size=7))
         self.failing("checkpoints", lambda: self.trained(ebmpp.CD(), checkpoint_dir=self.folder / "run"))
+
+    def cut(self) -> Iterator[np.ndarray]:
+        """Batches, of which the second process has fewer than the run takes."""
+        return iter(np.split(self.part, 4)[: 4 - self.number])
 
     def failing(self, name: str, call: Callable[[], object]) -> None:
         """Keep the words of the error."""

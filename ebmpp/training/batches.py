@@ -93,7 +93,7 @@ def _own_source(
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
     order = Order(key, size, DEFAULT_BATCH if batch_size is None else batch_size)
-    mapped = any(isinstance(v, np.memmap) for v in jax.tree.leaves(data))
+    mapped = _is_mapped(data)
     if on_host and not mapped:
         tables.check_table(graph, table)  # all at once: later one process would fail alone
     return (HostRows if mapped or on_host else DeviceRows)(graph, table, weights, order)
@@ -105,6 +105,10 @@ def _is_stream(data: object) -> bool:
     if isinstance(data, list | tuple):  # rows of numbers, or batches
         return bool(data) and isinstance(data[0], Mapping | Observed)
     return callable(data) or (isinstance(data, Iterable) and not isinstance(data, str | bytes))
+
+
+def _is_mapped(data: object) -> bool:
+    return any(isinstance(v, np.memmap) for v in jax.tree.leaves(data))
 
 
 class Order:
@@ -275,8 +279,8 @@ class Parts:
 
     :param processes: how many there are.
     :raises ArgumentError: for a batch that they do not divide.
-    :raises StateError: in all, where the arrays of one are wrong, or parts are not of one size. Rows that are
-        read later (memory maps, streams) are refused by their own process alone.
+    :raises StateError: in all, where the rows of one are wrong, or parts are not of one size. Of rows that
+        are read later (memory maps, streams) the processes tell one another batch by batch.
     """
 
     def __init__(
@@ -304,6 +308,7 @@ class Parts:
                 f"{sizes[:, 1].tolist()}: each has a part of the data of one size"
             )
         self._own, self.batch_size = made, int(sizes[:, 1].sum())
+        self._read_later = _is_stream(data) or _is_mapped(data)
         self._scale = 1.0 if weights is None else _share(weights)
 
     def sample(self) -> Selection:
@@ -315,7 +320,8 @@ class Parts:
 
     def batch(self, number: int) -> Selection:
         """The part of each, side by side over the devices."""
-        own = self._own.batch(number)
+        make = lambda: self._own.batch(number)
+        own = _tried(make) if self._read_later else make()
         rows, known, weights = sharding.together((own.rows, own.known, self._weights(own)))
         return Selection(rows, None, weights, known)
 

@@ -141,6 +141,8 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
     assert "training" in first["stderr"] and "training" not in second["stderr"]  # one progress bar
     assert "data of process 1 are wrong" in first["errors"]["data"]
     assert "block 'v'" in second["errors"]["data"]
+    assert "data of process 1 are wrong" in first["errors"]["stream"]
+    assert "ended before batch 3" in second["errors"]["stream"]
     assert "multiple of their number" in first["errors"]["batch"]
     assert "holds checkpoints of steps" in first["errors"]["checkpoints"]
     assert "the first of 2 processes" in second["errors"]["checkpoints"]
