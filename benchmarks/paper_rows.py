@@ -102,7 +102,8 @@ _ROWS = (
         ),
         (_(f"--steps 10000 {_TEN}"),),
         smaller(
-            "3,000 steps of CD-1 and PCD, 1,200 of UCD, one seed; 800 of all, three seeds (two of UCD as published)"
+            "3,000 steps of CD-1 and PCD, 1,200 of UCD, one seed; 800 of all, three seeds (two of UCD as "
+            "published)"
         ),
         minutes=10,
         estimated=True,
