@@ -267,9 +267,10 @@ class Stream:
                 "all batches need one size (drop an incomplete last one)"
             )
         self.batch_size = size
-        # A copy, for a loader may write its next batch where this one stands.
-        copied = lambda x: {b: jax.device_put(np.array(v)) for b, v in x.items()}
-        return Selection(copied(rows), known=copied(known))
+        # A loader may write its next batch where this one stands: values were narrowed into arrays of our own,
+        # what is known of them is copied.
+        put = lambda x, how: {b: jax.device_put(how(v)) for b, v in x.items()}
+        return Selection(put(rows, np.asarray), known=put(known, np.array))
 
 
 class Parts:

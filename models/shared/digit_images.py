@@ -87,7 +87,7 @@ def batches(
             order = generator.permutation(len(grey))
             for first in range(0, len(order) - size + 1, size):
                 rows = moved(grey[order[first : first + size]], shape, generator)
-                yield (generator.random(rows.shape, np.float32) < rows).astype(np.float32)
+                yield generator.random(rows.shape, np.float32) < rows
 
     return drawn
 
