@@ -56,13 +56,15 @@ def probe(
     if not np.isfinite(found.value):
         raise DeclarationError(f"{factor!r}: energy is {found.value} at its initial params")
     for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
-        if not (found.curved[i] or found.jumps[i]):
+        in_parts = _in_parts(factor, block, splits)
+        curved, jumps = found.there[i] if in_parts else _compare(found, i, base[i], other[i])
+        if not (curved or jumps):
             continue
-        if _in_parts(factor, block, splits):
+        if in_parts:
             _refuse_parts(factor, splits[block])
         here = [jnp.asarray(t) for t in base]
         at = _energy_in(factor, scope, noisy, here, i)
-        mutual = found.curved[i] and not jumps_alone(at, here[i], jnp.asarray(other[i]), family)
+        mutual = curved and not jumps_alone(at, here[i], jnp.asarray(other[i]), family)
         _refuse(factor, block, family, bool(mutual))
 
 
@@ -71,10 +73,10 @@ class _Found(NamedTuple):
 
     value: Array
     """The energy."""
-    curved: tuple[Array, ...]
-    """By block: whether its gradient changes where it alone is moved."""
-    jumps: tuple[Array, ...]
-    """Whether the energy changes by something else than the gradient says."""
+    slopes: tuple[Array, ...]
+    """Its gradient in each block."""
+    there: tuple[tuple[Array, Array], ...]
+    """By block: value and gradient where it alone is moved. Of a block in parts, whether they are wrong."""
 
 
 def _run(factor: Factor, measure: Callable[..., _Found], *given: Any) -> _Found:
@@ -117,6 +119,7 @@ def _energy_in(
     return lambda t: factor.evaluate(params, *base[:i], t, *base[i + 1 :], families=scope)
 
 
+@in_full
 def _measure(
     factor: Factor,
     scope: tuple[Family, ...],
@@ -136,32 +139,34 @@ def _measure(
     for i, block in enumerate(factor.blocks):
         at, here, moved = _energy_in(factor, scope, params, base, i), base[i], other[i]
         if not _in_parts(factor, block, splits):
-            found.append(_measure_block(at, here, moved))
+            found.append(jax.value_and_grad(at)(moved))
         elif factor.local(dict(zip(factor.blocks, scope, strict=True)), splits[block]) is not None:
             found.append((jnp.array(False), jnp.array(False)))  # affine by its form
         else:
             found.append(_measure_parts(at, here, moved, splits[block]))
-    curved, jumps = zip(*found, strict=True)
-    return _Found(jnp.asarray(value), curved, jumps)
+    slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(base))
+    return _Found(jnp.asarray(value), slopes, tuple(found))
 
 
 def _in_parts(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:
     return block in splits and any(b == block for b, _ in factor.lateral)
 
 
-@in_full
-def _measure_block(at: Callable[[Array], Array], here: Array, moved: Array) -> tuple[Array, Array]:
-    value_here, slope_here = jax.value_and_grad(at)(here)
-    value_there, slope_there = jax.value_and_grad(at)(moved)
-    scale = jnp.abs(slope_here).max() + jnp.abs(slope_there).max() + jnp.abs(value_here) / moved.size + 1e-6
-    curved = jnp.abs(slope_here - slope_there).max() > _TOLERANCE * scale
-    step = moved - here
-    predicted, size = jnp.vdot(slope_here, step), jnp.vdot(jnp.abs(slope_here), jnp.abs(step))
-    size = size + jnp.abs(value_here) + jnp.abs(value_there) + 1e-6
-    return curved, jnp.abs(value_there - value_here - predicted) > _TOLERANCE * size
+# On the host: compiled, its dozen sums take longer than the energy.
+def _compare(found: _Found, i: int, here: np.ndarray, moved: np.ndarray) -> tuple[bool, bool]:
+    """Whether a block's gradient changes where the block alone is moved, and whether the energy changes by
+    something else than the gradient says.
+    """
+    value_here, slope_here, (value_there, slope_there) = found.value, found.slopes[i], found.there[i]
+    with np.errstate(all="ignore"):  # what is not a number is told of elsewhere
+        scale = abs(slope_here).max() + abs(slope_there).max() + abs(value_here) / moved.size + 1e-6
+        curved = abs(slope_here - slope_there).max() > _TOLERANCE * scale
+        step = moved - here
+        predicted, size = (slope_here * step).sum(), (abs(slope_here) * abs(step)).sum()
+        size = size + abs(value_here) + abs(value_there) + 1e-6
+        return bool(curved), bool(abs(value_there - value_here - predicted) > _TOLERANCE * size)
 
 
-@in_full
 def _measure_parts(
     at: Callable[[Array], Array], here: Array, moved: Array, split: Split
 ) -> tuple[Array, Array]:

@@ -267,8 +267,8 @@ class Stream:
                 "all batches need one size (drop an incomplete last one)"
             )
         self.batch_size = size
-        # A loader may write its next batch where this one stands: values were narrowed into arrays of our own,
-        # what is known of them is copied.
+        # A loader may write its next batch where this one stands: values were narrowed into arrays of our
+        # own, what is known of them is copied.
         put = lambda x, how: {b: jax.device_put(how(v)) for b, v in x.items()}
         return Selection(put(rows, np.asarray), known=put(known, np.array))
 
