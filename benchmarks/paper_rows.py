@@ -29,13 +29,13 @@ _ROWS = (
             _(f"--only cd1 cd5 pcd --every 100 --variance-every 1000 --steps 12000 {_SEEDS}"),
             _(
                 "--only ucd_few truncated ucd1 persistent --every 50 --variance-every 500 --steps 3000 "
-                "--seconds 100 --seeds 0 1 2"
+                "--seconds 100 --seeds 0 1"
             ),
             _("--only pcd_ucd --steps 6000 --every 50 --seconds 300"),
         ),
         (_(f"--only ucd ucd1 truncated persistent pcd_ucd cd1 cd5 cd20 pcd --steps 50000 {_SEEDS}"),),
-        smaller("20 seeds, 5 for UCD, where the paper has 100; rate 0.1"),
-        minutes=36,
+        smaller("20 seeds where the paper has 100, of them two of UCD by this command; rate 0.1"),
+        minutes=29,
         estimated=True,
     ),
     Row(
@@ -184,10 +184,13 @@ _ROWS = (
         "MNIST by deep and Gaussian-Bernoulli machines, by a Frechet distance that is not the FID",
         "benchmarks/image_quality",
         (_(_IMAGES),),
-        (_("--steps 4000"),),
-        (_("--sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000"),),
-        smaller("784-200-200 of two levels and 4,000 steps, where the paper has 6272-6272-6272 and 100,000"),
-        minutes=8.5,
+        (_("--name large --sides 500 500 --steps 8000 --only lmi centered gibbs langevin"),),
+        (_("--name paper --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000"),),
+        smaller(
+            "784-500-500 of two levels and 8,000 steps, two seeds (one by this command), where the paper has "
+            "6272-6272-6272 and 100,000"
+        ),
+        minutes=16,
     ),
     Row(
         "l8a",
@@ -196,17 +199,13 @@ _ROWS = (
         "UCD-LMI without each of its parts, the correction among them, by that distance",
         "benchmarks/image_quality",
         (_(f"--name parts {_IMAGES} {_ABLATION}"),),
-        (
-            _(
-                "--data digits --name parts --sides 100 100 --steps 1000 --samples 1000 --sweeps 100 "
-                f"--epochs 10 {_ABLATION}"
-            ),
-        ),
+        (_(f"--name parts --steps 4000 {_ABLATION}"),),
         (_(f"--name parts --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000 {_ABLATION}"),),
         smaller(
-            "64-100-100 on 8x8 digits, 1,000 steps, one seed; the same parts at 2,000 steps in the next row"
+            "784-200-200 of two levels and 4,000 steps, one seed; four of the five at 784-500-500 and 8,000 "
+            "steps, too"
         ),
-        minutes=2.3,
+        minutes=8.6,
     ),
     Row(
         "lmi",
@@ -229,8 +228,12 @@ _ROWS = (
         (_("--data digits --sides 12 8 --steps 4 --batch-size 10 --num-pairs 4 --no-progress"),),
         (_("--data mnist --sides 500 500 --steps 2000 --no-progress"),),
         (
-            _("--data mnist --grey --sides 6272 6272 --steps 100000 --rate 0.01 --no-progress"),
-            _("--data mnist --grey --sides 6272 6272 --steps 100000 --estimator pcd --no-progress"),
+            _("--data mnist --grey --sides 500 500 --steps 20000 --rate 0.01 --checkpoint-dir runs/l6_500"),
+            _("--data mnist --grey --sides 6272 6272 --steps 100000 --rate 0.01 --checkpoint-dir runs/l6"),
+            _(
+                "--data mnist --grey --sides 6272 6272 --steps 100000 --estimator pcd "
+                "--checkpoint-dir runs/l6_pcd"
+            ),
         ),
         smaller("784-500-500 of two levels and 8,000 steps on MNIST, 19 minutes"),
         minutes=5,
