@@ -143,15 +143,15 @@ _ROWS = (
         (
             _(
                 "ucd --latent 100 --rows 12000 --name small --epochs 20 --points 8 --temperatures 300 "
-                "--seconds 90 --only cd1 cd10 cd20 cd30 pcd published ucd --seeds 0 1"
+                "--seconds 90 --only cd1 cd10 cd20 cd30 pcd published ucd"
             ),
         ),
         (_("ucd --epochs 40 --points 50 --temperatures 10000"),),
         smaller(
             "MNIST, four epochs where the paper has some forty, one seed; as 784x100 for 20 epochs, two "
-            "seeds, without PCD first, which did not end"
+            "seeds (one by this command), without PCD first, which did not end"
         ),
-        minutes=8,
+        minutes=4,
     ),
     Row(
         "u9f",
@@ -187,8 +187,8 @@ _ROWS = (
         (_("--name large --sides 500 500 --steps 8000 --only lmi centered"),),
         (_("--name paper --sides 6272 6272 --steps 100000 --samples 10000 --sweeps 1000"),),
         smaller(
-            "784-500-500 of two levels and 8,000 steps, all methods once and these twice, where the paper has "
-            "6272-6272-6272 and 100,000"
+            "784-500-500 of two levels and 8,000 steps, all methods once and these twice, where the paper "
+            "has 6272-6272-6272 and 100,000"
         ),
         minutes=13,
     ),
