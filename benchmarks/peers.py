@@ -115,11 +115,16 @@ class ScikitLearn:
         return self.model.components_
 
 
+# OpenBLAS's threads spin for 2^26 cycles after a product, and would take a core from whoever comes next.
+_PAUSE = 0.1
+
+
 def interleaved(tasks: dict[str, Task], repeats: int) -> dict[str, tuple[float, float, float]]:
-    """First call, minimum and median of interleaved later calls, in seconds."""
+    """First call, minimum and median of interleaved later calls, in seconds, with a pause between them."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(repeats + 1):
         for name, task in tasks.items():
+            time.sleep(_PAUSE)
             start = time.perf_counter()
             task()
             times[name].append(time.perf_counter() - start)
