@@ -10,8 +10,8 @@ import pytest
 from helpers import often
 
 TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
-# The longest five take seven minutes: run by `make slow`.
-SHORT = ("01_from_declaration_to_trained_model", "03_inside_numpyro_models")
+# The others take two minutes and more from nothing: run by `make slow`.
+SHORT = ("01_from_declaration_to_trained_model",)
 CELL_SECONDS = 600  # a slow machine under load is no failure; a hang is
 
 

@@ -134,9 +134,8 @@ def together(folder: Path, *parts: str) -> list[dict[str, Any]]:
 
 
 def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
-    first, second = together(tmp_path, "train", "resume", "sample", "errors")
-    for name in first["same"]:
-        assert first["same"][name] == second["same"][name], name
+    first, second = together(tmp_path, "train", "resume", "errors")
+    assert first["same"] == second["same"] and len(first["same"]) == 5
     assert first["resumed"] == first["same"]["pcd"]
     assert "training" in first["stderr"] and "training" not in second["stderr"]  # one progress bar
     assert "data of process 1 are wrong" in first["errors"]["data"]
@@ -150,6 +149,12 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
     one = trained(mesh_of(4), ebmpp.UCD(), batch_size=len(DATA), num_steps=4)
     for name, values in first["history"].items():
         np.testing.assert_allclose(one.history[name], values, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_two_processes_sample_what_one_does(tmp_path: Path) -> None:
+    first, second = together(tmp_path, "sample")
+    assert first["same"] == second["same"] and len(first["same"]) == 4
     params, key = two_processes.params(), jax.random.key(2)
     est = ebmpp.unbiased_expectation(RBM, params, lambda x: x["v"], rng_key=key, num_pairs=20)
     np.testing.assert_array_equal(est.meeting_time, first["meeting_time"])
