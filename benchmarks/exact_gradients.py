@@ -19,6 +19,7 @@ in brackets: on a busy machine the second tell more.
 
 import argparse
 from collections.abc import Callable, Sequence
+import dataclasses
 from functools import partial
 import json
 from pathlib import Path
@@ -57,8 +58,10 @@ class Method(NamedTuple):
 
 
 PARTICLES = ParticleUCD(num_particles=500, path="training", evenness=0.9)
+WINDOW = dataclasses.replace(PARTICLES, k=1, m=3)  # corrections of pairs that meet late weigh less
 METHODS = {
     "particles": Method("ParticleUCD, 500 particles", PARTICLES, 12_000, 0.2, True),
+    "window": Method("the same, k = 1 and m = 3", WINDOW, 12_000, 0.2, True),
     "weighted": Method("WeightedPCD, 1000 chains", WeightedPCD(num_watchers=0), 20_000, 0.2, True),
     "pcd": Method("PCD-1, 1000 chains", PCD(), 20_000, 0.2, True),
     "cd": Method("CD-1", CD(), 20_000, 0.2, True),
