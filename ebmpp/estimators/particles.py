@@ -80,7 +80,8 @@ class ParticleUCD(Estimator):
         ``max_rungs`` params.
     :param num_pairs: pairs a step. Their mean is taken; devices of a mesh run them side by side.
     :param k: first time that counts.
-    :param m: last time that counts, at least k.
+    :param m: last time that counts, at least k. A step takes ``m + 1`` systems, and seldom more. Single steps
+        that throw a run are corrections of pairs that met late, which ``k=1, m=3`` weighs less.
     :param num_sweeps: of blocked Gibbs at each rung.
     :param evenness: conditional effective sample size of each rung, between 0 and 1. The rungs are fitted
         anew once a step finds one that is clearly less even.
