@@ -115,7 +115,8 @@ class ScikitLearn:
         return self.model.components_
 
 
-# OpenBLAS's threads spin for 2^26 cycles after a product, and would take a core from whoever comes next.
+# Threads of scikit-learn's products wait in a loop for a while after the last one, and would take a core from
+# whoever comes next: 34 to 43 ms for our PCD-1 step without a pause, 22 to 24 with one.
 _PAUSE = 0.1
 
 
