@@ -51,7 +51,8 @@ from ebmpp.moves.move import draw_sweep  # noqa: E402
 from ebmpp.moves.sweeps import resolve_moves  # noqa: E402
 from ebmpp.moves.target import Target  # noqa: E402
 from ebmpp.sampling.accumulators import EnergyGradient  # noqa: E402
-from ebmpp.sampling.engine import Window, run_pairs  # noqa: E402
+from ebmpp.sampling.engine import run_pairs  # noqa: E402
+from ebmpp.sampling.pairs import Fresh, Window  # noqa: E402
 from ebmpp.training.steps import estimate_step  # noqa: E402
 
 #: An H200 as XLA wants one described; figures are NVIDIA's.
@@ -168,12 +169,12 @@ def params_of(graph: ebmpp.FactorGraph) -> Any:
 def engine(where: NamedSharding, jobs: int, num_slots: int | None) -> Any:
     """Coupled pairs of the gradient at 784x500."""
     window = Window(*(np.int32(n) for n in (1, 1, 1, 0)))
-    state = {b: jax.ShapeDtypeStruct((jobs, *f.shape), f.dtype) for b, f in RBM.families.items()}
+    starts = Fresh(jax.ShapeDtypeStruct((jobs, 2), jnp.uint32), {}, "uniform")
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    given = shapes((Target(RBM, params_of(RBM)), state, key, window), where)
-    target, state, key, window = given
+    given = shapes((Target(RBM, params_of(RBM)), starts, key, window), where)
+    target, starts, key, window = given
     statics = (resolve_moves(RBM, None), EnergyGradient(), num_slots)
-    return run_pairs.lower(target, *statics, state, state, key, window)
+    return run_pairs.lower(target, *statics, starts, None, key, window)
 
 
 def divergence(where: NamedSharding) -> Any:
@@ -182,6 +183,15 @@ def divergence(where: NamedSharding) -> Any:
     index, key = jax.ShapeDtypeStruct((1000,), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
     given = shapes((params_of(RBM), (), rows, index, key, jax.ShapeDtypeStruct((), jnp.uint32)), where)
     return estimate_step._program((RBM, ebmpp.CD())).lower(*given)
+
+
+def persistent(where: NamedSharding) -> Any:
+    """PCD-10 of 1,000 rows and chains at 784x500."""
+    rows, estimator = {"v": jax.ShapeDtypeStruct((60000, 784), jnp.float32)}, ebmpp.PCD(k=10, num_chains=1000)
+    index, key = jax.ShapeDtypeStruct((1000,), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
+    chains = {b: jax.ShapeDtypeStruct((1000, *f.shape), f.dtype) for b, f in RBM.families.items()}
+    given = shapes((params_of(RBM), chains, rows, index, key, jax.ShapeDtypeStruct((), jnp.uint32)), where)
+    return estimate_step._program((RBM, estimator)).lower(*given)
 
 
 def sweeps(graph: ebmpp.FactorGraph, chains: int, where: NamedSharding) -> Any:
@@ -224,6 +234,8 @@ def main() -> None:
         "pairs 784x500": lambda: engine(where, 1000, None),
         "pairs 784x500, a processor's slots": as_on_a_processor(lambda: engine(where, 1000, None)),
         "100,000 pairs 784x500": lambda: engine(where, 100_000, None),
+        "1,000,000 pairs 784x500": lambda: engine(where, 1_000_000, None),
+        "PCD-10 784x500": lambda: persistent(where),
     }
     for name, lower in cases.items():
         if args.only is None or name in args.only:

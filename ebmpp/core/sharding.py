@@ -87,8 +87,8 @@ def apart(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
     """Each device does its share of the jobs for itself; sums are added up once at the end.
 
     :param work: traced. A job's values depend on the job and its number alone.
-    :param jobs: ``(count, ...)`` each; where devices do not divide them, some of the last are done again and
-        not meant.
+    :param jobs: ``(count, ...)`` each, or one row that stands for all; where devices do not divide them, some
+        of the last are done again and not meant.
     :param shared: whole on every device.
     :return: values of the jobs, cut over the devices, and sums, whole.
     """
@@ -97,17 +97,21 @@ def apart(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
     name, devices = axis
     each = -(-count // devices)
     order = jnp.minimum(jnp.arange(each * devices), count - 1)
-    padded = jobs if len(order) == count else jax.tree.map(lambda a: a[order], jobs)
+    arrays, structure = jax.tree.flatten(jobs)
+    spec = [P(name) if len(a) == count else P() for a in arrays]
+    if len(order) > count:
+        arrays = [a[order] if len(a) == count else a for a in arrays]
 
-    def local(jobs: Any, shared: Any) -> tuple[Any, Any]:
+    def local(arrays: list[Array], shared: Any) -> tuple[Any, Any]:
+        jobs = jax.tree.unflatten(structure, arrays)
         first = lax.axis_index(name).astype(jnp.int32) * each
         meant = None if len(order) == count else first + jnp.arange(each) < count
         values, sums = work(jobs, shared, first, meant)
         return values, lax.psum(sums, name)
 
     # Loops begin with zeros that are the same everywhere and end with what is not: nothing to be checked.
-    cut = jax.shard_map(local, in_specs=(P(name), P()), out_specs=(P(name), P()), check_vma=False)
-    values, sums = cut(padded, shared)
+    cut = jax.shard_map(local, in_specs=(spec, P()), out_specs=(P(name), P()), check_vma=False)
+    values, sums = cut(arrays, shared)
     return jax.tree.map(lambda a: a[:count], values), sums
 
 

@@ -365,7 +365,7 @@ class UCD(Estimator):
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
         statics = moves, accumulator, self.num_slots
-        outcome = run_pairs(target, *statics, start, start, key, window, weights)
+        outcome = run_pairs(target, *statics, start, None, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
         return Phase(gradient, self._follow(*past, outcome, window), metrics_of(outcome, window))
 

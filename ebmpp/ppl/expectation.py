@@ -80,7 +80,8 @@ def composite_expectation(
     sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
-    return estimate_from(run_pairs(target, moves, sums, None, x, x, key, asked.window()), asked, sums)
+    made = run_pairs(target, moves, sums, None, x, None, key, asked.window())
+    return estimate_from(made, asked, sums)
 
 
 @partial(jax.jit, static_argnums=0)

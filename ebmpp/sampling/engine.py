@@ -15,7 +15,7 @@ What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: B
 
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxtyping import Integer, UInt32
 
@@ -24,68 +24,18 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
-from ebmpp.core.types import Chains, Counts, Keys, PerRow, Rows, Scalar, Which
+from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Given
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
 from ebmpp.moves.target import Target
-from ebmpp.sampling.slots import Jobs, Packed, Slots, Stage, first_size, stages
+from ebmpp.sampling.pairs import Accumulator, Fresh, Job, Outcome, Starts, Window
+from ebmpp.sampling.slots import Jobs, Packed, Slots, Stage, first_size, ready_at_once, stages
 
 #: Trials that a draw may take for each of ``max_sweeps``: a pair that stalls is to be stopped by it too.
 _TRIALS_A_SWEEP = 1024
 _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is bound by overhead
-
-
-class Accumulator(Protocol):
-    """Sums weighted values of states; a hashable value."""
-
-    per_job: ClassVar[bool]
-    """Whether there is a sum for each job, with a leading axis of jobs, or one over all."""
-
-    def init(self, target: Target, num_jobs: int) -> Any:
-        """The empty sum."""
-
-    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
-        """``total`` plus the weighted values of rows ``x`` that belong to ``jobs``."""
-
-
-class Window(NamedTuple):
-    """Which states of a path count: H_{k:m} with a lag; all may be traced."""
-
-    k: Array
-    m: Array
-    lag: Array
-    max_sweeps: Array
-    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. Trials of a draw have a
-    limit of :data:`~ebmpp.moves.couplings.MOST_TRIALS`, and of 1024 for each of these sweeps."""
-
-    def inside(self, t: Array) -> Array:
-        """Weight of f(X_t) in the ergodic average."""
-        return ((t >= self.k) & (t <= self.m)).astype(jnp.int32)
-
-    def correction(self, t: Array) -> Array:
-        """Weight of f(X_t) - f(Y_{t - lag}) while the pair is unmet."""
-        back = jnp.maximum(self.lag, t - self.m)
-        # whole and, where they count, not negative: no need of Python's rounding, which takes ten kernels
-        count = lax.div(t - self.k, self.lag) - lax.div(back + self.lag - 1, self.lag) + 1
-        return jnp.where(t >= self.k + self.lag, count, 0)
-
-
-class Outcome(NamedTuple):
-    """What became of the pairs."""
-
-    total: Any
-    """The accumulator's sum, to be divided by ``m - k + 1``."""
-    meeting_time: Integer[Array, "jobs"]
-    """First t with X_t = Y_{t - lag}; -1 where unmet."""
-    trials: Scalar
-    """Coupled trials of a move, those of residuals included, over moves done."""
-    acceptance: Scalar | None
-    """Proposals that a chain took over those it was made; None without Metropolis moves."""
-    broken: Scalar | int = 0
-    """Pairs that were stopped because a draw could not be made: see
-    :class:`~ebmpp.moves.couplings.Attempt`."""
 
 
 class _Run(NamedTuple):
@@ -93,11 +43,11 @@ class _Run(NamedTuple):
     total: Any
     meeting_time: Array
     taken: Array  # how many jobs of the queue have been started
-    count: "_Count"
+    count: Array  # the sums of a _Count over all pairs; floats, since they pass 2**31
 
 
 class _Count(NamedTuple):
-    """Sums over the moves of all pairs; floats, since they pass 2**31."""
+    """What is counted, slot by slot."""
 
     attempts: Array
     moves: Array
@@ -105,19 +55,9 @@ class _Count(NamedTuple):
     taken: Array
     broken: Array  # pairs
 
-    def plus(self, tally: "_Count") -> "_Count":
-        """With what was counted slot by slot: one reduction for all."""
-        counted = jnp.stack([n.astype(jnp.float32) for n in tally]).sum(-1)
-        return _Count(*(jnp.stack(self) + counted))
-
-
-class _Job(NamedTuple):
-    """What each job brings, with a leading axis."""
-
-    x: Rows
-    y: Rows
-    given: Given | None  # of its target, where that is another in each
-    weights: PerRow | None
+    def sums(self) -> Array:
+        """One reduction for all."""
+        return jnp.stack([n.astype(jnp.float32) for n in self]).sum(-1)
 
 
 @partial(jax.jit, static_argnames=("moves", "accumulator", "num_slots"))
@@ -126,8 +66,8 @@ def run_pairs(
     moves: tuple[Move, ...],
     accumulator: Accumulator,
     num_slots: int | None,
-    x: Rows,
-    y: Rows,
+    x: Starts,
+    y: Starts | None,
     key: UInt32[Array, "2"],
     window: Window,
     job_weights: PerRow | None = None,
@@ -137,26 +77,25 @@ def run_pairs(
     :param target: units are held in all pairs alike (one row), or in each its own (a row a job).
     :param moves: of a sweep; blocks of ``x`` that they do not change stay as they are.
     :param num_slots: on each device; None for as many as suit it.
-    :param x: starts of the leading chains, ``(jobs, *shape)`` a block.
-    :param y: starts of the following chains.
+    :param x: starts of the leading chains, ``(jobs, *shape)`` a block, or how they are made.
+    :param y: starts of the following chains; None for those of ``x``.
     :param key: of the run, ``(2,)``; job j draws from ``fold_in(key, j)``.
     :param job_weights: what a job counts in the sum, ``(jobs,)``; 1 each by default.
     """
-    num_jobs = len(next(iter(x.values())))
+    num_jobs = len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))
     own = target.given if target.num_rows > 1 else None
     shared = target if own is None else dataclasses.replace(target, given=Given())
 
-    def some(jobs: _Job, alike: tuple, first: Array, meant: Which | None) -> tuple[Any, Any]:
+    def some(jobs: Job, alike: tuple, first: Array, meant: Which | None) -> tuple[Any, Any]:
         target, key, window = alike
-        mine = target if jobs.given is None else dataclasses.replace(target, given=jobs.given)
-        engine = _Engine(mine, moves, accumulator, window, jobs.weights, meant)
-        keys = random.fold_in(key, first + jnp.arange(len(next(iter(jobs.x.values())))))
-        run = engine.run(jobs.x, jobs.y, keys, num_slots)
+        del first  # a job knows its number
+        run = _Engine(target, moves, accumulator, window, jobs, meant, key).run(num_slots)
         of_each, of_all = (run.total, ()) if accumulator.per_job else ((), run.total)
         return (run.meeting_time, of_each), (run.count, of_all)
 
-    jobs = _Job(x, y, own, job_weights)
-    (time, of_each), (count, of_all) = sharding.apart(some, jobs, (shared, key, window), num_jobs)
+    jobs = Job(jnp.arange(num_jobs), x, y, own, job_weights)
+    (time, of_each), (sums, of_all) = sharding.apart(some, jobs, (shared, key, window), num_jobs)
+    count = _Count(*sums)
     trials = count.attempts / jnp.maximum(count.moves, 1)
     acceptance = count.taken / count.proposals if any(move.proposes for move in moves) else None
     total = of_each if accumulator.per_job else of_all
@@ -172,13 +111,13 @@ class _Engine:
         moves: tuple[Move, ...],
         accumulator: Accumulator,
         window: Window,
-        job_weights: PerRow | None,
-        meant: Which | None = None,
+        jobs: Job,
+        meant: Which | None,
+        key: Key,
     ) -> None:
-        self.target, self.moves, self.meant = target, moves, meant
-        if meant is not None:
-            job_weights = jnp.where(meant, 1.0 if job_weights is None else job_weights, 0.0)
-        self.job_weights = job_weights
+        self.target = target if jobs.given is None else dataclasses.replace(target, given=jobs.given)
+        self.moves, self.jobs, self.meant = moves, jobs, meant
+        self.keys = random.fold_in(key, jobs.number)
         self.accumulator, self.window = accumulator, window
         self.free = tuple({b: None for move in moves for b in move.blocks})
         self.offsets = offsets(target.graph, moves)
@@ -186,77 +125,121 @@ class _Engine:
         limit = jnp.minimum(window.max_sweeps, MOST_TRIALS // _TRIALS_A_SWEEP) * _TRIALS_A_SWEEP
         self.most_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
 
-    def run(self, x: Rows, y: Rows, keys: Keys, num_slots: int | None) -> _Run:
-        """All jobs to their ends: those that do not count are never started."""
-        total = self.accumulator.init(self.target, len(keys))
-        x, total, count = self.advance(x, keys, total)
-        starts = {b: jnp.stack([x[b], y[b]]) for b in x}
-        same = compare(self.target, starts)
-        total, met = self.load(starts, same, total)
-        met &= _finite(self.target.params)  # draws of params that are not finite can agree, and mean nothing
-        done = met & (self.window.lag >= self.window.m)
-        if self.meant is not None:
-            done |= ~self.meant
-        queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
-        meeting_time = jnp.where(met, self.window.lag, -1)
-        jobs = Jobs(starts, same, keys, queue, (~done).sum(dtype=jnp.int32))
-        return self.in_slots(jobs, total, meeting_time, count, first_size(num_slots, len(keys)))
+    def run(self, num_slots: int | None) -> _Run:
+        """All jobs through slots, then through fewer and fewer when few are left.
+
+        They are made ready some at a time, and slots go on from those of before to those of after. Jobs that
+        are not meant are never started.
+        """
+        every = len(self.keys)
+        first, *rest = stages(first_size(num_slots, every))
+        size = ready_at_once(every)
+        parts = -(-every // size)
+        like = jax.eval_shape(lambda: self._starts(self.jobs.some(0, size))[0])
+        slots = Packed.empty(like, {b: self.target.num_parts(b) for b in like}, first.size)
+        zero = jnp.zeros((), jnp.int32)
+        total = self.accumulator.init(self.target, every)
+        start = _Run(slots, total, jnp.full(every, -1, jnp.int32), zero, jnp.zeros(5))
+
+        def some(number: Array | int, run: _Run) -> _Run:
+            run, jobs = self.ready(run, number, size)
+            slots, taken = run.slots.unpack().fill(jobs, zero, self.window.lag)
+            run = run._replace(slots=slots.pack(), taken=taken)
+            # only this stage takes new jobs: it ends when none waits
+            return self._stage(run, first, jobs, last=True if parts == 1 else number == parts - 1)
+
+        run = some(0, start) if parts == 1 else lax.fori_loop(0, parts, some, start)
+        for stage in rest:
+            run = self._stage(run, stage)
+        return run
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
 
-    def advance(self, x: Rows, keys: Keys, total: Any) -> tuple:
-        """``lag`` sweeps of every leading chain, those at times k to m counted."""
-        jobs = jnp.arange(len(keys))
+    def ready(self, run: _Run, number: Array | int, size: int) -> tuple[_Run, Jobs]:
+        """Part ``number`` of the jobs, ``size`` of them, ready to run."""
+        every, meant = len(self.keys), self.meant
+        # the last part begins earlier where there are too few: those were in the part before
+        first = 0 if size == every else jnp.minimum(number * size, every - size)
+        numbers = first + jnp.arange(size)
+        if size < every:
+            meant = (numbers >= number * size) & (True if meant is None else meant[numbers])
+        x, y = self._starts(self.jobs.some(first, size))
+        x, run = self.advance(run, x, numbers, meant)
+        starts = {b: jnp.stack([x[b], y[b]]) for b in x}
+        same = compare(self.target, starts)
+        run, met = self.load(run, starts, same, numbers, meant)
+        met &= _finite(self.target.params)  # draws of params that are not finite can agree, and mean nothing
+        done = met & (self.window.lag >= self.window.m)
+        if meant is not None:
+            met, done = met & meant, done | ~meant
+        queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
+        time = run.meeting_time.at[numbers].max(jnp.where(met, self.window.lag, -1))
+        jobs = Jobs(starts, same, queue, (~done).sum(dtype=jnp.int32), first)
+        return run._replace(meeting_time=time), jobs
+
+    def _starts(self, jobs: Job) -> tuple[Blocks, Blocks]:
+        """Of both chains."""
+        target = self.target if jobs.given is None else dataclasses.replace(self.target, given=jobs.given)
+        made = lambda start: start.rows(target) if isinstance(start, Fresh) else dict(start)
+        x = made(jobs.x)
+        return x, x if jobs.y is None else made(jobs.y)
+
+    def advance(self, run: _Run, x: Rows, numbers: Counts, meant: Which | None) -> tuple[Rows, _Run]:
+        """``lag`` sweeps of the leading chains, those at times k to m counted."""
+        keys, target = self.keys[numbers], self.target.take(numbers)
+        counts = lambda a: a if meant is None else jnp.where(meant, a, 0)
 
         def one(t: Array, carry: tuple) -> tuple:
             x, total, taken = carry
-            weights = jnp.broadcast_to(self.window.inside(t), jobs.shape)
-            add = lambda total: self._add(total, x, weights, jobs)
-            total = lax.cond(weights[0] > 0, add, lambda total: total, total)
-            x, took = draw_sweep(self.target, x, self.moves, random.fold_in(keys, t + 1))
-            took = took if self.meant is None else jnp.where(self.meant, took, 0)
-            return x, total, taken + took.sum().astype(taken.dtype)
+            inside = self.window.inside(t)
+            weights = counts(jnp.broadcast_to(inside, numbers.shape))
+            add = lambda total: self._add(total, x, weights, numbers)
+            total = lax.cond(inside > 0, add, lambda total: total, total)
+            x, took = draw_sweep(target, x, self.moves, random.fold_in(keys, t + 1))
+            return x, total, taken + counts(took).sum().astype(taken.dtype)
 
         zero = jnp.zeros((), jnp.float32)
-        x, total, taken = lax.fori_loop(0, self.window.lag, one, (x, total, zero))
-        made = self.proposes * (len(keys) if self.meant is None else self.meant.sum())
+        x, total, taken = lax.fori_loop(0, self.window.lag, one, (x, run.total, zero))
+        made = self.proposes * (len(numbers) if meant is None else meant.sum())
         proposals = (self.window.lag * made).astype(jnp.float32)
-        return x, total, _Count(zero, zero, proposals, taken, zero)
+        count = jnp.stack(_Count(zero, zero, proposals, taken, zero))
+        return x, run._replace(total=total, count=run.count + count)
 
-    def load(self, starts: Chains, same: Flags, total: Any) -> tuple[Any, Which]:
+    def load(
+        self, run: _Run, starts: Chains, same: Flags, numbers: Counts, meant: Which | None
+    ) -> tuple[_Run, Which]:
         """Count the pairs (X_lag, Y_0); which of them are equal already."""
         met = agree(same, self.free, len(same[self.free[0]]))
         weights = self._weights(jnp.broadcast_to(self.window.lag, met.shape), met)
-        jobs = jnp.arange(len(met))
-        add = lambda total: self._add(total, flat(starts), weights.reshape(-1), jnp.tile(jobs, 2))
-        return lax.cond((weights != 0).any(), add, lambda total: total, total), met
+        if meant is not None:
+            weights = jnp.where(meant, weights, 0)
+        add = lambda total: self._add(total, flat(starts), weights.reshape(-1), jnp.tile(numbers, 2))
+        total = lax.cond((weights != 0).any(), add, lambda total: total, run.total)
+        return run._replace(total=total), met
 
     def _weights(self, t: Counts, met: Which) -> Integer[Array, "2 rows"]:
         """Weights of the two chains at time t."""
         correction = jnp.where(met, 0, self.window.correction(t))
         return jnp.stack([self.window.inside(t) + correction, -correction])
 
-    def _add(self, total: Any, x: Rows, weights: Counts, jobs: Counts) -> Any:
+    def _add(self, total: Any, x: Rows, weights: Counts, numbers: Counts) -> Any:
         weights = weights.astype(jnp.result_type(float))
-        if self.job_weights is not None:
-            weights = weights * self.job_weights[jobs]
-        return self.accumulator.add(self.target, total, x, weights, jobs)
+        if self.jobs.weights is not None:
+            weights = weights * self.jobs.weights[numbers]
+        return self.accumulator.add(self.target, total, x, weights, numbers)
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def in_slots(self, jobs: Jobs, total: Any, meeting_time: Array, count: _Count, size: int) -> _Run:
-        """All jobs through slots of ``size``, then through fewer and fewer when few are left."""
-        slots, taken = Slots.empty(jobs, size).fill(jobs, jnp.zeros((), jnp.int32), self.window.lag)
-        run = _Run(slots.pack(), total, meeting_time, taken, count)
-        for number, stage in enumerate(stages(size)):
-            # only the first stage takes new jobs: it ends when none waits
-            run = self._stage(run, jobs, stage, refills=number == 0)
-        return run
+    def _stage(self, run: _Run, stage: Stage, jobs: Jobs | None = None, last: Array | bool = True) -> _Run:
+        """One loop over slots.
 
-    def _stage(self, run: _Run, jobs: Jobs, stage: Stage, refills: bool) -> _Run:
+        :param jobs: that slots take; None where all have been started.
+        :param last: whether no jobs come after these: else those that run may go on with the next.
+        """
+
         def going(run: _Run) -> Array:
-            waits = refills & (run.taken < jobs.waiting)
-            return waits | (run.slots.live() > stage.until)
+            more = run.slots.live() > stage.until
+            return more if jobs is None else (run.taken < jobs.waiting) | (last & more)
 
         def chunks(run: _Run) -> _Run:
             run = run._replace(slots=run.slots.compact(stage.size))
@@ -265,31 +248,33 @@ class _Engine:
 
         def chunk(number: Array, run: _Run) -> _Run:
             slots, start = run.slots, number * stage.chunk
-            part = self._block(run._replace(slots=slots.part(start, stage.chunk)), jobs, refills=False)
+            part = self._block(run._replace(slots=slots.part(start, stage.chunk)), None)
             return part._replace(slots=slots.put(start, part.slots))
 
         if len(run.slots.numbers[0]) > stage.size:
             run = run._replace(slots=run.slots.compact(stage.size))
         if stage.chunk < stage.size:
             return lax.while_loop(going, chunks, run)
-        return lax.while_loop(going, lambda run: self._block(run, jobs, refills), run)
+        return lax.while_loop(going, lambda run: self._block(run, jobs), run)
 
-    def _block(self, run: _Run, jobs: Jobs, refills: bool) -> _Run:
+    def _block(self, run: _Run, jobs: Jobs | None) -> _Run:
         """As many sweeps as a weighted product takes well, and their states added to the sum."""
         repeats = max(1, _FLUSH_ROWS // (2 * len(run.slots.numbers[0])))
-        run, states, weights, owners = self._sweeps(run, jobs, repeats, refills)
+        run, states, weights, owners = self._sweeps(run, jobs, repeats)
         return run._replace(total=self._add(run.total, states, weights, owners))
 
-    def _sweeps(self, run: _Run, jobs: Jobs, repeats: int, refills: bool) -> tuple:
+    def _sweeps(self, run: _Run, jobs: Jobs | None, repeats: int) -> tuple:
         """``repeats`` sweeps, and their states, weights and numbers of jobs as rows."""
 
         def one(run: _Run, _: None) -> tuple[_Run, tuple]:
-            slots, tally = self._sweep(run.slots.unpack(), jobs.keys)
+            slots, tally = self._sweep(run.slots.unpack())
             slots, meeting_time, weights, moves = self._book(slots, run.meeting_time)
             # the states that count are those before a slot takes its next job
             counted = slots.z, weights, jnp.stack([slots.job, slots.job])
-            slots, taken = slots.fill(jobs, run.taken, self.window.lag) if refills else (slots, run.taken)
-            count = run.count.plus(tally._replace(moves=moves))
+            taken = run.taken
+            if jobs is not None:
+                slots, taken = slots.fill(jobs, taken, self.window.lag)
+            count = run.count + tally._replace(moves=moves).sums()
             return _Run(slots.pack(), run.total, meeting_time, taken, count), counted
 
         if repeats == 1:
@@ -300,12 +285,12 @@ class _Engine:
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
         return run, rows, weights.reshape(-1), owners.reshape(-1)
 
-    def _sweep(self, slots: Slots, keys: Array) -> tuple[Slots, _Count]:
+    def _sweep(self, slots: Slots) -> tuple[Slots, _Count]:
         """One attempt at each part of each move, in order; a row that is refused stalls at its part.
 
         :return: the slots, and what is to be counted, slot by slot.
         """
-        keys = random.fold_in(keys[slots.job], slots.t + 1)
+        keys = random.fold_in(self.keys[slots.job], slots.t + 1)
         # from what the loop carries, which has the same bits wherever it is read
         slots = slots._replace(z=copied(slots.z, slots.same))
         target, tally = self.target.take(slots.job), _Count(*(jnp.zeros_like(slots.job),) * 5)

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Measured, Shown, curve
-from ebmpp.core.types import Blocks
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed, as_given, as_rows
@@ -29,8 +28,9 @@ from ebmpp.moves.sweeps import check_params, resolve_moves
 from ebmpp.moves.target import Pool, Target
 from ebmpp.sampling.accumulators import Function, check_function
 from ebmpp.sampling.engine import Outcome, Window, run_pairs
+from ebmpp.sampling.pairs import Fresh
 from ebmpp.sampling.pools import with_pool
-from ebmpp.sampling.search import STARTS, started
+from ebmpp.sampling.search import STARTS
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
@@ -245,8 +245,8 @@ def unbiased_expectation(
         target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(own, 2))
         begin = lambda second, key: _starts(target, init, random.fold_in(own, 0, second), num_pairs, key)
         x = begin(1, rng_key)
-        y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else x
-        shapes = tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items())
+        y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else None
+        shapes = tuple((b, family.shape, str(family.dtype)) for b, family in graph.families.items())
         window, sums = asked.window(), Function(fn, shapes)
         check_function("unbiased_expectation: fn", fn, sums.state())
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
@@ -278,8 +278,8 @@ def few_accepted(who: str, acceptance: float) -> str:
     )
 
 
-def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array) -> Blocks:
-    """One start a pair, checked: shapes ``(num_pairs, *shape)``."""
+def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array) -> Fresh:
+    """One start a pair, checked, to be made when the pair is to run."""
     given, held, kind = init, target.given, "uniform"
     if isinstance(init, str):
         kind = checks.choice("init", init, STARTS, also="states, a function of a key or None")
@@ -298,7 +298,7 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
             raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")
     if held.keep and held.batch:
         raise StateError("observed units are the same in all pairs: give Observed without leading axes")
-    return started(target, random.fold_in(key, jnp.arange(num_pairs)), rows, kind=kind)
+    return Fresh(random.fold_in(key, jnp.arange(num_pairs)), rows, kind)
 
 
 def check_max_sweeps(name: str, value: object, lag: int) -> int | None:

@@ -2,20 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots: the places in which coupled pairs run, and the queue of pairs that they take from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxtyping import Bool, Int32
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend
-from ebmpp.core.types import Chains, Counts, Keys, Which
+from ebmpp.core.types import Chains, Counts, Which
 from ebmpp.moves.move import Flags
 
 #: Pairs that run at once. On CPU 64 to 256 are within 10 % of one another.
 _SLOTS = 64
+#: Pairs whose starts are held at once: more would be most of what 10^6 pairs of a large model take.
+_READY = 16384
 #: Slots that the tail sweeps at a time, on a CPU: see :func:`stages`.
 _CHUNK = 8
 # On an accelerator a sweep of fewer than some 500 rows is all launches: by compiling for one, not measured on
@@ -24,18 +27,18 @@ _ACCELERATED_SLOTS, _ACCELERATED_STOP = 4096, 256
 
 
 class Jobs(NamedTuple):
-    """The pairs to be run."""
+    """Pairs that are ready to be run: all, or some of them that follow one another."""
 
     starts: Chains
     """Both chains of each."""
     same: Flags
     """On which parts of a block they agree."""
-    keys: Keys
-    """A key pair each."""
     queue: Counts
-    """Numbers of jobs, those that wait first."""
+    """Their places here, those that wait first."""
     waiting: Array
     """How many wait."""
+    first: Array | int
+    """The number of the first job."""
 
 
 class Slots(NamedTuple):
@@ -55,13 +58,6 @@ class Slots(NamedTuple):
     """Which chain has made it."""
     active: Which
 
-    @classmethod
-    def empty(cls, jobs: Jobs, size: int) -> "Slots":
-        """``size`` slots in which nothing runs."""
-        z = {b: jnp.zeros((2, size, *v.shape[2:]), v.dtype) for b, v in jobs.starts.items()}
-        same = {b: jnp.zeros((size, s.shape[1]), bool) for b, s in jobs.same.items()}
-        return Packed(z, same, jnp.zeros((7, size), jnp.int32)).unpack()
-
     def pack(self) -> "Packed":
         """What a loop carries, in few arrays."""
         numbers = (self.job, self.t, self.move, self.trial, *self.accepted, self.active)
@@ -79,17 +75,17 @@ class Slots(NamedTuple):
         take = idle & (position < jobs.waiting)
 
         def load(slots: Slots) -> Slots:
-            job = jnp.where(take, jobs.queue[jnp.where(take, position, 0)], slots.job)
+            place = jobs.queue[jnp.where(take, position, 0)]
             z, same = {}, {}
             for b, start in jobs.starts.items():
                 mask = take.reshape(1, -1, *(1,) * (start.ndim - 2))
-                z[b] = jnp.where(mask, start[:, job], slots.z[b])
-                same[b] = jnp.where(take[:, None], jobs.same[b][job], slots.same[b])
+                z[b] = jnp.where(mask, start[:, place], slots.z[b])
+                same[b] = jnp.where(take[:, None], jobs.same[b][place], slots.same[b])
             zero = lambda a: jnp.where(take, 0, a)
             return Slots(
                 z,
                 same,
-                job,
+                jnp.where(take, jobs.first + place, slots.job),
                 jnp.where(take, lag, slots.t),
                 zero(slots.move),
                 zero(slots.trial),
@@ -110,6 +106,13 @@ class Packed(NamedTuple):
     z: Chains
     same: Flags
     numbers: Int32[Array, "7 rows"]
+
+    @classmethod
+    def empty(cls, rows: Mapping[str, jax.ShapeDtypeStruct], parts: Mapping[str, int], size: int) -> "Packed":
+        """``size`` slots in which nothing runs, for chains like ``rows`` with so many flags a block."""
+        z = {b: jnp.zeros((2, size, *v.shape[1:]), v.dtype) for b, v in rows.items()}
+        same = {b: jnp.zeros((size, parts[b]), bool) for b in rows}
+        return cls(z, same, jnp.zeros((7, size), jnp.int32))
 
     def unpack(self) -> Slots:
         """The slots."""
@@ -150,6 +153,11 @@ def first_size(num_slots: int | None, num_jobs: int) -> int:
     if num_slots is None:
         num_slots = _ACCELERATED_SLOTS if backend.accelerated() else _SLOTS
     return min(num_slots, 1 << (num_jobs - 1).bit_length())
+
+
+def ready_at_once(num_jobs: int) -> int:
+    """How many pairs are made ready before they run."""
+    return min(num_jobs, _READY)
 
 
 class Stage(NamedTuple):
