@@ -84,7 +84,7 @@ test-strict: $(STAMP)
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not notebook" -x -q $(FAST)
 
-# Variants of what `test` holds, long pages and tutorials: three quarters of an hour from nothing.
+# What `test` leaves out: variants of what it holds, long pages and tutorials, and what tests/dear.txt names.
 slow: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m slow
 

@@ -28,6 +28,8 @@ import pytest
 
 import jax
 
+from tests import dear
+
 # Whose functions check the shapes of what they are called with; before ebmpp is imported. A check adds a
 # frame to the stack, so files that warn at a line of their caller stay out.
 _SAMPLING = ("accumulators", "engine", "past", "perfect", "random_cluster", "search", "slots")
@@ -56,9 +58,22 @@ settings.register_profile("ebmpp", parent=settings(), deadline=None)
 settings.load_profile("ebmpp")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tutorials first: one file and the longest, which a single worker would else be left alone with."""
+@pytest.hookimpl(tryfirst=True)  # before what is marked slow is left out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tutorials first: one file and the longest, which a single worker would else be left alone with.
+
+    :raises pytest.UsageError: where tests/dear.txt names a test that is not there.
+    """
     items.sort(key=lambda item: item.get_closest_marker("notebook") is None)
+    left = dear.names()
+    for item in items:
+        if item.nodeid in left:
+            item.add_marker(pytest.mark.slow)
+    if not config.option.keyword and not any("::" in arg for arg in config.args):
+        files, found = ({item.nodeid.split("::")[0] for item in items}, {item.nodeid for item in items})
+        gone = [name for name in left if name.split("::")[0] in files and name not in found]
+        if gone:
+            raise pytest.UsageError(f"tests/dear.txt names what is not there: take {gone} out")
 
 
 def pytest_collection_finish() -> None:

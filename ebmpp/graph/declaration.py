@@ -103,7 +103,7 @@ def _param_shapes(
     return made
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
 def _probed(factor: Factor, scope: tuple[tuple[str, Family, SplitBlock | None], ...], floats: Any) -> Any:
     """Shapes of a factor's params. What was found once holds in every other graph with these blocks.
 
