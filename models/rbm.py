@@ -50,6 +50,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--k", type=int, help="sweeps; default: adaptive for ucd, 1 for cd and pcd")
     add("--lag", type=int, help="ucd's lag; default: adaptive")
     own = parser.add_argument_group("of the recipe likelihood").add_argument
+    own("--decay", type=float, default=rbm_likelihood.DECAY, help="of weights, before the rate")
     own("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     own("--particles", type=int, default=100, help="of a run of annealing")
     own("--temperatures", type=int, default=10_000, help="of the final bounds; a tenth of them on the way")

@@ -59,7 +59,7 @@ DEFAULTS = {
     "steps": 75_000,
     "rate": 0.1,
 }
-_DECAY, _MOMENTUM, _AVERAGED = 1e-4, 0.5, 0.1
+DECAY, _MOMENTUM, _AVERAGED = 1e-4, 0.5, 0.1
 _POINTS = 10  # of the learning curve
 _ROWS = 10_000  # training rows at most whose likelihood is told
 _A_PARTICLE = 10  # of particle systems, for one of annealing
@@ -74,17 +74,20 @@ _MOST_SWEEPS = 2  # times the sweeps of a chain: how long pairs are watched
 # -- training --------------------------------------------------------------------------------------
 
 
-def optimizer(rate: float, steps: int, warm: float = 0.0) -> optax.GradientTransformation:
+def optimizer(
+    rate: float, steps: int, warm: float = 0.0, decay: float = DECAY
+) -> optax.GradientTransformation:
     """Momentum under a linearly falling rate, decaying weights, and the mean of the last iterates.
 
     :param warm: share of the steps in which the rate rises from a fifth.
+    :param decay: of weights.
     """
     weights = lambda params: {name: ":" in name for name in params}
     rising = math.floor(warm * steps)
     falling = optax.linear_schedule(rate, 0.0, steps - rising)
     rates = optax.join_schedules([optax.linear_schedule(rate / 5, rate, rising), falling], [rising])
     steepest = optax.sgd(rates if rising else falling, momentum=_MOMENTUM)
-    decayed = optax.chain(optax.add_decayed_weights(_DECAY, weights), steepest)
+    decayed = optax.chain(optax.add_decayed_weights(decay, weights), steepest)
     return ebmpp.optimizers.averaged(decayed, start=math.floor((1 - _AVERAGED) * steps))
 
 
@@ -118,7 +121,7 @@ def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[st
         data.train if data.grey is None else digit_images.batches(data.grey, size, args.seed, data.shape),
         args,
         ebmpp.estimators.Centered(args.chosen),
-        optimizer=optimizer(args.rate, args.steps),
+        optimizer=optimizer(args.rate, args.steps, decay=args.decay),
         batch_size=size,
         callbacks=[curve],
         monitor_every=max(1, args.steps // _POINTS),
