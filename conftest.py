@@ -69,7 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid in left:
             item.add_marker(pytest.mark.slow)
-    if not config.option.keyword and not any("::" in arg for arg in config.args):
+    chosen = config.option.keyword or config.getoption("lf", False) or any("::" in a for a in config.args)
+    if not chosen:
         files, found = ({item.nodeid.split("::")[0] for item in items}, {item.nodeid for item in items})
         gone = [name for name in left if name.split("::")[0] in files and name not in found]
         if gone:
