@@ -92,6 +92,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--checkpoint-dir", help="keep checkpoints there, and go on from them")
     add("--recipe", choices=("demo", "likelihood"), default="demo", help="likelihood sets other defaults")
     add("--particles", type=int, default=1000, help="of the recipe likelihood: they tell log Z")
+    add("--decay", type=float, default=rbm_likelihood.DECAY, help="of its weights, before the rate")
     if parser.parse_known_args(argv)[0].recipe == "likelihood":
         parser.set_defaults(**_LIKELIHOOD)
     args = common.parse(parser, argv, particles=20)
@@ -158,7 +159,7 @@ def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
             digit_images.batches(rows.grey, args.batch_size, args.seed, rows.shape),
             args,
             estimator(args),
-            rbm_likelihood.optimizer(args.rate, args.steps, _WARM),
+            rbm_likelihood.optimizer(args.rate, args.steps, _WARM, args.decay),
             checkpoint_dir=args.checkpoint_dir,
             resume=args.checkpoint_dir is not None,
         )

@@ -70,6 +70,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **least: 
             parser.error(f"--{name.replace('_', '-')} is at least {value}, not {getattr(args, name)}")
     if getattr(args, "rate", None) is not None and not (args.rate > 0 and math.isfinite(args.rate)):
         parser.error(f"--rate is a positive number, not {args.rate}")
+    if not (getattr(args, "decay", 0.0) >= 0 and math.isfinite(getattr(args, "decay", 0.0))):
+        parser.error(f"--decay is a number of at least 0, not {args.decay}")
     return args
 
 
