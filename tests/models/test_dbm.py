@@ -69,6 +69,14 @@ def test_the_recipe_for_likelihood_saves_a_mean_iterate(
     assert "300 of the 1797 rows of scikit-learn's digits" in told and held_out.shape == (300, 64)
 
 
+@pytest.mark.parametrize("given", ["-1", "nan"])
+def test_a_decay_is_at_least_zero(given: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        dbm.parse(["--recipe=likelihood", f"--decay={given}"])
+    assert "--decay is a number of at least 0" in capsys.readouterr().err
+    assert dbm.parse(["--recipe=likelihood", "--decay=0"]).decay == 0
+
+
 def test_the_recipe_for_likelihood_refuses_what_it_cannot_draw(capsys: pytest.CaptureFixture) -> None:
     for given in ("--grey", "--estimator=pcd"):
         with pytest.raises(SystemExit):
