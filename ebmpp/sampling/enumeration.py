@@ -127,6 +127,16 @@ def independent_sets(rest: nx.Graph, layers: tuple[tuple[str, ...], ...]) -> lis
     return [[b for b in layer if b in rest] for layer in layers]
 
 
+def largest_independent(graph: FactorGraph, blocks: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``blocks`` to sum out together in closed form: as many units as can be."""
+    place = {b: i for i, b in enumerate(graph.families)}
+    size = lambda blocks: sum(graph.families[b].size for b in blocks)
+    rest = graph.to_networkx().subgraph(b for b in blocks if b not in graph.splits)
+    found = [sorted(s, key=place.__getitem__) for s in independent_sets(rest, graph.block_layers)]
+    # the places break ties, so that the choice does not depend on the hashes of the names
+    return tuple(min(found, key=lambda s: (-size(s), [place[b] for b in s])))
+
+
 def _refuse_infinite(graph: FactorGraph, infinite: set[str], integrated: set[str]) -> None:
     for a, b in graph.interacting(infinite):
         if not {a, b} <= integrated:

@@ -261,14 +261,8 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
     >>> summed_blocks(layered(v=Bernoulli(20), h1=Bernoulli(30), h2=Bernoulli(15)))
     ('v', 'h2')
     """
-    place = {b: i for i, b in enumerate(graph.families)}
-    size = lambda blocks: sum(graph.families[b].size for b in blocks)
-    whole = graph.to_networkx().subgraph(b for b in graph.families if b not in graph.splits)
-    sets = enumeration.independent_sets(whole, graph.block_layers)
-    found = [sorted(s, key=place.__getitem__) for s in sets]
-    # the places break ties, so that the choice does not depend on the hashes of the names
-    best = min(found, key=lambda s: (-size(s), [place[b] for b in s]))
-    if len(best) == len(place):  # no two blocks interact
+    best = list(enumeration.largest_independent(graph, graph.families))
+    if len(best) == len(graph.families):  # no two blocks interact
         best.remove(min(best, key=lambda b: graph.families[b].size))
     return tuple(best)
 

@@ -99,6 +99,38 @@ def test_the_bound_is_below_and_near() -> None:
     assert (early <= bound + 1e-5).all() and (early < bound - 1e-5).any()
 
 
+def test_weighted_draws_are_unbiased_and_close_the_gap() -> None:
+    graph = layered(v=Bernoulli(2), h1=Spin(3), h2=Categorical(2, 3))
+    params = random_params(graph, 4, 1.0)
+    rows = np.float32([[0, 0], [0, 1], [1, 1]])
+    truth = np.array([numpy_log_sum(graph, params, v) for v in rows])
+    repeated = np.broadcast_to(rows, (2000, *rows.shape))
+    draw = lambda number: np.asarray(mean_field_bound(graph, params, repeated, num_draws=number, rng_key=KEY))
+    # of one draw: its weight is the sum over h itself on average, and its logarithm is below
+    first = draw(1)
+    ratios = np.exp(first - truth)
+    z = (ratios.mean(0) - 1) / (ratios.std(0, ddof=1) / np.sqrt(len(ratios)))
+    assert (abs(z) < 4).all() and (ratios.std(0) > 0.05).all()
+    plain, many = np.asarray(mean_field_bound(graph, params, rows)), draw(30)
+    errors = np.hypot(first.std(0, ddof=1), many.std(0, ddof=1)) / np.sqrt(len(first))
+    assert (plain < first.mean(0) + 4 * errors).all()
+    assert (first.mean(0) + 4 * errors < many.mean(0)).all() and (many.mean(0) < truth).all()
+
+
+def test_weighted_draws_of_a_row_are_its_own() -> None:
+    graph = layered(v=Bernoulli(2), h1=Spin(3), h2=Categorical(2, 3))
+    params, rows = random_params(graph, 4, 1.0), np.float32([[0, 1], [0, 1], [1, 1]])
+    made = mean_field_bound(graph, params, rows, num_draws=9, rng_key=KEY)
+    assert made[0] != made[1]
+    np.testing.assert_allclose(
+        made[:2], mean_field_bound(graph, params, rows[:2], num_draws=9, rng_key=KEY), rtol=1e-6
+    )
+    one = layered(v=Bernoulli(2), h=Spin(3))  # nothing is left to draw
+    params = random_params(one, 4, 1.0)
+    exactly = mean_field_bound(one, params, rows, num_draws=1, rng_key=KEY)
+    np.testing.assert_allclose(exactly, -one.free_energy(params, {"v": rows}), rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [Poisson(3), Gaussian(3, variance="learned"), Categorical(2, 3)])
 def test_one_layer_is_exact_for_any_family(family: ebmpp.Family) -> None:

@@ -66,6 +66,9 @@ def test_the_recipe_for_likelihood_saves_a_mean_iterate(
     numbers = json.loads((tmp_path / "dbm_likelihood.json").read_text())
     assert abs(numbers["log_partition"] - log_z) < 5 * numbers["standard_error"] < 0.5
     assert f"{bound.mean() - numbers['log_partition']:.2f} held out" in told
+    exactly = float(ebmpp.exact.log_likelihood(graph, params, held_out).mean())
+    assert numbers["gap"] > 3 * numbers["gap_error"] > 0
+    assert abs(bound.mean() - log_z + numbers["gap"] - exactly) < 0.1 * numbers["gap"]
     assert "300 of the 1797 rows of scikit-learn's digits" in told and held_out.shape == (300, 64)
 
 
