@@ -14,6 +14,8 @@ from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.estimators.phases import (
     Posterior,
+    as_many,
+    carried_chains,
     check_posterior,
     complete_batch,
     fresh_chains,
@@ -117,6 +119,10 @@ class PCD(Estimator):
         _moves(graph, self.moves)
         return fresh_chains(graph, self.num_chains, key)
 
+    def adopt(self, before: Any, fresh: State) -> State:
+        """Go on with the chains of another estimator, in turn where there were fewer."""
+        return as_many(carried_chains(before), fresh)
+
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """Data minus the chains, k sweeps on."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
@@ -186,6 +192,11 @@ class FPCD(Estimator):
         check_posterior(graph, "FPCD", self.posterior)
         chains = fresh_chains(graph, self.num_chains, key)
         return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
+
+    def adopt(self, before: Any, fresh: FPCDState) -> FPCDState:
+        """Go on with the chains of another estimator, and with the fast weights of another FPCD."""
+        fast = before.fast if isinstance(before, FPCDState) else fresh.fast
+        return FPCDState(as_many(carried_chains(before), fresh.chains), fast)
 
     def estimate(
         self, graph: FactorGraph, params: Params, state: FPCDState, batch: Batch, key: Key

@@ -82,6 +82,14 @@ def carried_chains(state: Any) -> Any:
     return state.chains if isinstance(state, Chained) else state
 
 
+def as_many(given: Any, fresh: Rows) -> Rows:
+    """The chains of ``given`` in turn, as many as ``fresh`` has; ``fresh`` where they are of other blocks."""
+    if not isinstance(given, dict) or not fresh or set(given) != set(fresh):
+        return fresh
+    turn = jnp.arange(len(next(iter(fresh.values())))) % len(next(iter(given.values())))
+    return {b: jnp.take(v, turn, axis=0) for b, v in given.items()}
+
+
 def sweep_chains(
     target: Target, x: Rows, count: int, key: Key, moves: Sequence[Move] = ()
 ) -> tuple[Rows, dict[str, Array]]:

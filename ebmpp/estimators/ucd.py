@@ -19,6 +19,7 @@ from ebmpp.estimators import lengths, pooling
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.pairs import Phase, metrics_of
 from ebmpp.estimators.phases import (
+    as_many,
     carried_chains,
     fresh_chains,
     posterior_of,
@@ -219,9 +220,9 @@ class UCD(Estimator):
             fresh = before._replace(chains=fresh.chains, pool=fresh.pool)
             pool = before.pool
         if self.start == "persistent":
-            fresh = fresh._replace(chains=_as_many(chains, fresh.chains))
+            fresh = fresh._replace(chains=as_many(chains, fresh.chains))
         if self.pool == "persistent":
-            fresh = fresh._replace(pool=_as_many(pool or chains, fresh.pool))
+            fresh = fresh._replace(pool=as_many(pool or chains, fresh.pool))
         return fresh
 
     def caution(self, told: Mapping[str, np.ndarray]) -> str | None:
@@ -390,11 +391,3 @@ class UCD(Estimator):
             now = lengths.quantile(times, self.quantile)
         share = jnp.maximum(1 - self.smoothing, 1 / seen)
         return before + share * (now - before)
-
-
-def _as_many(given: Any, fresh: Rows) -> Rows:
-    """The rows of ``given`` in turn, as many as ``fresh`` has; ``fresh`` where they are of other blocks."""
-    if not isinstance(given, dict) or not fresh or set(given) != set(fresh):
-        return fresh
-    turn = jnp.arange(len(next(iter(fresh.values())))) % len(next(iter(given.values())))
-    return {b: jnp.take(v, turn, axis=0) for b, v in given.items()}

@@ -15,6 +15,7 @@ from ebmpp import CD, FPCD, PCD, Bernoulli, exact, layered
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators.base import Batch, Estimate
+from ebmpp.estimators.contrastive import FPCDState
 from ebmpp.estimators.phases import two_phases
 from helpers import assert_rows_law, pair, random_params
 
@@ -116,6 +117,26 @@ def test_pcd_starts_from_the_state_it_is_given() -> None:
     # layers a, then b: the first sweep draws a from b = 1
     wanted = _on(A + W.sum(1))
     assert_rows_law([np.asarray(out.state["a"]).mean(0) for out in made], wanted)
+
+
+def test_chains_go_on_from_stage_to_stage() -> None:
+    before = {"a": jnp.arange(9.0).reshape(3, 3), "b": jnp.arange(6.0).reshape(3, 2)}
+    init = lambda estimator: estimator.init(RBM, PARAMS, DATA, 4, key(0))
+    more, fewer = (PCD(num_chains=n).adopt(before, init(PCD(num_chains=n))) for n in (5, 2))
+    for b, rows in before.items():
+        np.testing.assert_array_equal(more[b], rows[jnp.array([0, 1, 2, 0, 1])])  # in turn
+        np.testing.assert_array_equal(fewer[b], rows[:2])
+    state = FPCD(num_chains=3).init(RBM, PARAMS, DATA, 4, key(0))
+    moved = FPCDState(before, jax.tree.map(jnp.ones_like, PARAMS))
+    same = functools.partial(jax.tree.map, np.testing.assert_array_equal)
+    same(FPCD(num_chains=3).adopt(before, state), FPCDState(before, state.fast))
+    same(FPCD(num_chains=3).adopt(moved, state), moved)
+    same(PCD(num_chains=3).adopt(moved, state.chains), before)
+
+
+def test_a_stage_that_carries_no_chains_leaves_them_to_the_next() -> None:
+    fresh = PCD(num_chains=5).init(RBM, PARAMS, DATA, 4, key(0))
+    assert PCD(num_chains=5).adopt((), fresh) is fresh  # of a CD
 
 
 def test_same_key_same_gradient_and_another_key_another() -> None:

@@ -75,4 +75,5 @@ class Bias(Factor):
 
 
 def _bias_energy(bias: Array, statistics: Array) -> Array:
-    return -jnp.vdot(jnp.broadcast_to(bias, statistics.shape), statistics)
+    # Not vdot: XLA makes a kernel of its own, dear to compile, for a product of vectors.
+    return -(jnp.broadcast_to(bias, statistics.shape) * statistics).sum()
