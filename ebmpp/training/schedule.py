@@ -24,7 +24,7 @@ class Stage:
 
     Params go on from the stage before; the optimiser starts anew, and so does the estimator, unless its
     ``adopt(before, fresh)`` makes its first state of what the estimator before carried: persistent chains
-    go on, those of :class:`PCD` and :class:`~ebmpp.estimators.FPCD` among them.
+    go on, those of :class:`PCD` and :class:`FPCD` among them.
 
     :param num_steps: gradient steps.
     :param estimator: :class:`UCD` (default) or another.
