@@ -226,9 +226,10 @@ def gated(shape: Sequence[int] = (2, 2, 2)) -> FactorGraph:
 def random_params(graph: FactorGraph, seed: int = 0, scale: float = 0.4) -> dict[str, Any]:
     """Initial params plus noise, weak enough to stay in every family's domain."""
     generator = np.random.default_rng(seed)
-    noise = lambda a: a + scale * np.clip(generator.normal(size=a.shape), -1, 1)
+    noise = lambda a: (scale * np.clip(generator.normal(size=a.shape), -1, 1)).astype(a.dtype)
     started = graph.init(jax.random.key(seed), scheme={"weight": "zero", "bias": "zero"})
-    return jax.tree.map(lambda a: jnp.asarray(noise(a), jnp.float32), started)
+    # on the host, where nothing is compiled
+    return jax.tree.map(lambda a: jnp.asarray((np.asarray(a) + noise(a)).astype(np.float32)), started)
 
 
 def random_state(family: Family, seed: int, rows: tuple[int, ...] = ()) -> np.ndarray:

@@ -139,6 +139,7 @@ def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: Mean | N
     return start
 
 
+@compiled(statics=1)  # op by op a first `fit` compiled a dozen programs for it
 def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array:
     """The natural parameter of a block that has the mean statistics of data.
 
@@ -149,7 +150,8 @@ def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> A
     :param rows: how many there are, or of each statistic.
     :param start: a natural parameter.
     """
-    return family.from_mean((rows * mean + family.mean(start)) / (rows + 1))
+    total = jax.lax.optimization_barrier(rows * mean)  # rounded before the sum
+    return family.from_mean((total + family.mean(start)) / (rows + 1))
 
 
 def random_statistics(families: Mapping[str, Family], blocks: Iterable[str], rows: int) -> Eta:
