@@ -3,9 +3,9 @@
 """The engine against cdtau, the C++ of Qiu, Zhang and Wang (2020): gradients by 1000 coupled pairs.
 
 ``python benchmarks/cdtau.py --source cdtau/src --include eigen3 xsimd/include`` compiles cdtau's sampler as
-it stands, with OpenBLAS and OpenMP on all cores, and runs it beside the engine on the machines of ``engine.py``
-from the same rows, interleaved in one process with a pause, minimum of several. It needs a C++ compiler, a
-checkout of github.com/yixuan/cdtau, Eigen, OpenBLAS, and xsimd 7.1 (later ones are of another interface).
+it stands, with OpenBLAS and OpenMP on all cores, and runs it beside the engine on the machines of
+``engine.py`` from the same rows, interleaved in one process with a pause. It needs a C++ compiler, a checkout
+of github.com/yixuan/cdtau, Eigen, OpenBLAS, and xsimd 7.1 (later ones are of another interface).
 
 Both sum the visible and the latent units out in turn, and both draw every layer by a maximal coupling; cdtau
 couples latents first, gives up a residual draw after ten trials, and makes antithetic pairs, so meeting times

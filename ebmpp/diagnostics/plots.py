@@ -246,11 +246,15 @@ def plot_meeting_times(
 
 
 def _tell_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
-    """Of unmet pairs, where there are any: a line in the upper right corner, below those that are there."""
+    """Of unmet pairs, where there are any: a line on the right, where their curve does not end, next to those
+    that are there.
+    """
     if unmet:
         told = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
-        place = (0.97, 0.95 - 0.07 * len(ax.texts))
-        ax.annotate(told, place, xycoords="axes fraction", ha="right", va="top", fontsize=8)
+        high = 4 * unmet <= pairs
+        place = (0.97, 0.95 - 0.07 * len(ax.texts) if high else 0.05 + 0.07 * len(ax.texts))
+        look = {"ha": "right", "va": "top" if high else "bottom", "fontsize": 8}
+        ax.annotate(told, place, xycoords="axes fraction", **look)
 
 
 def _next_look(ax: "Axes") -> dict[str, Any]:
