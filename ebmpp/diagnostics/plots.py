@@ -253,8 +253,8 @@ def _tell_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
         told = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
         high = 4 * unmet <= pairs
         place = (0.97, 0.95 - 0.07 * len(ax.texts) if high else 0.05 + 0.07 * len(ax.texts))
-        look = {"ha": "right", "va": "top" if high else "bottom", "fontsize": 8}
-        ax.annotate(told, place, xycoords="axes fraction", **look)
+        align = "top" if high else "bottom"
+        ax.annotate(told, place, xycoords="axes fraction", ha="right", va=align, fontsize=8)
 
 
 def _next_look(ax: "Axes") -> dict[str, Any]:
