@@ -84,7 +84,8 @@ def test_the_exact_likelihood_of_what_is_known(graph):
 
 def test_under_jit_masks_need_not_be_known():
     values, known = some_rows(RBM, 5)
-    of = lambda k: exact.log_likelihood(RBM, random_params(RBM), {"v": Observed(values["v"], k)})
+    params = random_params(RBM)
+    of = lambda k: exact.log_likelihood(RBM, params, {"v": Observed(values["v"], k)})
     np.testing.assert_allclose(jax.jit(of)(known["v"]), of(known["v"]), rtol=1e-5, atol=1e-6)
 
 

@@ -220,7 +220,7 @@ def test_the_weights_of_all_seeds_are_pooled(bound: str, log_z: float) -> None:
 
 def test_the_recipe_sets_defaults_that_options_change() -> None:
     args = rbm.parse(["--recipe", "likelihood", "--steps", "7"])
-    assert (args.latent, args.steps, args.chosen) == (500, 7, ebmpp.PCD(k=1, num_chains=100))
+    assert (args.latent, args.steps, args.chosen) == (500, 7, ebmpp.PCD(k=1, num_chains=384))
     assert (rbm.parse([]).latent, rbm.parse([]).estimator) == (20, "ucd")
 
 

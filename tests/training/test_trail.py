@@ -214,10 +214,12 @@ def test_a_path_that_cannot_be_thinned_is_told(monkeypatch):
     assert len(path) == 5 and path.ends_at(params[3])
 
 
-def test_a_family_without_base_rates_is_refused(monkeypatch):
-    def unknown(self, mean):
-        raise NotImplementedError("Bernoulli(9)")
+class Unknown(Bernoulli):
+    def from_mean(self, mean):
+        raise NotImplementedError(f"{self!r}")
 
-    monkeypatch.setattr(Bernoulli, "from_mean", unknown)
-    with pytest.raises(ArgumentError, match=r"keep_path starts from .*Bernoulli\(9\) has no from_mean"):
-        ebmpp.fit(RBM, DATA, rng_key=KEY, params=trained().params, keep_path=True)
+
+def test_a_family_without_base_rates_is_refused():
+    graph = ebmpp.layered(v=Unknown(9), h=Bernoulli(4))
+    with pytest.raises(ArgumentError, match=r"keep_path starts from .*Unknown\(9\) has no from_mean"):
+        ebmpp.fit(graph, DATA, rng_key=KEY, params=trained().params, keep_path=True)
