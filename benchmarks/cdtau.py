@@ -57,6 +57,7 @@ def build(source: Path, include: list[Path], folder: Path) -> ctypes.CDLL:
     own = ["-DEIGEN_MAX_ALIGN_BYTES=64", "-DUSE_OPENBLAS", "-march=native"]  # of its own Makevars
     command = ["g++", "-std=c++14", "-O2", "-fopenmp", "-shared", "-fPIC", "-w", *own, *found, str(driver)]
     subprocess.run([*command, "-o", str(made), "-lopenblas"], check=True)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pairs are the threads
     return ctypes.CDLL(str(made))
 
 
