@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.precision import in_full
-from ebmpp.core.types import Key, Keys, Params, PerRow, Rows, Scalar, Statistics
+from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
@@ -86,8 +86,13 @@ def as_many(given: Any, fresh: Rows) -> Rows:
     """The chains of ``given`` in turn, as many as ``fresh`` has; ``fresh`` where they are of other blocks."""
     if not isinstance(given, dict) or not fresh or set(given) != set(fresh):
         return fresh
-    turn = jnp.arange(len(next(iter(fresh.values())))) % len(next(iter(given.values())))
-    return {b: jnp.take(v, turn, axis=0) for b, v in given.items()}
+    return _in_turn(len(next(iter(fresh.values()))), given)
+
+
+@partial(jax.jit, static_argnums=0)
+def _in_turn(count: int, given: Blocks) -> Blocks:
+    turn = jnp.arange(count) % len(next(iter(given.values())))
+    return sharding.rows({b: jnp.take(v, turn, axis=0) for b, v in given.items()})  # cut as fresh ones are
 
 
 def sweep_chains(

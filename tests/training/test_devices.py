@@ -61,6 +61,16 @@ def test_a_run_on_many_devices_is_that_of_one(name: str) -> None:
         np.testing.assert_array_equal(many.estimator_state["v"], one.estimator_state["v"])
 
 
+def test_chains_that_go_on_to_a_stage_are_cut_over_devices_again() -> None:
+    options = {"rng_key": jax.random.key(0), "batch_size": 60, "progress_bar": False}
+    chains = (ebmpp.PCD(num_chains=count) for count in (60, 64))
+    stages = [ebmpp.Stage(num_steps=3, estimator=each, optimizer=optax.sgd(0.5)) for each in chains]
+    one, many = (ebmpp.fit(RBM, DATA, schedule=stages, mesh=m, **options) for m in (None, mesh_of(8)))
+    same(many, one)
+    np.testing.assert_array_equal(many.estimator_state["v"], one.estimator_state["v"])
+    assert many.estimator_state["v"].sharding.spec == P("rows")
+
+
 @pytest.mark.parametrize("name", often(ESTIMATORS, "weighted"))
 def test_a_state_is_where_its_step_leaves_it(name: str) -> None:
     """Else the second step on many devices is compiled for others than the first."""
