@@ -13,11 +13,10 @@ training, and an ArviZ file. ``--grey`` encodes pixels as eight binary digits ea
 rows that are drawn anew from their intensities, one in ten moved by a pixel, and as many chains, a rate that
 rises to 0.16 within a twentieth of the steps and falls linearly to 0, three tenths of it above the first
 latent layer, momentum 0.5, a weight decay of 1.5e-4, and the mean of the last tenth of the iterates, which is
-saved as ``dbm.ebmpp``. At
-one rate for all layers the upper ones freeze in the first thousands of steps, and their machine is a shallow
-one; it takes no pretraining. It tells the mean-field bound of held-out rows less log Z by particle systems:
-their log-likelihood is above that, but for the error of log Z. How far above, some rows tell by weighted
-draws of their latents, whose bound is nearer.
+saved as ``dbm.ebmpp``. At one rate for all layers the upper ones freeze in the first thousands of steps, and
+their machine is a shallow one; it takes no pretraining. It tells the mean-field bound of held-out rows less
+log Z by particle systems: their log-likelihood is above that, but for the error of log Z. How far above, some
+rows tell by weighted draws of their latents, whose bound is nearer.
 
 Units are -1 and 1, with which every gradient counts whichever value a unit has, and in the two centered
 ones 0 and 1 less their means, which does that better where four pixels in five are dark.

@@ -64,7 +64,7 @@ class Family:
     the others where the defaults (identity statistic, base measure 1, all of R as the domain, draws
     through the NumPyro distribution) do not hold. With ``states`` it has all that a visible block needs;
     units of infinitely many values need ``bounds``, ``from_mean`` and ``mode`` as well. Methods take arrays
-    of any leading axes, and are traced. CONTRIBUTING has an example, "A family".
+    of any leading axes. CONTRIBUTING has an example, "A family".
 
     :param shape: the block's shape, an int or a tuple of ints.
     :raises ArgumentError: for a shape that is not made of positive ints.

@@ -139,7 +139,6 @@ def _bias(how: str, rng_key: Array, start: Array, family: Family, mean: Mean | N
     return start
 
 
-@compiled(statics=1)  # op by op a first `fit` compiled a dozen programs for it
 def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array:
     """The natural parameter of a block that has the mean statistics of data.
 
@@ -150,8 +149,18 @@ def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> A
     :param rows: how many there are, or of each statistic.
     :param start: a natural parameter.
     """
+    try:
+        return _rate_at_once(family, mean, rows, start)
+    except jax.errors.JAXTypeError:  # a from_mean of one's own in numpy, or with Python's if
+        return _rate(family, mean, rows, start)
+
+
+def _rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array:
     total = jax.lax.optimization_barrier(rows * mean)  # rounded before the sum
     return family.from_mean((total + family.mean(start)) / (rows + 1))
+
+
+_rate_at_once = compiled(statics=1)(_rate)  # op by op a first `fit` compiled a dozen programs for it
 
 
 def random_statistics(families: Mapping[str, Family], blocks: Iterable[str], rows: int) -> Eta:

@@ -113,3 +113,17 @@ def test_what_is_refused(rbm: FactorGraph) -> None:
         rbm.init(KEY, data=np.zeros((5, 59)))
     with pytest.raises(StateError, match="unknown visible block 'h'"):
         rbm.init(KEY, data={"h": np.zeros((5, 40))})
+
+
+class InNumpy(Bernoulli):
+    def from_mean(self, mean):
+        assert 0 < float(mean.min())
+        return np.log(mean) - np.log1p(-mean)
+
+
+def test_a_from_mean_that_jax_cannot_trace_is_taken() -> None:
+    rows = np.random.default_rng(0).integers(0, 2, (20, 3)).astype(np.float32)
+    own, usual = (
+        layered(v=family(3), h=Bernoulli(2)).init(KEY, rows)["v"] for family in (InNumpy, Bernoulli)
+    )
+    np.testing.assert_allclose(own, usual, rtol=1e-5, atol=1e-6)
