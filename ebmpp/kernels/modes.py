@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Params, checks, random
+from ebmpp.core.programs import Program
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import RowKernel
@@ -173,7 +173,7 @@ def local_search(
     return LocalMode(shaped, found.steps.reshape(batch))
 
 
-_search = jax.jit(search.local_modes)
+_search = Program(search.local_modes)
 
 
 def _free_values(init: Any, given: states.Given) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Params, checks, random
+from ebmpp.core.programs import Program
 from ebmpp.core.statistics import standard_error
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
@@ -266,7 +267,7 @@ def _means(target: Target, x: Blocks) -> Blocks:
     return made
 
 
-@partial(jax.jit, static_argnames="num_samples")
+@partial(Program, static_argnames="num_samples")
 def _sample(
     target: Target, num_samples: int, x: Blocks, keys: Array, num_warmup: Array
 ) -> tuple[Blocks, Blocks, Array]:
@@ -289,7 +290,7 @@ def _sample(
     return x, mean, trace
 
 
-@jax.jit
+@Program
 def _search(target: Target, x: Blocks, keys: Array) -> tuple[Blocks, Array]:
     found = search.local_modes(target, x, random.fold_in(keys, 2))
     return found.x, found.value

@@ -23,7 +23,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random, sharding
+from ebmpp.core import backend, random, sharding
+from ebmpp.core.programs import Program
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Given
@@ -60,7 +61,7 @@ class _Count(NamedTuple):
         return jnp.stack([n.astype(jnp.float32) for n in self]).sum(-1)
 
 
-@partial(jax.jit, static_argnames=("moves", "accumulator", "num_slots"))
+@partial(Program, static_argnames=("moves", "accumulator", "num_slots"))
 def run_pairs(
     target: Target,
     moves: tuple[Move, ...],
@@ -281,7 +282,22 @@ class _Engine:
             run, counted = one(run, None)
             states, weights, owners = counted
             return run, flat(states), weights.reshape(-1), owners.reshape(-1)
-        run, (states, weights, owners) = lax.scan(one, run, None, length=repeats)
+        like = jax.eval_shape(one, run, None)[1]
+        made = jax.tree.map(lambda a: jnp.zeros((repeats, *a.shape), a.dtype), like)
+
+        def going(carry: tuple) -> Array:
+            number, run, _ = carry
+            # a branch on what runs would wait for the host on an accelerator
+            live = backend.accelerated() or jobs is not None or run.slots.live() > 0
+            return (number < repeats) & live
+
+        def turn(carry: tuple) -> tuple:
+            number, run, made = carry
+            run, counted = one(run, None)
+            put = lambda all_, a: lax.dynamic_update_index_in_dim(all_, a, number, 0)
+            return number + 1, run, jax.tree.map(put, made, counted)
+
+        _, run, (states, weights, owners) = lax.while_loop(going, turn, (jnp.int32(0), run, made))
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
         return run, rows, weights.reshape(-1), owners.reshape(-1)
 

@@ -1,0 +1,69 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs for wide vectors, from the host and inside a caller's."""
+
+import numpy as np
+import pytest
+
+import jax
+import jax.numpy as jnp
+
+from ebmpp.core import backend, programs
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Options of each program that is made."""
+    made, jit = [], jax.jit
+
+    def told(fn: object, **options: object) -> object:
+        made.append(options.get("compiler_options"))
+        return jit(fn, **options)
+
+    monkeypatch.setattr(jax, "jit", told)
+    return made
+
+
+def test_from_the_host_a_program_is_wide_and_compiled_once(traces: list) -> None:
+    seen = []
+    program = programs.Program(lambda x: seen.append(x) or x + 1)
+    np.testing.assert_array_equal([program(jnp.arange(3.0)) for _ in range(3)], [[1, 2, 3]] * 3)
+    assert len(seen) == program._cache_size() == 1
+    assert {"xla_cpu_prefer_vector_width": "512"} in traces
+    program.clear_cache()
+    assert program._cache_size() == 0
+
+
+def test_inside_a_callers_program_it_is_a_part_of_it() -> None:
+    program = programs.Program(lambda x: jnp.sin(x) ** 2)
+    x = np.linspace(0, 1, 7, dtype=np.float32)
+    outside = program(x)
+    np.testing.assert_allclose(jax.jit(lambda y: program(y))(x), outside, rtol=1e-6)
+    # nothing that it is given is traced here, and yet it is in another program
+    np.testing.assert_allclose(jax.jit(lambda y: y + program(x))(0 * x), outside, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(program)(x), outside, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(program))(x), np.sin(2 * x), rtol=1e-6)
+
+
+def test_where_it_is_not_for_us_to_say(traces: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> bool:
+        traces.clear()
+        assert programs.Program(lambda x: 2 * x)(1.0) == 2
+        return any(traces)
+
+    assert made()
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "accelerated", lambda: True)
+        assert not made()
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=256")
+        assert not made()
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "_known", lambda: False)
+        assert not made()
+
+
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert programs._known()
+    monkeypatch.setattr(programs, "_WIDTH", "xla_cpu_no_such_option")
+    assert not programs._known.__wrapped__()
