@@ -36,6 +36,7 @@ from ebmpp.sampling.slots import Jobs, Packed, Slots, Stage, first_size, ready_a
 
 #: Trials that a draw may take for each of ``max_sweeps``: a pair that stalls is to be stopped by it too.
 _TRIALS_A_SWEEP = 1024
+_NEVER = 2**31 - 1  # the time of a pair that has not met
 _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is bound by overhead
 
 
@@ -92,7 +93,8 @@ def run_pairs(
         del first  # a job knows its number
         run = _Engine(target, moves, accumulator, window, jobs, meant, key).run(num_slots)
         of_each, of_all = (run.total, ()) if accumulator.per_job else ((), run.total)
-        return (run.meeting_time, of_each), (run.count, of_all)
+        time = jnp.where(run.meeting_time == _NEVER, -1, run.meeting_time)
+        return (time, of_each), (run.count, of_all)
 
     jobs = Job(jnp.arange(num_jobs), x, y, own, job_weights)
     (time, of_each), (sums, of_all) = sharding.apart(some, jobs, (shared, key, window), num_jobs)
@@ -140,7 +142,7 @@ class _Engine:
         slots = Packed.empty(like, {b: self.target.num_parts(b) for b in like}, first.size)
         zero = jnp.zeros((), jnp.int32)
         total = self.accumulator.init(self.target, every)
-        start = _Run(slots, total, jnp.full(every, -1, jnp.int32), zero, jnp.zeros(5))
+        start = _Run(slots, total, jnp.full(every, _NEVER, jnp.int32), zero, jnp.zeros(5))
 
         def some(number: Array | int, run: _Run) -> _Run:
             run, jobs = self.ready(run, number, size)
@@ -174,7 +176,7 @@ class _Engine:
         if meant is not None:
             met, done = met & meant, done | ~meant
         queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # also where jax counts in 64 bits
-        time = run.meeting_time.at[numbers].max(jnp.where(met, self.window.lag, -1))
+        time = run.meeting_time.at[numbers].min(jnp.where(met, self.window.lag, _NEVER))
         jobs = Jobs(starts, same, queue, (~done).sum(dtype=jnp.int32), first)
         return run._replace(meeting_time=time), jobs
 
@@ -267,23 +269,24 @@ class _Engine:
     def _sweeps(self, run: _Run, jobs: Jobs | None, repeats: int) -> tuple:
         """``repeats`` sweeps, and their states, weights and numbers of jobs as rows."""
 
-        def one(run: _Run, _: None) -> tuple[_Run, tuple]:
+        def one(run: _Run) -> tuple[_Run, tuple]:
             slots, tally = self._sweep(run.slots.unpack())
-            slots, meeting_time, weights, moves = self._book(slots, run.meeting_time)
+            slots, met, weights, moves = self._book(slots)
             # the states that count are those before a slot takes its next job
-            counted = slots.z, weights, jnp.stack([slots.job, slots.job])
+            counted = slots.z, weights, jnp.stack([slots.job, slots.job]), met
             taken = run.taken
             if jobs is not None:
                 slots, taken = slots.fill(jobs, taken, self.window.lag)
             count = run.count + tally._replace(moves=moves).sums()
-            return _Run(slots.pack(), run.total, meeting_time, taken, count), counted
+            return run._replace(slots=slots.pack(), taken=taken, count=count), counted
 
         if repeats == 1:
-            run, counted = one(run, None)
-            states, weights, owners = counted
-            return run, flat(states), weights.reshape(-1), owners.reshape(-1)
-        like = jax.eval_shape(one, run, None)[1]
+            run, (states, weights, owners, met) = one(run)
+            time = run.meeting_time.at[owners[0]].min(met)
+            return run._replace(meeting_time=time), flat(states), weights.reshape(-1), owners.reshape(-1)
+        like = jax.eval_shape(one, run)[1]
         made = jax.tree.map(lambda a: jnp.zeros((repeats, *a.shape), a.dtype), like)
+        made = (*made[:-1], jnp.full_like(made[-1], _NEVER))
 
         def going(carry: tuple) -> Array:
             number, run, _ = carry
@@ -293,12 +296,13 @@ class _Engine:
 
         def turn(carry: tuple) -> tuple:
             number, run, made = carry
-            run, counted = one(run, None)
+            run, counted = one(run)
             put = lambda all_, a: lax.dynamic_update_index_in_dim(all_, a, number, 0)
             return number + 1, run, jax.tree.map(put, made, counted)
 
-        _, run, (states, weights, owners) = lax.while_loop(going, turn, (jnp.int32(0), run, made))
+        _, run, (states, weights, owners, met) = lax.while_loop(going, turn, (jnp.int32(0), run, made))
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
+        run = run._replace(meeting_time=run.meeting_time.at[owners[:, 0]].min(met))
         return run, rows, weights.reshape(-1), owners.reshape(-1)
 
     def _sweep(self, slots: Slots) -> tuple[Slots, _Count]:
@@ -365,23 +369,20 @@ class _Engine:
             )
         return slots, tally
 
-    def _book(self, slots: Slots, meeting_time: Array) -> tuple[Slots, Array, Array, Array]:
+    def _book(self, slots: Slots) -> tuple[Slots, Array, Array, Array]:
         """Advance the clock of finished sweeps, weigh their states, and retire pairs that are done.
 
-        :return: the slots, the meeting times, the weights, and the moves that each slot has made.
+        :return: the slots, the times of those that have met, the weights, and the moves that each has made.
         """
         moved = slots.active & (slots.move == self.offsets[-1])
         t = slots.t + moved.astype(slots.t.dtype)
         met = agree(slots.same, self.free, len(t))
         weights = jnp.where(moved, self._weights(t, met), 0)
-        newly = moved & met & (meeting_time[slots.job] < 0)
-        where = jnp.where(newly, slots.job, len(meeting_time))  # out of range: dropped
-        meeting_time = meeting_time.at[where].set(t, mode="drop")
         late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         # a pair that has met goes on to m: stopped before, it would lack what the window still counts
         done = moved & jnp.where(met, t >= self.window.m, late)
         slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
-        return slots, meeting_time, weights, jnp.where(moved, self.offsets[-1], 0)
+        return slots, jnp.where(moved & met, t, _NEVER), weights, jnp.where(moved, self.offsets[-1], 0)
 
 
 def _finite(params: Any) -> Array:
