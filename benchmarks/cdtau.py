@@ -8,9 +8,11 @@ it stands, with OpenBLAS and OpenMP on all cores, and runs it beside the engine 
 of github.com/yixuan/cdtau, Eigen, OpenBLAS, and xsimd 7.1 (later ones are of another interface).
 
 Both sum the visible and the latent units out in turn, and both draw every layer by a maximal coupling; cdtau
-couples latents first, gives up a residual draw after ten trials, and makes antithetic pairs, so meeting times
-differ somewhat, and a time a sweep of a pair is told too. Its cap on sweeps is one above its longest pair of
-five runs before (a larger one costs it time with each pair); in how many runs a pair reached it is told.
+couples latents first (as ours does with ``--latents-first``), gives up a residual draw after ten trials, and
+makes antithetic pairs, so meeting times differ somewhat, and a time a sweep of a pair is told too. It gives
+each core pairs of its own, which ours does on a mesh alone: ``taskset -c 0 ... --threads 1`` has one core
+each. Its cap on sweeps is one above its longest pair of five runs before (a larger one costs it time with
+each pair); in how many runs a pair reached it is told.
 """
 
 import argparse
@@ -95,13 +97,14 @@ class Cdtau:
         return Pairs(made, total / self.start.shape[1], longest.value)
 
 
-def measure(name: str, library: ctypes.CDLL, threads: int, repeats: int) -> None:
+def measure(name: str, library: ctypes.CDLL, threads: int, repeats: int, latents_first: bool) -> None:
     """One row of the table."""
     rbm, params, v = trained(MODELS[name])
     theirs = Cdtau(library, params, np.asarray(v), threads)
     most = max(theirs(_LONG).longest for _ in range(5)) + 1
     h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
     start, target, moves = {"v": v, "h": h}, Target(rbm, params), resolve_moves(rbm, None)
+    moves = moves[::-1] if latents_first else moves
     both, keys = MarginalGradient((("v",), ("h",))), iter(range(2, 10_000))
 
     def ours() -> ebmpp.sampling.engine.Outcome:
@@ -146,6 +149,7 @@ def main() -> None:
     add("--include", type=Path, nargs="*", default=[], help="folders of Eigen and of xsimd 7.1")
     add("--threads", type=int, default=os.cpu_count(), help="of cdtau")
     add("--repeats", type=int, default=15)
+    add("--latents-first", action="store_true", help="ours in the order of cdtau")
     add("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     options = parser.parse_args()
     times = "ms: ours (median), cdtau (median)"
@@ -155,7 +159,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = build(options.source, options.include, Path(folder))
         for name in options.models:
-            measure(name, library, options.threads, options.repeats)
+            measure(name, library, options.threads, options.repeats, options.latents_first)
 
 
 if __name__ == "__main__":

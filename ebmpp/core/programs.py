@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs: for vectors as wide as the processor's, and not piling up."""
+"""Compiled programs: for vectors as wide as the processor's, soon, and not piling up."""
 
 from collections.abc import Callable, Hashable
 from functools import cache, partial, update_wrapper
@@ -16,34 +16,43 @@ import jax.numpy as jnp
 from ebmpp.core import backend
 
 _KEPT = 16
-_WIDTH = "xla_cpu_prefer_vector_width"
+_Quick = Callable[..., bool]
+_WIDE = "xla_cpu_prefer_vector_width", "512"
+_QUICK = "xla_cpu_use_fusion_emitters", False
 
 
 class Program:
-    """``jax.jit`` of a function, compiled for the widest vectors of a CPU where the host calls it.
+    """``jax.jit`` of a function, compiled for a CPU as measured where the host calls it.
 
     XLA asks LLVM for vectors of 256 bits, whatever the processor has. With 512, on one that has them, 1000
     coupled pairs took 0.86 (16x16), 0.86 (200x100) and 0.92 (784x500) of the time, ten sweeps of an Ising
     torus 0.62 and of a complete network of 784 units 0.52, and compiling as long as before. Elsewhere
     it changes nothing. jax takes such an option of a whole program alone, so inside a caller's ``jax.jit`` it
-    is the caller's to say, and a width that ``XLA_FLAGS`` names is left as it is.
+    is the caller's to say, and what ``XLA_FLAGS`` names is left as it is.
 
     :param fn: traced by jax.
+    :param quick: of what a call is given, whether to compile by XLA's older emitters of kernels, which take
+        0.6 to 0.75 of the time where there are hundreds of kernels. A kernel that writes where it reads is
+        not vectorised then: measure before you ask for it.
     :param options: of ``jax.jit``.
     """
 
-    def __init__(self, fn: Callable, **options: Any) -> None:
-        self._fn, self._options = fn, options
-        self._inner, self._wide = jax.jit(fn, **options), None
+    def __init__(self, fn: Callable, *, quick: _Quick | None = None, **options: Any) -> None:
+        self._fn, self._quick, self._options = fn, quick, options
+        self._inner: Any = jax.jit(fn, **options)
+        self._made: dict[tuple, Any] = {}
         update_wrapper(self, fn)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """What the function returns."""
-        if _traced((given, named)) or (wide := _wide()) is None:
+        if _traced((given, named)):
             return self._inner(*given, **named)
-        if self._wide is None:
-            self._wide = jax.jit(self._fn, compiler_options=wide, **self._options)
-        return self._wide(*given, **named)
+        asked = _asked(self._quick is not None and self._quick(*given, **named))
+        if not asked:
+            return self._inner(*given, **named)
+        if asked not in self._made:
+            self._made[asked] = jax.jit(self._fn, compiler_options=dict(asked), **self._options)
+        return self._made[asked](*given, **named)
 
     def lower(self, *given: Any, **named: Any) -> jax.stages.Lowered:
         """As of ``jax.jit``."""
@@ -55,14 +64,11 @@ class Program:
 
     def clear_cache(self) -> None:
         """As of ``jax.jit``."""
-        for program in self._both():
+        for program in (self._inner, *self._made.values()):
             program.clear_cache()
 
     def _cache_size(self) -> int:
-        return sum(program._cache_size() for program in self._both())
-
-    def _both(self) -> list[Any]:
-        return [program for program in (self._inner, self._wide) if program is not None]
+        return sum(program._cache_size() for program in (self._inner, *self._made.values()))
 
 
 def _traced(given: Any) -> bool:
@@ -71,17 +77,20 @@ def _traced(given: Any) -> bool:
     return any(traced) or isinstance(jnp.zeros(()), Tracer)
 
 
-def _wide() -> dict[str, Any] | None:
-    if backend.accelerated() or _WIDTH in os.environ.get("XLA_FLAGS", "") or not _known():
-        return None
-    return {_WIDTH: "512"}
+def _asked(quick: bool) -> tuple[tuple[str, Any], ...]:
+    """What is asked of the compiler."""
+    if backend.accelerated():
+        return ()
+    flags = os.environ.get("XLA_FLAGS", "")
+    wanted = (_WIDE, _QUICK) if quick else (_WIDE,)
+    return tuple(option for option in wanted if option[0] not in flags and _known(*option))
 
 
 @cache
-def _known() -> bool:
-    """Whether this XLA knows the option: one that does not refuses to compile."""
+def _known(name: str, value: Any) -> bool:
+    """Whether this XLA knows an option: one that does not refuses to compile."""
     try:
-        jax.jit(lambda: 0, compiler_options={_WIDTH: "512"}).lower().compile()
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True
@@ -97,10 +106,13 @@ class Programs:
     :param fn: traced by jax.
     :param statics: how many of its first arguments are hashable values, not arrays.
     :param kept: of how many values the programs are kept.
+    :param quick: of these values, as of a :class:`Program`.
     """
 
-    def __init__(self, fn: FunctionType, statics: int, kept: int = _KEPT) -> None:
-        self._fn, self._statics, self._kept = fn, statics, kept
+    def __init__(
+        self, fn: FunctionType, statics: int, kept: int = _KEPT, quick: _Quick | None = None
+    ) -> None:
+        self._fn, self._statics, self._kept, self._quick = fn, statics, kept, quick
         self._programs: dict[tuple[Hashable, ...], Program] = {}  # the newest is the last
         self._lock = threading.Lock()
         update_wrapper(self, fn)
@@ -122,14 +134,17 @@ class Programs:
             if program is None:
                 bound: Any = partial(self._fn, *values)
                 bound.__name__ = self._fn.__name__  # in logs and profiles
-                program = Program(bound)
+                quick = self._quick is not None and self._quick(*values)
+                program = Program(bound, quick=lambda *_, **__: quick)
             self._programs[values] = program
             if len(self._programs) > self._kept:
                 self._programs.pop(next(iter(self._programs))).clear_cache()
             return program
 
 
-def compiled(statics: int, kept: int = _KEPT) -> Callable[[FunctionType], Programs]:
+def compiled(
+    statics: int, kept: int = _KEPT, quick: _Quick | None = None
+) -> Callable[[FunctionType], Programs]:
     """:class:`Programs` as a decorator.
 
     **Example**
@@ -140,4 +155,4 @@ def compiled(statics: int, kept: int = _KEPT) -> Callable[[FunctionType], Progra
     >>> [int(power(n, 2)) for n in range(20)][-1], len(power)
     (524288, 16)
     """
-    return lambda fn: Programs(fn, statics, kept)
+    return lambda fn: Programs(fn, statics, kept, quick)

@@ -86,7 +86,8 @@ def fold_in(
 # it leaves no trace.
 @partial(jax.jit, inline=True)
 def _folded(key: Array, first: Array, second: Array) -> Array:
-    return jnp.stack(jnp.broadcast_arrays(*threefry(key, first, second)), axis=-1)
+    one, other = (word[..., None] for word in threefry(key, first, second))
+    return jnp.where(jnp.arange(2) == 0, one, other)
 
 
 def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:

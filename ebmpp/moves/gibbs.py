@@ -79,21 +79,31 @@ def draw_rows(graph: Families, blocks: Iterable[str], eta: Rows, words: Array) -
     return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
 
 
+def draw(graph: Families, blocks: Iterable[str], eta: Rows, keys: Keys) -> Blocks:
+    """Draw ``blocks`` from their families at ``eta``, by words of the ``keys``."""
+    blocks = tuple(blocks)
+    count = num_words(graph, blocks)
+    make = lambda eta: draw_rows(graph, blocks, eta, random.words(keys, count))
+    # Draws that take the place of their parameters are not vectorised by XLA's older emitters, and what reads
+    # draws that it is fused with makes them again.
+    return apart(make, dict(eta)) if pays(len(keys) * count) else make(eta)
+
+
 def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
-    """The same of the units of a part, by words of the ``keys``."""
+    """The same of the units of a part."""
     ((block, natural),) = eta.items()
     family = view.families[block]
     if not pays(len(keys) * family.size):
-        return draw_rows(view, eta, eta, random.words(keys, num_words(view, eta)))
+        return draw(view, eta, eta, keys)
     units_first = jnp.swapaxes(natural, 0, 1)
     if halves.suits(family):
         return {block: halves.draw(family, units_first, keys).T}
 
-    def plain() -> Array:
+    def plain(units_first: Array) -> Array:
         natural = {block: jnp.swapaxes(units_first, 0, 1)}
         return draw_rows(view, natural, natural, random.words(keys, num_words(view, natural)))[block].T
 
-    return {block: apart(plain).T}
+    return {block: apart(plain, units_first).T}
 
 
 def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:

@@ -55,7 +55,7 @@ class Layer(Move):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
             if part is None:
-                return gibbs.draw_rows(view, eta, eta, random.words(keys, gibbs.num_words(view, eta)))
+                return gibbs.draw(view, eta, eta, keys)
             return gibbs.draw_part(view, eta, random.fold_in(keys, 0, part))
 
         return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)

@@ -163,8 +163,7 @@ def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, be
     view, eta = layer.view(target.graph, part), _natural(target, x, layer, part)
     if not isinstance(beta, float) or beta != 1:
         eta = {b: beta * e for b, e in eta.items()}
-    made = gibbs.draw_rows(view, layer.blocks, eta, random.words(keys, gibbs.num_words(view, layer.blocks)))
-    return layer.put(target.graph, x, part, made)
+    return layer.put(target.graph, x, part, gibbs.draw(view, layer.blocks, eta, keys))
 
 
 def _accept(

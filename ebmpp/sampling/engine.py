@@ -31,7 +31,7 @@ from ebmpp.graph.states import Given
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
 from ebmpp.moves.target import Target
-from ebmpp.sampling.pairs import Accumulator, Fresh, Job, Outcome, Starts, Window
+from ebmpp.sampling.pairs import Accumulator, Fresh, Job, Outcome, Starts, Window, quick
 from ebmpp.sampling.slots import Jobs, Packed, Slots, Stage, first_size, ready_at_once, stages
 
 #: Trials that a draw may take for each of ``max_sweeps``: a pair that stalls is to be stopped by it too.
@@ -62,7 +62,11 @@ class _Count(NamedTuple):
         return jnp.stack([n.astype(jnp.float32) for n in self]).sum(-1)
 
 
-@partial(Program, static_argnames=("moves", "accumulator", "num_slots"))
+@partial(
+    Program,
+    quick=lambda target, *_, **__: quick(target.graph),
+    static_argnames=("moves", "accumulator", "num_slots"),
+)
 def run_pairs(
     target: Target,
     moves: tuple[Move, ...],

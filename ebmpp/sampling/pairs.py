@@ -3,7 +3,7 @@
 """What a run of coupled pairs is asked for, what each pair brings to it, and what becomes of them."""
 
 import dataclasses
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxtyping import Integer
@@ -13,9 +13,20 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, Scalar, State
+from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given
 from ebmpp.moves.target import Target
 from ebmpp.sampling import search
+
+
+@lru_cache(maxsize=64)
+def quick(graph: FactorGraph) -> bool:
+    """Whether programs of its pairs are compiled :class:`quick <ebmpp.core.programs.Program>`.
+
+    A step of ``UCD``, one core, then takes 0.75 (binomial) to 1.04 (spins, categories) of the time where all
+    units have few values (Bernoulli: 0.95, its first one 0.6), and 1.11 (Poisson) to 1.31 (Gaussian) else.
+    """
+    return all(family.states() is not None for family in graph.families.values())
 
 
 class Accumulator(Protocol):

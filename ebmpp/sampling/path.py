@@ -230,9 +230,7 @@ class Path(Shown):
     def draw(self, blocks: Iterable[str], eta: Eta, beta: Scalar, keys: Keys) -> Blocks:
         """Draws of blocks whose natural parameters under the model are ``eta``, at ``beta``."""
         eta = {b: between(self.eta0[b], eta[b], beta) for b in blocks}
-        return gibbs.draw_rows(
-            self.graph, blocks, eta, random.words(keys, gibbs.num_words(self.graph, blocks))
-        )
+        return gibbs.draw(self.graph, blocks, eta, keys)
 
     def sweep(self, rung: Rung, x: Rows, eta: Eta | None, keys: Keys) -> Blocks:
         """A sweep of Gibbs draws at a rung: the summed blocks, then the kept ones, which are returned.
@@ -290,10 +288,9 @@ def annealed_visit(
 
     def new(eta: Eta, view: Any, part: Any) -> Blocks:
         own = keys if part is None else random.fold_in(keys, 0, part)
-        words = random.words(own, gibbs.num_words(view, eta))
         start = {b: eta0[b] if part is None else _of_part(target.graph, eta0, b, part) for b in eta}
         eta = {b: between(start[b], e, beta) for b, e in eta.items()}
-        return gibbs.draw_rows(view, eta, eta, words)
+        return gibbs.draw(view, eta, eta, own)
 
     return gibbs.visit(target, x, blocks, new)
 
@@ -302,4 +299,4 @@ def annealed_visit(
 def draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array) -> Blocks:
     """Draws of some blocks of the reference, a row a key."""
     eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
-    return gibbs.draw_rows(graph, blocks, eta, random.words(keys, gibbs.num_words(graph, blocks)))
+    return gibbs.draw(graph, blocks, eta, keys)

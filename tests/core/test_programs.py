@@ -59,11 +59,25 @@ def test_where_it_is_not_for_us_to_say(traces: list, monkeypatch: pytest.MonkeyP
         patch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=256")
         assert not made()
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "_known", lambda: False)
+        patch.setattr(programs, "_known", lambda *_: False)
         assert not made()
 
 
-def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert programs._known()
-    monkeypatch.setattr(programs, "_WIDTH", "xla_cpu_no_such_option")
-    assert not programs._known.__wrapped__()
+def test_an_option_that_xla_does_not_know_is_left_out() -> None:
+    assert programs._known("xla_cpu_prefer_vector_width", "512")
+    assert not programs._known("xla_cpu_no_such_option", False)
+
+
+def test_what_is_given_decides_whether_it_is_compiled_quick(
+    traces: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "_known", lambda *_: True)
+    program = programs.Program(lambda x: 2 * x, quick=lambda x: len(x) > 2)
+    for size in (2, 3, 2, 3):
+        np.testing.assert_array_equal(program(jnp.ones(size)), np.full(size, 2))
+    assert ["xla_cpu_use_fusion_emitters" in asked for asked in traces if asked] == [False, True]
+    assert program._cache_size() == 2
+    several = programs.compiled(statics=1, quick=lambda power: power == 3)(lambda power, x: x**power)
+    traces.clear()
+    assert [float(several(power, 2.0)) for power in (2, 3, 2)] == [4, 8, 4]
+    assert ["xla_cpu_use_fusion_emitters" in asked for asked in traces if asked] == [False, True]
