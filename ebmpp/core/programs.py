@@ -3,6 +3,7 @@
 """Compiled programs: for vectors as wide as the processor's, soon, and not piling up."""
 
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from functools import cache, partial, update_wrapper
 import os
 import threading
@@ -19,6 +20,7 @@ _KEPT = 16
 _Quick = Callable[..., bool]
 _WIDE = "xla_cpu_prefer_vector_width", "512"
 _QUICK = "xla_cpu_use_fusion_emitters", False
+_quick_here: ContextVar[bool] = ContextVar("quick_here", default=False)
 
 
 class Program:
@@ -33,7 +35,7 @@ class Program:
     :param fn: traced by jax.
     :param quick: of what a call is given, whether to compile by XLA's older emitters of kernels, which take
         0.6 to 0.75 of the time where there are hundreds of kernels. A kernel that writes where it reads is
-        not vectorised then: measure before you ask for it.
+        not vectorised then (:func:`quick_here`): measure before you ask for it.
     :param options: of ``jax.jit``.
     """
 
@@ -52,7 +54,11 @@ class Program:
             return self._inner(*given, **named)
         if asked not in self._made:
             self._made[asked] = jax.jit(self._fn, compiler_options=dict(asked), **self._options)
-        return self._made[asked](*given, **named)
+        token = _quick_here.set(_QUICK in asked)  # read while it is traced
+        try:
+            return self._made[asked](*given, **named)
+        finally:
+            _quick_here.reset(token)
 
     def lower(self, *given: Any, **named: Any) -> jax.stages.Lowered:
         """As of ``jax.jit``."""
@@ -69,6 +75,11 @@ class Program:
 
     def _cache_size(self) -> int:
         return sum(program._cache_size() for program in (self._inner, *self._made.values()))
+
+
+def quick_here() -> bool:
+    """Whether what is being traced is compiled quick, so that no kernel should write where it reads."""
+    return _quick_here.get()
 
 
 def _traced(given: Any) -> bool:
