@@ -37,10 +37,9 @@ def draw(family: Family, eta: Natural, keys: Keys) -> Array:
     :return: ``(units, rows)``.
     """
     size, half, few = family.size, (family.size + 1) // 2, len(keys) <= _FEW
-    eta = lax.stop_gradient(eta)  # of values of few kinds there is none, and of a loop it cannot be asked
     turn = lambda a: jnp.swapaxes(a, 0, 1) if few else a
 
-    def both() -> Array:
+    def both(eta: Array) -> Array:
         number = jnp.arange(half, dtype=jnp.uint32)[:, None]
         words = random.threefry(turn(keys[None]), turn(number), turn(number + jnp.uint32(half)))
         rest = [(0, 2 * half - size), *[(0, 0)] * (eta.ndim - 1)]
@@ -48,7 +47,7 @@ def draw(family: Family, eta: Natural, keys: Keys) -> Array:
         low, high = (family.sample(w[..., None], turn(e)).astype(jnp.int8) for w, e in each)
         return _bits(low) | (_bits(high) << jnp.uint16(8))
 
-    made = turn(apart(both))
+    made = turn(apart(both, eta))
     made = jnp.concatenate([made, made >> jnp.uint16(8)])[:size].astype(jnp.uint8)
     return lax.bitcast_convert_type(made, jnp.int8).astype(family.dtype)
 

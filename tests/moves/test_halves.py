@@ -9,8 +9,9 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin
+from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin, layered
 from ebmpp.core import loops, random
+from ebmpp.core.programs import Program, quick_here
 from ebmpp.families import Family
 from ebmpp.graph.parts import View
 from ebmpp.moves import gibbs, gibbs_sweep, halves
@@ -70,13 +71,33 @@ def test_large_sweeps_are_those_of_small_ones(make: type, side: int, monkeypatch
         np.testing.assert_array_equal(large, few)
 
 
-def test_draws_of_few_values_have_a_gradient_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "_LEAST", 1)
-    graph = FactorGraph.from_networkx(nx.cycle_graph(6), family=Spin, shared=True, bias=False)
+@pytest.mark.parametrize("make", [Spin, Gaussian], ids=["spin", "gaussian"])
+def test_large_sweeps_have_the_gradient_of_small_ones(make: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FactorGraph.from_networkx(nx.cycle_graph(6), family=make, shared=True, bias=False)
     keys = random.fold_in(random.key_pair(jax.random.key(1)), jnp.arange(4))
     x = gibbs.initial_rows(graph, ["x"], keys)
 
     def drawn(coupling: jax.Array) -> jax.Array:
-        return draw_sweep(Target(graph, {"x:x": coupling}), x, gibbs_sweep(graph), keys)[0]["x"].sum()
+        params = graph.init(jax.random.key(0)) | {"x:x": coupling}
+        return (draw_sweep(Target(graph, params), x, gibbs_sweep(graph), keys)[0]["x"] ** 2).sum()
 
-    assert jax.grad(drawn)(jnp.array(0.3)) == 0
+    few = jax.grad(drawn)(jnp.array(0.1))
+    monkeypatch.setattr(loops, "_LEAST", 1)
+    np.testing.assert_allclose(jax.grad(lambda c: drawn(c))(jnp.array(0.1)), few, rtol=1e-5)
+    assert (few == 0) == (make is Spin)
+
+
+@pytest.mark.parametrize("make", [Spin, Gaussian], ids=["spin", "gaussian"])
+def test_draws_of_programs_compiled_quick_are_the_same(make: type) -> None:
+    graph = layered(v=make(200), h=make(100))
+    params, rows = graph.init(jax.random.key(0)), 50
+    keys = random.fold_in(random.key_pair(jax.random.key(1)), jnp.arange(rows))
+    start = gibbs.initial_rows(graph, graph.families, keys)
+    sweep = lambda x: draw_sweep(Target(graph, params), x, gibbs_sweep(graph), keys)[0]
+    seen = []
+    quick = Program(lambda x: seen.append(quick_here()) or sweep(x), quick=lambda x: True)
+    made, expected = quick(start), jax.jit(sweep)(start)
+    assert seen == [True] and not quick_here()
+    for b in graph.families:
+        np.testing.assert_allclose(made[b], expected[b], rtol=1e-5, atol=1e-5)
+        assert len(np.unique(made[b])) > 1
