@@ -20,13 +20,15 @@ from ebmpp.sampling import search
 
 
 @lru_cache(maxsize=64)
-def quick(graph: FactorGraph) -> bool:
+def quick(graph: FactorGraph | None) -> bool:
     """Whether programs of its pairs are compiled :class:`quick <ebmpp.core.programs.Program>`.
 
     A step of ``UCD``, one core, then takes 0.75 (binomial) to 1.04 (spins, categories) of the time where all
     units have few values (Bernoulli: 0.95, its first one 0.6), and 1.11 (Poisson) to 1.31 (Gaussian) else.
+
+    :param graph: None where moves are made without one, of sites that nothing is known of.
     """
-    return all(family.states() is not None for family in graph.families.values())
+    return graph is not None and all(family.states() is not None for family in graph.families.values())
 
 
 class Accumulator(Protocol):
