@@ -3,9 +3,9 @@
 """The first step of ``fit`` by ``UCD``, all its compiling included, and the steps after it.
 
 ``python benchmarks/first_call.py`` trains each machine a few steps by 100 pairs, each time in a process of
-its own without a cache of compiled programs: as the library compiles coupled pairs (those of units of few
-values by XLA's older emitters of kernels), and by the usual ones, which ``XLA_FLAGS`` asks for. ``--cores 1`` pins each to one core. MNIST
-is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged.
+its own without a cache of compiled programs: as the library compiles coupled pairs, which is by XLA's older
+emitters of kernels for some units, and by the usual ones, which ``XLA_FLAGS`` asks for. ``--cores 1`` pins
+each to one core. MNIST is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged.
 """
 
 import argparse

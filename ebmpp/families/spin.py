@@ -19,6 +19,17 @@ from ebmpp.families.bernoulli import is_one
 from ebmpp.families.family import Family
 
 
+@jax.custom_jvp
+def _log_normalizer(eta: PerUnit) -> PerUnit:
+    """log(exp(eta) + exp(-eta)), whose derivative is one tanh: JAX makes three exponentials of it."""
+    return jnp.logaddexp(eta, -eta)
+
+
+@_log_normalizer.defjvp
+def _log_normalizer_jvp(primals: tuple[PerUnit], tangents: tuple[PerUnit]) -> tuple[PerUnit, PerUnit]:
+    return _log_normalizer(*primals), jnp.tanh(*primals) * tangents[0]
+
+
 class SpinDistribution(dist.Distribution):
     """Units in {-1, +1}: ``p(x)`` proportional to ``exp(eta x)``.
 
@@ -83,7 +94,12 @@ class Spin(Family):
     num_words = num_couple_words = 1
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        return jnp.logaddexp(eta, -eta)
+        return _log_normalizer(eta)
+
+    def log_normalizer_difference(self, eta: PerUnit, other: PerUnit) -> PerUnit:
+        # one logarithm, as for Bernoulli units, and exp(-2 |eta|) is shared with the draw
+        tail, tail_other = jnp.exp(-jnp.abs(2 * eta)), jnp.exp(-jnp.abs(2 * other))
+        return jnp.abs(other) - jnp.abs(eta) + jnp.log((1 + tail_other) / (1 + tail))
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return SpinDistribution(eta)

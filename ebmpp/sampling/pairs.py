@@ -23,9 +23,9 @@ from ebmpp.sampling import search
 def quick(graph: FactorGraph | None) -> bool:
     """Whether programs of its pairs are compiled :class:`quick <ebmpp.core.programs.Program>`.
 
-    Where all units have few values and are drawn from one word (Bernoulli, Spin, Categorical) the first step of
-    ``UCD`` then takes 0.6 to 0.8 of the time, and later ones as long to within some 4 %. Gaussian and Poisson
-    units ran 1.3 and 1.1 times as long, and the kernels that Binomial units take compiled no sooner.
+    Where all units have few values and are drawn from one word (Bernoulli, Spin, Categorical) the first step
+    of ``UCD`` then takes 0.6 to 0.8 of the time, and later ones as long to within some 4 %. Gaussian and
+    Poisson units ran 1.3 and 1.1 times as long, and what Binomial units take compiled no sooner.
 
     :param graph: None where moves are made without one, of sites that nothing is known of.
     """
