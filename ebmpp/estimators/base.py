@@ -90,6 +90,10 @@ class Estimator(Protocol):
         """
         return True
 
+    def quick(self, graph: FactorGraph) -> bool:
+        """Whether its step is compiled :class:`quick <ebmpp.core.programs.Program>`: one of many kernels."""
+        return False
+
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """The state before the first step; ``batch`` is the number of rows a step sees."""
 
@@ -134,6 +138,7 @@ _MEMBERS = (
     "adopt",
     "steps_per_batch",
     "together",
+    "quick",
     "takes_missing",
     "max_sweeps",
     "limit_name",

@@ -128,6 +128,10 @@ class Centered(Estimator):
         """That of the estimator inside."""
         return self.estimator.together
 
+    def quick(self, graph: FactorGraph) -> bool:
+        """That of the estimator inside."""
+        return self.estimator.quick(graph)
+
     @property
     def max_sweeps(self) -> int | None:
         """That of the estimator inside."""

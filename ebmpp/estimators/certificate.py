@@ -24,7 +24,6 @@ from ebmpp.errors import ArgumentError, DomainError, StateError, UnmetError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, check_estimator
 from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.graph import FactorGraph, tables
-from ebmpp.sampling.pairs import quick
 
 _LEAST = 3  # with one left out there must be two to multiply
 
@@ -198,7 +197,7 @@ def gradient_bias(
 # -- steps ---------------------------------------------------------------------------------------
 
 
-@compiled(statics=2, quick=lambda graph, estimator: not estimator.together and quick(graph))
+@compiled(statics=2, quick=lambda graph, estimator: estimator.quick(graph))
 def _step(
     graph: FactorGraph, estimator: Estimator, params: Params, state: Any, batch: Batch, key: Key
 ) -> Estimate:

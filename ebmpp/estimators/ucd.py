@@ -38,6 +38,7 @@ from ebmpp.sampling import search
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.sampling.engine import Accumulator, Outcome, Window, run_pairs
 from ebmpp.sampling.expectation import FEW, check_max_sweeps, few_accepted
+from ebmpp.sampling.pairs import quick
 from ebmpp.sampling.pools import mixture_of
 
 Start = str | Callable[[Array], Mapping[str, Array]]
@@ -286,6 +287,11 @@ class UCD(Estimator):
         if not self.allow_unmet:  # an unmet pair must not pass: training stops on what is not finite
             gradient = jax.tree.map(lambda g: jnp.where(unmet > 0, jnp.nan, g), gradient)
         return Estimate(gradient, state, metrics)
+
+    def quick(self, graph: FactorGraph) -> bool:
+        """Whether the pairs of the model are: those of the posterior are of the same units."""
+        accumulator = self._accumulator(graph, set(graph.families), False)
+        return quick(graph, resolve_moves(graph, self.coupling), accumulator)
 
     def _negative(self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key) -> Phase:
         pairs, moves = self.num_pairs or len(batch.weights), resolve_moves(graph, self.coupling)

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 import dataclasses
+from functools import cached_property
 import math
 from typing import Any, ClassVar, Self
 
@@ -27,6 +28,7 @@ class EnergyGradient:
     """The sum over all jobs of w dE/dparams: one weighted product a flush, nothing a pair."""
 
     per_job: ClassVar[bool] = False
+    quick: ClassVar[bool] = True
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """Zeros like ``params``."""
@@ -55,6 +57,7 @@ class MarginalGradient(EnergyGradient):
     """
 
     groups: tuple[tuple[str, ...], ...]
+    quick: ClassVar[bool] = False  # 1.3 of the time at 200x100
 
     @in_full
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
@@ -89,6 +92,11 @@ class Function:
     def per_job(self) -> bool:
         """Whether a pair has a row of its own."""
         return self.rows is None
+
+    @cached_property
+    def quick(self) -> bool:
+        """Whether it has few numbers: of 300 a run took 1.0 of the time, of 20,000 twice."""
+        return self.size() <= _WIDE
 
     def state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What ``fn`` is called with, in shapes."""

@@ -64,7 +64,7 @@ class _Count(NamedTuple):
 
 @partial(
     Program,
-    quick=lambda target, *_, **__: quick(target.graph),
+    quick=lambda target, moves, accumulator, *_, **__: quick(target.graph, moves, accumulator),
     static_argnames=("moves", "accumulator", "num_slots"),
 )
 def run_pairs(

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run of coupled pairs is asked for, what each pair brings to it, and what becomes of them."""
 
+from collections.abc import Iterable
 import dataclasses
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxtyping import Integer
@@ -15,23 +16,10 @@ import jax.numpy as jnp
 from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, Scalar, State
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Given
+from ebmpp.moves.layer import Layer
+from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
 from ebmpp.sampling import search
-
-
-@lru_cache(maxsize=64)
-def quick(graph: FactorGraph | None) -> bool:
-    """Whether programs of its pairs are compiled :class:`quick <ebmpp.core.programs.Program>`.
-
-    Where all units have few values and are drawn from one word (Bernoulli, Spin, Categorical) the first step
-    of ``UCD`` then takes 0.6 to 0.8 of the time, and later ones as long to within some 4 %. Gaussian and
-    Poisson units ran 1.3 and 1.1 times as long, and what Binomial units take compiled no sooner.
-
-    :param graph: None where moves are made without one, of sites that nothing is known of.
-    """
-    if graph is None:
-        return False
-    return all(f.num_words == 1 and f.states() is not None for f in graph.families.values())
 
 
 class Accumulator(Protocol):
@@ -40,11 +28,29 @@ class Accumulator(Protocol):
     per_job: ClassVar[bool]
     """Whether there is a sum for each job, with a leading axis of jobs, or one over all."""
 
+    quick: ClassVar[bool]
+    """Whether a program that is compiled quick adds as fast: see :func:`ebmpp.sampling.pairs.quick`."""
+
     def init(self, target: Target, num_jobs: int) -> Any:
         """The empty sum."""
 
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """``total`` plus the weighted values of rows ``x`` that belong to ``jobs``."""
+
+
+def quick(graph: FactorGraph | None, moves: Iterable[Move], accumulator: Accumulator) -> bool:
+    """Whether a program of such pairs is compiled :class:`quick <ebmpp.core.programs.Program>`.
+
+    Where layers are drawn whose units have few values and take one word (Bernoulli, Spin, Categorical) the
+    first step of ``UCD`` then takes 0.6 to 0.8 of the time, and later ones as long to within some 4 %.
+    Gaussian and Poisson units ran 1.3 and 1.1 times as long, what Binomial units take compiled no sooner, and
+    other moves were not measured.
+
+    :param graph: None where moves are made without one, of sites that nothing is known of.
+    """
+    if graph is None or not accumulator.quick or not all(type(move) is Layer for move in moves):
+        return False
+    return all(f.num_words == 1 and f.states() is not None for f in graph.families.values())
 
 
 class Window(NamedTuple):

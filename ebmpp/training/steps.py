@@ -21,7 +21,6 @@ from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
-from ebmpp.sampling.pairs import quick
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection
 
@@ -38,7 +37,7 @@ class State(NamedTuple):
     """False from the first step that was not finite."""
 
 
-@compiled(statics=2, quick=lambda graph, estimator: not estimator.together and quick(graph))
+@compiled(statics=2, quick=lambda graph, estimator: estimator.quick(graph))
 def estimate_step(
     graph: FactorGraph,
     estimator: Estimator,

@@ -17,6 +17,7 @@ from ebmpp import (
     PCD,
     UCD,
     Bernoulli,
+    Gaussian,
     Spin,
     TemperedPCD,
     exact,
@@ -34,6 +35,7 @@ from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.sampling.search import near_modes
+from ebmpp.training.steps import estimate_step
 from helpers import assert_rows_law, slow
 
 
@@ -77,6 +79,15 @@ def test_mean_gradient_is_that_of_the_negative_log_likelihood(name: str, estimat
     count = sum(g.size for g in jax.tree.leaves(wanted))
     for factor, value in wanted.items():
         assert_rows_law(np.stack([np.asarray(g[factor]) for g in made]), value, count)
+
+
+def test_steps_of_which_it_was_measured_are_compiled_quick() -> None:
+    few, real = layered(v=Spin(4), h=Bernoulli(3)), layered(v=Gaussian(4), h=Bernoulli(3))
+    whole = [UCD(), Centered(UCD()), UCD(coupling="common")]
+    assert all(estimator.quick(few) and not estimator.quick(real) for estimator in whole)
+    others = [UCD(marginalize="h"), UCD(coupling="mixture"), LocalModeUCD(), PCD()]
+    assert [estimator.quick(few) for estimator in others] == [False] * 4
+    assert estimate_step._program((few, UCD()))._quick() and not estimate_step._program((few, PCD()))._quick()
 
 
 def test_adaptive_lag_follows_the_past_only() -> None:
