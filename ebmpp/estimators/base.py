@@ -91,7 +91,10 @@ class Estimator(Protocol):
         return True
 
     def quick(self, graph: FactorGraph) -> bool:
-        """Whether its step is compiled :class:`quick <ebmpp.core.programs.Program>`: one of many kernels."""
+        """Whether its step, one of many kernels, is to be compiled soon at the price of how it runs.
+
+        See ``ebmpp.core.programs.Program``; measured for coupled pairs, which pay nothing.
+        """
         return False
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:

@@ -29,7 +29,7 @@ class Accumulator(Protocol):
     """Whether there is a sum for each job, with a leading axis of jobs, or one over all."""
 
     quick: ClassVar[bool]
-    """Whether a program that is compiled quick adds as fast: see :func:`ebmpp.sampling.pairs.quick`."""
+    """Whether a program that is compiled quick adds as fast: see :func:`quick`."""
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """The empty sum."""
