@@ -24,6 +24,7 @@ import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Binomial, Categorical, Gaussian, Poisson, Spin
+from ebmpp.core import programs
 
 _USUAL = "--xla_cpu_use_fusion_emitters=true"
 
@@ -100,6 +101,10 @@ def main() -> None:
     if options.one:
         one(options.one, options.steps)
         return
+    if not programs._known("xla_cpu_use_fusion_emitters", False):
+        parser.error(
+            f"the XLA of jax {jax.__version__} has the usual emitters alone: there is nothing to compare"
+        )
     print("model; first step, s: ours, usual emitters, ratio; a later one, ms: ours, usual, ratio")
     for name in options.models:
         runs = [

@@ -68,6 +68,7 @@ def test_an_option_that_xla_does_not_know_is_left_out() -> None:
     assert not programs._known("xla_cpu_no_such_option", False)
 
 
+@pytest.mark.skipif(not programs._known(*programs._QUICK), reason="this XLA has the usual emitters alone")
 def test_what_is_given_decides_whether_it_is_compiled_quick(
     traces: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
