@@ -86,6 +86,7 @@ def fold_in(
 # it leaves no trace.
 @partial(jax.jit, inline=True)
 def _folded(key: Array, first: Array, second: Array) -> Array:
+    # chosen by number, not joined: a joined chain of hashes took XLA's older emitters 20 s to compile
     one, other = (word[..., None] for word in threefry(key, first, second))
     return jnp.where(jnp.arange(2) == 0, one, other)
 
