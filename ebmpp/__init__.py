@@ -8,11 +8,11 @@ What most programs use stands here; the rest stands in its room: :mod:`ebmpp.fam
 :mod:`ebmpp.sklearn`.
 """
 
-from typing import NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ebmpp import data, evaluate
 from ebmpp.core.version import VERSION as __version__  # noqa: N811
-from ebmpp.diagnostics import plots, report, to_datatree, tv_upper_bound
 from ebmpp.estimators import CD, FPCD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.evaluate import ais, bracket, exact
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
@@ -34,6 +34,9 @@ from ebmpp.kernels import BlockedGibbs, MaximalCoupling, ParallelTempering, loca
 from ebmpp.ppl import EnergyDistribution, GibbsBlock
 from ebmpp.sampling import complete, particle_expectation, perfect_sample, smc, unbiased_expectation
 from ebmpp.training import Fit, Stage, fit, monitors, optimizers
+
+if TYPE_CHECKING:
+    from ebmpp.diagnostics import plots, report, to_datatree, tv_upper_bound
 
 __all__ = [
     "CD",
@@ -91,6 +94,10 @@ __all__ = [
     "__version__",
 ]
 
+#: The room of diagnostics, and xarray, pandas and scipy.stats with it, is for when somebody looks: together
+#: they take two fifths of the time that all of this would take to import.
+_LATE = ("plots", "report", "to_datatree", "tv_upper_bound")
+
 #: Where names of earlier versions stand now.
 _MOVED = {
     "diagnostics": (
@@ -111,11 +118,24 @@ _MOVED = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
-    """:raises AttributeError: telling where a name of an earlier version stands now."""
-    for room, names in _MOVED.items():
-        if name in names.split():
-            raise AttributeError(f"ebmpp.{name} is now ebmpp.{room}.{name}")
-    if name == "clamp":
-        raise AttributeError("ebmpp.clamp is now ebmpp.condition; clamped={...} holds blocks in a call")
-    raise AttributeError(f"module 'ebmpp' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
+
+    def __getattr__(name: str) -> Any:
+        """What is imported late.
+
+        :raises AttributeError: telling where a name of an earlier version stands now.
+        """
+        if name == "diagnostics":
+            return import_module("ebmpp.diagnostics")
+        if name in _LATE:
+            made = globals()[name] = getattr(import_module("ebmpp.diagnostics"), name)
+            return made
+        for room, names in _MOVED.items():
+            if name in names.split():
+                raise AttributeError(f"ebmpp.{name} is now ebmpp.{room}.{name}")
+        if name == "clamp":
+            raise AttributeError("ebmpp.clamp is now ebmpp.condition; clamped={...} holds blocks in a call")
+        raise AttributeError(f"module 'ebmpp' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATE, "diagnostics"})

@@ -4,11 +4,10 @@
 
 from collections.abc import Iterable
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float, Shaped
 import numpy as np
-import pandas as pd
 
 from jax import Array
 import jax.numpy as jnp
@@ -19,6 +18,9 @@ from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, states, tables
 from ebmpp.moves import Target
 from ebmpp.sampling.completion import Runs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHARE = 1e-3  # of a unit's variance
 
@@ -33,7 +35,7 @@ def unit_activity(
     edge: float = 0.02,
     num_chains: int = 4,
     num_sweeps: int = 50,
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """What each latent unit does over rows of data, by its posterior means E[t(h) | v].
 
     A unit that has the same value whatever is seen tells nothing of the data: it is **off** or **on** where
@@ -95,6 +97,8 @@ def unit_activity(
     made = run.posterior(warmup, kept, climb=False)
     noise = {} if closed or made.standard_error is None else made.standard_error
     each = [_of_block(b, graph.families[b], made.mean[b], noise.get(b), made.draws[b], edge) for b in blocks]
+    import pandas as pd  # most of a second that other users need not spend
+
     return pd.concat(each, ignore_index=True)
 
 
@@ -105,11 +109,13 @@ def _of_block(
     noise: Shaped[np.ndarray, "rows *statistics"] | None,
     draws: Shaped[np.ndarray, "chains rows ..."],
     edge: float,
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """The table of a block.
 
     :param mean: posterior means; ``noise`` their standard errors.
     """
+    import pandas as pd  # as above
+
     mean = mean.reshape(len(mean), -1).astype(float)
     spread = mean.var(0)
     if noise is not None:
@@ -138,7 +144,7 @@ def _variance(
     return stats.reshape(-1, mean.shape[1]).var(0)
 
 
-def _status(family: Family, made: pd.DataFrame, edge: float) -> Shaped[np.ndarray, "statistics"]:
+def _status(family: Family, made: "pd.DataFrame", edge: float) -> Shaped[np.ndarray, "statistics"]:
     low, high = family.bounds
     status = np.where(made["varies"] < _SHARE, "constant", "active").astype(object)
     reach = high - low if np.isfinite(high - low) else math.nan

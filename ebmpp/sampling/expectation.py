@@ -10,7 +10,7 @@ import warnings
 
 from jaxtyping import Bool, Float
 import numpy as np
-from scipy import stats
+from scipy import special
 
 import jax
 from jax import Array
@@ -106,7 +106,7 @@ class UnbiasedEstimate(Shown):
     def late_upper(self) -> float:
         """The upper end of a one-sided 95 % interval (Clopper and Pearson) for P(tau > lag)."""
         count, pairs = int((~self.met | (self.meeting_time > self.lag)).sum()), len(self.met)
-        return 1.0 if count == pairs else float(stats.beta.ppf(0.95, count + 1, pairs - count))
+        return 1.0 if count == pairs else float(special.betaincinv(count + 1, pairs - count, 0.95))
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf

@@ -5,16 +5,18 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 import jax
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
 from ebmpp.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _MODES = ("max", "min")
 
@@ -35,7 +37,7 @@ class Progress:
     step: int
     params: Params
     estimator_state: Any
-    history: xr.Dataset
+    history: "xr.Dataset"
 
 
 Callback = Callable[[Progress], bool | None]

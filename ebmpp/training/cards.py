@@ -2,17 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``print`` and notebooks show of a training run: where its history ends, its params, and curves."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import xarray as xr
 
 from ebmpp.core.display import Card, Cell, Grid, Measured, curve
 from ebmpp.core.types import Params
 from ebmpp.graph import FactorGraph, cards
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 _DRAWN = ("log_likelihood", "meeting_time_mean", "gradient_norm")  # of each step, beside the monitors
 
 
-def card(title: str, graph: FactorGraph, params: Params, history: xr.Dataset) -> Card:
+def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") -> Card:
     """First and last values of what the history has, the factors, and curves of the monitors."""
     rows, pictures = [], []
     named = {str(name): v for name, v in history.data_vars.items() if v.size}
@@ -28,7 +32,7 @@ def card(title: str, graph: FactorGraph, params: Params, history: xr.Dataset) ->
     return Card(title, (told, cards.factor_grid(graph, params)), tuple(filter(None, pictures)))
 
 
-def _last(name: str, value: float, at: int, history: xr.Dataset) -> Cell:
+def _last(name: str, value: float, at: int, history: "xr.Dataset") -> Cell:
     """With its error, where the history has one."""
     if name == "log_likelihood" and "log_partition_error" in history:
         error = history["log_partition_error"]

@@ -5,10 +5,9 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 import jax
 from jax import Array
@@ -34,6 +33,9 @@ from ebmpp.training.schedule import Stage, Stages
 from ebmpp.training.steps import State, estimate_step
 from ebmpp.training.trail import Trail, reference, room
 from ebmpp.training.watching import Watch
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Fit", "estimate_step", "fit"]
 
@@ -61,7 +63,7 @@ class Fit(Shown):
 
     graph: FactorGraph
     params: Params
-    history: xr.Dataset
+    history: "xr.Dataset"
     optimizer_state: Any
     estimator_state: Any
     best_params: Params | None = None

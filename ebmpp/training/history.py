@@ -4,10 +4,9 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 import jax
 from jax import Array
@@ -16,6 +15,9 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.training.watching import Monitor, Watch
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 #: What happens where a traced array is taken for a number or for numpy's.
 _LEAVES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
@@ -149,8 +151,10 @@ class Log:
         bad = np.flatnonzero(~self.steps.columns()["ok"])
         return int(bad[0]) if len(bad) else None
 
-    def dataset(self, stop: int | None = None) -> xr.Dataset:
+    def dataset(self, stop: int | None = None) -> "xr.Dataset":
         """The history so far, up to step ``stop``; its arrays cannot be written."""
+        import xarray as xr  # with pandas more than a second: for when there is something to keep
+
         columns = self.steps.columns(stop)
         made = xr.Dataset(
             {name: ("step", v) for name, v in columns.items() if name != "ok"},

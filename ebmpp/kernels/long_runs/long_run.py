@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpyro.infer.mcmc import MCMC
-import xarray as xr
 
 from jax import Array
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
-from ebmpp.kernels.long_runs import drawn
 from ebmpp.kernels.long_runs.chains import take
 from ebmpp.kernels.long_runs.runner import Runner
 from ebmpp.kernels.long_runs.totals import Moments
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class LongDraws:
     directory: str | os.PathLike[str] | None
     last_state: Any
 
-    def draws(self) -> xr.DataTree:
+    def draws(self) -> "xr.DataTree":
         """Those that were kept: groups ``posterior`` and ``sample_stats``, none of it in memory.
 
         A selection reads the files that it needs: ``made.draws().posterior["v"][0, -100:].values``.
@@ -58,7 +59,9 @@ class LongDraws:
         """
         if self.directory is None or not self.num_kept:
             raise ArgumentError("this run kept no draws: give LongRun(..., keep=True, directory=...)")
-        return drawn.opened(Path(self.directory), self.num_kept)
+        from ebmpp.kernels.long_runs import reading  # xarray, with pandas, takes more than a second
+
+        return reading.opened(Path(self.directory), self.num_kept)
 
     def __repr__(self) -> str:
         kernel, kept = type(self.mcmc.sampler).__name__, f", {self.num_kept} kept" if self.num_kept else ""
