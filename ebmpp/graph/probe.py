@@ -53,10 +53,11 @@ def probe(
     # twenty in jax's caches, of a megabyte each.
     options = None if backend.accelerated() else _ONCE
     measure = jax.jit(lambda *given: _measure(factor, scope, splits, *given), compiler_options=options)
-    found = _run(factor, measure, noisy, base, other)
+    one = np.ones((), floats)
+    found = _run(factor, measure, noisy, base, other, one)
     if not np.isfinite(found.value):
         noisy = params  # an energy that restricts its params (a logarithm, say) is probed at its init
-        found = _run(factor, measure, noisy, base, other)
+        found = _run(factor, measure, noisy, base, other, one)
     if not np.isfinite(found.value):
         raise DeclarationError(f"{factor!r}: energy is {found.value} at its initial params")
     for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
@@ -89,7 +90,7 @@ def _run(factor: Factor, measure: Callable[..., _Found], *given: Any) -> _Found:
     except DeclarationError:
         raise
     except Exception as error:
-        params, stats, _ = given
+        params, stats, *_ = given
         shapes = {b: s.shape for b, s in zip(factor.blocks, stats, strict=True)}
         raise DeclarationError(
             f"{factor!r}: its energy failed when called with {_told(params)} and statistics of shape "
@@ -131,6 +132,7 @@ def _measure(
     params: Params,
     base: Sequence[Array],
     other: Sequence[Array],
+    one: Array,
 ) -> _Found:
     value = factor.evaluate(params, *base, families=scope)
     if not isinstance(value, jax.Array | np.ndarray | np.number | float | int) or jnp.shape(value) != ():
@@ -143,13 +145,23 @@ def _measure(
     for i, block in enumerate(factor.blocks):
         at, here, moved = _energy_in(factor, scope, params, base, i), base[i], other[i]
         if not _in_parts(factor, block, splits):
-            found.append(jax.value_and_grad(at)(moved))
+            found.append(_sloped(at, moved, one))
         elif factor.local(dict(zip(factor.blocks, scope, strict=True)), splits[block]) is not None:
             found.append((jnp.array(False), jnp.array(False)))  # affine by its form
         else:
             found.append(_measure_parts(at, here, moved, splits[block]))
-    slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(base))
+    _, slopes = _sloped(lambda t: factor.evaluate(params, *t, families=scope), tuple(base), one)
     return _Found(jnp.asarray(value), slopes, tuple(found))
+
+
+def _sloped(energy: Callable[[Any], Array], at: Any, one: Array) -> tuple[Array, Any]:
+    """Value and gradient.
+
+    :param one: 1, which the program is given: of one that it knows, what is probed under another program's
+        trace would be computed at once, in programs of their own.
+    """
+    value, back = jax.vjp(energy, at)
+    return value, back(one.astype(value.dtype))[0]
 
 
 def _in_parts(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:
