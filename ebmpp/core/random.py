@@ -14,6 +14,7 @@ results independent of batching, slots and devices.
 from functools import partial
 
 from jaxtyping import Float, Int32, Integer, Key, UInt32
+import numpy as np
 
 import jax
 from jax import Array, lax
@@ -45,19 +46,20 @@ def threefry(
 
     1. Salmon, Moraes, Dror, Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.
     """
-    rank = max(jnp.ndim(x0), jnp.ndim(x1), key_pair.ndim - 1)
-    first, second, x0, x1 = (
-        lax.broadcast_to_rank(jnp.asarray(a), rank) for a in (key_pair[..., 0], key_pair[..., 1], x0, x1)
-    )
+    first, second = key_pair[..., 0], key_pair[..., 1]
     schedule = (first, second, first ^ second ^ jnp.uint32(_PARITY))
-    x0, x1 = x0 + schedule[0], x1 + schedule[1]
+    # In lax's own operations, of one shape: jax.numpy's take five times as long to trace, and there are 120.
+    shape = jnp.broadcast_shapes(first.shape, jnp.shape(x0), jnp.shape(x1))
+    x0, x1, *schedule = (jnp.broadcast_to(a, shape) for a in (x0, x1, *schedule))
+    x0, x1 = lax.add(x0, schedule[0]), lax.add(x1, schedule[1])
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            rotated = (x1 << jnp.uint32(distance)) | (x1 >> jnp.uint32(32 - distance))
-            x1 = rotated ^ x0
-        x0 = x0 + schedule[(group + 1) % 3]
-        x1 = x1 + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
+            x0 = lax.add(x0, x1)
+            left = lax.shift_left(x1, np.uint32(distance))
+            right = lax.shift_right_logical(x1, np.uint32(32 - distance))
+            x1 = lax.bitwise_xor(lax.bitwise_or(left, right), x0)
+        x0 = lax.add(x0, schedule[(group + 1) % 3])
+        x1 = lax.add(lax.add(x1, schedule[(group + 2) % 3]), np.uint32(group + 1))
     return x0, x1
 
 

@@ -288,9 +288,9 @@ class _Engine:
             run, (states, weights, owners, met) = one(run)
             time = run.meeting_time.at[owners[0]].min(met)
             return run._replace(meeting_time=time), flat(states), weights.reshape(-1), owners.reshape(-1)
-        like = jax.eval_shape(one, run)[1]
-        made = jax.tree.map(lambda a: jnp.zeros((repeats, *a.shape), a.dtype), like)
-        made = (*made[:-1], jnp.full_like(made[-1], _NEVER))
+        numbers = jnp.zeros((repeats, 2, len(run.slots.numbers[0])), jnp.int32)
+        states = {b: jnp.zeros((repeats, *v.shape), v.dtype) for b, v in run.slots.z.items()}
+        made = states, numbers, numbers, jnp.full_like(numbers[:, 0], _NEVER)
 
         def going(carry: tuple) -> Array:
             number, run, _ = carry
