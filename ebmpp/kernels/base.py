@@ -8,6 +8,7 @@ run, with other params, would go on sampling the old model.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -59,6 +60,7 @@ class RowKernel(MCMCKernel, Generic[S]):
 
     caveat = ""  #: what whoever reads the draws must know: that they are not of the model, say
     model = None  #: there is none to trace: what ``arviz_base.from_numpyro`` asks for
+    _as_rows = False  #: whether ``_sample_one`` takes chains of one row each as the rows of one
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
@@ -117,8 +119,13 @@ class RowKernel(MCMCKernel, Generic[S]):
         """One step of all chains; what they share is in ``made``."""
         batched = is_batched(state.rng_key)
         _check_state(made, state, batched)
-        one = lambda s: self._sample_one(s, made)
-        return jax.vmap(one)(state) if batched else one(state)
+        if not batched:
+            return self._sample_one(state, made)
+        if self._as_rows and not (made.batch or made.clamped):
+            # mapped, each would be a program of one row, and what pays for many rows would not be done
+            given = dataclasses.replace(made.given, batch=state.rng_key.shape[:1])
+            return self._sample_one(state, dataclasses.replace(made, given=given))
+        return jax.vmap(lambda s: self._sample_one(s, made))(state)
 
     def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> S:
         raise NotImplementedError

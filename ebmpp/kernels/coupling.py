@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.kernels.base import Kwargs, RowKernel
+from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
 from ebmpp.moves import Layer, Target, couplings, sweeps
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
 from ebmpp.moves.target import Pool
@@ -92,6 +92,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
     >>> pairs.last_state.met.tolist()
     [True, True, True, True, True]
     """
+
+    _as_rows = True
 
     def __init__(
         self,
@@ -173,6 +175,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         x, y = (target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2))
         times = shaped(now), shaped(jnp.where(met, time, t)), rng_key
         each = jax.vmap(jax.vmap(energies))(graph.statistics(z)).reshape(2, *target.batch)
+        each = each.T if is_batched(rng_key) else each  # the axis of chains comes first
         return CouplingState(x, y, t, *times, shaped(_distance(target, z)), each, shaped(accepted))
 
     def get_diagnostics_str(self, state: CouplingState) -> str:

@@ -81,6 +81,8 @@ class BlockedGibbs(RowKernel[GibbsState]):
     ['h']
     """
 
+    _as_rows = True
+
     def __init__(
         self, graph: FactorGraph, init: str = "uniform", moves: Move | Sequence[Move] | None = None
     ) -> None:

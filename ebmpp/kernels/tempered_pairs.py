@@ -56,6 +56,8 @@ class TemperingCoupling(Tempered[CouplingState], MaximalCoupling):
     True
     """
 
+    _as_rows = False  # rows are replicas
+
     def __init__(
         self,
         graph: FactorGraph,

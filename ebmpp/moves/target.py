@@ -89,9 +89,12 @@ class Target:
     def keys(self, rng_key: Array, index: Array | int) -> Keys:
         """Keys of step ``index``, one a row; step 0 draws the initial state.
 
-        :param rng_key: one jax key.
+        :param rng_key: one jax key; or one a row, where rows are chains.
+        :param index: of all, or of each chain.
         """
-        return random.fold_in(random.key_pair(rng_key), index, jnp.arange(self.num_rows, dtype=jnp.uint32))
+        key = random.key_pair(rng_key)
+        number = jnp.arange(1 if key.ndim > 1 else self.num_rows, dtype=jnp.uint32)
+        return random.fold_in(key, index, number)
 
     def hold(self, x: Rows) -> Blocks:
         """Rows with the observed units in their places."""

@@ -5,6 +5,7 @@
 import pickle
 
 from gibbs_tools import GRAPHS, METHODS, PARAMS, RBM, assert_same, draws, perturbed, sampler
+import networkx as nx
 import numpy as np
 from numpyro.infer import MCMC
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, BlockedGibbs, Gaussian, layered
+from ebmpp import Bernoulli, BlockedGibbs, FactorGraph, Gaussian, Observed, Spin, layered
 from ebmpp.errors import DomainError, ParameterError, StateError
 from helpers import slow
 
@@ -49,6 +50,29 @@ def test_clamped_chain_methods_agree(method):
     run = draws(sampler(RBM, 6, 2, METHODS[method]), jax.random.key(0), PARAMS, v=v)
     assert run["h"].shape == (2, 6, 3, 3)
     assert_same(run, draws(sampler(RBM, 6, 2, "sequential"), jax.random.key(0), PARAMS, v=v))
+
+
+@pytest.fixture(scope="module")
+def torus() -> FactorGraph:
+    """Large enough, times twenty chains, for what pays for many numbers alone."""
+    lattice = nx.grid_2d_graph(30, 30, periodic=True)
+    return FactorGraph.from_networkx(lattice, family=Spin, shared=True, bias=False)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_chains_of_a_lattice_are_those_of_one_at_a_time(torus: FactorGraph, known: bool) -> None:
+    params = {"x:x": jnp.float32(0.5)}  # its sums are exact in any order
+    held = {"x": Observed(np.ones(900), np.arange(900) < 100)} if known else {}
+    methods = ("vectorized", "sequential")
+    many, one = (draws(sampler(torus, 3, 20, m), jax.random.key(0), params, **held) for m in methods)
+    assert_same(many, one)
+
+
+def test_chains_of_a_lattice_put_nothing_in_its_place_one_by_one(torus: FactorGraph) -> None:
+    """Mapped over chains, values were scattered, which took most of a sweep."""
+    kernel, params = BlockedGibbs(torus), {"x:x": jnp.float32(0.5)}
+    state = kernel.init(jax.random.split(jax.random.key(0), 20), 0, None, (params,), {})
+    assert "scatter" not in str(jax.make_jaxpr(kernel.sample)(state, (params,), {}))
 
 
 def test_keys_given_one_a_chain():
