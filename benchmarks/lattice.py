@@ -4,7 +4,8 @@
 
 ``python benchmarks/lattice.py`` prints the minimum of interleaved repeats on an Ising torus of 64x64 units
 and 100 chains (target: no slower than the loop by hand, faster than THRML, which is left out where it is not
-installed); then declaration, first call and a sweep of larger and stranger networks. ``--coupled`` adds pairs
+installed); then declaration, first call and a sweep of larger and stranger networks. ``--mcmc`` times draws
+of that torus and of Boltzmann machines inside NumPyro's ``MCMC``, which keeps them. ``--coupled`` adds pairs
 of coupled chains that run until they meet, ``--clusters`` single units against clusters at the critical
 coupling: how often a sweep's draw is a new one, per sweep and per second, and when pairs meet.
 """
@@ -19,13 +20,14 @@ from arviz_stats.base import array_stats
 from handwritten import interleaved
 import networkx as nx
 import numpy as np
+from numpyro.infer import MCMC
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import FactorGraph, Spin
+from ebmpp import Bernoulli, FactorGraph, Spin
 from ebmpp.core import random
 from ebmpp.errors import UnmetError
 from ebmpp.moves import cluster_sweep
@@ -153,6 +155,37 @@ def large() -> None:
         print(f"{name:46} {parts:6d} {chains:6d} {declared:10.2f} {first:13.2f} {1e3 * best / SWEEPS:9.2f}")
 
 
+def within_mcmc(repeats: int) -> None:
+    """Draws of vectorized chains, all of them kept."""
+    lattice = FactorGraph.from_networkx(torus(SIDE), family=Spin, shared=True, bias=False)
+    small, large = (ebmpp.layered(v=Bernoulli(v), h=Bernoulli(h)) for v, h in ((64, 32), (784, 500)))
+    cases: dict[str, tuple[Any, int]] = {
+        "torus 64x64": (ebmpp.BlockedGibbs(lattice), 200),
+        "784x500": (ebmpp.BlockedGibbs(large), 100),
+        "64x32": (ebmpp.BlockedGibbs(small), 1000),
+        "64x32, coupled pairs": (ebmpp.MaximalCoupling(small), 1000),
+    }
+    print(f"\nMCMC, {CHAINS} vectorized chains\n{'kernel':22} {'a draw, ms':>10} {'first s':>8}")
+    for name, (kernel, draws) in cases.items():
+        mcmc = MCMC(
+            kernel,
+            num_warmup=0,
+            num_samples=draws,
+            num_chains=CHAINS,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        params = kernel.graph.init(jax.random.key(0))
+        params = {"x:x": jnp.asarray(COUPLING)} if kernel.graph is lattice else params
+
+        def run(mcmc: MCMC = mcmc, params: Any = params) -> Any:
+            mcmc.run(jax.random.key(1), params)
+            return mcmc.last_state
+
+        first, best = interleaved({name: run}, repeats)[name]
+        print(f"{name:22} {1e3 * best / draws:10.3f} {first:8.2f}", flush=True)
+
+
 def coupled() -> None:
     """Pairs on the torus, from random spins, by coupling."""
     graph = FactorGraph.from_networkx(torus(SIDE), family=Spin, shared=True, bias=False)
@@ -249,6 +282,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--mcmc", action="store_true", help="only draws inside NumPyro's MCMC")
     parser.add_argument("--coupled", action="store_true", help="pairs that run until they meet, too")
     parser.add_argument("--clusters", action="store_true", help="only single units against clusters")
     parser.add_argument("--seconds", type=float, default=60.0, help="a kernel, with --clusters")
@@ -256,6 +290,9 @@ def main() -> None:
     if args.clusters:
         warnings.simplefilter("ignore")  # pairs that did not meet are told
         clusters(args.seconds)
+        return
+    if args.mcmc:
+        within_mcmc(args.repeats)
         return
     against_peers(args.repeats)
     large()
