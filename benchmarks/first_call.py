@@ -5,7 +5,8 @@
 ``python benchmarks/first_call.py`` trains each machine a few steps by 100 pairs, each time in a process of
 its own without a cache of compiled programs: as the library compiles coupled pairs, which is by XLA's older
 emitters of kernels for some units, and by the usual ones, which ``XLA_FLAGS`` asks for. ``--cores 1`` pins
-each to one core. MNIST is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged.
+each to one core. MNIST is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged. What
+imports take is told before that, and how long a machine of a new size takes to declare.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import time
 
 from engine import images
 import numpy as np
+import xarray  # noqa: F401  a history needs it, and its import is no part of a step
 
 import jax
 import optax
@@ -79,6 +81,27 @@ def one(name: str, steps: int) -> None:
     print(1e3 * (times[1] - begin), 1e3 * np.median(np.diff([times[step] for step in sorted(times) if step])))
 
 
+def imports(repeats: int) -> None:
+    """Seconds that a process takes to import each, the least of several."""
+    for what in ("jax", "numpyro, networkx, optax", "ebmpp", "ebmpp, ebmpp.diagnostics"):
+        took = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", f"import {what}"], check=True)
+            took.append(time.perf_counter() - begin)
+        print(f"import {what}: {min(took):.2f} s", flush=True)
+
+
+def declared() -> None:
+    """How long Boltzmann machines take to declare: the first of a process, and the median of later ones."""
+    took = []
+    for width in range(500, 511):
+        begin = time.perf_counter()
+        ebmpp.layered(v=Bernoulli(width + 284), h=Bernoulli(width))
+        took.append(time.perf_counter() - begin)
+    print(f"declared: the first in {took[0]:.2f} s, those after it in {1e3 * np.median(took[1:]):.1f} ms")
+
+
 def measured(name: str, steps: int, flags: str, cores: int | None) -> tuple[float, float]:
     """Of a process of its own."""
     prefix = [] if cores is None else ["taskset", "-c", ",".join(map(str, range(cores)))]
@@ -101,6 +124,8 @@ def main() -> None:
     if options.one:
         one(options.one, options.steps)
         return
+    imports(options.repeats)
+    declared()
     if not programs._known("xla_cpu_use_fusion_emitters", False):
         parser.error(
             f"the XLA of jax {jax.__version__} has the usual emitters alone: there is nothing to compare"
