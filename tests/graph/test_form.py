@@ -54,6 +54,8 @@ NOT_PROVEN = {
     "a power": lambda w, v, h: v.sum() ** 2,
     "a branch on a unit": lambda w, v, h: jnp.where(v > 0.5, w[:, 0], 0).sum(),
     "rounded": lambda w, v, h: v.astype(jnp.int32).sum() * h[0],
+    "rounded to fewer bits": lambda w, v, h: v.astype(jnp.bfloat16).astype(jnp.float32).sum() * h[0],
+    "a product of fewer bits": lambda w, v, h: jnp.dot(v @ w, h, preferred_element_type=jnp.bfloat16),
     "over a unit": lambda w, v, h: h[0] / v[0],
     "over a param": lambda w, v, h: h[0] / w[0, 0],
     "over zero": lambda w, v, h: h[0] / 0.0,
