@@ -17,7 +17,7 @@ from ebmpp.graph import probe
 from ebmpp.graph.form import is_multi_affine
 
 W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-V, H = jnp.array([0.2, 0.9, 0.4, 0.7]), jnp.array([0.3, 0.1, 0.8])
+V, H = jnp.array([0.2, 0.9, 0.4, 0.7], jnp.float32), jnp.array([0.3, 0.1, 0.8], jnp.float32)
 MASK = np.array([True, False, True])
 
 
