@@ -32,12 +32,13 @@ from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
 from ebmpp.moves.target import Target
 from ebmpp.sampling.pairs import Accumulator, Fresh, Job, Outcome, Starts, Window, quick
-from ebmpp.sampling.slots import Jobs, Packed, Slots, Stage, first_size, ready_at_once, stages
+from ebmpp.sampling.slots import Jobs, Packed, Slots, Stage, first_size, ready_at_once, stages, suitable
 
 #: Trials that a draw may take for each of ``max_sweeps``: a pair that stalls is to be stopped by it too.
 _TRIALS_A_SWEEP = 1024
 _NEVER = 2**31 - 1  # the time of a pair that has not met
 _FLUSH_ROWS = 512  # states a weighted product takes at once: below this it is bound by overhead
+_FEW_REPEATS = 8  # sweeps that idle slots may make before they are looked at
 
 
 class _Run(NamedTuple):
@@ -91,11 +92,12 @@ def run_pairs(
     num_jobs = len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))
     own = target.given if target.num_rows > 1 else None
     shared = target if own is None else dataclasses.replace(target, given=Given())
+    size = suitable(num_jobs) if num_slots is None else num_slots
 
     def some(jobs: Job, alike: tuple, first: Array, meant: Which | None) -> tuple[Any, Any]:
         target, key, window = alike
         del first  # a job knows its number
-        run = _Engine(target, moves, accumulator, window, jobs, meant, key).run(num_slots)
+        run = _Engine(target, moves, accumulator, window, jobs, meant, key).run(size)
         of_each, of_all = (run.total, ()) if accumulator.per_job else ((), run.total)
         time = jnp.where(run.meeting_time == _NEVER, -1, run.meeting_time)
         return (time, of_each), (run.count, of_all)
@@ -132,7 +134,7 @@ class _Engine:
         limit = jnp.minimum(window.max_sweeps, MOST_TRIALS // _TRIALS_A_SWEEP) * _TRIALS_A_SWEEP
         self.most_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
 
-    def run(self, num_slots: int | None) -> _Run:
+    def run(self, num_slots: int) -> _Run:
         """All jobs through slots, then through fewer and fewer when few are left.
 
         They are made ready some at a time, and slots go on from those of before to those of after. Jobs that
@@ -294,8 +296,9 @@ class _Engine:
 
         def going(carry: tuple) -> Array:
             number, run, _ = carry
-            # a branch on what runs would wait for the host on an accelerator
-            live = backend.accelerated() or jobs is not None or run.slots.live() > 0
+            # a branch on what runs would wait for the host on an accelerator; many slots run for few turns
+            busy = backend.accelerated() or (jobs is not None and repeats <= _FEW_REPEATS)
+            live = busy or run.slots.live() > 0
             return (number < repeats) & live
 
         def turn(carry: tuple) -> tuple:

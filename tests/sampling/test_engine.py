@@ -23,7 +23,7 @@ from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.sampling import slots
+from ebmpp.sampling import engine, slots
 from ebmpp.sampling.accumulators import EnergyGradient, Function
 from ebmpp.sampling.engine import Outcome, Window, run_pairs
 from helpers import (
@@ -278,15 +278,26 @@ def as_users_have_it() -> Any:
 def test_many_slots_and_no_small_stage_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, params = model("rbm")
     few = run(graph, params, 5, (2, 6, 3), num_slots=16)
-    assert as_users_have_it().first_size(None, 10**6) == 64
+    assert [as_users_have_it().suitable(n) for n in (100, 256, 257, 10**6)] == [8, 8, 64, 64]
     monkeypatch.setattr(backend, "accelerated", lambda: True)
-    assert slots.first_size(None, 10**6) == 4096
+    assert slots.suitable(100) == slots.suitable(10**6) == 4096
     assert [stage[:2] for stage in slots.stages(4096)] == [(4096, 4096), (1024, 1024), (256, 256)]
     run_pairs.clear_cache()
     many = run(graph, params, 5, (2, 6, 3), num_slots=16)  # slots are loaded without a branch
     run_pairs.clear_cache()
     np.testing.assert_array_equal(few.meeting_time, many.meeting_time)
     np.testing.assert_array_equal(flat(few.total), flat(many.total))
+
+
+def test_a_block_that_ends_when_no_pair_is_left_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = model("rbm")
+    usual = run(graph, params, 5, (2, 6, 3), num_slots=4)
+    monkeypatch.setattr(engine, "_FEW_REPEATS", 10**6)  # idle slots make the rest of 64 sweeps
+    run_pairs.clear_cache()
+    other = run(graph, params, 5, (2, 6, 3), num_slots=4)
+    run_pairs.clear_cache()
+    np.testing.assert_array_equal(usual.meeting_time, other.meeting_time)
+    np.testing.assert_array_equal(flat(usual.total), flat(other.total))
 
 
 def test_a_job_does_not_know_how_many_others_run() -> None:
