@@ -93,6 +93,17 @@ def _folded(key: Array, first: Array, second: Array) -> Array:
     return jnp.where(jnp.arange(2) == 0, one, other)
 
 
+def once(key: UInt32[Array, "*rows 2"]) -> KeyPair:
+    """The same key pair, hashed once on a CPU, for programs that are much to compile.
+
+    Else each kernel that reads words hashes their key again, and its key's key.
+    """
+    if backend.accelerated():
+        return key
+    # As in `uniform`: by its reckoning a division is not to be repeated. It takes some nanoseconds a row.
+    return lax.div(key, jnp.broadcast_to(lax.optimization_barrier(np.uint32(1)), key.shape))
+
+
 def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
     """``count`` random words a row."""
     return _words(key, count)

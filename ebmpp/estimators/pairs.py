@@ -26,15 +26,20 @@ def metrics_of(outcome: Outcome, window: Window) -> dict[str, Array]:
     """Meeting times, window, cost, trials and acceptance, as scalars."""
     met = outcome.meeting_time >= 0
     tau = jnp.where(met, outcome.meeting_time, 0)
+    corrected = ~met | (tau > window.k + window.lag)
+    sweeps = jnp.where(met, jnp.maximum(window.m, tau) + tau - window.lag, 0)
+    # one reduction, which is two kernels to compile, for all; of floats, since whole numbers would overflow
+    sums = jnp.stack([a.astype(jnp.result_type(float)) for a in (met, tau, sweeps, corrected)]).sum(1)
+    num_met = jnp.maximum(sums[0], 1)
     made = {
-        "meeting_time_mean": tau.sum() / jnp.maximum(met.sum(), 1),
+        "meeting_time_mean": sums[1] / num_met,
         "meeting_time_max": tau.max(),
-        "num_unmet": (~met).sum(),
+        "num_unmet": len(met) - sums[0].astype(jnp.int32),
         "lag": window.lag,
         "k": window.k,
         "m": window.m,
-        "sweeps": (jnp.maximum(window.m, tau) + tau - window.lag).sum(where=met) / jnp.maximum(met.sum(), 1),
+        "sweeps": sums[2] / num_met,
         "trials": outcome.trials,
-        "corrected": (~met | (tau > window.k + window.lag)).mean(),
+        "corrected": sums[3] / len(met),
     }
     return made if outcome.acceptance is None else made | {"acceptance": outcome.acceptance}

@@ -196,7 +196,7 @@ def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, tria
     rest = 2 * each if independent else num_words(graph, blocks, coupled=True)
     # Several fusions read the words: without the barrier each hashes them again, a tenth of the whole sweep.
     words = lax.optimization_barrier(random.words(keys, each + rest + 3))
-    log_u = jnp.log(random.uniform(words[:, -3:]))
+    log_u = jnp.log(random.uniform(words[:, -3:].T)).T
     families = {b: graph.families[b] for b in blocks}
     log_ratio = LogRatio(families, *etas)
     statistics = lambda x: {b: f.statistics(x[b]) for b, f in families.items()}

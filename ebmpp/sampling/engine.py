@@ -223,7 +223,8 @@ class _Engine:
         if meant is not None:
             weights = jnp.where(meant, weights, 0)
         add = lambda total: self._add(total, flat(starts), weights.reshape(-1), jnp.tile(numbers, 2))
-        total = lax.cond((weights != 0).any(), add, lambda total: total, run.total)
+        counted = (self.window.inside(self.window.lag) != 0) | (self.window.correction(self.window.lag) != 0)
+        total = lax.cond(counted, add, lambda total: total, run.total)
         return run._replace(total=total), met
 
     def _weights(self, t: Counts, met: Which) -> Integer[Array, "2 rows"]:
@@ -317,7 +318,7 @@ class _Engine:
 
         :return: the slots, and what is to be counted, slot by slot.
         """
-        keys = random.fold_in(self.keys[slots.job], slots.t + 1)
+        keys = random.once(random.fold_in(self.keys[slots.job], slots.t + 1))
         # from what the loop carries, which has the same bits wherever it is read
         slots = slots._replace(z=copied(slots.z, slots.same))
         target, tally = self.target.take(slots.job), _Count(*(jnp.zeros_like(slots.job),) * 5)
@@ -340,7 +341,7 @@ class _Engine:
         (slots, tally), index = carry, start + part
         at = slots.active & (slots.move == index)
         trial = Trial(
-            random.fold_in(keys, index, slots.trial),
+            random.once(random.fold_in(keys, index, slots.trial)),
             slots.trial == 0,
             agree(slots.same, move.reads(target.graph), len(at)),
             part,

@@ -77,6 +77,7 @@ class Slots(NamedTuple):
         idle = ~self.active
         position = started + jnp.cumsum(idle) - 1
         take = idle & (position < jobs.waiting)
+        begun = jnp.minimum(position[-1] + 1, jobs.waiting)
 
         def load(slots: Slots) -> Slots:
             place = jobs.queue[jnp.where(take, position, 0)]
@@ -97,11 +98,9 @@ class Slots(NamedTuple):
                 slots.active | take,
             )
 
-        # A branch waits for the host there; here it saves a gather a sweep.
-        loaded = (
-            load(self) if backend.accelerated() else lax.cond(take.any(), load, lambda slots: slots, self)
-        )
-        return loaded, started + take.sum(dtype=jnp.int32)
+        if backend.accelerated():
+            return load(self), begun  # a branch waits for the host there; here it saves a gather a sweep
+        return lax.cond(begun > started, load, lambda slots: slots, self), begun
 
 
 class Packed(NamedTuple):
