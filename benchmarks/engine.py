@@ -6,6 +6,7 @@
 meet, then runs 1000 pairs (k = lag = 1) with the engine and with a lockstep loop that draws the same pairs,
 all in one process, interleaved, minimum of several. "bound" is the time of four products a pair-sweep,
 nothing else. "16x16 heavy" has been trained until single pairs take more than a thousand sweeps.
+``--pairs 100`` runs fewer, and ``--slots 64`` not as many at once as suit them.
 MNIST is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged.
 """
 
@@ -30,7 +31,7 @@ from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient, Function
 from ebmpp.sampling.engine import Window, run_pairs
 
-DEFAULT_SLOTS = 64  # on a CPU
+DEFAULT_SLOTS = 64  # on a CPU, of many pairs
 
 PAIRS = 1000
 ONE = Window(*(jnp.int32(n) for n in (1, 1, 1, 0)))
@@ -92,11 +93,12 @@ def lockstep(
     rbm: ebmpp.FactorGraph, moves: tuple[Move, ...], params: dict, start: dict, pair: Array
 ) -> tuple[dict, Array]:
     """All pairs together until the last has met, finished ones masked."""
-    keys = random.fold_in(pair, jnp.arange(PAIRS))
+    pairs = len(start["v"])
+    keys = random.fold_in(pair, jnp.arange(pairs))
     x, _ = draw_sweep(Target(rbm, params), start, moves, random.fold_in(keys, 1))
     z = {b: jnp.stack([x[b], start[b]]) for b in x}
     tau = jnp.where(jnp.stack([equal(v) for v in z.values()]).all(0), 1, -1)
-    total = weighted_gradient(rbm, params, x, jnp.ones(PAIRS))
+    total = weighted_gradient(rbm, params, x, jnp.ones(pairs))
 
     def going(carry: tuple) -> Array:
         return (carry[2] < 0).any()
@@ -107,7 +109,7 @@ def lockstep(
         met = jnp.stack([equal(v) for v in z.values()]).all(0)
         tau = jnp.where((tau < 0) & met, t + 1, tau)
         weight = (tau < 0).astype(jnp.float32)
-        both = {b: v.reshape(2 * PAIRS, *v.shape[2:]) for b, v in z.items()}
+        both = {b: v.reshape(2 * pairs, *v.shape[2:]) for b, v in z.items()}
         step = weighted_gradient(rbm, params, both, jnp.concatenate([weight, -weight]))
         return z, t + 1, tau, jax.tree.map(jnp.add, total, step)
 
@@ -159,6 +161,8 @@ def main() -> None:
     parser.add_argument("--function", action="store_true", help="only a mean of as many numbers as params")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--coupling", default=None, help="of every layer; the default one unless given")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="at most as many as by default")
+    parser.add_argument("--slots", type=int, help="pairs at once; as many as suit unless given")
     args = parser.parse_args()
     if args.function:
         of_a_function(MODELS["200x100"], args.repeats)
@@ -168,18 +172,17 @@ def main() -> None:
         f"{'ratio':>6} {'of bound':>9} {'compile s':>10}"
     )
     for name in args.models:
-        measure(name, *trained(MODELS[name]), args.repeats, args.coupling)
+        rbm, params, v = trained(MODELS[name])
+        measure(name, rbm, params, v[: args.pairs], args)
 
 
-def measure(
-    name: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, repeats: int, coupling: str | None
-) -> None:
+def measure(name: str, rbm: ebmpp.FactorGraph, params: dict, v: Array, options: argparse.Namespace) -> None:
     """One row of the table."""
     h = rbm.conditional(params, {"v": v}, "h").sample(jax.random.key(1)).astype(jnp.float32)
     start, pair = {"v": v, "h": h}, random.key_pair(jax.random.key(2))
-    moves = resolve_moves(rbm, coupling)
+    moves = resolve_moves(rbm, options.coupling)
     target = Target(rbm, params)
-    engine = lambda: run_pairs(target, moves, EnergyGradient(), DEFAULT_SLOTS, start, start, pair, ONE)
+    engine = lambda: run_pairs(target, moves, EnergyGradient(), options.slots, start, start, pair, ONE)
     tau, check = np.asarray(engine().meeting_time), np.asarray(lockstep(rbm, moves, params, start, pair)[1])
     agree = (tau == check).mean()
     pair_sweeps = int((tau - 1).sum())
@@ -191,7 +194,7 @@ def measure(
             "lockstep": lambda: lockstep(rbm, moves, params, start, pair),
             "bound": lambda: products(params["v:h"], rows, count),
         },
-        repeats,
+        options.repeats,
     )
     run_pairs.clear_cache()
     compiled = interleaved({"engine": engine}, 1)["engine"][0] - found["engine"][1]
