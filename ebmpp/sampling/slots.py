@@ -18,9 +18,9 @@ from ebmpp.moves.move import Flags
 #: Pairs that run at once, of many. On CPU 64 to 256 are within 10 % of one another.
 _SLOTS = 64
 #: Of so few pairs a chunk runs at once, in one loop, which compiles in 0.65 of the time of two. Gradients by
-#: 100 pairs take 0.69 to 0.75 of what 64 slots take at 784x500, 0.66 at 200x100, 0.9 in a heavy tail;
-#: by 256 pairs 0.91 to 1.06, and by 400 0.99 to 1.29.
-_FEW_JOBS = 256
+#: 100 pairs take 0.67 to 0.98 of what 64 slots take where k is 1, and 0.9 to 1.15 where it is 20 or 100, and
+#: all slots are busy for long; those by 128 pairs 0.78 to 0.98, and 0.98 to 1.34.
+_FEW_JOBS = 100
 #: Pairs whose starts are held at once: more would be most of what 10^6 pairs of a large model take.
 _READY = 16384
 #: Slots that the tail sweeps at a time, on a CPU: see :func:`stages`.
