@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Categorical, Exponential, Gaussian, Observed, layered
 from ebmpp.errors import StateError
+from ebmpp.sampling import completion
 from helpers import assert_law, enumerate_numpy, numpy_statistics, pair, random_params
 
 KEY = jax.random.key(3)
@@ -129,7 +130,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them(monkeypatch) -> None:
         ebmpp.complete, DEEP, PARAMS, rng_key=KEY, num_chains=3, num_warmup=2, num_samples=2
     )
     whole, first = (run(v=Observed.where_finite(t)) for t in (TABLE, TABLE[:1]))
-    monkeypatch.setattr(ebmpp.completion, "_MOST_CHAINS", 9)  # three rows a chunk, the last one filled up
+    monkeypatch.setattr(completion, "_MOST_CHAINS", 9)  # three rows a chunk, the last one filled up
     chunks = run(v=Observed.where_finite(TABLE))
     for b in DEEP.families:
         np.testing.assert_array_equal(whole.draws[b], chunks.draws[b])
