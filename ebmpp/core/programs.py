@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from functools import cache, partial, update_wrapper
+from functools import cache, update_wrapper
 import os
 import threading
 from types import FunctionType
@@ -116,16 +116,24 @@ class Programs:
     was used longest ago. A call with values that are kept compiles nothing.
 
     :param fn: traced by jax.
-    :param statics: how many of its first arguments are hashable values, not arrays.
+    :param statics: how many of its first arguments are hashable values, not arrays; or the places of those
+        that are.
     :param kept: of how many values the programs are kept.
-    :param quick: of these values, as of a :class:`Program`.
+    :param quick: of what a call is given, as of a :class:`Program`.
+    :param also: of what a call is given, what else programs are told apart by.
     """
 
     def __init__(
-        self, fn: FunctionType, statics: int, kept: int = _KEPT, quick: _Quick | None = None
+        self,
+        fn: FunctionType,
+        statics: int | tuple[int, ...],
+        kept: int = _KEPT,
+        quick: _Quick | None = None,
+        also: Callable[..., Hashable] | None = None,
     ) -> None:
-        self._fn, self._statics, self._kept, self._quick = fn, statics, kept, quick
-        self._programs: dict[tuple[Hashable, ...], Program] = {}  # the newest is the last
+        self._fn, self._kept, self._quick, self._also = fn, kept, quick, also
+        self._places = tuple(range(statics)) if isinstance(statics, int) else statics
+        self._programs: dict[Hashable, Program] = {}  # the newest is the last
         self._lock = threading.Lock()
         update_wrapper(self, fn)
 
@@ -134,28 +142,72 @@ class Programs:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """What the function returns."""
-        return self._program(given[: self._statics])(*given[self._statics :], **named)
+        program, rest = self._found(given)
+        return program(*rest, **named)
+
+    def lower(self, *given: Any, **named: Any) -> jax.stages.Lowered:
+        """As of ``jax.jit``."""
+        program, rest = self._found(given)
+        return program.lower(*rest, **named)
 
     def shapes(self, *given: Any) -> Any:
         """Those of what the function returns; nothing is compiled, and such shapes are traced once."""
-        return self._program(given[: self._statics]).eval_shape(*given[self._statics :])
+        program, rest = self._found(given)
+        return program.eval_shape(*rest)
 
-    def _program(self, values: tuple[Hashable, ...]) -> Program:
+    def clear_cache(self) -> None:
+        """As of ``jax.jit``."""
         with self._lock:
-            program = self._programs.pop(values, None)
+            while self._programs:
+                self._programs.popitem()[1].clear_cache()
+
+    def _cache_size(self) -> int:
+        return sum(program._cache_size() for program in self._programs.values())
+
+    def _found(self, given: tuple) -> tuple[Program, list]:
+        """The program of a call's values, and its other arguments."""
+        values = tuple(given[i] for i in self._places)
+        rest = [a for i, a in enumerate(given) if i not in self._places]
+        return self._program(values, None if self._also is None else self._also(*given)), rest
+
+    def _program(self, values: tuple[Hashable, ...], also: Hashable = None) -> Program:
+        with self._lock:
+            program = self._programs.pop((values, also), None)
             if program is None:
-                bound: Any = partial(self._fn, *values)
-                bound.__name__ = self._fn.__name__  # in logs and profiles
-                quick = self._quick is not None and self._quick(*values)
-                program = Program(bound, quick=lambda *_, **__: quick)
-            self._programs[values] = program
+                program = self._new(values)
+            self._programs[values, also] = program
             if len(self._programs) > self._kept:
                 self._programs.pop(next(iter(self._programs))).clear_cache()
             return program
 
+    def _new(self, values: tuple[Hashable, ...]) -> Program:
+        def whole(rest: tuple) -> list:
+            all_ = list(rest)
+            for place, value in zip(self._places, values, strict=True):  # in their order
+                all_.insert(place, value)
+            return all_
+
+        def bound(*rest: Any, **named: Any) -> Any:
+            return self._fn(*whole(rest), **named)
+
+        bound.__name__ = self._fn.__name__  # in logs and profiles
+        if (ask := self._quick) is None:
+            return Program(bound)
+        known: list[bool] = []  # asked once
+
+        def quick(*rest: Any, **named: Any) -> bool:
+            if not known:
+                known.append(ask(*whole(rest), **named))
+            return known[0]
+
+        return Program(bound, quick=quick)
+
 
 def compiled(
-    statics: int, kept: int = _KEPT, quick: _Quick | None = None
+    statics: int | tuple[int, ...],
+    kept: int = _KEPT,
+    quick: _Quick | None = None,
+    also: Callable[..., Hashable] | None = None,
 ) -> Callable[[FunctionType], Programs]:
     """:class:`Programs` as a decorator.
 
@@ -167,4 +219,4 @@ def compiled(
     >>> [int(power(n, 2)) for n in range(20)][-1], len(power)
     (524288, 16)
     """
-    return lambda fn: Programs(fn, statics, kept, quick)
+    return lambda fn: Programs(fn, statics, kept, quick, also)

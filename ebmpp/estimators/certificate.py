@@ -197,7 +197,7 @@ def gradient_bias(
 # -- steps ---------------------------------------------------------------------------------------
 
 
-@compiled(statics=2, quick=lambda graph, estimator: estimator.quick(graph))
+@compiled(statics=2, quick=lambda graph, estimator, *_, **__: estimator.quick(graph))
 def _step(
     graph: FactorGraph, estimator: Estimator, params: Params, state: Any, batch: Batch, key: Key
 ) -> Estimate:

@@ -24,7 +24,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend, random, sharding
-from ebmpp.core.programs import Program
+from ebmpp.core.programs import compiled
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Given
@@ -63,10 +63,12 @@ class _Count(NamedTuple):
         return jnp.stack([n.astype(jnp.float32) for n in self]).sum(-1)
 
 
-@partial(
-    Program,
+# An accumulator of a caller's function is another one each time that the function is made anew.
+@compiled(
+    statics=(1, 2, 3),
+    kept=64,
     quick=lambda target, moves, accumulator, *_, **__: quick(target.graph, moves, accumulator),
-    static_argnames=("moves", "accumulator", "num_slots"),
+    also=lambda target, *_, **__: target.graph,
 )
 def run_pairs(
     target: Target,

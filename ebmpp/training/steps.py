@@ -37,7 +37,7 @@ class State(NamedTuple):
     """False from the first step that was not finite."""
 
 
-@compiled(statics=2, quick=lambda graph, estimator: estimator.quick(graph))
+@compiled(statics=2, quick=lambda graph, estimator, *_, **__: estimator.quick(graph))
 def estimate_step(
     graph: FactorGraph,
     estimator: Estimator,

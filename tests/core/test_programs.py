@@ -78,7 +78,27 @@ def test_what_is_given_decides_whether_it_is_compiled_quick(
         np.testing.assert_array_equal(program(jnp.ones(size)), np.full(size, 2))
     assert ["xla_cpu_use_fusion_emitters" in asked for asked in traces if asked] == [False, True]
     assert program._cache_size() == 2
-    several = programs.compiled(statics=1, quick=lambda power: power == 3)(lambda power, x: x**power)
+    several = programs.compiled(statics=1, quick=lambda power, x: power == 3)(lambda power, x: x**power)
     traces.clear()
     assert [float(several(power, 2.0)) for power in (2, 3, 2)] == [4, 8, 4]
     assert ["xla_cpu_use_fusion_emitters" in asked for asked in traces if asked] == [False, True]
+
+
+def test_values_may_stand_anywhere_and_what_else_tells_programs_apart() -> None:
+    made: list[tuple[int, str]] = []
+
+    def fn(x: jax.Array, power: int, y: jax.Array, name: str) -> jax.Array:
+        made.append((power, name))
+        return x**power - y
+
+    several = programs.compiled(statics=(1, 3), kept=2, also=lambda x, *_: x.ndim)(fn)
+    for x in (2.0, 3.0):
+        assert float(several(jnp.asarray(x), 3, 1.0, "a")) == x**3 - 1
+    assert made == [(3, "a")] and len(several) == 1
+    assert several(jnp.full(2, 2.0), 3, 1.0, "a").tolist() == [7, 7] and len(several) == 2
+    several(jnp.asarray(2.0), 2, 1.0, "b")  # two are kept: the first of all is forgotten
+    assert len(several) == several._cache_size() == 2
+    several(jnp.asarray(2.0), 3, 1.0, "a")
+    assert made == [(3, "a"), (3, "a"), (2, "b"), (3, "a")]
+    several.clear_cache()
+    assert len(several) == several._cache_size() == 0
