@@ -80,12 +80,9 @@ def test_standard_errors_are_those_of_repetitions():
 
 def test_another_path_of_its_shape_needs_no_other_program():
     bridges(path_of(GRAPHS["bernoulli"]), rng_key=jax.random.key(0), num_particles=200)
-    (program,) = [
-        p for k, p in knot_partitions._cross._programs.items() if k[:2] == (GRAPHS["bernoulli"], 20)
-    ]
-    before = program._cache_size()
+    before = knot_partitions._cross._cache_size()
     bridges(path_of(GRAPHS["bernoulli"], 0.5), rng_key=jax.random.key(5), num_particles=200)
-    assert program._cache_size() == before
+    assert knot_partitions._cross._cache_size() == before > 0
 
 
 def test_it_tells_itself():
