@@ -119,7 +119,7 @@ class Programs:
     :param statics: how many of its first arguments are hashable values, not arrays; or the places of those
         that are.
     :param kept: of how many values the programs are kept.
-    :param quick: of what a call is given, as of a :class:`Program`.
+    :param quick: of what a call is given, as of a :class:`Program`; asked once a program.
     :param also: of what a call is given, what else programs are told apart by.
     """
 

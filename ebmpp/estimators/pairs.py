@@ -29,12 +29,12 @@ def metrics_of(outcome: Outcome, window: Window) -> dict[str, Array]:
     corrected = ~met | (tau > window.k + window.lag)
     sweeps = jnp.where(met, jnp.maximum(window.m, tau) + tau - window.lag, 0)
     # one reduction, which is two kernels to compile, for all; of floats, since whole numbers would overflow
-    sums = jnp.stack([a.astype(jnp.result_type(float)) for a in (met, tau, sweeps, corrected)]).sum(1)
-    num_met = jnp.maximum(sums[0], 1)
+    sums = jnp.stack([a.astype(jnp.result_type(float)) for a in (~met, tau, sweeps, corrected)]).sum(1)
+    num_met = jnp.maximum(len(met) - sums[0], 1)
     made = {
         "meeting_time_mean": sums[1] / num_met,
         "meeting_time_max": tau.max(),
-        "num_unmet": len(met) - sums[0].astype(jnp.int32),
+        "num_unmet": sums[0].astype(jnp.int32),
         "lag": window.lag,
         "k": window.k,
         "m": window.m,

@@ -112,7 +112,7 @@ class UCD(Estimator):
         stays below it), or in a draw of 1024 trials for each. The default, no limit, is unbiased; a limit
         makes training stop with an error when a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: go on with truncated pairs. **This biases the gradient**; the history counts them.
-    :param num_slots: pairs that run at once, on each device, by default as many as suit it; speed alone.
+    :param num_slots: pairs at once, on each device: for speed, but for rounding; by default what suits.
     :raises ArgumentError: for numbers out of range, an unknown start, or a target beside a k, a lag or an m.
 
     **References**

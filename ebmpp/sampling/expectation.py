@@ -199,8 +199,8 @@ def unbiased_expectation(
         or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
         not like the others). With "raise", and more than 2^22 numbers of all pairs together, sums over 128
         blocks of pairs are kept in place of a row a pair, and the standard error is by their spread.
-    :param num_slots: pairs that run at once, on each device; only speed depends on it. By default as many as
-        suit the device: 64 on a CPU, 4096 elsewhere.
+    :param num_slots: pairs at once, on each device: for speed, but for rounding. By default as many as
+        suit the device: on a CPU 8 (of up to 100 pairs) or 64, elsewhere 4096.
     :param mesh: devices to share the pairs, over the mesh's first axis: the pairs are those of one device,
         their meeting times the same and their means but for rounding. Params may be cut over other axes.
     :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the

@@ -85,3 +85,8 @@ def test_uniforms_are_uniform_and_bits_are_fair(pairs: jax.Array) -> None:
     assert stats.chisquare(low).pvalue > 1e-4
     ones = (drawn[:, None] >> np.arange(32) & 1).sum(0)
     assert (np.abs(ones - 2**15) < 5 * 2**7).all()  # five standard deviations of sqrt(n) / 2
+
+
+def test_a_key_hashed_once_is_the_key() -> None:
+    key = jnp.array([[0, 1], [2**31 - 1, 2**31], [2**32 - 2, 2**32 - 1]], jnp.uint32)
+    np.testing.assert_array_equal(jax.jit(random.once)(key), key)

@@ -15,17 +15,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    Categorical,
-    FactorGraph,
-    Gaussian,
-    Poisson,
-    Spin,
-    exact,
-    layered,
-    unbiased_expectation,
-)
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered
 from ebmpp.core import backend, random
 from ebmpp.moves.couplings import resolve
 from ebmpp.moves.gibbs import initial_rows
@@ -393,14 +383,3 @@ def test_params_that_overflow_leave_every_pair_unmet() -> None:
     zeros = {b: jnp.zeros((JOBS, 2)) for b in ("a", "b")}  # from all ones, X_1 = Y_0 is right
     made = in_time(functools.partial(run, graph, huge, x=zeros))
     np.testing.assert_array_equal(made.meeting_time, -1)
-
-
-def test_programs_of_functions_made_anew_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, params = model("rbm")
-    monkeypatch.setattr(run_pairs, "_kept", 2)
-    run_pairs.clear_cache()
-    for power in (1, 2, 3):
-        unbiased_expectation(
-            graph, params, lambda x, n=power: x["a"] ** n, rng_key=jax.random.key(0), num_pairs=4
-        )
-        assert len(run_pairs) == run_pairs._cache_size() == min(power, 2)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp.errors import StateError, UnmetError
+from ebmpp.sampling.engine import run_pairs
 
 DBM = ebmpp.layered(v=ebmpp.Bernoulli(3), h1=ebmpp.Spin(2), h2=ebmpp.Categorical(2, 3))
 PARAMS = jax.tree.map(
@@ -157,3 +158,14 @@ def test_one_pair_alone_has_no_error() -> None:
         rbm, rbm.init(jax.random.key(0)), lambda x: x["v"], rng_key=jax.random.key(1), num_pairs=1
     )
     assert np.isfinite(np.asarray(made.value)).all() and np.isnan(np.asarray(made.standard_error)).all()
+
+
+def test_programs_of_functions_made_anew_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = ebmpp.layered(v=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(2))
+    params = graph.init(jax.random.key(0))
+    monkeypatch.setattr(run_pairs, "_kept", 2)
+    run_pairs.clear_cache()
+    for power in (1, 2, 3):
+        fn = lambda x, power=power: x["v"] ** power
+        ebmpp.unbiased_expectation(graph, params, fn, rng_key=jax.random.key(0), num_pairs=4)
+        assert len(run_pairs) == run_pairs._cache_size() == min(power, 2)
