@@ -7,7 +7,7 @@ that the library goes on with. The first word of an error says where, then what 
 given.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import difflib
 import inspect
 import math
@@ -21,6 +21,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.programs import traced
 from ebmpp.errors import ArgumentError, DeclarationError
 
 T = TypeVar("T")
@@ -195,6 +196,20 @@ def key(name: str, value: Any) -> Array:
         one = f"{name.split()[-1]}[0]"
         raise ArgumentError(f"{name} is one jax key, not an array of keys of shape {axes}: give one, {one}")
     return jnp.asarray(value)
+
+
+def on_host(name: str, *given: Any, instead: str = "call it outside, on values that are known") -> None:
+    """That a function which goes by values is not part of a caller's program.
+
+    :param given: what it was given, and may be traced.
+    :param instead: what to do.
+    :raises ArgumentError: under jax.jit, jax.vmap, jax.grad, or in a monitor of ``fit`` that is compiled.
+    """
+    if traced([each for each in given if not isinstance(each, Iterator)]):  # a stream's rows come later
+        raise ArgumentError(
+            f"{name} runs from the host: under jax.jit, jax.vmap or jax.grad, or in a function that is a "
+            f"monitor of fit, it cannot be traced: {instead}"
+        )
 
 
 def block_name(value: object) -> str:

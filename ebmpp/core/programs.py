@@ -48,7 +48,7 @@ class Program:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """What the function returns."""
-        if _traced((given, named)):
+        if traced((given, named)):
             return self._inner(*given, **named)
         asked = _asked(self._quick is not None and self._quick(*given, **named))
         if not asked:
@@ -83,10 +83,10 @@ def quick_here() -> bool:
     return _quick_here.get()
 
 
-def _traced(given: Any) -> bool:
+def traced(given: Any) -> bool:
     """Whether a caller's program is being traced, of these values or around them."""
-    traced = (isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given))
-    return any(traced) or isinstance(jnp.zeros(()), Tracer)
+    some = (isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given))
+    return any(some) or isinstance(jnp.zeros(()), Tracer)
 
 
 def _asked(quick: bool) -> tuple[tuple[str, Any], ...]:

@@ -150,7 +150,7 @@ def gradient_bias(
     :param progress_bar: show one.
     :return: a :class:`GradientBias`.
     :raises ArgumentError: for numbers out of range, an estimator whose gradient is not the likelihood's
-        (:class:`~ebmpp.estimators.Herding`), or one with persistent chains and no state.
+        (:class:`~ebmpp.estimators.Herding`), or one with persistent chains and no state; under ``jit``.
     :raises StateError: for data of a wrong name, shape or value, entries that are missing, or a state that
         the estimator does not carry with a batch of so many rows.
     :raises ParameterError: for params that do not fit.
@@ -183,6 +183,7 @@ def gradient_bias(
     num_references = checks.count(f"{name}: num_references", num_references, _LEAST)
     checks.flag(f"{name}: progress_bar", progress_bar)
     key = random.key_pair(checks.key(f"{name}: rng_key", rng_key))
+    checks.on_host(name, key, params)
     graph.check(params)
     rows, _ = tables.check_rows(graph, data, name)
     batch = Batch.of(rows)

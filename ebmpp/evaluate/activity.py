@@ -60,7 +60,7 @@ def unit_activity(
         (the smallest and largest posterior mean of a row); ``varies``, the share of its variance that the
         rows explain; and ``status``.
     :raises StateError: for data of a wrong name, shape or value, without rows, or a block that is not latent.
-    :raises ArgumentError: for an ``edge`` that is not in (0, 0.5).
+    :raises ArgumentError: for an ``edge`` that is not in (0, 0.5), or under ``jit``.
 
     **References**
 
@@ -77,6 +77,7 @@ def unit_activity(
     ['off', 'active', 'on']
     """
     rng_key = checks.key("unit_activity: rng_key", rng_key)
+    checks.on_host("unit_activity", rng_key, params, data)
     num_chains = checks.count("unit_activity: num_chains", num_chains, least=2)
     num_sweeps = checks.count("unit_activity: num_sweeps", num_sweeps)
     checks.number("unit_activity: edge, a share of the range,", edge, above=0, below=0.5)

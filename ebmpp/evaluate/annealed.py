@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Eta, Params
-from ebmpp.errors import ArgumentError, DomainError, IntractableError, StateError, UnmetError
+from ebmpp.errors import DomainError, IntractableError, StateError, UnmetError
 from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
@@ -57,13 +57,10 @@ class _Annealing:
 
     def __post_init__(self) -> None:
         checks.instance("graph", self.graph, FactorGraph, "a FactorGraph")
-        if not all(map(states.is_concrete, jax.tree.leaves(self.params))):
-            raise ArgumentError(
-                "annealed importance sampling runs from the host and takes known params; under jit, or in a "
-                "function that is a monitor of fit, it cannot be traced: take "
-                "monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it on "
-                "params that were kept"
-            )
+        instead = (
+            "take monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
+        )
+        checks.on_host("annealed importance sampling", self.params, self.rng_key, instead=instead)
         self.graph.check(self.params)
         checks.count("num_particles", self.num_particles, _FEWEST)
         annealing_path.ladder("linear" if self._adaptive else self.ladder, self.num_temperatures)
@@ -196,10 +193,9 @@ def ais(
         device, but for rounding.
     :param progress_bar: show one.
     :return: a :class:`LogPartition`.
-    :raises ArgumentError: for numbers out of range, or a ladder that does not go from 0 to 1.
+    :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to 1, or under ``jit``.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
-    :raises ArgumentError: under ``jit``.
     :warns UserWarning: where less than a quarter of the particles is effective.
 
     **References**

@@ -127,7 +127,7 @@ def tempered_expectation(
     :param init: as there; values are the start of every replica, a function's key is a replica's own.
     :return: an :class:`~ebmpp.sampling.expectation.UnbiasedEstimate`. All other arguments are as there.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for wrong betas, or numbers out of range.
+    :raises ArgumentError: for wrong betas, numbers out of range, or under ``jit``.
     :raises StateError: for states or clamped values that do not fit the graph.
 
     **References**

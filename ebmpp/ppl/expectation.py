@@ -50,7 +50,7 @@ def composite_expectation(
     :param model_kwargs: of the model.
     :return: an :class:`~ebmpp.sampling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for numbers out of range.
+    :raises ArgumentError: for numbers out of range, or under ``jit``.
 
     **References**
 
@@ -71,6 +71,7 @@ def composite_expectation(
     checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
     checks.function("composite_expectation: fn", fn, "a state", arguments=1)
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
+    checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
     asked = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
     call = Call({}, model_args, model_kwargs)

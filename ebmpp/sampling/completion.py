@@ -94,7 +94,7 @@ def complete(
     :param given: what is known: blocks, or :class:`~ebmpp.Observed` ones (:meth:`Observed.where_finite` of a
         table with nan), with leading axes or without.
     :raises StateError: for values that do not fit the graph, or nothing to complete.
-    :raises ArgumentError: for another method, or numbers out of range.
+    :raises ArgumentError: for another method, numbers out of range, or under ``jit``.
     :raises NotImplementedError: for local modes of a family without a mode.
 
     **References**
@@ -117,6 +117,7 @@ def complete(
     """
     checks.instance("complete: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("complete: rng_key", rng_key)
+    checks.on_host("complete", rng_key, params, given)
     num_chains = checks.count("complete: num_chains", num_chains)
     num_warmup = checks.count("complete: num_warmup", num_warmup, least=0)
     num_samples = checks.count("complete: num_samples", num_samples)

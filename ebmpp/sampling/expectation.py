@@ -208,7 +208,7 @@ def unbiased_expectation(
         block whose name is that of an argument is given in a dict: ``clamped={"k": ...}``.
     :return: an :class:`UnbiasedEstimate`.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
-    :raises ArgumentError: for numbers out of range, or a pool without a move that takes one, or the reverse.
+    :raises ArgumentError: for numbers out of range, a pool and no move for it, or the reverse; under ``jit``.
     :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
     :raises StateError: for states, a pool or clamped values that do not fit the graph.
     :raises ParameterError: for params that do not fit, or that a move does not take.
@@ -230,6 +230,7 @@ def unbiased_expectation(
     """
     checks.instance("unbiased_expectation: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("unbiased_expectation: rng_key", rng_key)
+    checks.on_host("unbiased_expectation", rng_key, params, clamped, init)
     checks.flag("unbiased_expectation: independent_starts", independent_starts)
     asked = asked_for("unbiased_expectation", k, m, lag, max_sweeps, unmet)
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
@@ -239,9 +240,8 @@ def unbiased_expectation(
         target = Target(graph, sharding.place(params), as_given(graph.families, clamped))
         if not target.free:
             raise StateError("every block is clamped: there is nothing to sample")
-        moves = resolve_moves(graph, coupling, target.clamped)
+        own, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)
         check_params(target, moves)
-        own = random.key_pair(rng_key)
         target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(own, 2))
         begin = lambda second, key: _starts(target, init, random.fold_in(own, 0, second), num_pairs, key)
         x = begin(1, rng_key)

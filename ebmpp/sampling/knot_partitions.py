@@ -98,7 +98,7 @@ def bridges(
     :param evenness: as for :func:`ebmpp.smc`. Each knot is a rung, whatever the evenness.
     :param num_sweeps: of blocked Gibbs at each rung.
     :return: :class:`~ebmpp.sampling.Bridges`.
-    :raises ArgumentError: for no path, or numbers out of range.
+    :raises ArgumentError: for no path, numbers out of range, or under ``jit``.
     :raises DomainError: where a model on the way does not normalise.
     :warns UserWarning: where few islands make the mean.
 
@@ -127,6 +127,7 @@ def bridges(
         )
     checks.number("bridges: evenness", evenness, above=0, below=1)
     sweeps = checks.count("bridges: num_sweeps", num_sweeps)
+    checks.on_host("bridges", rng_key, path)
     key, num = random.key_pair(checks.key("bridges: rng_key", rng_key)), total // islands
     found = ladders.adaptive(path, random.fold_in(key, 1, 1), num, evenness, sweeps)
     ladder, at = _at_knots(found, len(path))

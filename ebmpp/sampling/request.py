@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
@@ -15,7 +14,6 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import is_concrete
 from ebmpp.sampling import annealing_path, ladders
 from ebmpp.sampling.log_partition import Data
 from ebmpp.sampling.path import Path
@@ -58,11 +56,7 @@ def prepare(
     num_sweeps: int,
 ) -> Run:
     checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
-    if not all(map(is_concrete, jax.tree.leaves(params))):
-        raise ArgumentError(
-            f"{name} runs from the host and takes known params; under jit, or in a function that is a "
-            "monitor of fit, it cannot be traced: call it on params that were kept"
-        )
+    checks.on_host(name, params, key)
     graph.check(params)
     checks.number(f"{name}: evenness", evenness, above=0, below=1)
     sweeps = checks.count(f"{name}: num_sweeps", num_sweeps)

@@ -177,7 +177,7 @@ def fit(
         for a directory that another run is using, or a disk that fails. :class:`CheckpointWriteError`, where
         that is amid the run, carries the params and the history.
     :raises ArgumentError: for numbers out of range, a schedule beside what it replaces, or what is no key, no
-        estimator, no optimizer that goes by gradients alone, or no function to a scalar.
+        estimator, no optimizer that goes by gradients alone, or no function to a scalar; under ``jit``.
 
     **Example**
 
@@ -199,6 +199,7 @@ def fit(
     """
     checks.instance("fit: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("fit: rng_key", rng_key)
+    checks.on_host("fit", rng_key, params, weights, data)
     num_steps = checks.optional_count("fit: num_steps", num_steps)
     batch_size = checks.optional_count("fit: batch_size", batch_size)
     every = checks.count("fit: monitor_every", monitor_every)

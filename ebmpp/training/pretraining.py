@@ -60,6 +60,7 @@ def pretrain(
     :raises DeclarationError: for latent blocks of one level that interact, or that no path of factors
         connects with a visible block.
     :raises StateError: for data of a wrong name, shape or value.
+    :raises ArgumentError: for numbers out of range, or under ``jit``.
 
     **References**
 
@@ -78,6 +79,7 @@ def pretrain(
     """
     checks.instance("pretrain: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("pretrain: rng_key", rng_key)
+    checks.on_host("pretrain", rng_key, data)
     num_steps = checks.count("pretrain: num_steps", num_steps)
     levels = _levels(graph)
     init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))

@@ -114,7 +114,7 @@ def report(
     :param title: of the page.
     :raises ParameterError: for params that do not fit.
     :raises StateError: for data or an image shape that do not fit.
-    :raises ArgumentError: for an unknown ``work``, or a graph or key of another kind.
+    :raises ArgumentError: for an unknown ``work``, a graph or key of another kind, or under ``jit``.
 
     **References**
 
@@ -134,6 +134,7 @@ def report(
     """
     checks.instance("report: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("report: rng_key", rng_key)
+    checks.on_host("report", rng_key, params, data)
     graph.check(params)
     if not isinstance(work, Work):
         checks.choice("report: work", work, WORK, also="ebmpp.diagnostics.reporting.Work(...)")
