@@ -48,11 +48,11 @@ class Bernoulli(Family):
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return softplus(eta)
 
-    def log_normalizer_difference(self, eta: PerUnit, other: PerUnit) -> PerUnit:
+    def unit_log_ratio(self, eta: PerUnit, other: PerUnit, statistics: PerUnit) -> PerUnit:
         # One logarithm instead of two softplus: 1.3 to 1.5 times less time a coupled step.
         tail, tail_other = jnp.exp(-jnp.abs(eta)), jnp.exp(-jnp.abs(other))
         positive = jnp.maximum(other, 0) - jnp.maximum(eta, 0)
-        return positive + jnp.log((1 + tail_other) / (1 + tail))
+        return (other - eta) * statistics - (positive + jnp.log((1 + tail_other) / (1 + tail)))
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return dist.Bernoulli(logits=eta)

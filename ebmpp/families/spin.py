@@ -96,10 +96,11 @@ class Spin(Family):
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return _log_normalizer(eta)
 
-    def log_normalizer_difference(self, eta: PerUnit, other: PerUnit) -> PerUnit:
+    def unit_log_ratio(self, eta: PerUnit, other: PerUnit, statistics: PerUnit) -> PerUnit:
         # one logarithm, as for Bernoulli units, and exp(-2 |eta|) is shared with the draw
         tail, tail_other = jnp.exp(-jnp.abs(2 * eta)), jnp.exp(-jnp.abs(2 * other))
-        return jnp.abs(other) - jnp.abs(eta) + jnp.log((1 + tail_other) / (1 + tail))
+        change = jnp.abs(other) - jnp.abs(eta) + jnp.log((1 + tail_other) / (1 + tail))
+        return (other - eta) * statistics - change
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return SpinDistribution(eta)
