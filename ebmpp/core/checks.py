@@ -19,7 +19,9 @@ import numpy as np
 
 import jax
 from jax import Array
+from jax.core import Tracer
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
 
 from ebmpp.core.programs import traced
 from ebmpp.errors import ArgumentError, DeclarationError
@@ -268,7 +270,25 @@ def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np
     if made.dtype != bool and not numeric:
         dtype = "" if hasattr(value, "dtype") else f" of dtype {made.dtype}"
         raise error(f"{name}: expected an array of numbers, got {tell(value)}{dtype}")
+    placeable(name, made, error)
     return made
+
+
+def placeable(name: str, value: Any, error: type[Exception] = ArgumentError) -> None:
+    """That jax may choose where lies what is made of an array.
+
+    :raises error: for one over a mesh with explicit axes, for which each operation would have to say it; not
+        where ``mesh=`` has taken over.
+    """
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return
+    mesh = value.sharding.mesh if isinstance(value.sharding, NamedSharding) else None
+    chosen = AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
+    if mesh is not None and AxisType.Explicit in mesh.axis_types and not chosen:
+        raise error(
+            f"{name}: an array over a mesh with explicit axes, {mesh.axis_names}; give mesh=, where there is "
+            f"one, or make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}"
+        )
 
 
 def sequence(name: str, value: Any, of: str) -> Sequence[Any]:

@@ -9,7 +9,7 @@ needs to be told of the rows alone (:func:`rows`). Under ``jax.distributed`` it 
 devices of all processes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 import contextlib
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ import jax
 from jax import Array, lax
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError, CheckpointError
@@ -67,6 +67,16 @@ def width() -> int:
 def share(number: int) -> int:
     """The least multiple of :func:`width` that is no less than ``number``."""
     return -(-number // width()) * width()
+
+
+@contextlib.contextmanager
+def at_once() -> Generator[None]:
+    """Operations on known values are done, not traced, also amid a caller's program.
+
+    Where each device of a mesh runs a program of its own, jax would take them for arrays of that program.
+    """
+    with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        yield
 
 
 # -- traced ----------------------------------------------------------------------------------------
@@ -119,16 +129,27 @@ def apart(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
 
 
 def place(tree: Any) -> Any:
-    """Arrays on the devices of the mesh: whole on each, or as the user has cut them over a mesh."""
+    """Arrays on the devices of the mesh: whole on each, or as the user has cut them over a mesh.
+
+    :raises ArgumentError: for one that is cut over an axis which this mesh lacks.
+    """
     if (mesh := _concrete()) is None:
         return tree
 
-    def put(a: Any) -> Array:
+    def put(path: Any, a: Any) -> Array:
         given = a.sharding if isinstance(a, Array) else None
         spec = given.spec if isinstance(given, NamedSharding) else P()
+        axes = {
+            axis for each in spec if each is not None for axis in ((each,) if isinstance(each, str) else each)
+        }
+        if lacking := sorted(axes - set(mesh.axis_names)):
+            raise ArgumentError(
+                f"mesh: the array {jax.tree_util.keystr(path)} is cut over {lacking[0]!r}, and this mesh has "
+                f"the axes {mesh.axis_names}: give the mesh that it was cut over, or the array whole"
+            )
         return jax.device_put(a, NamedSharding(mesh, spec))
 
-    return jax.tree.map(put, tree)
+    return jax.tree_util.tree_map_with_path(put, tree)
 
 
 def together(tree: Any) -> Any:

@@ -15,7 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import checks, sharding
 from ebmpp.core.precision import in_full
 from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
@@ -159,7 +159,7 @@ def label_log_probabilities(
 
 def _values(graph: FactorGraph, target: str) -> np.ndarray:
     family = graph.families[target]
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         listed = np.asarray(family.states())
     made = np.array(list(itertools.product(listed, repeat=family.size)), family.dtype)
     return made.reshape(-1, *family.shape)

@@ -16,7 +16,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import Params, Rows, checks
+from ebmpp.core import Params, Rows, checks, sharding
 from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError, IntractableError
 from ebmpp.graph import Bias, FactorGraph, tables
@@ -49,7 +49,7 @@ def _gradient(
 def _with_sources(graph: FactorGraph) -> FactorGraph:
     """The same model with one more bias on each block, in whose value log Z generates the moments."""
     sources = [Bias(b, name=_source(b)) for b in graph.families]
-    with jax.ensure_compile_time_eval():  # the probe looks at values, also when called under jit
+    with sharding.at_once():  # the probe looks at values, also when called under jit
         return FactorGraph(graph.visible, graph.latent, (*graph.factors, *sources))
 
 

@@ -23,7 +23,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks
+from ebmpp.core import checks, sharding
 from ebmpp.core.types import Draws, Natural, PerUnit, Truths, Values, Words
 from ebmpp.errors import ArgumentError
 from ebmpp.families import finite
@@ -259,7 +259,7 @@ class Family:
         if states is None:
             low, high = (np.full(self.stat_shape, bound) for bound in self.bounds)
             return low, high
-        with jax.ensure_compile_time_eval():  # known, also where a trace asks
+        with sharding.at_once():  # known, also where a trace asks
             each = np.asarray(self.statistics(states))
         return each.min(0), each.max(0)
 

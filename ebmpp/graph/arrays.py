@@ -15,7 +15,7 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks
+from ebmpp.core import Numbers, checks, sharding
 from ebmpp.errors import StateError
 from ebmpp.families.family import Family
 
@@ -84,7 +84,7 @@ def settle(name: str, family: Family, given: Numbers, check: bool = True) -> Arr
     dtype = jnp.result_type(float)
     if not is_concrete(given):
         return jnp.asarray(given, family.dtype)
-    with jax.ensure_compile_time_eval(), np.errstate(over="ignore"):  # known values stay known under jit
+    with sharding.at_once(), np.errstate(over="ignore"):  # known values stay known under jit
         made = given.astype(dtype)
         if check:
             check_values(name, family, made, given)
@@ -100,7 +100,7 @@ def check_values(name: str, family: Family, x: Numbers, given: Numbers | None = 
     """
     if not is_concrete(x):
         return
-    with jax.ensure_compile_time_eval():  # under jit, known values would be staged, not looked at
+    with sharding.at_once():  # under jit, known values would be staged, not looked at
         wrong = ~np.asarray(family.in_support(np.asarray(x)))  # on the host: nothing to compile
         if given is not None and np.isinf(infinite := np.asarray(x)).any():
             # what became infinite on the way is told as that

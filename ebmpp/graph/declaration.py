@@ -13,7 +13,7 @@ import networkx as nx
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import checks, sharding
 from ebmpp.core.types import Eta, Schedule, State
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
@@ -111,7 +111,7 @@ def _probed(factor: Factor, scope: tuple[tuple[str, Family, SplitBlock | None], 
     """
     del floats  # what is found is of this type
     families, splits = {b: f for b, f, _ in scope}, {b: s for b, _, s in scope if s is not None}
-    with jax.ensure_compile_time_eval():  # the probe looks at values, also in a model that is traced
+    with sharding.at_once():  # the probe looks at values, also in a model that is traced
         params = _first_params(factor, families)
         probe(factor, families, params, splits)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)

@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks
+from ebmpp.core import checks, sharding
 from ebmpp.core.display import Card, Shown
 from ebmpp.core.programs import compiled
 from ebmpp.core.types import Draws, Natural, Params, PerRow, Rows, StateLike
@@ -206,7 +206,7 @@ class FactorGraph(Declaration, Shown):
             return
         states.check_finite(params)
         if all(states.is_concrete(leaf) for leaf in jax.tree.leaves(params)):
-            with jax.ensure_compile_time_eval():  # under jit, known params would be staged
+            with sharding.at_once():  # under jit, known params would be staged
                 normalization.check(self, params)
 
     def as_visible(self, data: StateLike) -> dict[str, Any]:

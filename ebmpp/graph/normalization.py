@@ -23,6 +23,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
+from ebmpp.core import sharding
 from ebmpp.core.precision import in_full
 from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
@@ -55,7 +56,7 @@ def check(graph: Declaration, params: Params) -> None:
 def _is_restricted(family: Family) -> bool:
     """Whether some natural parameters are outside the domain."""
     one = dataclasses.replace(family, shape=(1,))  # the same program for each width
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         ends = jnp.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(one.statistic_shape))
         return not bool(one.in_domain(jnp.broadcast_to(ends, (4, *one.statistic_shape))).all())
 
@@ -72,7 +73,7 @@ def _is_quadratic(family: Family) -> bool:
         return False
     points = jnp.array([-2.3, -0.7, 0.4, 1.9])
     curvature = jax.vmap(jax.jacfwd(jax.jacfwd(lambda x: (family.statistics(x), family.log_base_measure(x)))))
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         return all(bool(jnp.allclose(c, c[:1], 1e-4, 1e-4)) for c in jax.tree.leaves(curvature(points)))
 
 

@@ -13,7 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import checks, sharding
 from ebmpp.core.types import Blocks, Numbers, Params, StateLike
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.families import Family
@@ -280,7 +280,7 @@ def fill(family: Family, value: Numbers, known: Numbers | None) -> Numbers:
 
 @lru_cache(maxsize=128)
 def _harmless(family: Family) -> np.ndarray:
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         return np.asarray(family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32)))
 
 
@@ -293,6 +293,7 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
     check_factors(expected, params)
     for name, tree in expected.items():
         for leaf in jax.tree.leaves(params[name]):
+            checks.placeable(f"factor {name!r}", leaf, ParameterError)
             if hasattr(leaf, "__array__") and not isinstance(leaf, Array | np.ndarray | np.generic):
                 raise ParameterError(
                     f"factor {name!r}: params are a {type(leaf).__module__}.{type(leaf).__name__}, expected "

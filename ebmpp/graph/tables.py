@@ -17,6 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import sharding
 from ebmpp.core.types import Blocks, Numbers
 from ebmpp.errors import StateError
 from ebmpp.graph import initialization, states
@@ -113,7 +114,7 @@ def check_table(graph: Declaration, table: Table) -> Data:
         family, mask = graph.families[b], table.known.get(b)
         rows[b] = settle(b, family, states.fill(family, v, mask)).reshape(-1, *family.shape)
         if mask is not None:
-            with jax.ensure_compile_time_eval() if is_concrete(mask) else contextlib.nullcontext():
+            with sharding.at_once() if is_concrete(mask) else contextlib.nullcontext():
                 known[b] = jnp.asarray(mask).reshape(-1, *family.shape)
     return Data(rows, known, table.batch)
 

@@ -8,11 +8,10 @@ loop that it fuses with. Here both are used in one loop, by two units whose valu
 
 import numpy as np
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import random, sharding
 from ebmpp.core.loops import apart
 from ebmpp.core.types import Keys, Natural
 from ebmpp.families import Family
@@ -24,7 +23,7 @@ def suits(family: Family) -> bool:
     """Whether a unit takes one word, and its values a byte."""
     if family.num_words != 1:
         return False
-    with jax.ensure_compile_time_eval():  # known, also where a trace asks
+    with sharding.at_once():  # known, also where a trace asks
         states = family.states()
         return states is not None and bool((np.abs(np.asarray(states)) < 128).all())
 

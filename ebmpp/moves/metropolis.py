@@ -12,7 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import random, sharding
 from ebmpp.core.types import Chains, Keep, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, clash
 from ebmpp.families.family import Family
@@ -131,12 +131,12 @@ def refuse_held(marginalize: tuple[str, ...], keep: Keep) -> None:
 
 def _is_uniform(family: Family) -> bool:
     """Whether the law of initial values gives every value of a unit the same probability."""
-    with jax.ensure_compile_time_eval():  # a kernel asks while it is traced
+    with sharding.at_once():  # a kernel asks while it is traced
         states = family.states()
     if states is None:
         return False
     unit = dataclasses.replace(family, shape=(1,))
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         values = jnp.asarray(states)[:, None]
         inner = (unit.default_eta()[None] * unit.statistics(values)).reshape(len(states), -1).sum(-1)
         return float(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0]))) < 1e-6

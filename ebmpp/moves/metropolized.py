@@ -8,11 +8,10 @@ from typing import Any
 
 from jaxtyping import Float, Real
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.precision import in_full
 from ebmpp.core.types import Blocks, Chains, Draws, Eta, Keys, Natural, Rows, Words
 from ebmpp.errors import ArgumentError, IntractableError
@@ -161,7 +160,7 @@ def metropolized_sweep(
 
 
 def _is_finite(family: Family) -> bool:
-    with jax.ensure_compile_time_eval():  # a kernel asks while it is traced
+    with sharding.at_once():  # a kernel asks while it is traced
         return family.states() is not None
 
 

@@ -11,7 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import random, sharding
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.ppl.layout import Layout
@@ -31,7 +31,7 @@ def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
 @lru_cache(maxsize=128)
 def is_index(family: Family) -> bool:
     """Whether a unit takes the values 0, 1, ..., which NumPyro expects of what it enumerates."""
-    with jax.ensure_compile_time_eval():  # known, also where a trace asks
+    with sharding.at_once():  # known, also where a trace asks
         values = family.states()
         return values is not None and np.array_equal(values, np.arange(len(values)))
 
@@ -39,7 +39,7 @@ def is_index(family: Family) -> bool:
 @lru_cache(maxsize=128)
 def is_own_statistic(family: Family) -> bool:
     """Whether the statistic by which a unit interacts is its value."""
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         values = family.states()
         if values is None:
             key = random.key_pair(jax.random.key(0))

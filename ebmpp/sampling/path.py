@@ -22,7 +22,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import random, sharding
 from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.core.precision import in_full
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
@@ -139,7 +139,7 @@ class Path(Shown):
 
     def ends_at(self, params: Params) -> bool:
         """Whether this is its model."""
-        with jax.ensure_compile_time_eval():  # known arrays may be asked under a transformation
+        with sharding.at_once():  # known arrays may be asked under a transformation
             same = jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), self.params, params)
             return all(map(bool, jax.tree.leaves(same)))
 

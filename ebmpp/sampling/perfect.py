@@ -18,7 +18,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.families import Bernoulli, Family, Spin
@@ -95,7 +95,7 @@ def _check_ordered(graph: FactorGraph) -> None:
 
 
 def _is_ordered(family: Family) -> bool:
-    with jax.ensure_compile_time_eval():  # under jit the values would be staged, not looked at
+    with sharding.at_once():  # under jit the values would be staged, not looked at
         listed = family.states()
         if listed is None or family.stat_shape:
             return False

@@ -149,7 +149,7 @@ def test_likelihood_from_both_sides(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert mean["held_out"] == pytest.approx(np.mean(told[side]["held_out"]), abs=0.01)
     by_particles = told["particles"]
     assert abs(by_particles["held_out"] - exactly) < 5 * by_particles["standard_error"] + 1e-3
-    assert by_particles["particles"] == 4000 and all("standard_error" in point for point in told["curve"])
+    assert by_particles["particles"] == 400 and all("standard_error" in point for point in told["curve"])
     assert told["meeting"]["unmet"] == 0 and told["meeting"]["tv_bound"] < 0.5
     assert [p["step"] for p in told["curve"]] == list(range(7))
     assert {p.name for p in tmp_path.glob("*.png")} == {

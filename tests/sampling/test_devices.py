@@ -3,7 +3,9 @@
 """Many devices: the same pairs, particles and chains as on one, and nothing that they wait for in a loop."""
 
 from collections.abc import Callable
+import functools
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,11 @@ from numpyro.infer import MCMC
 import pytest
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import ebmpp
 from ebmpp.core import random, sharding
-from ebmpp.errors import ArgumentError
+from ebmpp.errors import ArgumentError, ParameterError, StateError
 from ebmpp.kernels import over_devices
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
@@ -169,6 +171,20 @@ def test_chains_over_devices_are_those_of_one(kernel: Callable[..., Any]) -> Non
     assert draws[1].sharding.spec == P("rows")
 
 
+@pytest.mark.parametrize("family", [ebmpp.Bernoulli, slow(ebmpp.Gaussian)])
+def test_chains_over_devices_may_be_the_first_thing_done_with_a_graph(family: Callable[..., Any]) -> None:
+    # what is found out about a graph amid each device's own program is found out once, and looked up later
+    for module in [module for name, module in sys.modules.items() if name.startswith("ebmpp")]:
+        for fn in vars(module).values():
+            if isinstance(fn, functools._lru_cache_wrapper):
+                fn.cache_clear()
+    graph = ebmpp.layered(v=family(5), h=ebmpp.Bernoulli(3))
+    options = {"num_warmup": 0, "num_samples": 2, "num_chains": 4, "progress_bar": False}
+    mcmc = MCMC(ebmpp.BlockedGibbs(graph), chain_method=over_devices(mesh_of(2)), **options)
+    mcmc.run(KEY, graph.init(KEY))
+    assert mcmc.get_samples()["v"].shape == (8, 5)
+
+
 def test_a_number_of_chains_that_devices_do_not_divide_is_refused() -> None:
     mcmc = MCMC(
         ebmpp.BlockedGibbs(RBM),
@@ -192,6 +208,28 @@ def test_params_may_be_cut_over_another_axis() -> None:
     one = pairs(None, m=5)
     many = ebmpp.unbiased_expectation(RBM, cut, both, rng_key=KEY, num_pairs=20, m=5, mesh=mesh)
     np.testing.assert_array_equal(many.meeting_time, one.meeting_time)
+
+
+def test_params_cut_over_an_axis_that_the_mesh_lacks_are_named() -> None:
+    auto = jax.make_mesh((2, 4), ("rows", "units"), axis_types=(AxisType.Auto,) * 2)
+    cut = {**PARAMS, "v:h": jax.device_put(PARAMS["v:h"], NamedSharding(auto, P(None, "units")))}
+    told = r"mesh: the array \['v:h'\] is cut over 'units', and this mesh has the axes \('rows',\)"
+    with pytest.raises(ArgumentError, match=told):
+        ebmpp.unbiased_expectation(RBM, cut, both, rng_key=KEY, num_pairs=2, mesh=mesh_of(2))
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "units")])
+def test_arrays_over_explicit_axes_need_the_mesh(spec: P) -> None:
+    mesh = jax.make_mesh((2, 4), ("rows", "units"), axis_types=(AxisType.Explicit,) * 2)
+    cut = {**PARAMS, "v:h": jax.device_put(PARAMS["v:h"], NamedSharding(mesh, spec))}
+    told = (
+        r"an array over a mesh with explicit axes, \('rows', 'units'\); give mesh=, .*AxisType.Auto,\) \* 2"
+    )
+    with pytest.raises(ParameterError, match="factor 'v:h': " + told):
+        RBM.free_energy(cut, CLAMPED)
+    rows = jax.device_put(CLAMPED["v"], NamedSharding(mesh, P("rows")))
+    with pytest.raises(StateError, match="block 'v': " + told):
+        ebmpp.fit(RBM, rows, rng_key=KEY, num_steps=1, progress_bar=False)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Params, checks, sharding
 from ebmpp.errors import DeclarationError, StateError
 from ebmpp.families import Family
 from ebmpp.graph import states
@@ -65,7 +65,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     values = states.clamps(values)
     if not values:
         return graph
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         given = _one_state(graph, values)
         parts = {b: whole(b, f) for b, f in graph.families.items()}
         kept, base = dict(graph.families), {}

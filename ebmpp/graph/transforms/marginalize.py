@@ -23,6 +23,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import sharding
 from ebmpp.core.types import Params
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Family
@@ -91,7 +92,7 @@ def marginalize(
     for block in listed:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
         given = None if params is None else states.named(graph, params)
-        with jax.ensure_compile_time_eval():
+        with sharding.at_once():
             graph = _without(graph, block, block if name is None else name)
         if given is not None:
             params = {n: v for n, v in given.items() if n not in absorbed}

@@ -20,6 +20,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.graph.factors import Factor
@@ -233,7 +234,7 @@ def replicate(graph: FactorGraph, num: int, own: bool = False) -> FactorGraph:
     grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))
     visible, latent = ({b: grow(f) for b, f in side.items()} for side in (graph.visible, graph.latent))
     shared = [Reference(b, num, name) for b, name in _reference_names(graph).items()] if own else []
-    with jax.ensure_compile_time_eval():  # the probe looks at values, also when called under jit
+    with sharding.at_once():  # the probe looks at values, also when called under jit
         return FactorGraph(visible, latent, [*(Replicated(f, num, own) for f in graph.factors), *shared])
 
 

@@ -12,6 +12,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core import sharding
 from ebmpp.ppl.dependence.flow import (
     Along,
     Contraction,
@@ -263,7 +264,7 @@ def _summed(
         index = known.places(step.inputs[1])
         if index is None:
             return None
-        with jax.ensure_compile_time_eval():  # the updates' derivatives tell which element they go to
+        with sharding.at_once():  # the updates' derivatives tell which element they go to
             put = lambda updates: scatter_add(step, nothing(shapes[0]), jnp.asarray(index), updates)
             (targets,) = jax.vjp(put, nothing(shapes[2]))[1](number(results[0]))
         return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
@@ -272,7 +273,7 @@ def _summed(
     if depends[1] or len(taps) > _MOST_TAPS or len(taps) == 0:
         return None
     params = {**step.params, "precision": lax.Precision.HIGHEST, "preferred_element_type": None}
-    with jax.ensure_compile_time_eval():
+    with sharding.at_once():
         kernels = nothing((len(taps), *shapes[1])).at[(jnp.arange(len(taps)), *taps.T)].set(1.0)
         own = step._replace(params=params)
         made = jax.vmap(lambda kernel: bind(own, [number(shapes[0]), kernel])[0])(kernels)
@@ -293,7 +294,7 @@ def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | Non
         start += size
     origins = _on_host(step, operands)
     if origins is None:
-        with jax.ensure_compile_time_eval():
+        with sharding.at_once():
             origins = bind(step, [jnp.asarray(a) for a in operands])
     origins = [np.asarray(o) for o in origins]
     if step.name == "scatter":  # of updates of one place any may win
