@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress bar of a run: neither compiling nor what is only dispatched counts as a step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 import time
 from typing import Any
 
@@ -26,7 +26,7 @@ class Bar:
     def __init__(self, total: int, start: int, hidden: bool) -> None:
         self.shown = not hidden
         self._bar = tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step")
-        self._seen: set[int] = set()  # stages
+        self._seen: set[Hashable] = set()  # programs
         self._began: float | None = None  # to compile
         self._waits, self._last = False, 0.0
 
@@ -36,11 +36,14 @@ class Bar:
     def __exit__(self, *raised: object) -> None:
         self._bar.close()
 
-    def begin(self, stage: int) -> None:
-        """Before steps of a stage, whose first ones compile its programs."""
-        if not self.shown or stage in self._seen:
+    def begin(self, program: Hashable) -> None:
+        """Before steps by a program of a stage, whose first ones compile it.
+
+        :param program: what tells it from others of the run.
+        """
+        if not self.shown or program in self._seen:
             return
-        self._seen.add(stage)
+        self._seen.add(program)
         self._began = time.monotonic()
         self._bar.set_description("compiling")
 

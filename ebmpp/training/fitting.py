@@ -107,8 +107,9 @@ def fit(
 ) -> Fit:
     """Maximise the likelihood of ``data`` by stochastic gradients.
 
-    One step is compiled once; from the 1,000th of a stage on it is compiled again, and several go into one
-    program, where nobody looks between them. Batches are rows of a fresh permutation each epoch.
+    One step is compiled once; from the 5,000th of a stage on it is compiled again, and several go into one
+    program, where nobody looks between them (not with coupled pairs, nor over a mesh). Batches are rows of a
+    fresh permutation each epoch.
 
     ``data`` are one of these:
 

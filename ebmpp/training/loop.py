@@ -33,7 +33,9 @@ from ebmpp.training.trail import Trail
 from ebmpp.training.watching import Watch
 
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
-_ALONE = 1000  # steps that win as much by going together as their program takes to compile
+# Steps that win as much by going together, a third of a millisecond each, as their program takes to compile:
+# a run of fewer does not pay for it, and a longer one at most twice.
+_ALONE = 5000
 # What is dispatched at once takes no longer, in seconds: a bar moves, and Ctrl-C is heard, between.
 _LONG = 0.1
 
@@ -55,7 +57,7 @@ class Loop:
     :param every: steps between monitor values.
     :param best: what keeps the best params, or None.
     :param trail: what keeps params on the way, or None.
-    :param alone: so many steps of a stage go one by one, 1000 by default. Those after them go several in one
+    :param alone: so many steps of a stage go one by one, 5000 by default. Those after them go several in one
         program, up to where somebody looks, which is faster for small ones. That program takes a second to
         compile, for each optimiser again, and may round otherwise, so where it begins is a matter of the
         step's number alone: not of time, of looks, or of where a run was stopped.
@@ -162,7 +164,7 @@ class Loop:
                 if number and step == self.stages.first[number]:
                     state = self._enter(number, state)
                 stop = self._stop(step, number)
-                bar.begin(number)
+                bar.begin((number, self._goes_alone(step, number)))
                 state, stop = self._steps(step, stop, number, state)
                 bar.made(stop - step, state)
                 step = stop

@@ -21,7 +21,7 @@ from ebmpp.data import bars_and_stripes
 from ebmpp.errors import DivergenceError, StateError
 from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Estimate, Estimator
-from ebmpp.training import bar as bar_module
+from ebmpp.training import bar as bar_module, loop as loop_module
 from ebmpp.training.fitting import Fit, estimate_step
 from helpers import Tensor, pair, random_params
 
@@ -317,6 +317,22 @@ def test_the_bar_tells_compiling_from_training(capsys: pytest.CaptureFixture[str
     assert [line for line in compiling if " 0/6 " in line] and [line for line in compiling if " 3/6 " in line]
     assert any("training" in line and " 1/6 " in line and "compiled=" in line for line in shown)
     assert " 6/6 " in shown[-1]
+
+
+def test_the_bar_tells_that_steps_are_compiled_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "_ALONE", 3)
+    graph, data = layered(v=Bernoulli(4), h=Bernoulli(3)), bars_and_stripes(2)
+    options = {"estimator": CD(k=1), "num_steps": 8, "progress_bar": True}
+    fit(graph, data, rng_key=jax.random.key(0), **options)
+    compiling = [line for line in capsys.readouterr().err.split("\r") if line.startswith("compiling")]
+    assert [any(f" {step}/8 " in line for line in compiling) for step in (0, 2, 3, 6)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 class Step:
