@@ -151,7 +151,8 @@ def declare(
     :raises DeclarationError: for a graph that is directed, has parallel edges, loops or no node, or a family
         of another number of units.
     """
-    checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
+    wanted = "a networkx graph (pairs in an array are for Pairwise(block, pairs))"
+    checks.instance("from_networkx: graph", graph, nx.Graph, wanted)
     check_network("from_networkx", graph)
     if not len(graph):
         raise DeclarationError("from_networkx: the graph has no node; give one a unit")

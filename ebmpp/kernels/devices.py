@@ -17,7 +17,8 @@ def over_devices(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any],
 
     Choose it where chains are many: "vectorized" runs all of them on one device, "parallel" one a device.
     Draws are bitwise those of the other methods, and stay where their chains are. As with any function for a
-    ``chain_method``, NumPyro shows no progress. Chains never wait for one another.
+    ``chain_method``, NumPyro shows no progress. Chains never wait for one another. A single chain is run
+    on one device: NumPyro does not ask a ``chain_method`` about it.
 
     :param mesh: of devices of this process; chains, a multiple of them, go over its first axis.
     :raises ArgumentError: for what is no mesh, or a number of chains that it does not divide.
