@@ -117,7 +117,9 @@ def _is_dense(size: int, edges: np.ndarray) -> bool:
 
 
 def _matrix(weights: Array, edges: np.ndarray, size: int) -> Array:
-    return jnp.zeros((size, size), weights.dtype).at[edges[:, 0], edges[:, 1]].set(weights)
+    # They are inside: XLA asked two million of them while it compiled the gradient, for eight seconds.
+    at = jnp.zeros((size, size), weights.dtype).at[edges[:, 0], edges[:, 1]]
+    return at.set(weights, mode="promise_in_bounds", unique_indices=True)
 
 
 def _pairwise_energy(weights: Array, each: Array, edges: np.ndarray) -> Array:
