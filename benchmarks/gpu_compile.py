@@ -45,7 +45,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P  # noqa: E402
 
 import ebmpp  # noqa: E402
-from ebmpp.core import backend, random  # noqa: E402
+from ebmpp.core import backend, programs, random  # noqa: E402
 from ebmpp.moves.layer import gibbs_sweep  # noqa: E402
 from ebmpp.moves.move import draw_sweep  # noqa: E402
 from ebmpp.moves.sweeps import resolve_moves  # noqa: E402
@@ -63,6 +63,7 @@ gpu_device_info {
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
   device_memory_size: 150754820096 shared_memory_per_block_optin: 232448
+  driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
   cuda_compute_capability { major: 9 } registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }
 platform_name: "CUDA"
@@ -135,19 +136,27 @@ def shapes(tree: Any, where: NamedSharding) -> Any:
     return jax.tree.map(one, tree)
 
 
-def compiled(lower: Callable[[], Any]) -> dict[str, Any]:
+def graphs() -> dict[str, int]:
+    """Of the program that was compiled last: what the host begins, and how many CUDA graphs are among it."""
+    newest = max(Path(DUMP.name).glob("*.thunk_sequence*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    outside = [line for line in newest.read_text().splitlines() if re.match(r"\d+: ", line)]
+    return {"begun": len(outside), "graphs": sum("kCommandBuffer" in line for line in outside)}
+
+
+def compiled(lower: Callable[[], Any], loops_in_graphs: bool = False) -> dict[str, Any]:
     """What a program is, from how it is lowered."""
-    for old in Path(DUMP.name).glob("*.ptx"):
+    for old in [path for kind in ("ptx", "txt") for path in Path(DUMP.name).glob(f"*.{kind}")]:
         old.unlink()
     jax.clear_caches()  # cases differ in what no argument tells
     began = time.monotonic()
-    made = lower().compile()
+    made = lower().compile(dict([programs._GRAPHS]) if loops_in_graphs else None)
     seconds = time.monotonic() - began
     text, memory = parsed(made.as_text()), made.memory_analysis()
     ptx = [path.read_text() for path in Path(DUMP.name).glob("*.ptx")]
     return {
         "launches": launches(text["entry"]),
         "loops": list(loops(text)),
+        "from the host": graphs(),
         "kernels in tf32": sum("tf32" in each for each in ptx),
         "arguments MB": memory.argument_size_in_bytes / 1e6,
         "temporaries MB": memory.temp_size_in_bytes / 1e6,
@@ -236,10 +245,11 @@ def main() -> None:
         "100,000 pairs 784x500": lambda: engine(where, 100_000, None),
         "1,000,000 pairs 784x500": lambda: engine(where, 1_000_000, None),
         "PCD-10 784x500": lambda: persistent(where),
+        "pairs 784x500, loops in graphs": lambda: engine(where, 1000, None),
     }
     for name, lower in cases.items():
         if args.only is None or name in args.only:
-            told[name] = compiled(lower)
+            told[name] = compiled(lower, "in graphs" in name)
             print(name, json.dumps(told[name], indent=1), flush=True)
     args.out.write_text(json.dumps(told, indent=1) + "\n")
 

@@ -20,17 +20,23 @@ _KEPT = 16
 _Quick = Callable[..., bool]
 _WIDE = "xla_cpu_prefer_vector_width", "512"
 _QUICK = "xla_cpu_use_fusion_emitters", False
+# What is launched as CUDA graphs; XLA's own choice is all but loops and branches.
+_GRAPHS = (
+    "xla_gpu_enable_command_buffer",
+    "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
+)
 _quick_here: ContextVar[bool] = ContextVar("quick_here", default=False)
 
 
 class Program:
-    """``jax.jit`` of a function, compiled for a CPU as measured where the host calls it.
+    """``jax.jit`` of a function, compiled as suits the device where the host calls it.
 
     XLA asks LLVM for vectors of 256 bits, whatever the processor has. With 512, on one that has them, 1000
     coupled pairs took 0.86 (16x16), 0.86 (200x100) and 0.92 (784x500) of the time, ten sweeps of an Ising
     torus 0.62 and of a complete network of 784 units 0.52, and compiling as long as before. Elsewhere
     it changes nothing. jax takes such an option of a whole program alone, so inside a caller's ``jax.jit`` it
-    is the caller's to say, and what ``XLA_FLAGS`` names is left as it is.
+    is the caller's to say, and what ``XLA_FLAGS`` names is left as it is. On a GPU of NVIDIA's, where
+    ``EBMPP_CUDA_GRAPHS=1``, loops and branches lie in CUDA graphs, which the host does not wait for.
 
     :param fn: traced by jax.
     :param quick: of what a call is given, whether to compile by XLA's older emitters of kernels, which take
@@ -91,10 +97,12 @@ def traced(given: Any) -> bool:
 
 def _asked(quick: bool) -> tuple[tuple[str, Any], ...]:
     """What is asked of the compiler."""
-    if backend.accelerated():
-        return ()
     flags = os.environ.get("XLA_FLAGS", "")
-    wanted = (_WIDE, _QUICK) if quick else (_WIDE,)
+    if backend.accelerated():
+        # Only where it is asked for: nobody has run loops in a graph of these programs.
+        wanted = (_GRAPHS,) if os.environ.get("EBMPP_CUDA_GRAPHS") == "1" and backend.cuda() else ()
+    else:
+        wanted = (_WIDE, _QUICK) if quick else (_WIDE,)
     return tuple(option for option in wanted if option[0] not in flags and _known(*option))
 
 

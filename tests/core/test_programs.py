@@ -102,3 +102,21 @@ def test_values_may_stand_anywhere_and_what_else_tells_programs_apart() -> None:
     assert made == [(3, "a"), (3, "a"), (2, "b"), (3, "a")]
     several.clear_cache()
     assert len(several) == several._cache_size() == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "graphs"),
+    [("1", "", True), (None, "", False), ("1", "--xla_gpu_enable_command_buffer=FUSION", False)],
+)
+def test_loops_lie_in_cuda_graphs_where_that_is_asked_for(monkeypatch, asked, flags, graphs):
+    monkeypatch.setattr(programs.backend, "accelerated", lambda: True)
+    monkeypatch.setattr(programs.backend, "cuda", lambda: True)
+    monkeypatch.setattr(programs, "_known", lambda *option: True)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.delenv("EBMPP_CUDA_GRAPHS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("EBMPP_CUDA_GRAPHS", asked)
+    names = [name for name, _ in programs._asked(quick=True)]
+    assert names == (["xla_gpu_enable_command_buffer"] if graphs else [])
+    monkeypatch.setattr(programs.backend, "cuda", lambda: False)
+    assert programs._asked(quick=True) == ()

@@ -51,6 +51,16 @@ def test_fold_in_separates_every_counter(pairs: jax.Array) -> None:
     np.testing.assert_array_equal(random.fold_in(pairs[2], 3), made[2, 3, 0])
 
 
+def test_keys_on_an_accelerator_are_those_of_a_processor(
+    pairs: jax.Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded = lambda key: random._folded.__wrapped__(key, jnp.uint32(7), jnp.arange(5, dtype=jnp.uint32))
+    here = folded(pairs)
+    monkeypatch.setattr(random.backend, "accelerated", lambda: True)
+    np.testing.assert_array_equal(folded(pairs), here)
+    assert here.shape == (5, 2)
+
+
 def test_key_pairs_of_typed_legacy_and_other_keys() -> None:
     typed = jax.random.key(5)
     legacy = jax.random.key_data(typed)
