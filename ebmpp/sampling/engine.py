@@ -14,7 +14,7 @@ What is summed, for the estimator H_{k:m} (Jacob, O'Leary, Atchade 2020; lags: B
 """
 
 import dataclasses
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 from jaxtyping import Integer, UInt32
@@ -160,9 +160,7 @@ class _Engine:
             return self._stage(run, first, jobs, last=True if parts == 1 else number == parts - 1)
 
         run = some(0, start) if parts == 1 else lax.fori_loop(0, parts, some, start)
-        for stage in rest:
-            run = self._stage(run, stage)
-        return run
+        return reduce(self._stage, rest, run)
 
     # -- before the slots: the leading chains run ahead ------------------------------------------
 
@@ -281,7 +279,8 @@ class _Engine:
         def one(run: _Run) -> tuple[_Run, tuple]:
             slots, tally = self._sweep(run.slots.unpack())
             slots, met, weights, moves = self._book(slots)
-            # the states that count are those before a slot takes its next job
+            # states before a slot takes its next job; of a pair that cannot go on -1, also if it has met
+            met = jnp.where(tally.broken > 0, -1, met)
             counted = slots.z, weights, jnp.stack([slots.job, slots.job]), met
             taken = run.taken
             if jobs is not None:

@@ -3,9 +3,11 @@
 """Meeting is what the coupling says: pairs of reals meet, and a draw that cannot be made is flagged."""
 
 import functools
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 
 import jax
@@ -22,6 +24,7 @@ from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
+from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from ebmpp.sampling import engine
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
@@ -154,6 +157,23 @@ def test_a_sweep_gives_up_a_residual_without_mass() -> None:
     made = couple_focused(Target(graph, {}), eta, z, Layer(("a",), "maximal"), 0, draw)
     np.testing.assert_array_equal(made.broken, ~made.together["a"])
     assert made.broken.any() and not (made.broken & made.accept_y).any()
+
+
+def test_a_pair_that_fails_after_it_has_met_is_not_done() -> None:
+    """What it lacks until sweep m would count as nothing."""
+    unit = dist.Normal(0.0, 1.0)
+    law = lambda s: dist.Normal(0.0, jnp.where(s["a"] > 2, jnp.nan, 1.0))
+    kernel = CoupledComposite([Conjugate("a", lambda s: unit, unit), Conjugate("b", law, unit)])
+    run = partial(
+        composite_expectation, kernel, lambda s: s["a"], rng_key=jax.random.key(0), num_pairs=50, k=1
+    )
+    with pytest.raises(
+        UnmetError, match=r"(\d+) of 50 pairs had not met .*\1 of them because a draw could not"
+    ):
+        run(m=100)
+    with pytest.warns(UserWarning, match="the estimate is biased"):
+        made = run(m=20, unmet="drop")
+    assert 0 < made.num_unmet < 50 and np.isinf(made.meeting_time[~made.met]).all()
 
 
 # -- max_sweeps ------------------------------------------------------------------------------------
