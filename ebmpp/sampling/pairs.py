@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
     total: Any
     """The accumulator's sum, to be divided by ``m - k + 1``."""
     meeting_time: Integer[Array, "jobs"]
-    """First t with X_t = Y_{t - lag}; -1 where unmet, or stopped before m because a draw could not be made."""
+    """First t with X_t = Y_{t - lag}; -1 where unmet, or where a draw before m could not be made."""
     trials: Scalar
     """Coupled trials of a move, those of residuals included, over moves done."""
     acceptance: Scalar | None

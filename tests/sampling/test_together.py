@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meeting is what the coupling says: pairs of reals meet, and a draw that cannot be made is flagged."""
 
-import functools
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ def steps(size: int) -> tuple[Langevin, Layer]:
     return Langevin(("v",), 1.0 if size < 100 else 0.5, 2), Layer(("h",), "maximal")
 
 
-@functools.cache
+@cache
 def machine(size: int) -> FactorGraph:
     return layered(v=Gaussian(size, variance="learned"), h=Bernoulli(5))
 
