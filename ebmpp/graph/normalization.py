@@ -5,13 +5,15 @@
 Finite blocks always do. An Exponential or a learned-variance Gaussian needs its natural parameter
 inside the domain whatever its neighbours do; two blocks of unbounded statistics need the right sign
 (or a positive definite precision, if both are Gaussian). Families are asked for their bounds and domains,
-those of one's own as well. Interactions of two blocks are decided exactly; those of three or more are tried
-at random states, which can refute but not prove.
+those of one's own as well. Interactions of two blocks are decided exactly. Those of three or more, and a
+joint precision that depends on other blocks, are tried at states of these, which can refute but not prove.
 """
 
+from collections.abc import Callable, Iterator
 import dataclasses
 from functools import lru_cache, partial
 import math
+from typing import Any
 import warnings
 
 from jaxtyping import Float
@@ -33,8 +35,11 @@ from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.initialization import random_statistics
 
 _RANDOM_STATES = 64
+_FEW_STATES = 8  # where each takes many products
+_ROUNDS = 5  # from a state to a worse one
 _DENSE = 512  # units; their precision is a matrix, and of more units only products are taken
 _ROUNDING = 32  # of a product with the precision, in units of the floats' own
+_Times = Callable[[Float[Array, "vectors size"]], Float[Array, "vectors size"]]
 _FAR = 1e6  # a natural parameter that a domain short of all reals does not hold, on one side or the other
 
 
@@ -89,7 +94,10 @@ def _eta(graph: Declaration, params: Params, block: str, stats: Statistics) -> N
 def _check_reach(graph: Declaration, params: Params, block: str) -> None:
     """Natural parameters of ``block`` over everything its bounded neighbours can do."""
     family = graph.families[block]
-    for worst in _reach(graph, block, params):
+    stats = None
+    if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
+        stats = random_statistics(graph.families, _around(graph, block), _RANDOM_STATES)
+    for worst in _reach(graph, block, params, stats):
         inside = np.asarray(family.in_domain(worst))
         if inside.all():
             continue
@@ -103,29 +111,45 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))  # op by op a check of 784x500 units takes 20 times as long
-def _reach(graph: Declaration, block: str, params: Params) -> tuple[Natural, Natural]:
-    """The largest and the smallest natural parameters; a domain is convex, so it has what is between."""
+def _reach(
+    graph: Declaration, block: str, params: Params, stats: Statistics | None
+) -> tuple[Natural, Natural]:
+    """The largest and the smallest natural parameters; a domain is convex, so it has what is between.
+
+    :param stats: of some states of the neighbours, where those are tried; None for all that they can do.
+    """
     around = _around(graph, block)
-    if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
-        stats = random_statistics(graph.families, around, _RANDOM_STATES)
+    if stats is not None:
         eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
         return eta.max(0), eta.min(0)
     zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in around}
     high = low = _eta(graph, params, block, zero)
     for b in around:
         if not _is_unbounded(graph.families[b]):
-            slope = _slope(graph, block, b, params)
+            slope = _slope(graph, block, b, params, zero)
             high = high + _largest(slope, graph.families[b])
             low = low - _largest(-slope, graph.families[b])
     return high, low
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _slope(graph: Declaration, a: str, b: str, params: Params) -> Array:
-    """How the natural parameters of ``a`` depend on the statistics of ``b``, the other neighbours at 0."""
-    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _around(graph, a)}
+def _slope(graph: Declaration, a: str, b: str, params: Params, around: Statistics) -> Array:
+    """How the natural parameters of ``a`` depend on the statistics of ``b``, its neighbours at ``around``."""
     few = math.prod(graph.families[b].statistic_shape) < math.prod(graph.families[a].statistic_shape)
-    return (jax.jacfwd if few else jax.jacrev)(lambda t: _eta(graph, params, a, {**zero, b: t}))(zero[b])
+    eta = lambda t: _eta(graph, params, a, {**around, b: t})
+    return (jax.jacfwd if few else jax.jacrev)(eta)(around[b])
+
+
+def _tried(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
+    """What the neighbours of ``a`` are tried at: 0 where no other block changes its coupling to ``b``."""
+    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _around(graph, a)}
+    inside = lambda f: {a, b} <= set(f.blocks) and (a != b or any(n == a for n, _ in f.lateral))
+    others = {n for f in graph.factors if inside(f) for n in f.blocks} - {a, b}
+    if not others:
+        yield zero
+        return
+    stats = jax.device_get(random_statistics(graph.families, sorted(others), _RANDOM_STATES))
+    yield from (zero | {n: t[row] for n, t in stats.items()} for row in range(_RANDOM_STATES))
 
 
 @in_full
@@ -145,16 +169,17 @@ def _largest(slope: Array, other: Family) -> Array:
 
 def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     fa, fb = graph.families[a], graph.families[b]
-    slope = np.asarray(_slope(graph, a, b, params)).reshape(fa.size, -1, fb.size, math.prod(fb.stat_shape))
-    # to which sides the product of two statistics has no end, shape (1, S of a, 1, S of b)
+    slopes = [np.asarray(_slope(graph, a, b, params, around)) for around in _tried(graph, a, b)]
+    slope = np.stack(slopes).reshape(-1, fa.size, math.prod(fa.stat_shape), fb.size, math.prod(fb.stat_shape))
+    # to which sides the product of two statistics has no end, shape (1, 1, S of a, 1, S of b)
     (low_a, high_a), (low_b, high_b) = (np.isinf(np.reshape(f.statistic_bounds, (2, -1))) for f in (fa, fb))
-    each = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, :, None]
+    each = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, None, :, None]
     up = each(high_a, high_b) | each(low_a, low_b)
     down = each(high_a, low_b) | each(low_a, high_b)
-    wrong = (up & (slope > 0)) | (down & (slope < 0))
+    wrong = ((up & (slope > 0)) | (down & (slope < 0))).any(0, keepdims=True)
     if wrong.any():
         sides = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
-        where = np.argwhere(wrong)[0] * [0, 1, 0, 1]
+        where = np.argwhere(wrong)[0] * [0, 0, 1, 0, 1]
         both = f"the units of block {a!r} ({fa!r}) are"
         if a != b:
             both = f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
@@ -168,37 +193,126 @@ def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
 
 def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]) -> None:
     size = sum(graph.families[b].size for b in blocks)
-    if size <= _DENSE:
-        columns = _precision_times(graph, blocks, params, jnp.eye(size))
-        lower = upper = float(np.linalg.eigvalsh(np.asarray(columns, float))[0])
+    at = lambda others: partial(_precision_times, graph, blocks, params, others)
+    zero = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in blocks}
+    where = ""
+    if _depends(graph, blocks, at, zero, size):
+        lower, upper = _least_of_states(graph, blocks, params, at, tuple(zero), size)
+        where = f" at a state of blocks {[b for b in zero if _joins(graph, blocks, b)]}"
     else:
-        # two rows, though one is asked for: one row alone takes XLA seven times as long (5000 units)
-        rows = lambda v: jnp.broadcast_to(jnp.asarray(v, float)[None], (2, size))
-        product = lambda v: _precision_times(graph, blocks, params, rows(v))[0]
-        rounding = _ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps)
-        lower, upper = definite.least_eigenvalue(product, size, rounding)
+        lower, upper = _least(at(zero), size)
     remedy = f"Weaken the factors {_names(graph, *blocks)} between them."
     if upper <= 0:
         raise DomainError(
             f"the model does not normalise: the joint precision of the Gaussian blocks {list(blocks)} has "
-            f"smallest eigenvalue {upper:.4g}{'' if size <= _DENSE else ' or less'}, and must be positive "
-            f"definite. {remedy}"
+            f"smallest eigenvalue {upper:.4g}{'' if size <= _DENSE else ' or less'}{where}, and must be "
+            f"positive definite. {remedy}"
         )
     if not lower > 0:
         warnings.warn(
             "the model may not normalise: the smallest eigenvalue of the joint precision of the Gaussian "
-            f"blocks {list(blocks)} is between {lower:.4g} and {upper:.4g}, and must be positive. {remedy}",
+            f"blocks {list(blocks)} is between {lower:.4g} and {upper:.4g}{where}, and must be positive. "
+            f"{remedy}",
             RuntimeWarning,
             stacklevel=4,
         )
 
 
+def _least(times: _Times, size: int) -> tuple[float, float]:
+    """Bounds on the least eigenvalue of a matrix that ``times`` multiplies rows by."""
+    if size <= _DENSE:
+        least = float(np.linalg.eigvalsh(np.asarray(times(jnp.eye(size)), float))[0])
+        return least, least
+    rounding = _ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps)
+    return definite.least_eigenvalue(lambda v: np.asarray(times(_rows(v))[0]), size, rounding)
+
+
+def _rows(vector: Any) -> Float[Array, "2 size"]:
+    """Two, though one is asked for: one row alone takes XLA seven times as long (5000 units)."""
+    made = jnp.asarray(vector, float)
+    return jnp.broadcast_to(made[None], (2, *made.shape))
+
+
+def _joins(graph: Declaration, blocks: tuple[str, ...], other: str) -> bool:
+    return any(other in f.blocks and set(blocks) & set(f.blocks) for f in graph.factors)
+
+
+def _depends(
+    graph: Declaration,
+    blocks: tuple[str, ...],
+    at: Callable[[Statistics], _Times],
+    zero: Statistics,
+    size: int,
+) -> bool:
+    """Whether the joint precision of ``blocks`` depends on the other blocks: it is affine in each of these,
+    so that it then differs between two random points.
+    """
+    if not any(_joins(graph, blocks, b) for b in zero):
+        return False
+    generator = np.random.default_rng(0)
+    draw = lambda: {b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), t.dtype) for b, t in zero.items()}
+    vectors = jnp.eye(size) if size <= _DENSE else _rows(generator.normal(size=size))
+    here, there = (np.asarray(at(draw())(vectors)) for _ in range(2))
+    return not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
+
+
+def _least_of_states(
+    graph: Declaration,
+    blocks: tuple[str, ...],
+    params: Params,
+    at: Callable[[Statistics], _Times],
+    others: tuple[str, ...],
+    size: int,
+) -> tuple[float, float]:
+    """The least of bounds on the least eigenvalue, over some states of ``others``; and from the worst of
+    these on over states that are worse for its eigenvector, until there is none.
+    """
+    rows = _RANDOM_STATES if size <= _DENSE else _FEW_STATES
+    stats = jax.device_get(random_statistics(graph.families, others, rows))
+    tried = [{b: t[row] for b, t in stats.items()} for row in range(rows)]
+    found = [_least(at(state), size) for state in tried]
+    least = min(found, key=lambda bounds: bounds[1])
+    worst = tried[found.index(least)]
+    for _ in range(_ROUNDS if size <= _DENSE else 0):
+        vector = np.linalg.eigh(np.asarray(at(worst)(jnp.eye(size)), float))[1][:, 0]
+        slopes = _slopes_along(graph, blocks, params, worst, jnp.asarray(vector, float))
+        worst = {b: _lowest(graph.families[b], slopes[b], t) for b, t in worst.items()}
+        here = _least(at(worst), size)
+        if not here[1] < least[1]:
+            break
+        least = here
+    return least
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _slopes_along(
+    graph: Declaration, blocks: tuple[str, ...], params: Params, others: Statistics, vector: Array
+) -> Statistics:
+    """How the precision along a vector changes with the statistics of the other blocks."""
+    along = lambda o: _precision_times(graph, blocks, params, o, vector[None])[0] @ vector
+    return jax.grad(along)(others)
+
+
+def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
+    """Of the state at which their product with ``slope`` is least; as they are of units of endless values."""
+    states = family.states()
+    if states is None:
+        return statistics
+    table = family.statistics(states).reshape(len(states), *family.stat_shape)
+    own = list(range(len(family.shape), slope.ndim))
+    each = jnp.tensordot(slope, table, (own, list(range(1, table.ndim))))
+    return table[each.argmin(-1)]
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _precision_times(
-    graph: Declaration, blocks: tuple[str, ...], params: Params, vectors: Float[Array, "vectors size"]
+    graph: Declaration,
+    blocks: tuple[str, ...],
+    params: Params,
+    others: Statistics,
+    vectors: Float[Array, "vectors size"],
 ) -> Float[Array, "vectors size"]:
-    """The joint precision of ``blocks`` times each row of ``vectors``, the others at 0."""
-    others = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in blocks}
+    """The joint precision of ``blocks`` times each row of ``vectors``, the others at ``others``."""
 
     def negative_log_density(x: dict[str, Array]) -> Array:
         stats = {b: graph.families[b].statistics(v) for b, v in x.items()}

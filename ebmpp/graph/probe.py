@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof, at declaration, that a factor is what the design needs: multi-affine. By its form or by numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+import itertools
+import math
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,11 +23,13 @@ from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.factor import Params
 from ebmpp.graph.factors.lateral import Split
 from ebmpp.graph.form import is_multi_affine
+from ebmpp.graph.initialization import random_statistics
 
 #: Of a program that runs once or twice: without LLVM's optimiser a graph of two layers is declared in three
 #: quarters of the time on a CPU, where alone that was measured.
 _ONCE = {"xla_backend_optimization_level": 0}
-_TOLERANCE = 1e-3  # relative; float32 sums over a thousand units agree to about 1e-5
+_STATES = 8  # at which it is probed, beside a point between them
+_ROUNDING = 32 * float(np.finfo(np.float32).eps)  # of a sum, times the root of how many numbers are summed
 
 
 def probe(
@@ -38,7 +42,9 @@ def probe(
 
     Many are by their form. For the others the gradient in one block's statistics is compared between random
     points that differ in this block alone, and the energy's change with the gradient's; a smooth function
-    that passes is affine there with probability one.
+    that passes is affine there with probability one. One with kinks and jumps, such as a comparison, can be
+    constant between two states: so it is tried at some states, too, and from each with a block at 0, where
+    energies are differentiated.
 
     :param splits: how blocks whose units interact are split.
 
@@ -51,31 +57,57 @@ def probe(
     if is_multi_affine(partial(factor.evaluate, families=scope), params, shapes):
         return
     generator = np.random.default_rng(0)
-    draw = lambda f: generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats)
     shaken = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
     noisy = jax.tree.map(shaken, params)
-    base, other = [draw(f) for f in scope], [draw(f) for f in scope]
+    between, *others = _points(factor, families, generator)
     # One program, which goes when this function returns: op by op, each width of a block would leave some
     # twenty in jax's caches, of a megabyte each.
     options = None if backend.accelerated() else _ONCE
     measure = jax.jit(lambda *given: _measure(factor, scope, splits, *given), compiler_options=options)
     one = np.ones((), floats)
-    found = _run(factor, measure, noisy, base, other, one)
+    found = _run(factor, measure, noisy, *between, one)
     if not np.isfinite(found.value):
         noisy = params  # an energy that restricts its params (a logarithm, say) is probed at its init
-        found = _run(factor, measure, noisy, base, other, one)
+        found = _run(factor, measure, noisy, *between, one)
     if not np.isfinite(found.value):
         raise DeclarationError(f"{factor!r}: energy is {found.value} at its initial params")
+    _check(factor, scope, splits, found, noisy, *between)
+    for here, there in others:
+        _check(factor, scope, splits, _run(factor, measure, noisy, here, there, one), noisy, here, there)
+
+
+def _points(
+    factor: Factor, families: Mapping[str, Family], generator: np.random.Generator
+) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Statistics of each block, and others to move one of them to: some between states, then of states."""
+    scope, floats = [families[b] for b in factor.blocks], np.dtype(jnp.result_type(float))
+    draw = lambda: [generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats) for f in scope]
+    made = jax.device_get(random_statistics(families, factor.blocks, _STATES + 1))
+    rows = [[made[b][i].astype(floats) for b in factor.blocks] for i in range(_STATES + 1)]
+    zero = [np.zeros_like(t) for t in rows[0]]
+    moves = [(row, to) for row, after in itertools.pairwise(rows) for to in (after, zero)]
+    return [(draw(), draw()), *moves]
+
+
+def _check(
+    factor: Factor,
+    scope: tuple[Family, ...],
+    splits: Mapping[str, Split],
+    found: "_Found",
+    params: Params,
+    here: list[np.ndarray],
+    there: list[np.ndarray],
+) -> None:
+    """:raises NotMultiAffineError: where what was found between two points is not affine."""
     for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
         in_parts = _in_parts(factor, block, splits)
-        curved, jumps = found.there[i] if in_parts else _compare(found, i, base[i], other[i])
+        curved, jumps = found.there[i] if in_parts else _compare(found, i, here[i], there[i])
         if not (curved or jumps):
             continue
         if in_parts:
             _refuse_parts(factor, splits[block])
-        here = [jnp.asarray(t) for t in base]
-        at = _energy_in(factor, scope, noisy, here, i)
-        mutual = curved and not jumps_alone(at, here[i], jnp.asarray(other[i]), family)
+        at = _energy_in(factor, scope, params, [jnp.asarray(t) for t in here], i)
+        mutual = curved and not jumps_alone(at, jnp.asarray(here[i]), jnp.asarray(there[i]), family)
         _refuse(factor, block, family, bool(mutual))
 
 
@@ -180,20 +212,26 @@ def _compare(found: _Found, i: int, here: np.ndarray, moved: np.ndarray) -> tupl
     something else than the gradient says.
     """
     value_here, slope_here, (value_there, slope_there) = found.value, found.slopes[i], found.there[i]
-    with np.errstate(all="ignore"):  # what is not a number is told of elsewhere
-        scale = abs(slope_here).max() + abs(slope_there).max() + abs(value_here) / moved.size + 1e-6
-        curved = abs(slope_here - slope_there).max() > _TOLERANCE * scale
+    rounding = _rounding(slope.size for slope in found.slopes)
+    with np.errstate(all="ignore"):  # what is not a number is not affine
+        scale = abs(slope_here).max() + abs(slope_there).max()
+        curved = not abs(slope_here - slope_there).max() <= rounding * scale
         step = moved - here
         predicted, size = (slope_here * step).sum(), (abs(slope_here) * abs(step)).sum()
-        size = size + abs(value_here) + abs(value_there) + 1e-6
-        return bool(curved), bool(abs(value_there - value_here - predicted) > _TOLERANCE * size)
+        size = size + abs(value_here) + abs(value_there)
+        return curved, not abs(value_there - value_here - predicted) <= rounding * size
+
+
+def _rounding(sizes: Iterable[int]) -> float:
+    """By how much sums of the statistics may differ, relative to what is summed."""
+    return _ROUNDING * math.sqrt(sum(sizes))
 
 
 def _measure_parts(
     at: Callable[[Array], Array], here: Array, moved: Array, split: Split
 ) -> tuple[Array, Array]:
     """The same for each part: its units' gradients must not change when all of its units are moved."""
-    family = split.family
+    family, rounding = split.family, _rounding([here.size])
     colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
     value, slope = jax.value_and_grad(at)(here)
 
@@ -205,9 +243,9 @@ def _measure_parts(
         return curved, jnp.abs(value_there - value - jnp.vdot(slope, step))
 
     curved, jumps = jax.lax.map(change, jnp.arange(split.num_parts))
-    scale = jnp.abs(slope).max() + jnp.abs(value) / moved.size + 1e-6
-    size = jnp.vdot(jnp.abs(slope), jnp.abs(moved - here)) + jnp.abs(value) + 1e-6
-    return (curved > _TOLERANCE * scale).any(), (jumps > _TOLERANCE * size).any()
+    scale = 2 * jnp.abs(slope).max()
+    size = jnp.vdot(jnp.abs(slope), jnp.abs(moved - here)) + 2 * jnp.abs(value)
+    return ~(curved <= rounding * scale).all(), ~(jumps <= rounding * size).all()
 
 
 def _refuse(factor: Factor, block: str, family: Family, mutual: bool) -> NoReturn:
@@ -221,8 +259,9 @@ def _refuse(factor: Factor, block: str, family: Family, mutual: bool) -> NoRetur
     raise NotMultiAffineError(
         f"{factor!r}: its energy is not affine in the sufficient statistics of block {block!r} "
         f"({family!r}); accepted is an energy in which each unit's statistics enter linearly, the "
-        "other units held fixed (products of different blocks' statistics are fine; x**2 of a unit of 0 and "
-        "1 is x, and of -1 and 1 it is 1: write that; for x**2 of others use Gaussian(..., "
+        "other units held fixed (products of different blocks' statistics are fine; comparisons, jnp.where, "
+        "look-ups and relu are not, for they are linear at a unit's values at most: x**2 of 0 and 1 is x, of "
+        "-1 and 1 it is 1, and a == b of 0 and 1 is a*b + (1-a)*(1-b); for x**2 of others use Gaussian(..., "
         "variance='learned'), whose statistics are x and x**2)" + factor.advice
     )
 
@@ -244,6 +283,6 @@ def jumps_alone(at: Callable[[Array], Array], here: Array, there: Array, family:
     before = gradient(flat)
     for unit in range(min(len(flat), 8)):
         after = gradient(flat.at[unit].set(moved[unit]))
-        if jnp.abs(after - before)[unit].max() > _TOLERANCE * (jnp.abs(before).max() + 1e-6):
+        if not jnp.abs(after - before)[unit].max() <= _rounding([here.size]) * jnp.abs(before).max():
             return True
     return False

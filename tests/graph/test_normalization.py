@@ -11,7 +11,20 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, Bilinear, Exponential, Factor, FactorGraph, Family, Gaussian, Poisson, Spin
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    Exponential,
+    Factor,
+    FactorGraph,
+    Family,
+    Gaussian,
+    Poisson,
+    Spin,
+    exact,
+)
 from ebmpp.errors import DomainError
 from ebmpp.graph.definite import least_eigenvalue
 from helpers import pair
@@ -180,3 +193,63 @@ def test_bounds_of_eigenvalues_hold(smallest: float) -> None:
     assert lower * upper > 0
     low, high = least_eigenvalue(lambda v: 2 * v, 600, 1e-12)  # one step, and there is no other vector
     np.testing.assert_allclose([low, high], 2, rtol=1e-9)
+
+
+# -- couplings that other blocks change ------------------------------------------------------------
+
+
+def _curve(w: Array, v: Array, h: Array) -> Array:
+    return -v[:, 1].sum() * (w * h).sum()
+
+
+@pytest.mark.parametrize("switch", [Bernoulli(1), Spin(1)], ids=repr)
+def test_a_precision_that_another_block_lowers(switch: Family) -> None:
+    factors = [*map(Bias, "vuh"), Bilinear("v", "u"), Factor("v", "h", energy=_curve, init=jnp.zeros(1))]
+    graph = FactorGraph({"v": Gaussian(1, "learned"), "u": Gaussian(1)}, {"h": switch}, factors)
+    made = graph.init(jax.random.key(0)) | {"v": jnp.array([[0.0, -0.5]]), "v:u": jnp.array([[0.8]])}
+    # precision [[1 - 2 w t, -0.8], [-0.8, 1]] at t = 1: positive definite below w = 0.18
+    graph.check(made | {"v:h": jnp.array([0.17])})
+    with pytest.raises(DomainError, match=r"-0.0122\d* at a state of blocks \['h'\]"):
+        graph.check(made | {"v:h": jnp.array([0.19])})
+    assert jnp.isfinite(exact.log_partition(graph, made | {"v:h": jnp.array([0.17])}))
+
+
+def test_a_precision_that_one_hot_units_hold_up() -> None:
+    """No state of theirs is 0, where the model would not normalise."""
+    factors = [*map(Bias, "vuc"), Bilinear("v", "u"), Factor("v", "c", energy=_curve, init=jnp.zeros((1, 2)))]
+    graph = FactorGraph({"v": Gaussian(1, "learned"), "u": Gaussian(1)}, {"c": Categorical(1, 2)}, factors)
+    made = graph.init(jax.random.key(0), scheme={"weight": "zero", "bias": "zero"})
+    made |= {"v": jnp.array([[0.0, -0.1]]), "v:u": jnp.array([[0.8]]), "v:c": jnp.full((1, 2), -2.0)}
+    expected = np.log(2) - 0.5 * np.log(4.2 - 0.64)
+    np.testing.assert_allclose(exact.log_partition(graph, made), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("reach", "fails"), [(0.95, False), (1.05, True)])
+def test_the_worst_of_many_states_is_found(reach: float, fails: bool) -> None:
+    """One of 2^31, to which half of 30 units must be 1 and half of them 0."""
+    gate = Factor("a", "b", "h", energy=lambda w, a, b, h: -a[0] * b[0] * (w @ h), init=jnp.zeros(30))
+    graph = FactorGraph({"a": Gaussian(1), "b": Gaussian(1)}, {"h": Bernoulli(30)}, [*map(Bias, "abh"), gate])
+    signs = jnp.where(jax.random.permutation(jax.random.key(3), 30) < 15, 1.0, -1.0)
+    made = graph.init(jax.random.key(0)) | {"a:b:h": signs * reach / 15}
+    if fails:
+        with pytest.raises(DomainError, match=r"-0.05 at a state of blocks \['h'\]"):
+            graph.check(made)
+    else:
+        graph.check(made)
+
+
+@pytest.mark.parametrize(("weights", "fails"), [([-0.1, -0.2], False), ([-0.1, 0.2], True)])
+def test_a_gate_between_counts_is_tried_at_states(weights: list[float], fails: bool) -> None:
+    """Where the gate is at 0, which it never is, the coupling of the counts is positive."""
+    couple = Factor("a", "b", energy=lambda _, a, b: -0.3 * a[0] * b[0], name="up")
+    gate = Factor(
+        "a", "b", "c", energy=lambda w, a, b, c: -a[0] * b[0] * (c[0] @ (w - 0.3)), init=jnp.zeros(2)
+    )
+    blocks = {"a": Poisson(1), "b": Poisson(1), "c": Categorical(1, 2)}
+    graph = FactorGraph(blocks, factors=[*map(Bias, "abc"), couple, gate])
+    made = graph.init(jax.random.key(0)) | {"a:b:c": jnp.array(weights)}
+    if fails:
+        with pytest.raises(DomainError, match="must be at most 0; 1 are not"):
+            graph.check(made)
+    else:
+        graph.check(made)
