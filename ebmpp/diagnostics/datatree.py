@@ -3,7 +3,9 @@
 """Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
 
 from collections.abc import Mapping
+import copy
 import importlib
+from types import SimpleNamespace
 from typing import Any, cast
 import warnings
 
@@ -26,7 +28,7 @@ from ebmpp.diagnostics.naming import (
 )
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
-from ebmpp.ppl import CoupledComposite, Exchange
+from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock, ModelBlock
 from ebmpp.sampling.expectation import UnbiasedEstimate
 
 _BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them
@@ -39,10 +41,10 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped values had
     leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were collected, and, for
     coupled kernels, ``meeting``: ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs'
-    distances and energies (not those of composites). A run of ``numpyro.infer.Gibbs`` has what
-    ``arviz_base.from_numpyro`` makes of it, plates and ``observed_data`` included. An estimate gives
-    ``meeting`` without paths (a ``chain`` a pair), a fit the group ``history``. Save with
-    ``tree.to_netcdf(path, engine="h5netcdf")``.
+    distances and energies (not those of composites). A run of ``numpyro.infer.Gibbs``, or of a block by
+    itself that :meth:`~ebmpp.GibbsBlock.from_model` made, has what ``arviz_base.from_numpyro`` makes of it,
+    plates and ``observed_data`` included. An estimate gives ``meeting`` without paths (a ``chain`` a pair), a
+    fit the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
 
     A long run (:class:`ebmpp.kernels.LongRun`) gives ``moments``: what its :class:`~ebmpp.kernels.Moments`
     hold, over ``statistic``; and where it kept draws, ``posterior`` and ``sample_stats``, which stay in its
@@ -129,8 +131,8 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
     import arviz_base  # brings matplotlib with it where that is installed
 
     samples = _host(mcmc.get_samples(group_by_chain=True))
-    graph = kernel.graph if isinstance(kernel, RowKernel | Exchange) else None
-    theirs = arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs) else xr.DataTree()
+    graph = kernel.graph if isinstance(kernel, RowKernel | Exchange | GibbsBlock) else None
+    theirs = _theirs(mcmc)
     attrs, named = attributes(graph, kernel), dims_of(kernel, samples, dims, theirs)
     coords = coords_of(kernel, samples, named, coords)
     groups = {"posterior": samples}
@@ -146,6 +148,17 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
     return tree
+
+
+def _theirs(mcmc: MCMC) -> xr.DataTree:
+    """What ArviZ makes of the run of a model, which knows of plates and of what was observed."""
+    import arviz_base  # late, as above
+
+    kernel = mcmc.sampler
+    if isinstance(kernel, ModelBlock):  # has its model elsewhere: NumPyro asks blocks of Gibbs for none
+        mcmc = copy.copy(mcmc)
+        mcmc.sampler = SimpleNamespace(model=kernel.posterior.model)
+    return arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs | ModelBlock) else xr.DataTree()
 
 
 def _host(fields: Mapping[str, Any]) -> dict[str, Any]:

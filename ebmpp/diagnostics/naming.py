@@ -12,7 +12,8 @@ import xarray as xr
 from ebmpp.core.version import VERSION
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import RowKernel
-from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
+from ebmpp.ppl import CoupledComposite, GibbsBlock
+from ebmpp.ppl.sites import SiteKernel
 
 _SAMPLE_DIMS = ("chain", "draw")
 #: ArviZ's names of what kernels call otherwise.
@@ -25,7 +26,7 @@ _STATS = {
 
 Dims = Mapping[str, Sequence[str]]
 Coords = Mapping[str, Sequence[Any]]
-Kernel = RowKernel | CoupledComposite | Exchange | Gibbs
+Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
 
 def attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
@@ -68,7 +69,7 @@ def dims_of(
     made = {}
     for name, x in samples.items():
         count = x.ndim - len(_SAMPLE_DIMS)
-        own = len(kernel.graph.families[name].shape) if isinstance(kernel, RowKernel) else count
+        own = _own_axes(kernel, name, count)
         if name in given:
             outer = [] if len(given[name]) == count else row_dims(count - own)
             made[name] = [*outer, *given[name]]
@@ -82,6 +83,13 @@ def dims_of(
         else:
             made[name] = row_dims(count - own) + [f"{name}_dim_{i}" for i in range(own)]
     return made
+
+
+def _own_axes(kernel: Kernel | None, name: str, count: int) -> int:
+    """How many of a block's or a site's axes are not those of rows."""
+    if isinstance(kernel, RowKernel):
+        return len(kernel.graph.families[name].shape)
+    return len(kernel.within.layouts[name].shape) if isinstance(kernel, GibbsBlock) else count
 
 
 def row_dims(count: int) -> list[str]:
@@ -113,7 +121,7 @@ def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
     if isinstance(kernel, RowKernel):
         families = kernel.graph.families
         return {b: names for b, names in kernel.graph.labels.items() if len(families[b].shape) == 1}
-    steps = kernel.steps if isinstance(kernel, CoupledComposite) else ()
+    steps = kernel.steps if isinstance(kernel, CoupledComposite) else (kernel,)
     steps = [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
     made = {}
     for step in (s for s in steps if isinstance(s, GibbsBlock)):

@@ -190,7 +190,13 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> 
     [0.5, -0.5]
     """
     made, clamped, free = _prepare(graph, params, data)
+    params = jax.tree.map(_as_real, params)
     return _gradient(graph, params, made.rows, made.known, clamped, free)
+
+
+def _as_real(param: Array) -> Array:
+    """A number that has derivatives: whole numbers and booleans, which the energy takes, have none."""
+    return jnp.asarray(param, jnp.result_type(param, float))
 
 
 def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:

@@ -151,7 +151,8 @@ class Declaration:
     param_shapes: dict[str, Any]
     """By factor, a pytree of ``jax.ShapeDtypeStruct``."""
     labels: Mapping[str, tuple[Hashable, ...]]
-    """Names of the units, by block, for those that have some; graphs made of this one have none."""
+    """Names of the units, by block, for those that have some; in graphs made of this one the units that stay
+    keep theirs."""
     block_layers: Schedule
     """Colour classes of the blocks; a block whose units interact stands alone."""
     layers: Schedule

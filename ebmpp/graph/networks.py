@@ -25,7 +25,7 @@ from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Factor, Pairwise
 from ebmpp.graph.factors.lateral import check_network
-from ebmpp.graph.factors.pairwise import edge_weights
+from ebmpp.graph.factors.pairwise import attribute, edge_weights
 
 _ENTRIES = 2**24  # of second derivatives in flight
 _TOLERANCE = 1e-5  # of a second derivative, relative to the largest: it must be the same everywhere
@@ -174,14 +174,18 @@ def declare(
 def _node_biases(graph: nx.Graph, family: Family) -> np.ndarray | None:
     """The bias of each node, None where none has one.
 
-    :raises DeclarationError: where some have.
+    :raises DeclarationError: where some have, and for one that is not of a unit's shape.
     """
     biases = [b for _, b in graph.nodes(data="bias") if b is not None]
     if biases and len(biases) < len(graph):
         raise DeclarationError(
             f"from_networkx: {len(biases)} of {len(graph)} nodes have a bias; give each one its own, or none"
         )
-    return np.array(biases, float).reshape(family.statistic_shape) if biases else None
+    if not biases:
+        return None
+    shape, of = family.stat_shape, lambda node: f"from_networkx: node {node!r} (a unit of {family!r})"
+    each = [attribute(of(node), "bias", b, shape) for node, b in graph.nodes(data="bias")]
+    return np.array(each).reshape(family.statistic_shape)
 
 
 # -- dimod -----------------------------------------------------------------------------------------

@@ -206,6 +206,39 @@ def test_a_composite_of_gibbs(composite):
     assert tree.attrs["inference_kernel"] == "Gibbs"
 
 
+def test_a_block_of_a_model_by_itself_has_the_models_names(tmp_path):
+    def model(y):
+        with numpyro.plate("points", len(y)):
+            z = numpyro.sample("z", dist.Categorical(jnp.full((len(y), 2), 0.5)))
+            numpyro.sample("y", dist.Normal(2.0 * z, 1.0), obs=y)
+
+    mcmc = run(GibbsBlock.from_model(model, ["z"], FIELD), FIELD, extra_fields=("kept",), method="sequential")
+    tree = to_datatree(mcmc, coords={"points": ["a", "b", "c"]})
+    assert tree.posterior["z"].dims == ("chain", "draw", "points")
+    assert list(tree.posterior["points"].values) == ["a", "b", "c"]
+    np.testing.assert_array_equal(tree.posterior["z"], mcmc.get_samples(group_by_chain=True)["z"])
+    np.testing.assert_array_equal(tree["observed_data"]["y"], FIELD)
+    assert set(tree.sample_stats.data_vars) == {"kept"} and tree.attrs["inference_kernel"] == "ModelBlock"
+    assert "y" not in tree.posterior and mcmc.sampler.sites == ("z",)  # the run is as it was
+    assert to_arviz(mcmc).posterior["z"].dims == ("chain", "draw", "points")
+    assert not hasattr(mcmc.sampler, "model")
+    tree.to_netcdf(tmp_path / "block.nc", engine="h5netcdf")
+
+
+def test_a_block_of_a_graph_by_itself_has_the_graphs_names():
+    start = {"x": jnp.ones((2, 5, 3))}
+    block = GibbsBlock(ISING, ["x"], PARAMS)
+    mcmc = run(block, samples=5, extra_fields=("accepted", "latents"), method="sequential", init_params=start)
+    tree = to_datatree(mcmc)
+    assert tree.posterior["x"].dims == ("chain", "draw", "row", "x_dim_0")
+    assert list(tree.posterior["x_dim_0"].values) == ["a", "b", "c"]
+    np.testing.assert_array_equal(tree.posterior["x"], mcmc.get_samples(group_by_chain=True)["x"])
+    assert tree.attrs["graph"] == repr(ISING) and tree.attrs["inference_kernel"] == "GibbsBlock"
+    assert set(tree.sample_stats.data_vars) == {"accepted"}
+    renamed = to_datatree(mcmc, dims={"x": ["node"]})
+    assert renamed.posterior["x"].dims == ("chain", "draw", "row", "node")
+
+
 def test_an_exchange(exchange):
     tree = to_datatree(exchange)
     np.testing.assert_array_equal(tree.posterior["J"], exchange.get_samples(group_by_chain=True)["J"])

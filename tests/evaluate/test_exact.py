@@ -250,6 +250,20 @@ def test_gradient_of_the_log_likelihood(dbm: tuple[FactorGraph, dict]) -> None:
     np.testing.assert_allclose(gradient["h1"], (clamped - probs) @ h, atol=3e-6)
 
 
+def test_whole_numbers_have_the_gradient_of_the_same_reals() -> None:
+    graph = layered(v=Bernoulli(2), h=Bernoulli(2))
+    whole = {"v": np.array([1, -1]), "h": jnp.array([0, 2]), "v:h": np.array([[True, False], [False, True]])}
+    real = jax.tree.map(lambda a: jnp.asarray(a, float), whole)
+    rows = np.array([[1.0, 0.0], [1.0, 1.0]])
+    made, wanted = (exact.grad_log_likelihood(graph, p, rows) for p in (whole, real))
+    jax.tree.map(np.testing.assert_array_equal, made, wanted)
+    states, probs, _ = enumerate_numpy(graph, whole)
+    mean = probs @ np.array([x["v"] for x in states])
+    np.testing.assert_allclose(made["v"], rows.mean(0) - mean, atol=1e-6)
+    halves = exact.grad_log_likelihood(graph, jax.tree.map(lambda a: a.astype(jnp.bfloat16), real), rows)
+    assert {a.dtype for a in jax.tree.leaves(halves)} == {jnp.dtype(jnp.bfloat16)}
+
+
 def test_without_latents() -> None:
     graph = FactorGraph({"a": Bernoulli(2), "b": Spin(2)}, factors=[Bias("a"), Bilinear("a", "b")])
     params = random_params(graph, seed=8, scale=1.0)

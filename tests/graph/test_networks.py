@@ -19,11 +19,15 @@ from ebmpp import (
     Convolution,
     Factor,
     FactorGraph,
+    Observed,
     Pairwise,
     Spin,
+    condition,
+    exact,
     layered,
 )
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
+from ebmpp.graph import marginalize, merge, rename, split
 from helpers import random_params, random_state, three_way_energy
 
 WEIGHTED = nx.Graph()
@@ -115,6 +119,104 @@ def test_networks_that_cannot_be_made() -> None:
         FactorGraph.from_networkx(some, Spin)
     with pytest.raises(DeclarationError, match=r"init has shape \(3,\), expected \(2,\)"):
         FactorGraph({"x": Spin(2)}, factors=[Bias("x", init=np.zeros(3))])
+
+
+def test_categories_have_a_bias_a_statistic() -> None:
+    network = nx.path_graph(3)
+    nx.set_node_attributes(network, {n: np.array([n, 1.0, -1.0]) for n in network}, "bias")
+    made = FactorGraph.from_networkx(network, lambda n: Categorical(n, 3), shared=True)
+    start = made.init(jax.random.key(0))["x"]
+    np.testing.assert_array_equal(start, [[n, 1.0, -1.0] for n in network])
+
+
+def with_values(**attributes: object) -> nx.Graph:
+    made = nx.path_graph(["a", "b", "c"])
+    nx.set_node_attributes(made, {"a": 0.5, "b": 1.0, "c": attributes.get("bias", 0.0)}, "bias")
+    nx.set_edge_attributes(made, {("a", "b"): 1.0, ("b", "c"): attributes.get("weight", 2.0)}, "weight")
+    return made
+
+
+@pytest.mark.parametrize("weight", ["heavy", [1.0, 2.0], {}])
+def test_weights_that_are_no_numbers_are_told(weight) -> None:
+    told = (
+        r"edge \('b', 'c'\) has weight .*, expected one number; give each one that as its 'weight', or leave"
+    )
+    with pytest.raises(DeclarationError, match="from_networkx: " + told):
+        FactorGraph.from_networkx(with_values(weight=weight), Spin)
+    with pytest.raises(DeclarationError, match=r"Pairwise\('x'\): " + told):
+        Pairwise("x", with_values(weight=weight))
+
+
+@pytest.mark.parametrize("bias", ["high", [1.0, 2.0]])
+def test_biases_that_are_no_numbers_are_told(bias) -> None:
+    told = (
+        r"node 'c' \(a unit of Spin\(3\)\) has bias .*, expected one number; give each one that as its 'bias'"
+    )
+    with pytest.raises(DeclarationError, match=told):
+        FactorGraph.from_networkx(with_values(bias=bias), Spin)
+    categories = lambda n: Categorical(n, 3)
+    with pytest.raises(
+        DeclarationError, match=r"node 'a' \(a unit of Categorical\(3, .* has bias 0.5, expected an "
+    ):
+        FactorGraph.from_networkx(with_values(), categories)
+
+
+# -- labels in graphs made of a graph ----------------------------------------------------------------
+
+LABELLED = FactorGraph.from_networkx(WEIGHTED, Spin)
+START = LABELLED.init(jax.random.key(0))
+
+
+def test_labels_go_with_names() -> None:
+    made, params = rename(LABELLED, {"x": "y"}, params=START)
+    assert dict(made.labels) == {"y": ("a", "b", "c", "d")}
+    network, wanted = made.to_networkx(params), LABELLED.to_networkx(START)
+    assert list(network) == list("abcd")
+    assert dict(network.nodes(data="bias")) == dict(wanted.nodes(data="bias"))
+    assert nx.utils.edges_equal(network.edges(data=True), wanted.edges(data=True))
+    assert rename(made, {"y": "x"}) == LABELLED
+
+
+def test_labels_are_merged() -> None:
+    other = layered(v=Bernoulli(2), h=Bernoulli(1))
+    more = FactorGraph({"x": Spin(4)}, factors=[Bias("x", name="more")])
+    for graphs in ((LABELLED, other, more), (more, other, LABELLED)):
+        assert dict(merge(*graphs).labels) == {"x": ("a", "b", "c", "d")}
+    wrong = FactorGraph({"x": Spin(4)}, factors=[Bias("x", name="more")], labels={"x": "abdc"})
+    with pytest.raises(
+        DeclarationError, match="unit 2 of block 'x' is labelled 'c' in one graph and 'd' in "
+    ):
+        merge(LABELLED, wrong)
+
+
+def test_units_that_stay_keep_their_labels() -> None:
+    known = np.array([False, True, False, True])
+    rest = condition(LABELLED, x=Observed(np.array([1.0, -1.0, 1.0, 1.0]), known))
+    assert dict(rest.labels) == {"x": ("a", "c")}
+    joined = FactorGraph(
+        {"x": Spin(4)}, {"h": Spin(1)}, [Bias("x"), Bilinear("x", "h")], labels={"x": "abcd", "h": "z"}
+    )
+    assert dict(condition(joined, x=np.ones(4)).labels) == {"h": ("z",)}
+    assert dict(condition(joined, h=np.ones(1)).labels) == {"x": tuple("abcd")}
+    pieces = dict(split(joined, "x", {"even": [2, 0], "odd": [1, 3]}).labels)
+    assert pieces == {"even": ("c", "a"), "odd": ("b", "d"), "h": ("z",)}
+
+
+def test_a_network_with_biases_is_split() -> None:
+    made, params = split(LABELLED, "x", {"even": [2, 0], "odd": [1, 3]}, params=START)
+    assert made.init(jax.random.key(0))["even"].tolist() == params["even"].tolist() == [0.0, 0.5]
+    np.testing.assert_allclose(
+        exact.log_partition(made, params), exact.log_partition(LABELLED, START), rtol=1e-6
+    )
+    network = made.to_networkx(params)
+    assert {n: b for (_, n), b in network.nodes(data="bias")} == dict(WEIGHTED.nodes(data="bias"))
+
+
+def test_summed_out_units_leave_the_others_their_labels() -> None:
+    graph = FactorGraph(
+        {"a": Spin(1)}, {"h": Bernoulli(3)}, [Bias("h"), Bilinear("a", "h")], labels={"a": [7], "h": "xyz"}
+    )
+    assert dict(marginalize(graph, "h").labels) == {"a": (7,)}
 
 
 def test_given_biases_are_not_overridden_by_data() -> None:

@@ -55,7 +55,7 @@ def test_a_renamed_block_keeps_its_pairs() -> None:
     lattice = nx.grid_2d_graph(2, 3)
     made = rename(FactorGraph.from_networkx(lattice, Spin), {"x": "y"}, factors={"x:x": "y:y"})
     named = FactorGraph.from_networkx(lattice, Spin, block="y")
-    assert made == FactorGraph(named.visible, factors=named.factors)  # of the nodes' names it knows nothing
+    assert made == named
     assert named.labels == {"y": tuple(lattice.nodes)} and pickle.loads(pickle.dumps(named)) == named
 
 
@@ -100,6 +100,15 @@ def test_units_by_index_are_units_by_number() -> None:
 def test_wrong_pairs_are_refused(edges, message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         alone(Spin(4), edges)
+
+
+@pytest.mark.parametrize("none", [[], (), np.array([]), np.zeros((0, 2), int), nx.empty_graph(4)])
+def test_an_empty_list_is_no_pairs(none) -> None:
+    graph = FactorGraph({"x": Spin(4)}, factors=[Bias("x"), Pairwise("x", none)])
+    assert graph.param_shapes["x:x"].shape == (0,) and graph.layers == (("x",),)
+    field = np.array([0.5, -1.0, 0.0, 2.0], np.float32)
+    made = exact.moments(graph, {"x": field, "x:x": np.zeros(0, np.float32)})
+    np.testing.assert_allclose(made["x"], np.tanh(field), rtol=1e-5)
 
 
 def test_wrong_networks_are_refused() -> None:

@@ -169,6 +169,64 @@ def gate_of(a: str, b: str) -> Factor:
     return Factor(a, b, init=np.ones(2), name="gate", energy=lambda w, v, y: v[..., 0].sum() * (w @ y[:, 1]))
 
 
+SHARED = FactorGraph(
+    {"v": Bernoulli((2, 3))},
+    {"h": Bernoulli(4)},
+    [Bias("v", shared=(1,)), Bias("h", shared=(0,)), Bilinear("v", "h")],
+)
+
+
+@pytest.mark.parametrize(
+    ("block", "into"), [("h", None), ("v", {"a": [0, 4], "b": [2, 3, 1, 5]}), ("v", {"all": range(6)})]
+)
+def test_a_bias_that_units_share_stays_one_param(block: str, into: dict[str, Any] | None) -> None:
+    params = random_params(SHARED, seed=6)
+    made, theirs = split(SHARED, block, into, params=params)
+    assert split(SHARED, block, into) == made
+    assert theirs[block].shape == params[block].shape == made.param_shapes[block].shape
+    made.check(theirs)
+    plain = FactorGraph(SHARED.visible, SHARED.latent, [Bias("v"), Bias("h"), Bilinear("v", "h")])
+    full = {n: np.broadcast_to(p, plain.param_shapes[n].shape) for n, p in params.items()}
+    states, probs, log_z = enumerate_numpy(plain, full)
+    np.testing.assert_allclose(exact.log_partition(made, theirs), log_z, rtol=1e-5)
+    places = {f"h_{i}": [i] for i in range(4)} if into is None else into
+    mean = np.tensordot(probs, np.array([x[block].ravel() for x in states]), 1)
+    moments = exact.moments(made, theirs)
+    for name, units in places.items():
+        np.testing.assert_allclose(moments[name], mean[list(units)], atol=2e-6)
+
+
+def test_a_bias_that_no_two_units_share_is_split() -> None:
+    one = FactorGraph({"v": Spin((1, 2))}, factors=[Bias("v", shared=(0,))])
+    made, theirs = split(one, "v", params={"v": np.array([[1.0, 2.0]])})
+    assert made.factors == (Bias("v_0_0"), Bias("v_0_1")) and not made.edges
+    assert theirs["v_0_1"].tolist() == [2.0]
+
+
+def from_key(key: jax.Array) -> jax.Array:
+    return jax.random.normal(key, (2, 3))
+
+
+@pytest.mark.parametrize("init", [np.arange(6.0).reshape(2, 3), from_key])
+def test_biases_begin_where_they_did(init: Any) -> None:
+    graph = FactorGraph({"v": Categorical(2, 3)}, {"h": Spin(1)}, [Bias("v", init=init), Bilinear("v", "h")])
+    made = split(graph, "v", {"last": [1], "first": [0]})
+    key = jax.random.key(0)
+    wanted = np.asarray(init(key) if callable(init) else init)
+    for name, i in (("last", 1), ("first", 0)):
+        factor = next(f for f in made.factors if f.name == name)
+        start = factor.init_params(key, made.families)
+        np.testing.assert_array_equal(start, wanted[[i]])
+    assert made == split(graph, "v", {"last": [1], "first": [0]}) and hash(made) is not None
+
+
+def test_params_that_do_not_fit_are_told() -> None:
+    with pytest.raises(ParameterError, match="params lacks factor 'h'"):
+        split(RBM, "v", params={"v": PARAMS["v"]})
+    with pytest.raises(ParameterError, match=r"factor 'v': params have shape \(4,\), expected \(3,\)"):
+        split(RBM, "v", params=PARAMS | {"v": np.zeros(4)})
+
+
 def test_what_is_no_partition_is_told() -> None:
     with pytest.raises(DeclarationError, match=r"each of the 3 units .* got .'a': \[0\], 'b': \[0, 1\]"):
         split(RBM, "v", {"a": [0], "b": [0, 1]})

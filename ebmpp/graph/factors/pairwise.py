@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Integer
@@ -15,7 +16,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers
+from ebmpp.core import Numbers, checks
 from ebmpp.core.precision import in_full
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
@@ -63,7 +64,8 @@ class Pairwise(Factor):
         name = f"{block}:{block}" if name is None else name
         if isinstance(edges, nx.Graph) and init is None:
             init = edge_weights(f"Pairwise({block!r})", edges, shared)
-        super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral={block: edges})
+        pairs = {block: _as_pairs(edges)}
+        super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral=pairs)
         object.__setattr__(self, "shared", bool(shared))
 
     def __repr__(self) -> str:
@@ -101,15 +103,41 @@ class Pairwise(Factor):
 def edge_weights(what: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
     """The weight of each edge, None where none has one.
 
-    :raises DeclarationError: where some have, or all share one.
+    :raises DeclarationError: where some have, or all share one; and for one that is no number.
     """
-    weights = [w for _, _, w in graph.edges(data="weight") if w is not None]
+    found = [((a, b), w) for a, b, w in graph.edges(data="weight") if w is not None]
+    weights = [attribute(f"{what}: edge {edge}", "weight", w) for edge, w in found]
     if weights and (shared or len(weights) < graph.number_of_edges()):
         raise DeclarationError(
             f"{what}: {len(weights)} of {graph.number_of_edges()} edges have a weight; give each one its "
             "own and shared=False, or none"
         )
-    return np.array(weights, float) if weights else None
+    return np.array(weights) if weights else None
+
+
+def attribute(whose: str, name: str, given: Any, shape: tuple[int, ...] = ()) -> Float[np.ndarray, "..."]:
+    """A number of a node or an edge, or several.
+
+    :raises DeclarationError: for anything else.
+    """
+    try:
+        made = np.asarray(given, float)
+    except (TypeError, ValueError):
+        made = None
+    if made is None or made.size != math.prod(shape):
+        wanted = f"an array of shape {shape}" if shape else "one number"
+        raise DeclarationError(
+            f"{whose} has {name} {checks.tell(given)}, expected {wanted}; give each one that as its "
+            f"{name!r}, or leave it away at all of them"
+        )
+    return made.reshape(shape)
+
+
+def _as_pairs(edges: Any) -> Any:
+    """What was given; where there are no pairs, none as an array: an empty list has no such shape or type."""
+    listed = edges.edges if isinstance(edges, nx.Graph) else edges
+    shape = getattr(listed, "shape", None if not isinstance(listed, Sized) else (len(listed),))
+    return np.empty((0, 2), np.int64) if shape == (0,) else edges
 
 
 def _is_dense(size: int, edges: np.ndarray) -> bool:

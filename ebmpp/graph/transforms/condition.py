@@ -15,7 +15,6 @@ import numpy as np
 
 import jax
 from jax import Array
-import jax.numpy as jnp
 
 from ebmpp.core import Params, checks, sharding
 from ebmpp.errors import DeclarationError, StateError
@@ -121,7 +120,7 @@ def _rebuilt(
         offsets[first] = offsets.get(first, 0.0) - value
     anchor = next(iter(kept))
     factors = [rewire(f, parts, anchor, offsets.get(f.name, 0.0)) for f in graph.factors]
-    return with_blocks(graph, kept, factors)
+    return with_blocks(graph, kept, factors, parts)
 
 
 # -- splitting -----------------------------------------------------------------------------------
@@ -138,8 +137,9 @@ def split(
 ) -> FactorGraph | WithParams:
     """The same law with the units of a block in several blocks.
 
-    Biases and bilinear factors are split with the block, and their params with them. Any other factor
-    keeps its name and params and is then over all the pieces, which count as interacting.
+    Biases and bilinear factors are split with the block, and their params with them. Any other factor, and a
+    bias that units share (one param cannot be in two factors), keeps its name and params and is then over all
+    the pieces, which count as interacting; ``graph.init`` knows no scheme for it. Units keep their labels.
 
     :param graph: the declaration.
     :param block: the block.
@@ -148,6 +148,7 @@ def split(
     :param params: of ``graph``.
     :return: the new graph, and its params if some were given. Each piece has one axis.
     :raises StateError: for an unknown block.
+    :raises ParameterError: for params of other names or shapes.
     :raises DeclarationError: for pieces that are not a partition, or names that are taken.
 
     **Example**
@@ -160,23 +161,25 @@ def split(
     states.check_names([block], graph.families)
     family = graph.families[block]
     places = _places(graph, block, into)
+    given: Params = {} if params is None else params
+    if params is not None:
+        graph.check(params, values=False)
     part = Part(family, tuple((name, Constant.of(p)) for name, p in places.items()))
     parts = {b: part if b == block else whole(b, f) for b, f in graph.families.items()}
     small = {name: dataclasses.replace(family, shape=(len(p),)) for name, p in places.items()}
     kept = {n: f for b, g in graph.families.items() for n, f in (small if b == block else {b: g}).items()}
     factors, made = [], {}
     for factor in graph.factors:
-        given = None if params is None else params[factor.name]
-        if block in factor.blocks and type(factor) in (Bias, Bilinear):
-            for name, p in places.items():
-                factors.append(_piece(factor, block, name))
-                made[factors[-1].name] = _slice(factor, graph.families, block, p, given)
-        else:
+        own = given.get(factor.name)
+        if not _is_cut(graph, factor, block):
             factors.append(rewire(factor, parts, anchor=next(iter(kept))))
-            made[factor.name] = given
-    visible = [n for n in kept if n in graph.visible or (n in small and block in graph.visible)]
-    latent = {n: f for n, f in kept.items() if n not in visible}
-    new = FactorGraph({n: kept[n] for n in visible}, latent, factors)
+            made[factor.name] = own
+            continue
+        for name, p in places.items():
+            cut = _Cut(factor, tuple(graph.families.items()), block, Constant.of(p))
+            factors.append(_piece(cut, name))
+            made[factors[-1].name] = None if own is None else cut.of(own)
+    new = with_blocks(graph, kept, factors, parts)
     return new if params is None else (new, made)
 
 
@@ -205,21 +208,52 @@ def _as_places(family: Family, given: Any) -> np.ndarray:
     return np.ravel(given)
 
 
-def _piece(factor: Factor, block: str, piece: str) -> Factor:
-    blocks = tuple(piece if b == block else b for b in factor.blocks)
+def _shapes(factor: Factor, families: Mapping[str, Family]) -> list[tuple[int, ...]]:
+    """The axes of each block's units in params that have a number for each of them, or for each pair."""
+    shape = (lambda f: f.statistic_shape) if len(factor.blocks) == 1 else (lambda f: f.interaction_shape)
+    return [shape(families[b]) for b in factor.blocks]
+
+
+def _is_cut(graph: FactorGraph, factor: Factor, block: str) -> bool:
+    """Whether params can go apart with the units; not those that units have in common."""
+    if block not in factor.blocks or type(factor) not in (Bias, Bilinear):
+        return False
+    return graph.param_shapes[factor.name].shape == sum(_shapes(factor, graph.families), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """Some units of a block in a factor: rows of a bias, rows or columns of weights."""
+
+    factor: Factor
+    families: tuple[tuple[str, Family], ...]
+    block: str
+    units: Constant
+
+    def of(self, params: Any) -> Any:
+        """Their part of the params, numpy's as numpy's."""
+        families, blocks = dict(self.families), self.factor.blocks
+        before = _shapes(self.factor, families)[0] if blocks[0] != self.block else ()
+        after = np.shape(params)[len(before) + len(families[self.block].shape) :]
+        params = params if isinstance(params, Array) else np.asarray(params)
+        flat = params.reshape(*before, families[self.block].size, *after)
+        return flat[(*(slice(None),) * len(before), self.units.array)]
+
+    def __call__(self, rng_key: Array) -> Any:
+        return self.of(self.factor.init_params(rng_key, dict(self.families)))
+
+
+def _piece(cut: _Cut, piece: str) -> Factor:
+    factor = cut.factor
+    blocks = tuple(piece if b == cut.block else b for b in factor.blocks)
     usual = factor.name == ":".join(factor.blocks)
-    return renamed(factor, blocks, ":".join(blocks) if usual else f"{factor.name}:{piece}")
-
-
-def _slice(factor: Factor, families: Mapping[str, Family], block: str, units: np.ndarray, params: Any) -> Any:
-    """The params of a piece: rows of a bias, rows or columns of weights."""
-    if params is None:
-        return None
-    of = lambda b: families[b].statistic_shape if len(factor.blocks) == 1 else families[b].interaction_shape
-    before = of(factor.blocks[0]) if factor.blocks[0] != block else ()
-    after = np.shape(params)[len(before) + len(families[block].shape) :]
-    flat = jnp.reshape(params, (*before, families[block].size, *after))
-    return jnp.take(flat, units, axis=len(before))
+    name = ":".join(blocks) if usual else f"{factor.name}:{piece}"
+    if isinstance(factor, Bilinear):
+        return renamed(factor, blocks, name)
+    init = factor.init
+    # an array stays one, for a graph whose init is a function cannot be saved
+    start = init if init is None else cut if callable(init) else cut.of(init.as_given())
+    return Bias(piece, init=start, name=name)
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -270,8 +304,8 @@ def rename(
         names[factor.name] = own.get(factor.name, usual)
         made.append(renamed(factor, scope, names[factor.name]))
     _refuse_equal("factor", names)
-    visible, latent = ({new[b]: f for b, f in part.items()} for part in (graph.visible, graph.latent))
-    out = FactorGraph(visible, latent, made)
+    parts = {b: Part(f, ((new[b], None),)) for b, f in graph.families.items()}
+    out = with_blocks(graph, {new[b]: f for b, f in graph.families.items()}, made, parts)
     return out if params is None else (out, {names[n]: v for n, v in states.named(graph, params).items()})
 
 

@@ -33,7 +33,7 @@ from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.initialization import random_statistics
-from ebmpp.graph.transforms.rewire import WithParams, with_blocks
+from ebmpp.graph.transforms.rewire import WithParams, whole, with_blocks
 
 _MOST_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
 _TOLERANCE = 1e-3  # relative, in float32, as the declaration's own probe
@@ -123,7 +123,8 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     _verify(summed)
     scope = around or (next(iter(rest)),)
     made = Factor(*scope, energy=summed, init=_InitialOfAll(local), name=name)
-    return with_blocks(graph, rest, [f for f in graph.factors if f not in factors] + [made])
+    parts = {b: whole(b, f) for b, f in rest.items()}
+    return with_blocks(graph, rest, [f for f in graph.factors if f not in factors] + [made], parts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs made of several graphs: merged and stacked."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 import itertools
 from typing import Any, overload
 
@@ -23,12 +23,13 @@ def merge(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> Facto
     """All blocks and all factors of the graphs: their energies added, so a product of their densities.
 
     Blocks of one name are one block, and its base measure counts once. It is visible where every graph
-    that has it says so.
+    that has it says so, and its units have the labels that a graph gives them.
 
     :param graphs: at least one.
     :param params: of each graph.
     :return: the new graph, and its params if some were given.
-    :raises DeclarationError: for a block of two families, or a factor's name that two graphs have.
+    :raises DeclarationError: for a block of two families or of two graphs' labels that differ, or a factor's
+        name that two graphs have.
 
     **Example**
 
@@ -74,7 +75,7 @@ def stack(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> Facto
     :param params: of each graph.
     :return: the deep graph, and its params if some were given.
     :raises DeclarationError: where a graph does not go on from the one before it, for a block of two
-        families, or a factor's name that stands for two.
+        families or labels, or a factor's name that stands for two.
 
     **References**
 
@@ -133,6 +134,15 @@ def _union(what: str, graphs: Sequence[FactorGraph], factors: Sequence[Factor]) 
                 f"{what}: block {b!r} is {families[b]!r} in one graph and {f!r} in another; rename one, or "
                 "declare both alike"
             )
+    labels: dict[str, tuple[Hashable, ...]] = {}
+    for b, names in ((b, names) for graph in graphs for b, names in graph.labels.items()):
+        if labels.setdefault(b, names) != names:
+            i = next(i for i, pair in enumerate(zip(labels[b], names, strict=True)) if pair[0] != pair[1])
+            raise DeclarationError(
+                f"{what}: unit {i} of block {b!r} is labelled {labels[b][i]!r} in one graph and {names[i]!r} "
+                "in another, and blocks of one name are one; declare their units in one order, or rename one"
+            )
     hidden = {b for graph in graphs for b in graph.latent}
     visible = {b: f for b, f in families.items() if b not in hidden}
-    return FactorGraph(visible, {b: f for b, f in families.items() if b in hidden}, factors)
+    latent = {b: f for b, f in families.items() if b in hidden}
+    return FactorGraph(visible, latent, factors, labels=labels)

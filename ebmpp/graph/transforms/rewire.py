@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factors made of other factors: the same energy, its statistics put together from other blocks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 import dataclasses
 from typing import Any
 
@@ -115,6 +115,16 @@ def whole(block: str, family: Family) -> Part:
     return Part(family, ((block, None),))
 
 
+def labels_of(graph: FactorGraph, parts: Mapping[str, Part]) -> dict[str, tuple[Hashable, ...]]:
+    """Names of the units that stay, by the block they are then in."""
+    made = {}
+    for block in (b for b in graph.labels if b in parts):
+        names = graph.labels[block]
+        for name, places in parts[block].pieces:
+            made[name] = names if places is None else tuple(names[i] for i in places.array)
+    return made
+
+
 def renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:
     """The same factor under other names, of whatever class it is."""
     made, new = object.__new__(type(factor)), dict(zip(factor.blocks, blocks, strict=True))
@@ -124,10 +134,18 @@ def renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:
     return made
 
 
-def with_blocks(graph: FactorGraph, kept: Mapping[str, Family], factors: Iterable[Factor]) -> FactorGraph:
-    """The graph of the blocks that are left; all visible where none of those is."""
-    visible = {b: f for b, f in kept.items() if b in graph.visible} or dict(kept)
-    return FactorGraph(visible, {b: f for b, f in kept.items() if b not in visible}, factors)
+def with_blocks(
+    graph: FactorGraph, kept: Mapping[str, Family], factors: Iterable[Factor], parts: Mapping[str, Part]
+) -> FactorGraph:
+    """The graph of the blocks that are left; all visible where none of those is.
+
+    :param kept: families by name, in order.
+    :param parts: where the units of the graph's own blocks are now.
+    """
+    seen = {name for b in graph.visible if b in parts for name in parts[b].names}
+    visible = {b: f for b, f in kept.items() if b in seen} or dict(kept)
+    latent = {b: f for b, f in kept.items() if b not in visible}
+    return FactorGraph(visible, latent, factors, labels=labels_of(graph, parts))
 
 
 def mean_params(found: Mapping[str, list[Any]]) -> dict[str, Any]:
