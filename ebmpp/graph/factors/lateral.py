@@ -87,6 +87,8 @@ class Pairs(Constant):
             array = np.asarray(given)
         except ValueError as error:
             raise DeclarationError(f"{wanted}: {error}") from None
+        if array.shape == (0,):  # an empty list has no such shape or type
+            array = np.empty((0, 2), np.int64)
         if array.ndim not in (2, 3) or array.shape[1] != 2 or array.dtype.kind not in "iu":
             raise DeclarationError(f"{wanted}; got an array of shape {array.shape} and type {array.dtype}")
         return cls.of(array.astype(np.int64))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import math
@@ -64,8 +64,7 @@ class Pairwise(Factor):
         name = f"{block}:{block}" if name is None else name
         if isinstance(edges, nx.Graph) and init is None:
             init = edge_weights(f"Pairwise({block!r})", edges, shared)
-        pairs = {block: _as_pairs(edges)}
-        super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral=pairs)
+        super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral={block: edges})
         object.__setattr__(self, "shared", bool(shared))
 
     def __repr__(self) -> str:
@@ -131,13 +130,6 @@ def attribute(whose: str, name: str, given: Any, shape: tuple[int, ...] = ()) ->
             f"{name!r}, or leave it away at all of them"
         )
     return made.reshape(shape)
-
-
-def _as_pairs(edges: Any) -> Any:
-    """What was given; where there are no pairs, none as an array: an empty list has no such shape or type."""
-    listed = edges.edges if isinstance(edges, nx.Graph) else edges
-    shape = getattr(listed, "shape", None if not isinstance(listed, Sized) else (len(listed),))
-    return np.empty((0, 2), np.int64) if shape == (0,) else edges
 
 
 def _is_dense(size: int, edges: np.ndarray) -> bool:
