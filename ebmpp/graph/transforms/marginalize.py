@@ -36,7 +36,7 @@ from ebmpp.graph.initialization import random_statistics
 from ebmpp.graph.transforms.rewire import WithParams, whole, with_blocks
 
 _MOST_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
-_TOLERANCE = 1e-3  # relative, in float32, as the declaration's own probe
+_TOLERANCE = 1e-3  # relative, in float32
 _TRIED = 64  # random states
 _CANDIDATES = (0.0, 1.0, -1.0, 2.0, 3.0, 0.5)  # nodes of families without a list of values
 
