@@ -160,9 +160,8 @@ class Conditionals:
         if self.terms is None:
             return self.posterior.program.run(values, [self.posterior.program.output]).popitem()[1][None]
         slots = [*layer.places, *layer.ragged]
-        terms = self.terms.evaluate(values, slots)
-        # a slope of 0 is a term that does not count, be it infinite
-        weighed = {s: jnp.where(slopes[s] == 0, 0, slopes[s] * terms[s]).ravel() for s in slots}
+        found = self.terms.weigh(slopes, self.terms.evaluate(values, slots))
+        weighed = {slot: v.ravel() for slot, v in found.items()}
         made = jnp.zeros(layer.units.shape)
         for slot, places in layer.places.items():
             made = made + _sum_at(weighed[slot], places)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.ppl.dependence import LOG, Powers, Terms, powers_of
+from ebmpp.ppl.dependence import LOG, Powers, Terms, powers_of, run_guarded
 from ebmpp.ppl.posterior import Posterior, Reading
 
 _MOST = 1024  # units that are drawn together
@@ -87,8 +87,8 @@ class ContinuousSite:
         """
         program, size = self.posterior.program, len(self.places)
         slot, dtype = program.own[self.name], program.dtypes[program.own[self.name]]
-        at = lambda flat: program.run({**given, slot: flat.reshape(self.shape)}, [program.output])
-        slope = jax.grad(lambda flat: at(flat)[program.output])
+        at = lambda flat: run_guarded(program, {**given, slot: flat.reshape(self.shape)}, program.output)
+        slope = jax.grad(at)
         flat, places = jnp.asarray(value, dtype).ravel(), jnp.asarray(self.places)
 
         def column(place: Array) -> Array:

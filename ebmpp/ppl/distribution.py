@@ -3,6 +3,7 @@
 """An energy-based model as a NumPyro distribution: densities, draws, and what small models have exactly."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 import math
 from typing import Any, NoReturn, cast
 
@@ -29,6 +30,8 @@ from ebmpp.ppl.support import support_of
 from ebmpp.sampling import enumeration
 
 LogPartition = Callable[[Params], Array]
+#: While a model is looked at: from params and log_prob without log Z to what log_prob gives instead.
+WATCH: ContextVar[Callable[[Params, Array], Array] | None] = ContextVar("WATCH", default=None)
 
 TWO_WAYS_OUT = (
     "log_prob lacks log Z, which depends on the params: the posterior of anything they depend on is doubly "
@@ -246,7 +249,9 @@ class EnergyDistribution(dist.Distribution):
         """
         del intermediates
         value = jnp.asarray(value)
-        weight = self._log_weight(value, self.has_log_partition)
+        weight, watch = self._log_weight(value, self.has_log_partition), WATCH.get()
+        if watch is not None and not self.has_log_partition:
+            weight = watch(self.params, weight)
         return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
 
     def joint_log_prob(self, value: ArrayLike, latents: Mapping[str, Array]) -> Float[Array, "*batch"]:

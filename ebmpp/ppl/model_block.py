@@ -21,6 +21,7 @@ from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.ppl import tempered
 from ebmpp.ppl.conditionals import Conditionals, Layer, Sites
 from ebmpp.ppl.intractable import read_by_params
+from ebmpp.ppl.law_check import LawCheck
 from ebmpp.ppl.model_sweep import ModelSweep
 from ebmpp.ppl.model_verify import compare_with
 from ebmpp.ppl.posterior import Posterior, Reading
@@ -97,6 +98,7 @@ class ModelBlock(SiteKernel):
         self.tempering = tempered.check_tempering("GibbsBlock.from_model: tempering", tempering)
         self.call = Call({}, tuple(args), dict(kwargs))
         self.sweep = ModelSweep(Reading(model, sites, *self.call[1:]), self.unit_by_unit, self.clusters)
+        self._laws = LawCheck(self.sweep)
         if self.tempering is not None:
             self._check_tempered()
 
@@ -317,7 +319,8 @@ class ModelBlock(SiteKernel):
         A block of all latent sites is a kernel by itself: it then begins at a draw of the prior, unless
         ``init_params`` say otherwise.
 
-        :raises StateError: for missing sites, or values outside of their support.
+        :raises StateError: for missing sites, values outside of their support, or units whose conditional
+            is not a number there, which would never move.
         """
         del num_warmup
         one_chain(rng_key)
@@ -329,8 +332,10 @@ class ModelBlock(SiteKernel):
             init_params = {site: drawn[site]["value"] for site in self.sites}
         values = {site: plain(jnp.asarray(v)) for site, v in init_params.items()}
         self.sweep.check(values)
-        self.sweep.given(self.posterior, values, Call.of(model_args, model_kwargs))
+        call = Call.of(model_args, model_kwargs)
+        self.sweep.given(self.posterior, values, call)
         self._check_values(values)
+        self._laws(values, call, rng_key)
         none = jnp.zeros((), jnp.int32)
         return ModelBlockState(values, none, none, none, rng_key)
 

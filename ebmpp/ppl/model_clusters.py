@@ -171,10 +171,10 @@ class ModelClusters:
     ) -> tuple[Array, Array]:
         """What elements of one unit add up to, unit by unit, and those of two, pair by pair."""
         terms = self.terms.evaluate({**given, **self._put(sites)}, self.terms.live)
+        found = self.terms.weigh(slopes, terms)
         single, double = jnp.zeros(self.size), jnp.zeros(len(self.edges))
         for slot, reads in self.reads.items():
-            # a slope of 0 is a term that does not count, be it infinite
-            weighed = jnp.where(slopes[slot] == 0, 0, slopes[slot] * terms[slot]).ravel()
+            weighed = found[slot].ravel()
             single = single.at[reads.unit].add(weighed[reads.single])
             double = double.at[reads.edge].add(weighed[reads.double])
         return single, double

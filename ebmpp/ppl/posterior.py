@@ -20,7 +20,7 @@ from ebmpp.core import checks
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.ppl.dependence import Program
 from ebmpp.ppl.distribution import EnergyDistribution
-from ebmpp.ppl.intractable import base_law, energy_laws, refuse_params
+from ebmpp.ppl.intractable import base_law, energy_laws, refuse_params, unnormalized
 from ebmpp.ppl.sites import Call
 
 _MOST_VALUES = 1024
@@ -65,13 +65,14 @@ class Reading:
                 "from_model: an argument of the model is traced, and which units interact may depend on its "
                 "value; make the block outside of jax.jit and jax.vmap, and use it inside"
             )
-        trace = prototype_trace(model, jax.random.key(0), args, dict(kwargs))
+        with unnormalized() as read:
+            trace = prototype_trace(model, jax.random.key(0), args, dict(kwargs))
         latent = {name: trace[name]["value"] for name in latent_sample_sites(trace)}
         _check_sites(trace, latent, self.sites)
         self.latent = {name: jnp.asarray(value) for name, value in latent.items()}
         self.laws = {name: base_law(trace[name]["fn"]) for name in latent}
         self.scales = {name: trace[name]["scale"] for name in latent}
-        if not all(law.has_log_partition for law in energy_laws(trace).values()):
+        if read or not all(law.has_log_partition for laws in energy_laws(trace).values() for law in laws):
             refuse_params(model, args, kwargs, self.sites)
 
     def support(self, name: str) -> Any:
@@ -243,6 +244,8 @@ class Arguments:
             )
         same = {*range(len(leaves))} - {*self._places} | {self._places[i] for i in relied}
         for i, (leaf, was) in enumerate(zip(leaves, self._leaves, strict=True)):
+            if i in self._places:
+                self._check_dtype(i, leaf)
             if i in same:
                 self._check_same(i, leaf)
             elif jnp.shape(leaf) != jnp.shape(was):
@@ -251,6 +254,23 @@ class Arguments:
                     f"{jnp.shape(was)} when the block was made; make the block anew"
                 )
         return [leaves[i] for i in self._places]
+
+    def with_nan(self, call: Call) -> list[str]:
+        """Names of a call's arguments that hold a nan."""
+        leaves = jax.tree.leaves((tuple(call.args), dict(call.kwargs)))
+        floats = lambda leaf: _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating)
+        pairs = zip(self._names, leaves, strict=True)
+        return [name for name, leaf in pairs if floats(leaf) and bool(jnp.isnan(leaf).any())]
+
+    def _check_dtype(self, place: int, leaf: Any) -> None:
+        """:raises StateError: for an array that would be cut off as one of the dtype that was traced."""
+        new, was = jnp.result_type(leaf), jnp.result_type(self._leaves[place])
+        if _loses(new, was):
+            raise StateError(
+                f"argument {self._names[place]} of the model is of dtype {new}, and was {was} when the block "
+                "was made, as which its values would be cut off; make the block anew with "
+                f"GibbsBlock.from_model for arguments of dtype {new}"
+            )
 
     def _check_same(self, place: int, leaf: Any) -> None:
         was, name = self._leaves[place], self._names[place]
@@ -271,6 +291,15 @@ class Arguments:
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def _loses(new: Any, was: Any) -> bool:
+    """Whether a cast of numbers may lose more than precision."""
+    if new == was or not (jnp.issubdtype(new, np.number) or new == np.bool_):  # of keys
+        return False
+    if jnp.issubdtype(was, np.inexact):
+        return jnp.issubdtype(new, np.complexfloating) and not jnp.issubdtype(was, np.complexfloating)
+    return not np.can_cast(new, was, "same_kind" if was.itemsize >= 4 else "safe")
 
 
 def _unwrapped(support: Any) -> Any:

@@ -47,7 +47,16 @@ def forbidden(y: Any) -> None:
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y[:4])
 
 
+def by_logits(y: Any) -> None:
+    """Neighbours like to be alike; logits are inferred, and infinite in a branch that is not taken."""
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    z = numpyro.sample("z", dist.Bernoulli(logits=a).expand([5]).to_event(1))
+    numpyro.factor("chain", jnp.where(a < 10, 0.8 * (z[1:] * z[:-1]), jnp.inf * (z[1:] * z[:-1])).sum())
+    numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y)
+
+
 MODELS = {
+    "by_logits": (by_logits, Y5, {"z": (2,) * 5}),
     "potts": (potts, Y23, {"z": (3,) * 6}),
     "ordered": (ordered, Y5, {"z": (3, 2, 3, 3), "w": (2,)}),
     "forbidden": (forbidden, Y5, {"z": (3,) * 4}),

@@ -249,3 +249,21 @@ def test_wrong_starts_and_names_are_told() -> None:
         block.init(jax.random.key(0), 0, start, (Y5,), around)
     with pytest.raises(StateError, match="unknown continuous site 'z'"):
         block.conditional("z", latents(mixture, (Y5,), 0))
+
+
+def test_a_rate_of_counts_is_gamma() -> None:
+    """Conjugate: a + sum y and b + sum of weights; a weight of 0 with no count says nothing."""
+
+    def model(y: Any, w: Any) -> None:
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.5))
+        each = numpyro.sample("each", dist.Gamma(3.0, rate).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Poisson(w * rate * each).to_event(1), obs=y)
+
+    y, w = jnp.array([4.0, 0.0, 2.0]), jnp.array([0.5, 0.0, 3.0])
+    block = GibbsBlock.from_model(model, ["rate", "each"], y, w)
+    values = {"rate": jnp.array(0.7), "each": jnp.array([0.2, 1.3, 0.8])}
+    rate, each = block.conditional("rate", values), block.conditional("each", values)
+    total = values["each"].sum() + (w * values["each"]).sum()
+    np.testing.assert_allclose((rate.concentration, rate.rate), (2 + 3 * 3 + 6, 1.5 + total), rtol=1e-5)
+    np.testing.assert_allclose(each.concentration, 3 + y, rtol=1e-5)
+    np.testing.assert_allclose(each.rate, 0.7 + 0.7 * w, rtol=1e-5)

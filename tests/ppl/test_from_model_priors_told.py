@@ -78,9 +78,11 @@ def test_a_latent_without_a_law_keeps_the_units_and_is_counted() -> None:
         numpyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=y)
 
     block = GibbsBlock.from_model(model, ["z"], Y)
-    kwargs = {"_gibbs_sites": {"bias": jnp.array(jnp.nan)}}
-    state = block.init(jax.random.key(0), 0, {"z": jnp.ones(4)}, (Y,), kwargs)
-    state = block.sample(state, (Y,), kwargs)
+    beside = lambda bias: {"_gibbs_sites": {"bias": jnp.array(bias)}}
+    begin = lambda bias: block.init(jax.random.key(0), 0, {"z": jnp.ones(4)}, (Y,), beside(bias))
+    with pytest.raises(StateError, match="site 'z' is nan where it is -1"):
+        begin(jnp.nan)
+    state = block.sample(begin(0.3), (Y,), beside(jnp.nan))
     assert int(state.kept) == 4 and (state.z["z"] == 1).all()
 
 

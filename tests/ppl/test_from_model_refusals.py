@@ -122,3 +122,30 @@ PAIRED = np.array([[0, 1], [2, 3]])
 def test_mistakes_are_told(make: Any, error: type, told: str) -> None:
     with pytest.raises(error, match=told):
         make()
+
+
+@pytest.mark.parametrize(
+    ("was", "new", "fits"),
+    [
+        (np.ones(5, int), np.full(5, 0.6), False),
+        (np.ones(5, bool), np.arange(5), False),
+        (np.ones(5, bool), np.full(5, 0.6), False),
+        (np.ones(5, np.int8), np.arange(5) + 300, False),
+        (np.ones(5), np.arange(5), True),
+        (np.ones(5, int), np.array([True, False, True, True, False]), True),
+        (np.ones(5, np.float32), np.full(5, 0.6, np.float64), True),
+        (np.ones(5, np.int32), np.arange(5, dtype=np.int64), True),
+    ],
+)
+def test_arguments_are_not_cut_off(was: Any, new: Any, fits: bool) -> None:
+    def model(y: Any) -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.4).expand([5]).to_event(1))
+        numpyro.factor("f", (z * y).sum())
+
+    block, values = GibbsBlock.from_model(model, ["z"], was), {"z": jnp.zeros(5, int)}
+    if fits:
+        found = block.log_conditionals(values, new)["z"]
+        np.testing.assert_allclose(found[:, 1] - found[:, 0], np.log(0.4 / 0.6) + new, rtol=1e-5)
+        return
+    with pytest.raises(StateError, match=rf"args\[0\] .* of dtype {jnp.result_type(new)}, and was .*anew"):
+        block.log_conditionals(values, new)

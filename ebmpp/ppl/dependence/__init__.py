@@ -4,7 +4,8 @@
 
 from ebmpp.ppl.dependence.powers import LOG, Powers, powers_of
 from ebmpp.ppl.dependence.program import Program
+from ebmpp.ppl.dependence.pullback import run_guarded
 from ebmpp.ppl.dependence.terms import Terms
 from ebmpp.ppl.dependence.unit_sets import UnitSets
 
-__all__ = ["LOG", "Powers", "Program", "Terms", "UnitSets", "powers_of"]
+__all__ = ["LOG", "Powers", "Program", "Terms", "UnitSets", "powers_of", "run_guarded"]

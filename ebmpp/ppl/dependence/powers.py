@@ -35,6 +35,9 @@ _SIGN_KEEPING = frozenset(
     "square".split()
 )
 _COMPARISONS = ("eq", "ne", "gt", "ge")
+#: The truth value that decides, whatever the other one is.
+_DECIDED = {"or": True, "and": False}
+_KEEPING_TRUTH = ("reduce_and", "reduce_or", "convert_element_type", "copy")
 _MANY = 64  # different powers, beyond which nobody needs more
 _HIGHEST = 8
 
@@ -64,6 +67,8 @@ def powers_of(program: Program, positive: bool) -> tuple[Powers, bool] | str:
     for step in program.steps:
         if any(i in found for i in step.inputs):
             made = _of_step(program, step, found, positive)
+            if made is None:
+                continue
             if few and not isinstance(made, str):
                 made = made._replace(single=True, apart=True, origin=0)
             found |= dict.fromkeys(step.outputs, made)
@@ -83,8 +88,8 @@ class _Sum(NamedTuple):
     """Whether it is known to be so."""
     origin: int | None = None
     """Elements at one place of values of one origin are of the same unit."""
-    true: bool = False
-    """Whether it is a truth value that holds for all values of the units: that they are in their support."""
+    truth: bool | None = None
+    """Of a truth value that is the same for all values of the units: that one, as of being in the support."""
 
 
 class _At(NamedTuple):
@@ -103,10 +108,13 @@ class _At(NamedTuple):
 
 
 _CONSTANT = _Sum(frozenset([0.0]))
-_TRUE = _Sum(frozenset([0.0]), true=True)
+_TRUTH = {truth: _Sum(frozenset([0.0]), truth=truth) for truth in (True, False)}
 
 
-def _of_step(program: Program, step: Step, found: Mapping[int, _Sum | str], positive: bool) -> _Sum | str:
+def _of_step(
+    program: Program, step: Step, found: Mapping[int, _Sum | str], positive: bool
+) -> _Sum | str | None:
+    """What a step makes, or why it is none; None where it does not depend on the units after all."""
     sums: list[_Sum] = []
     for slot in step.inputs:
         value = found.get(slot, _CONSTANT)
@@ -115,7 +123,7 @@ def _of_step(program: Program, step: Step, found: Mapping[int, _Sum | str], posi
         sums.append(value)
     depends = [i for i, slot in enumerate(step.inputs) if slot in found]
     at = _At(program, step, sums, depends, positive)
-    if any(s.true for s in sums) or step.name in _COMPARISONS:
+    if any(s.truth is not None for s in sums) or step.name in _COMPARISONS:
         return _truth(at)
     if not all(jnp.issubdtype(program.dtypes[step.inputs[i]], np.floating) for i in depends):
         return step.name
@@ -136,26 +144,37 @@ def _of_step(program: Program, step: Step, found: Mapping[int, _Sum | str], posi
     return _Sum(made, single, apart, step.name in _SIGN_KEEPING and every, origin if single else None)
 
 
-def _truth(at: _At) -> _Sum | str:
-    """Of a comparison that cannot fail, and of what is done with such; or the step's name."""
-    inputs, (first, *others) = at.step.inputs, at.sums
-    if at.step.name in _COMPARISONS:
-        bound = at.program.constants.get(inputs[1])
-        least = np.inf if bound is None else float(np.max(bound))
-        holds = {
-            "eq": inputs[0] == inputs[1],
-            "ne": at.depends == [0] and bound is not None and np.isinf(bound).all(),
-            "gt": at.depends == [0] and first.positive and least <= 0,
-            "ge": at.depends == [0] and first.positive and least <= 0,
-        }[at.step.name]
-        return _TRUE if holds else at.step.name
-    if at.step.name == "select_n" and at.depends[0] == 0 and first.true and not any(o.true for o in others):
-        return at.sums[2]
-    kept = (
-        at.step.name in ("and", "reduce_and", "convert_element_type", *MOVING) and at.step.name != "select_n"
-    )
-    boolean = at.program.dtypes[at.step.outputs[0]] == np.bool_
-    return _TRUE if kept and boolean and all(s.true for s in at.sums) else at.step.name
+def _truth(at: _At) -> _Sum | str | None:
+    """Of a comparison whose outcome is known, and of what is done with such; or the step's name."""
+    name, known = at.step.name, [s.truth for s in at.sums]
+    if name in _COMPARISONS:
+        holds = _compared(at)
+        return name if holds is None else _TRUTH[holds]
+    if name == "select_n" and at.depends[0] == 0 and known[0] is not None and known[1:] == [None, None]:
+        return at.sums[2 if known[0] else 1]
+    if at.program.dtypes[at.step.outputs[0]] != np.bool_ or any(known[i] is None for i in at.depends):
+        return name
+    if name in _DECIDED:
+        if _DECIDED[name] in known:
+            return _TRUTH[_DECIDED[name]]
+        return None if None in known else _TRUTH[not _DECIDED[name]]
+    if name == "not":
+        return _TRUTH[not known[0]]
+    same = name in (*_KEEPING_TRUTH, *MOVING) and name != "select_n" and len(set(known)) == 1
+    return at.sums[0] if same else name
+
+
+def _compared(at: _At) -> bool | None:
+    """The outcome for all values of the units, which are numbers; None where there is no such."""
+    left, right = at.step.inputs
+    if left == right:
+        return at.step.name in ("eq", "ge")
+    bound = at.program.constants.get(right)
+    if at.depends != [0] or bound is None:
+        return None
+    beyond = at.step.name == "ne" and np.isinf(bound).all()
+    above = at.step.name in ("gt", "ge") and at.sums[0].positive and np.max(bound, initial=-np.inf) <= 0
+    return True if beyond or above else None
 
 
 def _other(at: _At) -> Powers | None:

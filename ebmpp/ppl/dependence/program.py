@@ -171,15 +171,22 @@ class Program:
         numbers = {s: jnp.issubdtype(self.dtypes[s], np.generic) for s in values}  # and not keys
         return {s: jnp.asarray(v, self.dtypes[s]) if numbers[s] else v for s, v in values.items()}
 
-    def run(self, given: Mapping[int, Any], wanted: Iterable[int]) -> dict[int, Any]:
+    def run(
+        self,
+        given: Mapping[int, Any],
+        wanted: Iterable[int],
+        bound: Callable[..., Sequence[Any]] | None = None,
+    ) -> dict[int, Any]:
         """Values of ``wanted`` slots.
 
         :param given: values of the inputs, or of whatever slots are before the wanted ones.
+        :param bound: what a step makes of its operands; the primitive's own result unless given.
         """
+        bound = bind if bound is None else bound
         wanted = list(wanted)
         values = self.constants | dict(given)
         for step in self.needed(wanted, given):
-            values |= zip(step.outputs, bind(step, [values[i] for i in step.inputs]), strict=True)
+            values |= zip(step.outputs, bound(step, [values[i] for i in step.inputs]), strict=True)
         return {slot: values[slot] for slot in wanted}
 
 

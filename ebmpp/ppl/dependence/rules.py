@@ -239,8 +239,13 @@ def scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> A
     return lax.scatter_add(operand, indices, updates, **{name: step.params[name] for name in names})
 
 
-def in_floats(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
-    """What an affine step makes of its operands as floats, that whole numbers have derivatives too."""
+def in_floats(
+    step: Step, operands: Sequence[Any], bound: Callable[[Step, list[Array]], Sequence[Any]] = bind
+) -> Sequence[Any]:
+    """What an affine step makes of its operands as floats, that whole numbers have derivatives too.
+
+    :param bound: what makes it of floats.
+    """
     arrays = [jnp.asarray(v) for v in operands]
     if step.name == "convert_element_type":
         return arrays
@@ -251,7 +256,7 @@ def in_floats(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
     params = dict(step.params)
     if "preferred_element_type" in params:
         params["preferred_element_type"] = dtype
-    return bind(step._replace(params=params), floats)
+    return bound(step._replace(params=params), floats)
 
 
 def _summed(

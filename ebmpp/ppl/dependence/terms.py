@@ -14,7 +14,7 @@ unit, the others held. So
   each value of all units at once gives every unit's conditional.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
 from typing import Any
 
@@ -24,8 +24,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.program import Program, Step
+from ebmpp.ppl.dependence.program import Program, Step, bind
 from ebmpp.ppl.dependence.propagation import propagate
+from ebmpp.ppl.dependence.pullback import guarded, is_harmless, multiplies
 from ebmpp.ppl.dependence.rules import Known, in_floats, is_affine, is_wide
 from ebmpp.ppl.dependence.unit_sets import UnitSets
 
@@ -169,20 +170,42 @@ class Terms:
     def coefficients(self, given: Mapping[int, Any], terms: Mapping[int, Array]) -> dict[int, Array]:
         """The derivatives of the log density in the terms; in those of a unit they do not depend on it."""
         program = self.program
-        inside = {o for step in self.tail for o in step.outputs}
-        outside = {i for step in self.tail for i in step.inputs} - inside - set(terms)
+        inside = {o for step in self.tail for o in step.outputs} | set(terms)
+        outside = {i for step in self.tail for i in step.inputs} - inside
         around = program.run(given, outside)
 
         def total(terms: Mapping[int, Array]) -> Array:
             values = around | dict(terms)
             for step in self.tail:
-                made = in_floats(step, [values[i] for i in step.inputs])
+                made = in_floats(step, [values[i] for i in step.inputs], self._bound(step, inside))
                 values |= zip(step.outputs, made, strict=True)
             return values.get(program.output, jnp.zeros(()))
 
         if program.output in terms:
             return {program.output: jnp.ones(())}
         return jax.grad(lambda terms: total(terms).astype(float))(dict(terms))
+
+    def _bound(self, step: Step, inside: set[int]) -> Callable[[Step, list[Array]], Sequence[Any]]:
+        """How a step of the tail is run, so that what does not count is pulled back as 0."""
+        moving = [i for i, slot in enumerate(step.inputs) if slot in inside]
+        constants = [self.program.constants.get(s, np.inf) for s in step.inputs if s not in inside]
+        harmless = len(moving) == 1 and all(is_harmless(step, value) for value in constants)
+        if not multiplies(step) or harmless:
+            return bind
+        return lambda step, operands: guarded(step, operands, moving)
+
+    def weigh(self, slopes: Mapping[int, Array], terms: Mapping[int, Array]) -> dict[int, Array]:
+        """Terms times their coefficients, of which a 0 is a term that does not count, be it infinite.
+
+        So is a truth value that does not hold, as XLA has it for products.
+        """
+        made = {}
+        for slot, term in terms.items():
+            none = slopes[slot] == 0
+            if self.program.dtypes[slot] == np.bool_:
+                none = none | (term == 0)
+            made[slot] = jnp.where(none, 0, slopes[slot] * term)
+        return made
 
 
 def _same(program: Program, values: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
