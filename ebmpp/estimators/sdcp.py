@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
-from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
     Posterior,
@@ -90,6 +90,11 @@ class SDCP(Estimator):
     def steps_per_batch(self) -> int:
         """Steps in a row that need the same rows: d."""
         return self.d
+
+    def repeats(self, state: Any, count: int) -> Repeats:
+        """From inner step 0: what is carried past it is of the rows that it was begun with."""
+        fresh = state if self.d == 1 else state._replace(inner=jnp.zeros_like(state.inner))
+        return Repeats(self, (fresh,) * count)
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """At inner step 0, which reads neither chains nor the positive phase; nothing is carried if d = 1."""

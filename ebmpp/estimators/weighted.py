@@ -63,8 +63,8 @@ class WeightedPCD(Estimator):
 
     The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and what a second
     population that never enters the gradient says: ``log_partition`` with ``log_partition_error``, from ten
-    islands, and in one layer ``log_likelihood`` of the batch. Given the params it is a particle system along
-    the run's own path, unbiased for Z.
+    islands, and in one layer, where no entries are missing, ``log_likelihood`` of the batch. Given the params
+    it is a particle system along the run's own path, unbiased for Z.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps a step.
@@ -130,12 +130,12 @@ class WeightedPCD(Estimator):
         self, graph: FactorGraph, params: Params, state: WeightedState, batch: Batch, key: Key
     ) -> Estimate:
         """Data minus the weighted chains, which have followed the params."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        whole = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         path = Path.through(graph, state.eta0, [state.params, params])
         chains = self._follow(path, state.chains, random.fold_in(key, 0))
         negative = system_values.energy_gradient(path, params, chains)
         negative = jax.tree.map(lambda g: g[0] * batch.weights.sum(), negative)
-        positive = positive_gradient(graph, params, batch, self.posterior)
+        positive = positive_gradient(graph, params, whole, self.posterior)
         metrics = {"effective_sample_size": chains.least[0], "resampled": chains.resampled[0]}
         watchers = state.watchers
         if watchers is not None:

@@ -45,7 +45,8 @@ def unit_activity(
     :class:`~ebmpp.Categorical`, x and x**2 of a Gaussian) each is a row of the table: a category that is
     never taken is off.
 
-    Exact where the latents given the visibles are one layer; else the means are of Gibbs chains
+    Exact where the latents given the visibles are one layer, but for ``varies`` of statistics of more than
+    two values, whose variance is that of a draw a row; else the means are of Gibbs chains
     (:func:`ebmpp.complete`), and their noise is taken off ``varies``.
 
     :param graph: a model with latent units.
@@ -135,20 +136,28 @@ def _variance(
     family: Family, mean: Float[np.ndarray, "rows statistics"], draws: Shaped[np.ndarray, "chains rows ..."]
 ) -> Float[np.ndarray, "statistics"]:
     """Of each statistic over rows and posterior: exact where it takes two values, else that of draws."""
-    low, high = family.bounds
-    values = family.states()
-    taken = () if values is None else np.unique(family.statistics(values))
-    if np.array_equal(taken, (low, high)):
-        average = mean.mean(0)
-        return (high - average) * (average - low)
     stats = np.asarray(family.statistics(jnp.asarray(draws)), float)
-    return stats.reshape(-1, mean.shape[1]).var(0)
+    drawn, values = stats.reshape(-1, mean.shape[1]).var(0), family.states()
+    if values is None:
+        return drawn
+    table = np.asarray(family.statistics(values)).reshape(len(values), -1)
+    two = np.tile([len(np.unique(column)) == 2 for column in table.T], family.size)
+    (low, high), average = _ends(family), mean.mean(0)
+    return np.where(two, (high - average) * (average - low), drawn)
+
+
+def _ends(family: Family) -> Float[np.ndarray, "2 statistics"]:
+    """Of the range of each statistic, unit by unit."""
+    return np.stack([np.tile(np.ravel(bound), family.size) for bound in family.statistic_bounds]).astype(
+        float
+    )
 
 
 def _status(family: Family, made: "pd.DataFrame", edge: float) -> Shaped[np.ndarray, "statistics"]:
-    low, high = family.bounds
+    low, high = _ends(family)
     status = np.where(made["varies"] < _SHARE, "constant", "active").astype(object)
-    reach = high - low if np.isfinite(high - low) else math.nan
-    status[(made["mean"] - low) / reach < edge] = "off"
-    status[(high - made["mean"]) / reach < edge] = "on"
+    with np.errstate(invalid="ignore"):  # of a range without end
+        reach = np.where(np.isfinite(high - low), high - low, math.nan)
+        status[(made["mean"] - low) / reach < edge] = "off"
+        status[(high - made["mean"]) / reach < edge] = "on"
     return status

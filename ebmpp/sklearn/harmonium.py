@@ -170,7 +170,7 @@ def check_values(owner: object, family: Family, values: np.ndarray) -> None:
     :raises ArgumentError: for values that the units do not take.
     """
     low, high = family.bounds
-    means = not family.stat_shape and math.isfinite(high - low)
+    means = not family.stat_shape and math.isfinite(high - low) and _is_own_statistic(family)
     good = (values >= low) & (values <= high) if means else np.asarray(family.in_support(values))
     if not good.all():
         row, column = (int(i) for i in np.argwhere(~good)[0])
@@ -181,6 +181,12 @@ def check_values(owner: object, family: Family, values: np.ndarray) -> None:
             "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such "
             'as "gaussian" for reals'
         )
+
+
+def _is_own_statistic(family: Family) -> bool:
+    values = family.states()
+    values = np.linspace(*family.bounds, 5) if values is None else np.asarray(values)
+    return np.array_equal(family.statistics(values), values)
 
 
 def weighted(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:

@@ -15,8 +15,8 @@ import ebmpp
 from ebmpp import CD, FPCD, PCD, UCD, Bernoulli, ParticleUCD, TemperedPCD, WeightedPCD, exact, layered
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, StateError, UnmetError
-from ebmpp.estimators import Centered, Discriminative, GradientBias, Herding, gradient_bias
-from ebmpp.estimators.base import Repeats
+from ebmpp.estimators import SDCP, Centered, Discriminative, GradientBias, Herding, gradient_bias
+from ebmpp.estimators.base import Batch, Repeats
 from ebmpp.estimators.contrastive import FPCDState
 from ebmpp.graph.energy import gradient_at
 from helpers import assert_law, enumerate_numpy, random_params, slow
@@ -106,6 +106,17 @@ def test_pcd_is_judged_by_the_law_of_its_chains(mixed: bool) -> None:
 )
 def test_unbiased_gradients_have_none(estimator: Any) -> None:
     assert_bias(judge(estimator), jax.tree.map(jnp.zeros_like, PARAMS))
+
+
+def test_steps_between_batches_are_judged_on_the_rows_they_are_given() -> None:
+    """What is carried from inner step to inner step is of the rows before."""
+    estimator, rows = SDCP(d=3, k=2), {"v": np.ones_like(DATA)}
+    state = estimator.init(RBM, PARAMS, rows, len(DATA), random.key_pair(KEY))
+    made = estimator.estimate(RBM, PARAMS, state, Batch.of(rows), random.key_pair(KEY))
+    assert made.state.inner == 1
+    few = {"num_repeats": 3, "num_references": 3}
+    between, fresh = judge(estimator, made.state, **few), judge(estimator, **few)
+    jax.tree.map(np.testing.assert_array_equal, between.bias, fresh.bias)
 
 
 def test_pairs_that_are_stopped_have_some() -> None:

@@ -28,6 +28,7 @@ from ebmpp import (
     Observed,
     Spin,
     TemperedPCD,
+    WeightedPCD,
     exact,
     layered,
 )
@@ -238,6 +239,13 @@ def test_the_others_train_too(estimator):
     assert np.isfinite(leaves(made.params)).all()
     full = train(np.where(np.isnan(HOLES), 0, HOLES), estimator)
     assert np.abs(leaves(made.params) - leaves(full.params)).max() > 1e-3  # what is missing is no zero
+
+
+def test_weighted_chains_tell_no_likelihood_of_entries_that_they_drew():
+    estimator = WeightedPCD(num_chains=20, num_watchers=20)
+    whole, holes = (train(x, estimator).history for x in (BARS, Observed.where_finite(HOLES)))
+    assert "log_likelihood" in whole and "log_partition" in holes
+    assert "log_likelihood" not in holes
 
 
 def in_file(path, values):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import numpy as np
+from own_families import Ordinal
 import pytest
 
 import jax
@@ -50,6 +51,13 @@ def test_categories_and_counts_and_reals() -> None:
         assert unit_activity(graph, params, V, rng_key=KEY)["status"].tolist() == ["active", "constant"]
     dead = machine(Poisson(1), np.array([-30.0]), np.zeros((4, 1)))
     assert unit_activity(*dead, V, rng_key=KEY)["status"].tolist() == ["constant"]  # no end above
+
+
+def test_the_range_of_a_statistic_is_its_own() -> None:
+    """Of x from 0 to 3 and of x**2 from 0 to 9, where a family says no bounds."""
+    graph, params = machine(Ordinal(2), np.array([[9.0, 0.0], [-9.0, 0.0]]), np.zeros((4, 2, 2)))
+    made = unit_activity(graph, params, V, rng_key=KEY)
+    assert made["status"].tolist() == ["on", "on", "off", "off"]
 
 
 def test_deep_machines_are_told_through_the_noise_of_chains() -> None:

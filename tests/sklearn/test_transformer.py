@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+from own_families import Ternary
 import pytest
 from scipy.ndimage import convolve
 from sklearn.base import clone
@@ -302,6 +303,25 @@ def test_units_of_several_statistics_have_a_column_each() -> None:
 def test_what_cannot_be_is_refused(given: Any, rows: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**given).fit(rows)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Squared(Ternary):
+    """The values 0, 1 and 2, of which the square counts: means of squares are no values."""
+
+    bounds = (0.0, 4.0)
+
+    def statistics(self, x: Any) -> Any:
+        return super().statistics(x) ** 2
+
+    def _logits(self, eta: Any) -> Any:
+        return jnp.stack([0 * eta, eta, 4 * eta], -1)
+
+
+def test_means_stand_for_values_only_where_these_are_their_own_statistic() -> None:
+    with pytest.raises(ValueError, match=r"X has 3 at row 0, column 0 .*Squared\(3\) take"):
+        small(visible=Squared(3)).fit(3 * X)
+    small(visible=Ternary(3)).fit(1.5 * X)
 
 
 @pytest.mark.parametrize(
