@@ -83,11 +83,16 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 
     :param there: what identifies the one that was saved; ``here``, the one that goes on.
     """
-    found = ((name, there.get(name), here.get(name)) for name in {**there, **here})
-    return [f"{name}: {short(a)} there, {short(b)} here" for name, a, b in found if a != b]
+    found = [(name, there.get(name), here.get(name)) for name in {**there, **here}]
+    changed = sorted((f for f in found if f[1] != f[2]), key=lambda f: _is_digest(f[2]))  # words first
+    return [f"{name}: {short(a)} there, {short(b)} here" for name, a, b in changed]
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it."""
-    shown = repr(value)
+    """A value as an error shows it; of a hash its beginning tells that it is another."""
+    shown = f"{value[:8]}..." if _is_digest(value) else repr(value)
     return shown if len(shown) <= 400 else f"{shown[:400]}..."

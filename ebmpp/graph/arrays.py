@@ -44,14 +44,16 @@ def as_array(name: str, value: Any) -> Numbers:
             f"{where}: got a tuple of values and booleans; if these say which units are known, give "
             "ebmpp.Observed(values, known)"
         )
-    if isinstance(value, np.ma.MaskedArray):
+    # numpy takes a list of masked rows for one of what is under the masks
+    each = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(v, np.ma.MaskedArray) for v in each):
         raise StateError(
             f"{where}: got a masked array; give ebmpp.Observed(values.filled(0), ~values.mask) for what the "
-            "mask leaves"
+            "mask leaves (of a list of them, of np.ma.stack(list))"
         )
     if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _of_frame(where, value)
-    if isinstance(value, list | tuple) and any(not is_concrete(v) for v in jax.tree.leaves(value)):
+    if isinstance(value, list | tuple) and any(not is_concrete(v) for v in each):
         return jnp.asarray(value)
     return checks.numbers(where, value, StateError)
 

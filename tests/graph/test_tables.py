@@ -135,6 +135,7 @@ WRONG = {
     "times": (V.astype("timedelta64[s]"), "dtype timedelta64"),
     "keys": (jax.random.split(KEY, 3), "dtype key"),
     "masked": (np.ma.masked_array(V, V == 0), r"masked array; give ebmpp.Observed\("),
+    "masked rows": (list(np.ma.masked_array(V, V == 0)), r"masked array; .* of np.ma.stack\(list\)"),
     "a tuple": ((V, V > 0), r"give ebmpp.Observed\(values, known\)"),
     "a frame of words": (
         pd.DataFrame({"a": [1], "b": ["x"], "c": [2]}),
