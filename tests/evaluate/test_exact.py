@@ -25,6 +25,7 @@ from ebmpp import (
     layered,
 )
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
+from ebmpp.graph import normalization
 from ebmpp.sampling import enumeration
 from helpers import (
     FAMILIES,
@@ -339,14 +340,18 @@ def test_interacting_counts() -> None:
         exact.log_partition(graph, params)
 
 
-def test_a_precision_that_depends_on_a_state() -> None:
-    # positive definite with h = 0, which is what the domain check sees, and not with h = 1
+def test_a_precision_that_depends_on_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With h = 1 it is not positive definite: the sum finds it, too, where no state that was tried did."""
     gate = Factor("a", "b", "h", energy=lambda w, a, b, h: -w * (a @ b) * h.sum(), init=jnp.zeros(()))
     graph = FactorGraph({"a": Gaussian(1)}, {"b": Gaussian(1), "h": Bernoulli(1)}, [gate, *map(Bias, "abh")])
     params = random_params(graph) | {"a:b:h": jnp.float32(0.8)}
+    wrong = params | {"a:b:h": jnp.float32(1.2)}
     assert np.isfinite(exact.log_partition(graph, params))
+    with pytest.raises(DomainError, match=r"smallest eigenvalue -0.2 at a state of blocks \['h'\]"):
+        exact.log_partition(graph, wrong)
+    monkeypatch.setattr(normalization, "_check_precision", lambda *_: None)
     with pytest.raises(DomainError, match=r"Gaussian blocks \['a', 'b'\] is not positive definite"):
-        exact.log_partition(graph, params | {"a:b:h": jnp.float32(1.2)})
+        exact.log_partition(graph, wrong)
 
 
 def test_params_and_data_are_checked(dbm: tuple[FactorGraph, dict]) -> None:
