@@ -77,7 +77,7 @@ def test_a_kink_of_one_block_is_refused(name: str) -> None:
     "rest", [lambda v: -1000 * v[2], lambda v: 5000 + 0 * v[2], lambda v: -100 * v.sum()], ids="abc"
 )
 def test_a_small_interaction_beside_large_numbers_is_found(rest: Callable[[Array], Array]) -> None:
-    energy = lambda w, v: rest(v) + 0.1 * v[0] * v[1]
+    energy = lambda w, v: rest(v) + 0.3 * v[0] * v[1]
     with pytest.raises(NotMultiAffineError, match="interact with one another"):
         FactorGraph({"v": Bernoulli(3)}, factors=[Factor("v", energy=energy)])
 
