@@ -6,7 +6,7 @@
 #   make docs     the site, in build/site: open build/site/index.html
 #
 # All make the virtual environment first. Another Python, beside the usual environment:
-#   make PYTHON=python3.13 VENV=.venv-new UPGRADE=1 test-fast
+#   make PYTHON=python3.13 VENV=.venv-new UPGRADE=1 test-subset
 
 # The first of these that starts and is new enough; name another with PYTHON=...
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -14,16 +14,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	>/dev/null 2>&1; then echo $$p; break; fi; done)
 VENV ?= .venv
 WORKERS ?= 2
-# A file stays with one worker: most of the time goes into compiling, and its tests share what is compiled.
-# In the order of conftest.py, tutorials first: few and long, they would else come last, on one worker.
-SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A file stays with one worker: compilation takes most of the time, and the tests of a file share programs.
+SPREAD := -n $(WORKERS) --dist loadfile
 # What a new version of jax, numpyro, xarray or ArviZ is likely to break.
-FAST ?= tests/data/test_data.py tests/core/test_random.py tests/graph/test_graph.py tests/graph/test_graph_errors.py \
-	tests/diagnostics/test_datatree.py tests/diagnostics/test_arviz.py tests/diagnostics/test_plots.py \
-	tests/training/test_checkpoint.py::test_a_resumed_run_is_the_run_that_never_stopped \
-	tests/kernels/test_gibbs.py
-# Everything that draws, under jax's own strictness.
-STRICT ?= tests/core/test_random.py tests/test_strict.py
+SUBSET ?= tests/fast/core tests/fast/data tests/fast/graph tests/fast/diagnostics tests/fast/kernels
+# Everything that draws, under JAX's strictest settings.
+STRICT ?= tests/slow/test_strict.py
 TWO := XLA_FLAGS=--xla_force_host_platform_device_count=2
 # What was compiled once is read from here: tests that ran before take a quarter of the time, and workers share.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebmpp
@@ -37,7 +33,7 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
-.PHONY: venv demo docs test test-strict test-fast slow release-check bench papers format clean FORCE
+.PHONY: venv demo docs lint test test-all test-strict test-shapes test-subset release-check bench papers format clean FORCE
 
 venv: $(STAMP)
 
@@ -66,32 +62,39 @@ docs: $(DOCS_STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going -E -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
 
-test: $(STAMP)
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check --python $(BIN)/python
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest $(SPREAD) --ignore=tests/test_strict.py
-	$(MAKE) test-strict
 
-# Twice: 64-bit floats and 32-bit data are two dtypes, which strict promotion would refuse. Two devices each time.
+test: lint
+	$(BIN)/python -m pytest $(SPREAD)
+
+# Everything: further cases of the fast tests, tests/slow, docstring examples, annotations, strict dtypes.
+test-all: lint
+	$(BIN)/python -m pytest $(SPREAD) -m "" tests
+	$(BIN)/python -m pytest $(SPREAD) --doctest-modules ebmpp
+	$(MAKE) test-strict test-shapes
+
+# Twice: 64-bit floats and 32-bit data are two dtypes, which strict promotion would refuse.
 test-strict: $(STAMP)
 	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_NUMPY_DTYPE_PROMOTION=strict JAX_DEBUG_NANS=1 \
 		$(BIN)/python -m pytest -q -n $(WORKERS) $(STRICT)
 	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n $(WORKERS) $(STRICT)
 
-# No notebooks, no examples of docstrings: does the package work with this environment's versions?
-test-fast: $(STAMP)
-	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not notebook" -x -q $(FAST)
+# Shapes and dtypes of annotations, checked by beartype at each call.
+test-shapes: $(STAMP)
+	EBMPP_CHECK_SHAPES=1 $(BIN)/python -m pytest -q $(SPREAD)
 
-# What `test` leaves out: variants of what it holds, long pages and tutorials, and what tests/dear.txt names.
-slow: $(STAMP)
-	$(BIN)/python -m pytest $(SPREAD) -m slow
+# Does the package work with this environment's versions? For a newer Python than the usual one.
+test-subset: $(STAMP)
+	$(BIN)/python -m pytest $(SPREAD) -x -q $(SUBSET)
 
 # What a release must pass: it builds, its extras resolve, and in fresh environments of every Python here the wheel does
 # what README, the docstrings and `python -m ebmpp` say. Needs a package index; minutes for each Python.
 release-check: $(STAMP)
-	$(BIN)/python tests/release_check.py $(RELEASE)
+	$(BIN)/python tests/support/release_check.py $(RELEASE)
 
 # Speeds, side by side in one process each: a quarter of an hour. THRML and PyTorch are left out where not installed.
 bench: $(STAMP)

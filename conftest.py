@@ -1,9 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that must stand before jax starts, for tests and for examples in docstrings."""
+"""Settings that must be made before JAX starts, for tests and for docstring examples."""
 
 from collections.abc import Iterator
-import contextlib
 import ctypes
 import doctest
 import gc
@@ -23,90 +22,70 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 from hypothesis import settings
-from jaxtyping import install_import_hook
 import pytest
 
 import jax
 
-from tests import dear
+# `make test-shapes` checks the shapes and dtypes in annotations; the hook must precede the import of ebmpp.
+if os.environ.get("EBMPP_CHECK_SHAPES"):
+    from jaxtyping import install_import_hook
 
-# Whose functions check the shapes of what they are called with; before ebmpp is imported. A check adds a
-# frame to the stack, so files that warn at a line of their caller stay out.
-_SAMPLING = ("accumulators", "engine", "past", "perfect", "random_cluster", "search", "slots")
-_ROOMS = ("core.random", "families", "graph", "moves", "estimators", "training")
-_CHECKED = [*_ROOMS, *(f"sampling.{name}" for name in _SAMPLING)]
-install_import_hook([f"ebmpp.{name}" for name in _CHECKED], "shapes.check")
+    # A check adds a frame to the stack, so modules that warn at a line of their caller stay out.
+    _SAMPLING = ("accumulators", "engine", "past", "perfect", "random_cluster", "search", "slots")
+    _ROOMS = ("core.random", "families", "graph", "moves", "estimators", "training")
+    _CHECKED = [*_ROOMS, *(f"sampling.{name}" for name in _SAMPLING)]
+    install_import_hook([f"ebmpp.{name}" for name in _CHECKED], "shapes.check")
 
-# One loop to compile in place of two, 4.0 s of a processor in place of 6.6. What pairs make does not depend
-# on it; tests/sampling/test_engine.py asks for more, and tutorials, in processes of their own, have all.
-importlib.import_module("ebmpp.sampling.slots")._SLOTS = 8  # imported now: what is hooked is to be checked
+# One loop to compile instead of two: 4.0 CPU-seconds instead of 6.6 per engine. The pairs do not depend on
+# the number of slots; tests/fast/sampling/test_engine.py uses more.
+importlib.import_module("ebmpp.sampling.slots")._SLOTS = 8
 
-# ArviZ 0.23 announces ArviZ 1.0 once a day, and notes in a file of the user's that it did. Two workers that
-# do so at once stop each other, so the process that starts them does it first.
+# ArviZ 0.23 announces ArviZ 1.0 once a day and records that in a file. Two workers that do so at the same
+# time fail, so the process that starts them imports it first.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     with warnings.catch_warnings(action="ignore"):
         importlib.import_module("arviz")
 
-# Examples of such a function are those of the one that is wrapped.
+# The examples of a wrapped function are those of the function inside.
 _from_module = doctest.DocTestFinder._from_module
-doctest.DocTestFinder._from_module = lambda self, module, made: _from_module(
-    self, module, inspect.unwrap(made) if callable(made) else made
+doctest.DocTestFinder._from_module = lambda self, module, value: _from_module(
+    self, module, inspect.unwrap(value) if callable(value) else value
 )
 
-# No deadline: an example that compiles takes seconds, the next one microseconds.
+# No deadline: the first example compiles for seconds, the next one takes microseconds.
 settings.register_profile("ebmpp", parent=settings(), deadline=None)
 settings.load_profile("ebmpp")
 
 
-@pytest.hookimpl(tryfirst=True)  # before what is marked slow is left out
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tutorials first: one file and the longest, which a single worker would else be left alone with.
-
-    :raises pytest.UsageError: where tests/dear.txt names a test that is not there.
-    """
-    items.sort(key=lambda item: item.get_closest_marker("notebook") is None)
-    left = dear.names()
-    for item in items:
-        if item.nodeid in left:
-            item.add_marker(pytest.mark.slow)
-    chosen = config.option.keyword or config.getoption("lf", False) or any("::" in a for a in config.args)
-    if not chosen:
-        files, found = ({item.nodeid.split("::")[0] for item in items}, {item.nodeid for item in items})
-        gone = [name for name in left if name.split("::")[0] in files and name not in found]
-        if gone:
-            raise pytest.UsageError(f"tests/dear.txt names what is not there: take {gone} out")
-
-
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: no later collection looks through them again, 0.3 s each time."""
+    """Exempt modules and collected tests from garbage collection, which would scan them each time."""
     gc.collect()
     gc.freeze()
 
 
-# Of memory and of mappings, above which a worker forgets its programs between files. A program takes some 18
-# mappings, and a process has 65530.
-_MOST_BYTES, _MOST_MAPPINGS = 900 * 2**20, 20_000
+# Memory and memory mappings above which a worker drops its programs between files. A program takes about 18
+# mappings, and a Linux process has 65,530.
+_MAX_BYTES, _MAX_MAPPINGS = 900 * 2**20, 20_000
 
 
 def _is_full() -> bool:
-    """Whether this process holds much; where the system does not tell, it does."""
+    """Return True if this process holds many programs, or if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         mappings = Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
         return True
-    return pages * os.sysconf("SC_PAGE_SIZE") > _MOST_BYTES or mappings > _MOST_MAPPINGS
+    return pages * os.sysconf("SC_PAGE_SIZE") > _MAX_BYTES or mappings > _MAX_MAPPINGS
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs() -> Iterator[None]:
-    """Files share few programs, and a worker that keeps them all grows to gigabytes; what a later one needs
-    again comes from the cache on disk. What is free then lies in pieces, which glibc keeps unless it is
-    asked: of 1.4 GB 0.5 are left.
-    """
+def drop_programs() -> Iterator[None]:
+    """Drop compiled programs between files when the worker is large; the cache on disk still has them."""
     yield
     if _is_full():
         jax.clear_caches()
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # another system's C library
+        try:  # return free memory to the system: glibc keeps 1.4 GB where 0.5 GB is in use
             ctypes.CDLL("libc.so.6").malloc_trim(0)
+        except (OSError, AttributeError):  # another C library
+            pass

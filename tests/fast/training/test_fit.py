@@ -301,7 +301,7 @@ print(int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**30)
 def test_a_search_over_two_hundred_widths_stays_under_three_gibibytes() -> None:
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("the system does not tell a process's memory there")
-    here = str(Path(__file__).parents[2])
+    here = str(Path(__file__).parents[3])
     environment = os.environ | {"PYTHONPATH": here}
     made = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True, env=environment)
     assert made.returncode == 0, made.stderr

@@ -19,7 +19,7 @@ import ebmpp
 from ebmpp.core import random
 from ebmpp.estimators import SDCP, Batch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 
 sys.path.insert(0, str(FOLDER))

@@ -19,7 +19,7 @@ from ebmpp.sampling import slots
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
 from ebmpp.sampling.pairs import Fresh
-from tests.helpers import random_params
+from helpers import random_params
 
 JOBS, PART = 70, 32  # the last part begins among those of the part before
 GRAPH = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(4))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import ebmpp
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "bracket.py"
+FILE = Path(__file__).parents[3] / "benchmarks" / "bracket.py"
 
 
 @pytest.fixture(scope="module")

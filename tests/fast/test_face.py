@@ -13,7 +13,7 @@ import pytest
 
 import ebmpp
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOMS = sorted(p.name for p in (ROOT / "ebmpp").iterdir() if (p / "__init__.py").exists())
 
 

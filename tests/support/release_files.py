@@ -11,7 +11,7 @@ import tarfile
 import tomllib
 import zipfile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 VERSION = PROJECT["version"]
 #: What an sdist has beside the package: all that a packager's run of the tests reads.

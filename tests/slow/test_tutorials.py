@@ -9,7 +9,7 @@ import pytest
 
 from helpers import often
 
-TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
+TUTORIALS = sorted((Path(__file__).parents[2] / "tutorials").glob("*.ipynb"))
 # The others take two minutes and more from nothing: run by `make slow`.
 SHORT = ("01_from_declaration_to_trained_model",)
 CELL_SECONDS = 600  # a slow machine under load is no failure; a hang is
@@ -33,7 +33,7 @@ def test_a_tutorial_is_kept_with_its_outputs_and_small(path: Path) -> None:
 def test_a_tutorial_executes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbclient import NotebookClient
 
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", str(root))  # also from a source tree that is not installed
     notebook = nbformat.read(root / f"tutorials/{name}.ipynb", as_version=4)
     client = NotebookClient(

@@ -12,7 +12,7 @@ import jax
 from helpers import often
 from page_blocks import python_blocks
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",

@@ -142,7 +142,7 @@ def test_a_graph_tells_its_blocks_and_factors() -> None:
 
 
 def test_the_quickstart_shows_what_is_printed() -> None:
-    page = Path(__file__).parents[1] / "docs" / "quickstart.md"
+    page = Path(__file__).parents[2] / "docs" / "quickstart.md"
     assert str(ebmpp.layered(v=Bernoulli(64), h=Bernoulli(16))) in page.read_text(encoding="utf-8")
 
 

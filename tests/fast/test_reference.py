@@ -15,7 +15,7 @@ import pytest
 
 import ebmpp
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.rst"))
 ROOMS = sorted(p.name for p in (ROOT / "ebmpp").iterdir() if (p / "__init__.py").exists())
 #: What a page describes: functions and classes, data, whole modules.
