@@ -208,11 +208,11 @@ def _coefficients(factor: Factor, w: np.ndarray, families: list[Family]) -> np.n
         i, j = np.indices(sizes)
         return w[0] + w[1] * (i == j % sizes[0])
     if factor.lateral:
-        each = sizes[0] // families[0].size
-        pairs = np.broadcast_to(w, 1 if factor.energy is first_two else families[0].size - 1)
+        each, (block,) = sizes[0] // families[0].size, factor.blocks
+        edges = factor.edges({block: families[0]})[block]
         made = np.zeros((families[0].size, each, families[0].size, each))
-        for unit, weight in enumerate(pairs):
-            made[unit, range(each), unit + 1, range(each)] = weight
+        for (i, j), weight in zip(edges, np.broadcast_to(w, len(edges)), strict=True):
+            made[i, range(each), j, range(each)] += weight
         return made.reshape(sizes * 2)
     return w.reshape(sizes)
 
