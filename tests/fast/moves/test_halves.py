@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Units that share a hash get the draws that they get by themselves, bit for bit."""
+"""Units that share one hash: bitwise the draws of one hash per unit, and the same in large sweeps."""
 
 import networkx as nx
 import numpy as np
@@ -9,95 +9,88 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin, layered
-from ebmpp.core import loops, programs, random
-from ebmpp.core.programs import Program, quick_here
+from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin
+from ebmpp.core import loops, random
 from ebmpp.families import Family
 from ebmpp.graph.parts import View
 from ebmpp.moves import gibbs, gibbs_sweep, halves
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
+from helpers import random_params, slow
+
+ROOT_KEY = np.array([0, 1], np.uint32)
 
 
-class _Level(Spin):
-    """Values that a byte holds, of a family made elsewhere."""
-
-    def states(self) -> jax.Array:
-        return jnp.array([-1.0, 1.0])
-
-
-@pytest.mark.parametrize(("size", "rows"), [(1, 7), (9, 16), (9, 17), (64, 40)])
 @pytest.mark.parametrize(
-    "make", [Bernoulli, Spin, _Level, lambda n: Categorical(n, 5)], ids=["0/1", "spin", "own", "categories"]
+    ("family", "rows"),
+    [
+        (Spin(9), 17),
+        (Categorical(9, 5), 16),
+        slow(Spin(1), 7),
+        slow(Bernoulli(9), 16),
+        slow(Categorical(64, 5), 40),
+    ],
 )
-def test_values_are_those_of_a_word_a_unit(make: type, size: int, rows: int) -> None:
-    family: Family = make(size)
+def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: int) -> None:
     assert halves.suits(family)
-    keys = random.fold_in(random.key_pair(jax.random.key(size)), jnp.arange(rows))
-    eta = 2 * jax.random.normal(jax.random.key(rows), (rows, *family.statistic_shape))
-    words = random.words(keys, gibbs.num_words(View({"x": family}), ["x"]))
-    expected = gibbs.draw_rows(View({"x": family}), ["x"], {"x": eta}, words)["x"]
-    made = halves.draw(family, jnp.swapaxes(eta, 0, 1), keys)
-    assert made.dtype == expected.dtype
-    np.testing.assert_array_equal(made.T, expected)
-    assert size * rows < 20 or len(np.unique(made)) > 1
+    eta = 2 * np.random.default_rng(0).normal(size=(rows, *family.statistic_shape)).astype(np.float32)
+
+    @jax.jit
+    def run(eta):
+        keys, view = random.fold_in(ROOT_KEY, jnp.arange(rows)), View({"x": family})
+        words = random.words(keys, gibbs.num_words(view, ["x"]))
+        expected = gibbs.draw_rows(view, ["x"], {"x": eta}, words)["x"]
+        return halves.draw(family, jnp.swapaxes(eta, 0, 1), keys).T, expected
+
+    result, expected = run(eta)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+    assert family.size == 1 or len(np.unique(result)) > 1
 
 
-def test_values_that_no_byte_holds_or_that_take_more_words_are_drawn_by_themselves() -> None:
+def test_only_small_values_of_one_word_share_hashes() -> None:
     assert not any(map(halves.suits, [Categorical(3, 200), Gaussian(3), Poisson(3)]))
     assert halves.suits(Categorical(3, 100))
     assert halves.suits(Binomial(3, 5)) == (Binomial.num_words == 1)
 
 
 @pytest.mark.parametrize(
-    "make", [Spin, lambda s: Categorical(s, 3), Gaussian], ids=["spin", "potts", "gaussian"]
+    ("name", "side"),
+    [("potts", 4), *(slow(n, s) for n in ("spin", "gaussian") for s in (4, 5)), slow("potts", 5)],
 )
-@pytest.mark.parametrize("side", [4, 5], ids=["two parts", "three parts"])
-def test_large_sweeps_are_those_of_small_ones(make: type, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = FactorGraph.from_networkx(nx.grid_2d_graph(side, side, periodic=True), family=make)
-    small = lambda a: 0.05 * jax.random.normal(jax.random.key(a.size), a.shape)  # so that Gaussians normalise
-    params = jax.tree.map(lambda a: a + small(a), graph.init(jax.random.key(0)))
-    keys = random.fold_in(random.key_pair(jax.random.key(1)), jnp.arange(30))
-    x = gibbs.initial_rows(graph, ["x"], keys)
-    sweep = lambda: draw_sweep(Target(graph, params), x, gibbs_sweep(graph), keys)[0]["x"]
-    few = jax.jit(lambda: sweep())()
+def test_large_sweeps_equal_small_ones(name: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep of many numbers takes another path, which a threshold of 1 forces here."""
+    family = {"spin": Spin, "potts": lambda n: Categorical(n, 3), "gaussian": Gaussian}[name]
+    graph = FactorGraph.from_networkx(nx.grid_2d_graph(side, side, periodic=True), family=family)
+    params = random_params(graph, scale=0.1)
+
+    def run(params):
+        keys = random.fold_in(ROOT_KEY, jnp.arange(30))
+        x = gibbs.initial_rows(graph, ["x"], keys)
+        return draw_sweep(Target(graph, params), x, gibbs_sweep(graph), keys)[0]["x"]
+
+    small = np.asarray(jax.jit(lambda p: run(p))(params))
     monkeypatch.setattr(loops, "_LEAST", 1)
-    assert loops.pays(1)
-    large = jax.jit(lambda: sweep())()
-    assert len(np.unique(few)) > 1
-    if make is Gaussian:  # sums may be rounded otherwise
-        np.testing.assert_allclose(large, few, rtol=1e-4, atol=1e-5)
+    large = np.asarray(jax.jit(lambda p: run(p))(params))
+    assert len(np.unique(small)) > 1
+    if name == "gaussian":  # sums may be rounded differently
+        np.testing.assert_allclose(large, small, rtol=1e-4, atol=1e-5)
     else:
-        np.testing.assert_array_equal(large, few)
+        np.testing.assert_array_equal(large, small)
 
 
-@pytest.mark.parametrize("make", [Spin, Gaussian], ids=["spin", "gaussian"])
-def test_large_sweeps_have_the_gradient_of_small_ones(make: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = FactorGraph.from_networkx(nx.cycle_graph(6), family=make, shared=True, bias=False)
-    keys = random.fold_in(random.key_pair(jax.random.key(1)), jnp.arange(4))
-    x = gibbs.initial_rows(graph, ["x"], keys)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [Spin, Gaussian])
+def test_large_sweeps_have_the_gradient_of_small_ones(family: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FactorGraph.from_networkx(nx.cycle_graph(6), family=family, shared=True, bias=False)
+    params = graph.init(jax.random.key(0))
 
-    def drawn(coupling: jax.Array) -> jax.Array:
-        params = graph.init(jax.random.key(0)) | {"x:x": coupling}
-        return (draw_sweep(Target(graph, params), x, gibbs_sweep(graph), keys)[0]["x"] ** 2).sum()
+    def run(coupling):
+        keys = random.fold_in(ROOT_KEY, jnp.arange(4))
+        x, target = gibbs.initial_rows(graph, ["x"], keys), Target(graph, params | {"x:x": coupling})
+        return (draw_sweep(target, x, gibbs_sweep(graph), keys)[0]["x"] ** 2).sum()
 
-    few = jax.grad(drawn)(jnp.array(0.1))
+    small = jax.jit(jax.grad(lambda c: run(c)))(0.1)
     monkeypatch.setattr(loops, "_LEAST", 1)
-    np.testing.assert_allclose(jax.grad(lambda c: drawn(c))(jnp.array(0.1)), few, rtol=1e-5)
-    assert (few == 0) == (make is Spin)
-
-
-@pytest.mark.parametrize("make", [Spin, Gaussian], ids=["spin", "gaussian"])
-def test_draws_of_programs_compiled_quick_are_the_same(make: type) -> None:
-    graph = layered(v=make(200), h=make(100))
-    params, rows = graph.init(jax.random.key(0)), 50
-    keys = random.fold_in(random.key_pair(jax.random.key(1)), jnp.arange(rows))
-    start = gibbs.initial_rows(graph, graph.families, keys)
-    sweep = lambda x: draw_sweep(Target(graph, params), x, gibbs_sweep(graph), keys)[0]
-    seen = []
-    quick = Program(lambda x: seen.append(quick_here()) or sweep(x), quick=lambda x: True)
-    made, expected = quick(start), jax.jit(sweep)(start)
-    assert seen == [programs._known(*programs._QUICK)] and not quick_here()
-    for b in graph.families:
-        np.testing.assert_allclose(made[b], expected[b], rtol=1e-5, atol=1e-5)
-        assert len(np.unique(made[b])) > 1
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda c: run(c)))(0.1), small, rtol=1e-5)
+    assert (small == 0) == (family is Spin)

@@ -1,0 +1,130 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Moves that would sample another distribution are refused; default sweeps are composed as documented."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import zoo
+
+import ebmpp
+from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Observed, Spin
+from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, StateError
+from ebmpp.moves import (
+    Layer,
+    Metropolis,
+    Metropolized,
+    Mixture,
+    gibbs_sweep,
+    metropolized_sweep,
+    mixture_sweep,
+)
+from ebmpp.moves.sweeps import metropolis_sweep, resolve_moves
+from helpers import pair
+
+
+def test_moves_must_change_exactly_the_free_blocks() -> None:
+    graph = zoo.graph("rbm")
+    only_v = resolve_moves(graph, None)[:1]
+    with pytest.raises(ArgumentError, match=r"\['v'\].*\['h', 'v'\]"):
+        resolve_moves(graph, only_v)
+    assert resolve_moves(graph, only_v, clamped=("h",)) == only_v
+    assert resolve_moves(graph, only_v[0], clamped=("h",)) == only_v
+
+
+@pytest.mark.parametrize(
+    ("name", "moves", "error", "message"),
+    [
+        ("rbm", (Layer(("v", "h")),), IntractableError, "'v' and 'h'"),
+        ("rbm", (Layer(("v",), "maximl"), Layer(("h",))), ArgumentError, "'maximl'"),
+        ("rbm", (Metropolis(("v", "h"), "unform"),), ArgumentError, "'unform'"),
+        ("rbm", (Layer(("h",)), Metropolis(("v",), marginalize=("h",))), ArgumentError, "Layer"),
+        ("poisson", (Metropolis(("v", "h")),), DeclarationError, "'v'"),
+        ("deep", (Mixture(("v", "h1"), ("h2",)), Layer(("h2",))), IntractableError, "'v' and 'h1'"),
+        (
+            "deep",
+            (Mixture(("h2",), ("v", "h1")), Layer(("v",)), Layer(("h1",))),
+            IntractableError,
+            "'v' and 'h1'",
+        ),
+        ("deep", (Mixture(("h1",), ("v", "h2")), Layer(("h1",)), Layer(("v", "h2"))), ArgumentError, "Layer"),
+        ("deep", (Mixture((), ("h1",)), Layer(("h1",)), Layer(("v", "h2"))), ArgumentError, "at least one"),
+        ("rbm", (Metropolized(("v",), "maximal"), Layer(("h",))), ArgumentError, "'maximal'"),
+        ("rbm", (Metropolized(("v", "h")),), IntractableError, "interact"),
+        ("gaussian", (Metropolized(("v",)), Layer(("h",))), IntractableError, "'v'"),
+        ("mixed", "common", DeclarationError, "'h2'"),
+    ],
+)
+def test_invalid_moves_are_refused(name: str, moves: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        resolve_moves(zoo.graph(name), moves)
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (lambda: zoo.graph("gated"), "'a'; 'b'; 'c'"),
+        (lambda: zoo.graph("lattice"), "'x'"),
+        (lambda: FactorGraph({"a": Bernoulli(2)}, factors=[Bias("a")]), "'a'"),
+    ],
+)
+def test_mixtures_need_two_layers(graph: Any, message: str) -> None:
+    with pytest.raises(IntractableError, match=message):
+        resolve_moves(graph(), "mixture")
+
+
+def test_mixtures_propose_the_smaller_layer_from_at_least_one_component() -> None:
+    moves = mixture_sweep(zoo.graph("deep"))
+    assert [move.blocks for move in moves] == [("h1",), ("v", "h2"), ("h1",), ("v", "h2")]
+    with pytest.raises(ArgumentError, match="components.*0"):
+        resolve_moves(zoo.graph("deep"), (dataclasses.replace(moves[0], components=0), *moves[1:]))
+
+
+def test_metropolized_sweeps_move_the_visible_blocks_by_default() -> None:
+    graph = zoo.graph("rbm")
+    assert metropolized_sweep(graph) == (Metropolized(("v",)), Layer(("h",)))
+    assert metropolized_sweep(graph, blocks="h", clamped=("v",)) == (Metropolized(("h",)),)
+    assert metropolized_sweep(zoo.graph("gaussian")) == gibbs_sweep(zoo.graph("gaussian"))
+    with pytest.raises(ArgumentError, match="'c'"):
+        metropolized_sweep(graph, blocks="c")
+    with pytest.raises(IntractableError, match="'b'"):
+        metropolized_sweep(pair(Spin(2), Gaussian(2)), blocks="b")
+
+
+def expectation(**options: Any) -> None:
+    ebmpp.unbiased_expectation(
+        zoo.graph("rbm"), zoo.params("rbm"), lambda x: x["v"], rng_key=zoo.KEY, **options
+    )
+
+
+def test_blocks_with_observed_units_are_not_summed_out() -> None:
+    moves = metropolis_sweep(zoo.graph("rbm"), marginalize="h")
+    with pytest.raises(IntractableError, match="'h'"):
+        expectation(coupling=moves, h=Observed(np.ones(3), np.array([True, False, False])))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"coupling": "mixture"}, ArgumentError, "pool="),
+        ({"pool": {"v": np.ones((2, 4))}}, ArgumentError, "mixture"),
+        ({"coupling": "mixture", "pool": 3}, StateError, "pool"),
+        ({"coupling": "mixture", "pool": {"v": np.ones(4)}}, StateError, r"\(\)"),
+        ({"coupling": "mixture", "pool": {"c": np.ones((2, 3))}}, StateError, "'c'"),
+        ({"coupling": "mixture", "pool": {"v": np.ones((2, 4)) / 2}}, StateError, "'v'"),
+        (
+            {
+                "coupling": "mixture",
+                "pool": {"h": np.ones((2, 3))},
+                "v": Observed(np.ones(4), np.arange(4) == 1),
+            },
+            StateError,
+            "observed",
+        ),
+    ],
+)
+def test_invalid_pools_are_refused(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        expectation(**options)
