@@ -7,7 +7,7 @@ enumerated, and counts up to 29 (rates are below 6: what is beyond weighs less t
 are integrated in closed form, and Gaussian ones jointly.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import itertools
 import math
@@ -310,3 +310,29 @@ class Oracle:
             for i, (b, unit) in enumerate(self.normal):
                 flat[b][:, unit] = z[:, i]
         return {b: v.astype(self.graph.families[b].dtype) for b, v in x.items()}
+
+
+def check_natural_parameters(
+    graph: FactorGraph,
+    joint: Oracle,
+    x: Mapping[str, np.ndarray],
+    eta: Mapping[str, Any],
+    generator: np.random.Generator,
+    close: Callable[[Any, Any], None],
+) -> None:
+    """<eta, t(x) - t(x')> and the base measures equal the change of the log weight, unit by unit.
+
+    :param x: rows in float64, with the natural parameters ``eta`` of each unit given the others.
+    """
+    rows = len(next(iter(x.values())))
+    other = {b: np.asarray(v, float) for b, v in joint.draw(generator, rows).items()}
+    before = log_weight(graph, joint.params, x)
+    for b, family in graph.families.items():
+        slope = np.asarray(eta[b], float).reshape(rows, family.size, -1)
+        t, moved = (statistics_of(family, v[b]).reshape(slope.shape) for v in (x, other))
+        for unit in range(family.size):
+            new = x[b].copy()
+            new.reshape(rows, -1)[:, unit] = other[b].reshape(rows, -1)[:, unit]
+            change = log_base(family, new) - log_base(family, x[b])
+            change = change + (slope[:, unit] * (moved - t)[:, unit]).sum(-1)
+            close(change, log_weight(graph, joint.params, {**x, b: new}) - before)
