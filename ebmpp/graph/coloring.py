@@ -24,9 +24,12 @@ _DENSE = 1_000_000  # edges and nodes; smallest-last takes many seconds beyond
 def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     """Split the nodes into independent sets, as few as the strategies find.
 
-    Two colours wherever the graph is bipartite (exact and fast), else the best of networkx's greedy
-    strategies. Layers keep the order in which nodes were added: the first node is in the first layer,
-    and so is the first node of every connected component.
+    Two colours where the graph is bipartite (exact and fast), else the best of networkx's greedy strategies.
+    Layers keep the order in which nodes were added: the first node is in the first layer, and so is the
+    first node of every connected component.
+
+    Nodes are coloured by position. networkx takes nodes out of sets, whose order for strings changes with
+    ``PYTHONHASHSEED``, and so would the layers, the draws and the continuation of a saved run.
 
     :param graph: undirected, without self-loops.
     :return: the layers, each a tuple of nodes in their order in ``graph``.
@@ -35,28 +38,31 @@ def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     loops = sorted(str(a) for a, b in graph.edges if a == b)
     if loops:
         raise ArgumentError(f"nodes {loops} are connected to themselves: no colouring separates them")
-    if nx.is_bipartite(graph):
-        colors = _bipartite(graph)
+    nodes = list(graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    by_position = nx.empty_graph(len(nodes))
+    by_position.add_edges_from(sorted(tuple(sorted((position[a], position[b]))) for a, b in graph.edges))
+    if nx.is_bipartite(by_position):
+        colors = _bipartite(by_position)
     else:
-        size = graph.number_of_edges() + len(graph)
+        size = by_position.number_of_edges() + len(nodes)
         strategies = _STRATEGIES[0 if size <= _EXHAUSTIVE else 1 if size <= _DENSE else 2 :]
-        found = [nx.greedy_color(graph, strategy) for strategy in strategies]
-        colors = min(found, key=lambda c: max(c.values()))
-    for a, b in graph.edges:
+        candidates = [nx.greedy_color(by_position, strategy) for strategy in strategies]
+        colors = min(candidates, key=lambda c: max(c.values()))
+    for a, b in by_position.edges:
         if colors[a] == colors[b]:
-            raise ArgumentError(f"{a!r} and {b!r} interact but were given the same layer")
+            raise ArgumentError(f"{nodes[a]!r} and {nodes[b]!r} interact but were given the same layer")
     classes: dict[int, list[Any]] = {}
-    for node in graph.nodes:
-        classes.setdefault(colors[node], []).append(node)
-    return tuple(tuple(nodes) for nodes in classes.values())
+    for i, node in enumerate(nodes):
+        classes.setdefault(colors[i], []).append(node)
+    return tuple(tuple(members) for members in classes.values())
 
 
-def _bipartite(graph: nx.Graph) -> dict[Any, int]:
+def _bipartite(graph: nx.Graph) -> dict[int, int]:
     raw = nx.bipartite.color(graph)
     colors = {}
-    position = {node: i for i, node in enumerate(graph.nodes)}
     for component in nx.connected_components(graph):
-        first = min(component, key=position.__getitem__)
+        first = min(component)
         colors |= {node: raw[node] ^ raw[first] for node in component}
     return colors
 

@@ -243,6 +243,16 @@ def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[
     return [x if np.isfinite(x) else None for x in numbers]
 
 
+def layers(graph: FactorGraph) -> dict[str, Any]:
+    """Return the order in which a sweep visits blocks, and a digest of the colours of their units.
+
+    A resumed run continues bitwise only if its sweep is the same.
+    """
+    colors = {block: split.colors for block, split in graph.splits.items()}
+    order = [list(blocks) for blocks in graph.block_layers]
+    return {"order": order, "colors": archive.digest(colors) if colors else None}
+
+
 @lru_cache(maxsize=32)  # tenths of a second
 def energies(graph: FactorGraph) -> dict[str, list]:
     """What a graph's repr does not tell: which units are joined, and what the energies are, by factor.

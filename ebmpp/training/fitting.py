@@ -239,6 +239,7 @@ def fit(
             run = {
                 "graph": repr(graph),
                 "energies": describe.energies(graph),
+                "layers": describe.layers(graph),
                 **stages.identity(params),
                 "batch_size": source.batch_size,
                 "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
