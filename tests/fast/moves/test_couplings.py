@@ -47,11 +47,16 @@ FAMILIES: dict[str, tuple[Family, list, list]] = {
 
 def _is_fast(name: str, kind: str) -> bool:
     """Return True if the pair is not another case of code that a cheaper pair runs."""
-    if kind == "independent":
-        return name == "bernoulli"
-    if kind == "reflection":  # the common draw, except for Gaussian units
-        return name.startswith("gaussian")
-    return kind != "maximal_independent" or name not in ("poisson", "binomial")
+    match kind:
+        case "independent":
+            return name == "bernoulli"
+        case "reflection":  # the common draw, except for Gaussian units
+            return name.startswith("gaussian")
+        case "maximal_independent":
+            return name in ("bernoulli", "categorical", "gaussian")
+        case "common":  # also tested with each family
+            return name not in ("binomial", "poisson")
+    return True
 
 
 def cases(kinds: tuple[str, ...]) -> list:

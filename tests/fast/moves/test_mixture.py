@@ -20,9 +20,10 @@ def statistics(x):
     return x["v"], x["h"]
 
 
+@pytest.mark.slow
 def test_expectations_are_unbiased_for_any_pool_and_compile_once() -> None:
     graph, params = zoo.graph("rbm"), zoo.params("rbm")
-    times = []
+    values = []
     for seed in range(2):
         pool = {"v": np.random.default_rng(seed).integers(0, 2, (7, 4)).astype(np.float32)}
         num_programs = run_pairs._cache_size()
@@ -33,8 +34,8 @@ def test_expectations_are_unbiased_for_any_pool_and_compile_once() -> None:
         for b, value, error in zip("vh", result.value, result.standard_error, strict=True):
             assert_law(value, zoo.moments("rbm")[b], error, 14)
         assert 0.2 < result.acceptance < 1
-        times.append(result.meeting_time)
-    assert (times[0] != times[1]).any()  # the pool is read
+        values.append(result.value[0])
+    assert (values[0] != values[1]).any()  # the pool is read
 
 
 def test_targets_without_a_pool_are_refused() -> None:

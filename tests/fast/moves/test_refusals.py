@@ -5,6 +5,7 @@
 import dataclasses
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import zoo
@@ -54,12 +55,18 @@ def test_moves_must_change_exactly_the_free_blocks() -> None:
         ("rbm", (Metropolized(("v",), "maximal"), Layer(("h",))), ArgumentError, "'maximal'"),
         ("rbm", (Metropolized(("v", "h")),), IntractableError, "interact"),
         ("gaussian", (Metropolized(("v",)), Layer(("h",))), IntractableError, "'v'"),
-        ("mixed", "common", DeclarationError, "'h2'"),
     ],
 )
 def test_invalid_moves_are_refused(name: str, moves: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         resolve_moves(zoo.graph(name), moves)
+
+
+def test_real_blocks_that_only_share_noise_are_refused() -> None:
+    """Such pairs come near each other and never meet."""
+    graph = FactorGraph.from_networkx(nx.path_graph(2), Gaussian)
+    with pytest.raises(DeclarationError, match="'x'"):
+        resolve_moves(graph, "common")
 
 
 @pytest.mark.parametrize(
