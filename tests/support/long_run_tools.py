@@ -1,7 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Long runs of a small machine, for this process and for others that are killed."""
+"""Long runs of a small machine, in this process and in others that are killed."""
 
+from functools import cache
 import os
 from pathlib import Path
 import signal
@@ -9,9 +10,10 @@ import subprocess
 import sys
 from typing import Any
 
-from gibbs_tools import PARAMS, RBM
+from mcmc_tools import make_mcmc, strong_params
 import numpy as np
 from numpyro.infer import MCMC
+import zoo
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +21,20 @@ import jax.numpy as jnp
 from ebmpp import BlockedGibbs
 from ebmpp.kernels import LongDraws, LongRun
 
-KEY = jax.random.key(5)
-KERNEL = BlockedGibbs(RBM)  # one object, so that its programs are compiled once
 WARMUP, DRAWS, THINNING = 7, 60, 3
+#: at the start of ``longest``
+START = (np.int32(0), np.int32(0))
 
 
-def chains(kernel: Any = KERNEL, draws: int = DRAWS, count: int = 3, **options: Any) -> MCMC:
-    options = {"num_warmup": WARMUP, "thinning": THINNING, "chain_method": "vectorized"} | options
-    return MCMC(kernel, num_samples=draws, num_chains=count, progress_bar=False, **options)
+@cache
+def kernel() -> BlockedGibbs:
+    """One object, so that its programs are compiled once."""
+    return BlockedGibbs(zoo.graph("rbm"))
+
+
+def chains(some_kernel: Any = None, draws: int = DRAWS, count: int = 3, **options: Any) -> MCMC:
+    options = {"num_warmup": WARMUP, "thinning": THINNING} | options
+    return make_mcmc(some_kernel or kernel(), draws, count, **options)
 
 
 def corner(z: Any) -> Any:
@@ -39,52 +47,47 @@ def longest(carry: Any, z: Any) -> Any:
     return now, jnp.maximum(carry[1], now)
 
 
-START = (jnp.int32(0), jnp.int32(0))
-
-
 def run(directory: Any = None, draws: int = DRAWS, resume: bool = False, **options: Any) -> LongDraws:
-    """A run that makes a checkpoint, and a file of draws, every 20 steps."""
+    """A run that writes a checkpoint, and a file of draws, every 20 steps."""
     options = {"batch_length": 8, "covariance": corner, "fold": (START, longest)} | options
     if directory is not None:
         options = {"directory": directory, "keep": True, "every": 20, "resume": resume} | options
-    return LongRun(chains(draws=draws), **options).run(KEY, PARAMS, extra_fields=("i",))
+    return LongRun(chains(draws=draws), **options).run(zoo.KEY, strong_params(), extra_fields=("i",))
 
 
-def told(made: LongDraws) -> dict[str, Any]:
+def contents(result: LongDraws) -> dict[str, Any]:
     """Everything that a run returns, as arrays."""
-    moments = {"fn": vars(made.moments), **{n: vars(m) for n, m in made.fields.items()}}
-    state = made.last_state._replace(rng_key=jax.random.key_data(made.last_state.rng_key))
-    draws = made.draws() if made.num_kept else {}
-    kept = {
-        g: {str(n): x.values for n, x in draws[g].data_vars.items()} for g in getattr(draws, "children", ())
+    moments = {"fn": vars(result.moments), **{n: vars(m) for n, m in result.fields.items()}}
+    state = result.last_state._replace(rng_key=jax.random.key_data(result.last_state.rng_key))
+    tree = result.draws() if result.num_kept else {}
+    draws = {
+        g: {str(n): x.values for n, x in tree[g].data_vars.items()} for g in getattr(tree, "children", ())
     }
-    parts = {"moments": moments, "cov": made.covariance, "fold": made.folded, "state": state, "draws": kept}
-    return jax.tree.map(np.asarray, parts)
+    parts = {"moments": moments, "covariance": result.covariance, "fold": result.folded}
+    return jax.tree.map(np.asarray, parts | {"state": state, "draws": draws})
 
 
-def assert_same(first: LongDraws, second: LongDraws) -> None:
-    """Bit by bit; nan is nan."""
-    one, other = told(first), told(second)
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    jax.tree.map(np.testing.assert_array_equal, one, other)
+def assert_same_run(first: LongDraws, second: LongDraws) -> None:
+    """Assert that two runs are equal bit by bit; nan equals nan."""
+    jax.tree.map(np.testing.assert_array_equal, contents(first), contents(second))
 
 
-def start(directory: Path, calls: int) -> subprocess.Popen:
-    """A process with a run that kills itself when a file is to be put in its place for this many times."""
+def start_killed_run(directory: Path, calls: int) -> subprocess.Popen:
+    """Start a process whose run kills itself when it renames a file for the ``calls``-th time."""
     here = Path(__file__).parent
-    code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]; import long_run_tools as t; "
-    return subprocess.Popen([sys.executable, "-c", f"{code}t.deadly({str(directory)!r}, {calls})"])
+    code = (
+        f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parents[1])!r}]; import long_run_tools as t; "
+    )
+    return subprocess.Popen([sys.executable, "-c", f"{code}t.run_until_killed({str(directory)!r}, {calls})"])
 
 
-def deadly(directory: str, calls: int) -> None:
-    """What :func:`start` starts."""
-    real, seen = os.replace, []
+def run_until_killed(directory: str, calls: int) -> None:
+    replace, count = os.replace, iter(range(1, 1000))
 
-    def replace(*given: Any) -> None:
-        seen.append(given)
-        if len(seen) == calls:
+    def replace_or_die(*args: Any) -> None:
+        if next(count) == calls:
             os.kill(os.getpid(), signal.SIGKILL)
-        real(*given)
+        replace(*args)
 
-    os.replace = replace
+    os.replace = replace_or_die
     run(directory)

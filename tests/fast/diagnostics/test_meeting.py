@@ -1,282 +1,289 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of the distance to stationarity against enumeration, and the paths that they are made of."""
+"""Bounds on the distance to stationarity, and choices of k and m, against enumerated chains."""
 
+from functools import cache
 from typing import Any
 
+from mcmc_tools import fields, run_mcmc, samples
+from metropolis_tools import Law
 import numpy as np
-from numpyro.infer import MCMC
 import pytest
-from scipy.optimize import linprog
 import xarray as xr
+import zoo
 
 import jax
-import jax.numpy as jnp
 
 import ebmpp
+from ebmpp.diagnostics import cost_times_variance, suggest_k_m, tv_upper_bound, wasserstein_upper_bound
 from ebmpp.diagnostics.meeting import survival
-from ebmpp.kernels import MetropolisCoupling
-from helpers import enumerate_numpy, random_params, slow
+from helpers import assert_rows_law, slow
 
-GRAPH = ebmpp.layered(v=ebmpp.Spin(3), h=ebmpp.Categorical(2, 3))
-PARAMS = random_params(GRAPH, seed=0, scale=1.0)
-STATES, MODEL, _ = enumerate_numpy(GRAPH, PARAMS)  # v varies slowest
-START = {"v": np.ones(3, np.float32), "h": np.zeros(2, np.int32)}
-PAIRS = 2000
+# all units off, or all of them on: the chains start in the less likely one of two modes
+PARAMS = {
+    "v": np.full(4, -2.0, np.float32),
+    "h": np.full(3, -3.0, np.float32),
+    "v:h": np.full((4, 3), 1.6, np.float32),
+}
+START = {"v": np.zeros(4, np.float32), "h": np.zeros(3, np.float32)}
+PAIRS, LAG, SWEEPS = zoo.NUM_PAIRS, 2, 200
 
 
-def gibbs() -> np.ndarray:
-    """One sweep as a matrix: v given h, then h given v."""
-    joint = MODEL.reshape(8, 9)
+# -- enumerated chain ------------------------------------------------------------------------------
+
+
+@cache
+def model() -> Law:
+    return Law(zoo.graph("rbm"), PARAMS)
+
+
+@cache
+def transition() -> np.ndarray:
+    """The matrix of one sweep: v given h, then h given v."""
+    joint = model().target.reshape(16, 8)  # v varies slowest
     v_given_h, h_given_v = joint / joint.sum(0), joint / joint.sum(1, keepdims=True)
-    row = (v_given_h.T[:, :, None] * h_given_v[None]).reshape(9, 72)
-    return np.tile(row, (8, 1))
+    row = (v_given_h.T[:, :, None] * h_given_v[None]).reshape(8, 128)
+    return np.tile(row, (16, 1))
 
 
-def metropolis() -> np.ndarray:
-    """One step as a matrix: every state proposed alike."""
-    step = np.minimum(1, MODEL[None, :] / MODEL[:, None]) / len(MODEL)
-    np.fill_diagonal(step, 0)
-    return step + np.diag(1 - step.sum(1))
-
-
-CHAINS = {"gibbs": gibbs(), "metropolis": metropolis()}
-
-
-def unseen(chain: str, lag: int) -> float:
-    """How much of a bound so many pairs may miss: those of a share 10 / PAIRS, with the chain's own tail."""
-    slow = np.sort(np.abs(np.linalg.eigvals(CHAINS[chain])))[-2]
-    return 10 / PAIRS / (1 - slow**lag)
-
-
-def law(chain: str, t: int) -> np.ndarray:
+def distribution(t: int) -> np.ndarray:
     """Of the chain from ``START`` after t sweeps."""
-    at = [all(np.array_equal(x[b], START[b]) for b in START) for x in STATES]
-    return np.linalg.matrix_power(CHAINS[chain], t)[at.index(True)]
+    return model().at(**START) @ np.linalg.matrix_power(transition(), t)
 
 
-def test_the_enumerated_chains_leave_the_model_alone() -> None:
-    for step in CHAINS.values():
-        np.testing.assert_allclose(MODEL @ step, MODEL, atol=1e-12)
-        np.testing.assert_allclose(step.sum(1), 1)
+def sampling_error(lag: int) -> float:
+    """The part of a bound that so many pairs may miss: a share 10 / PAIRS, with the chain's own tail."""
+    second = np.sort(np.abs(np.linalg.eigvals(transition())))[-2]
+    return 10 / PAIRS / (1 - second**lag)
 
 
-# -- runs ------------------------------------------------------------------------------------------
-
-SWEEPS = {"gibbs": 50, "metropolis": 120}
-
-
-def run(chain: str, lag: int, **options: Any) -> MCMC:
-    kernel = {"gibbs": ebmpp.MaximalCoupling, "metropolis": MetropolisCoupling}[chain](GRAPH, lag=lag)
-    settings = {"num_warmup": 0, "num_samples": SWEEPS[chain], "num_chains": PAIRS} | options
-    return MCMC(kernel, chain_method="vectorized", progress_bar=False, **settings)
+def energy(x: dict) -> jax.Array:
+    """At module level: the engine compiles once per function."""
+    return zoo.graph("rbm").energy(PARAMS, x)
 
 
-def starts(chains: int) -> dict[str, np.ndarray]:
-    return {b: np.broadcast_to(x, (chains, *x.shape)) for b, x in START.items()}
-
-
-RUNS = [("gibbs", 5), slow(("metropolis", 1)), ("metropolis", 5)]
-
-
-@pytest.fixture(scope="module", params=RUNS, ids=str)
-def sampled(request: pytest.FixtureRequest) -> tuple[str, int, MCMC]:
-    """Pairs of either kind; those of Gibbs with a lag of 1 are the estimate's."""
-    mcmc = run(*request.param)
-    mcmc.run(jax.random.key(1), PARAMS, init_params=starts(PAIRS), extra_fields=("y",))
+@pytest.fixture(scope="module")
+def pairs():
+    mcmc = run_mcmc(
+        ebmpp.MaximalCoupling(zoo.graph("rbm"), lag=LAG), PARAMS, key=1, num_chains=PAIRS, num_samples=SWEEPS,
+        init_params={b: np.broadcast_to(x, (PAIRS, *x.shape)) for b, x in START.items()}, extra_fields=("y",),
+    )  # fmt: skip
     assert mcmc.last_state.met.all()
-    return *request.param, mcmc
+    return mcmc
 
 
-def spins(x: dict) -> jax.Array:
-    return x["v"].sum()
+@pytest.fixture(scope="module")
+def tree(pairs):
+    return ebmpp.to_datatree(pairs)
 
 
-def estimate(lag: int, **options: Any) -> ebmpp.sampling.expectation.UnbiasedEstimate:
-    """Gibbs pairs that all met."""
-    given = {"num_pairs": PAIRS, "rng_key": jax.random.key(2), "num_slots": 8} | options
-    init = {b: jnp.asarray(x) for b, x in START.items()}
-    return ebmpp.unbiased_expectation(GRAPH, PARAMS, spins, lag=lag, init=init, **given)
+@cache
+def estimate(k: int = 1, m: int = 1, lag: int = 1, **options: Any) -> Any:
+    return ebmpp.unbiased_expectation(
+        zoo.graph("rbm"), PARAMS, energy, k=k, m=m, lag=lag, init=START, num_pairs=PAIRS,
+        rng_key=jax.random.key(2), **options,
+    )  # fmt: skip
+
+
+@cache
+def censored_estimate() -> Any:
+    """Of pairs that were stopped after 4 sweeps."""
+    with pytest.warns(UserWarning, match="biased"):
+        return estimate(max_sweeps=4, unmet="drop")
 
 
 # -- total variation -------------------------------------------------------------------------------
 
 
-def assert_above_total_variation(bound: xr.Dataset, chain: str) -> None:
-    truth = np.array([0.5 * np.abs(law(chain, int(t)) - MODEL).sum() for t in bound.t])
-    assert truth[0] > 0.5  # the start is a poor one, so there is something to bound
-    assert (bound.upper.values >= truth - unseen(chain, bound.attrs["lag"])).all()
+def assert_above_total_variation(bound: xr.Dataset) -> None:
+    exact = np.array([0.5 * np.abs(distribution(int(t)) - model().target).sum() for t in bound.t])
+    assert exact[0] > 0.5  # the start is a poor one, so there is something to bound
+    assert (bound.upper.values >= exact - sampling_error(bound.attrs["lag"])).all()
     assert ((bound.lower <= bound.bound) & (bound.bound <= bound.upper)).all()
     assert (np.diff(bound.bound) <= 0).all() and float(bound.bound[-1]) == 0
 
 
-def test_total_variation_is_below_the_bound_of_a_run(sampled: tuple[str, int, MCMC]) -> None:
-    chain, lag, mcmc = sampled
-    tree = ebmpp.to_datatree(mcmc)
-    bound = ebmpp.tv_upper_bound(tree, num_bootstrap=100)
-    assert bound.attrs == {"lag": lag, "pairs": PAIRS, "unmet": 0}
-    np.testing.assert_array_equal(bound.t, np.arange(int(tree["meeting"].meeting_time.max()) - lag + 1))
-    assert_above_total_variation(bound, chain)
+def test_total_variation_is_below_the_bound_of_a_run(tree):
+    bound = tv_upper_bound(tree, num_bootstrap=100)
+    assert bound.attrs == {"lag": LAG, "pairs": PAIRS, "unmet": 0}
+    np.testing.assert_array_equal(bound.t, np.arange(int(tree["meeting"].meeting_time.max()) - LAG + 1))
+    assert_above_total_variation(bound)
 
 
-def test_total_variation_is_below_the_bound_of_an_estimate() -> None:
-    bounds = {}
-    for lag in (1, 5):
-        est = estimate(lag)
-        bounds[lag] = ebmpp.tv_upper_bound(est, num_bootstrap=100)
-        assert_above_total_variation(bounds[lag], "gibbs")
-        again = ebmpp.tv_upper_bound(ebmpp.to_datatree(est), num_bootstrap=100)
-        xr.testing.assert_identical(bounds[lag], again)
+def test_total_variation_is_below_the_bound_of_an_estimate():
+    bounds = {lag: tv_upper_bound(estimate(lag=lag), num_bootstrap=100) for lag in (1, 5)}
+    for bound in bounds.values():
+        assert_above_total_variation(bound)
     t = np.intersect1d(bounds[1].t, bounds[5].t)
     assert bounds[5].bound.sel(t=t).sum() < bounds[1].bound.sel(t=t).sum()  # a larger lag is sharper
+    converted = tv_upper_bound(ebmpp.to_datatree(estimate(lag=5)), num_bootstrap=100)
+    xr.testing.assert_identical(bounds[5], converted)
 
 
-def group(times: Any, met: Any, lag: int = 1, **more: Any) -> xr.DataTree:
-    """A tree with a group "meeting" of our own."""
-    made = xr.Dataset({"meeting_time": ("chain", times), "met": ("chain", met), "lag": lag, **more})
-    return xr.DataTree.from_dict({"meeting": made})
+def meeting_tree(times: Any, met: Any, lag: int = 1, **columns: Any) -> xr.DataTree:
+    group = xr.Dataset({"meeting_time": ("chain", times), "met": ("chain", met), "lag": lag, **columns})
+    return xr.DataTree.from_dict({"meeting": group})
 
 
-def test_the_bound_by_hand() -> None:
-    bound = ebmpp.tv_upper_bound(group([3, 3, 4, 9], [True] * 4, lag=3), num_bootstrap=1)
+def test_bound_of_four_meeting_times():
+    bound = tv_upper_bound(meeting_tree([3, 3, 4, 9], [True] * 4, lag=3), num_bootstrap=1)
     # mean of max(0, ceil((tau - 3 - t) / 3)): at 0 of 0, 0, 1, 2; at 1 and 2 of 0, 0, 0, 2; then of 1
     np.testing.assert_allclose(bound.bound, [3 / 4, 2 / 4, 2 / 4, 1 / 4, 1 / 4, 1 / 4, 0])
-    assert ebmpp.tv_upper_bound(group([90], [True]), t=0, num_bootstrap=1).bound.item() == 1
-    with pytest.raises(ValueError, match="there are no pairs"):
-        ebmpp.tv_upper_bound(group(np.zeros(0), np.zeros(0, bool)))
-    with pytest.raises(ValueError, match="no 'meeting': run a coupled kernel"):
-        ebmpp.tv_upper_bound(xr.DataTree())
+    with pytest.raises(ValueError, match="no pairs"):
+        tv_upper_bound(meeting_tree(np.zeros(0), np.zeros(0, bool)))
+    with pytest.raises(ValueError, match="'meeting'"):
+        tv_upper_bound(xr.DataTree())
 
 
-@pytest.mark.parametrize("lag", [1, 4])
-def test_pairs_watched_for_a_shorter_time_do_not_lower_the_bound(lag: int) -> None:
-    """Half of the pairs are watched for 8 sweeps only, the others until they meet: geometric times."""
-    pairs, stay = 20_000, 0.8
-    times = lag - 1 + np.random.default_rng(0).geometric(1 - stay, size=pairs)
-    watched = np.where(np.arange(pairs) % 2, lag + 8, 1000)
-    censored = group(np.minimum(times, watched), times <= watched, lag)
+@pytest.mark.parametrize("lag", [slow(1), 4])
+def test_censored_pairs_do_not_lower_the_bound(lag):
+    """Half of the pairs are observed for 8 sweeps only, the others until they meet: geometric times."""
+    num_pairs, stay = 20_000, 0.8
+    times = lag - 1 + np.random.default_rng(0).geometric(1 - stay, size=num_pairs)
+    observed = np.where(np.arange(num_pairs) % 2, lag + 8, 1000)
     t = np.arange(20)
-    bound = ebmpp.tv_upper_bound(censored, t=t, num_bootstrap=50)
+    bound = tv_upper_bound(
+        meeting_tree(np.minimum(times, observed), times <= observed, lag), t=t, num_bootstrap=50
+    )
     # P(tau > s) is stay ** (s - lag + 1)
     exact = np.minimum(1, stay ** (t + 1) / (1 - stay**lag))
     spread = (bound.upper - bound.lower).values / (2 * 1.96)
     assert (np.abs(bound.bound.values - exact) <= 5 * spread + 1e-12).all()
-    ignoring = ebmpp.tv_upper_bound(group(np.minimum(times, watched), [True] * pairs, lag), t=t)
-    assert (ignoring.upper.values < exact)[exact < 1].all()  # what taking them as met would say
 
 
-def test_where_the_tail_is_unknown_the_bound_is_one() -> None:
+def test_the_bound_is_one_where_the_tail_is_unknown():
     times, met = np.array([2.0, 3, 3, 6]), np.array([True, True, False, False])
-    at = np.array([0.0, 2, 3, 6, 7])
-    np.testing.assert_array_equal(survival(times, met, at), [1, 3 / 4, 1 / 2, 1 / 2, np.nan])
-    assert (ebmpp.tv_upper_bound(group(times, met), num_bootstrap=20).bound == 1).all()
-    assert (ebmpp.tv_upper_bound(group([4, 4], [False, False]), num_bootstrap=5).lower == 1).all()
-    # an unmet pair that was watched for a shorter time than others leaves the tail known
-    known = ebmpp.tv_upper_bound(group([5, 3, 2], [True, True, False]), num_bootstrap=20)
+    estimated = survival(times, met, np.array([0.0, 2, 3, 6, 7]))
+    np.testing.assert_array_equal(estimated, [1, 3 / 4, 1 / 2, 1 / 2, np.nan])
+    assert (tv_upper_bound(meeting_tree(times, met), num_bootstrap=20).bound == 1).all()
+    # an unmet pair that was observed for a shorter time than others leaves the tail known
+    known = tv_upper_bound(meeting_tree([5, 3, 2], [True, True, False]), num_bootstrap=20)
     np.testing.assert_allclose(known.bound, [1, 1, 1, 0.5, 0])
     assert known.attrs["unmet"] == 1
 
 
-@pytest.fixture
-def cut() -> ebmpp.sampling.expectation.UnbiasedEstimate:
-    """Pairs that were stopped after 4 sweeps."""
-    with pytest.warns(UserWarning, match="biased"):
-        return estimate(1, max_sweeps=4, unmet="drop")
-
-
-def test_pairs_cut_at_a_limit_never_lower_the_bound(cut: ebmpp.sampling.expectation.UnbiasedEstimate) -> None:
-    _assert_not_lower(ebmpp.to_datatree(cut), cut.num_unmet)
-
-
-def test_an_estimate_with_unmet_pairs_has_a_bound(cut: ebmpp.sampling.expectation.UnbiasedEstimate) -> None:
-    _assert_not_lower(cut, cut.num_unmet)
-
-
-def _assert_not_lower(source: Any, unmet: int) -> None:
-    free = ebmpp.tv_upper_bound(estimate(1), num_bootstrap=5)
-    bound = ebmpp.tv_upper_bound(source, t=free.t, num_bootstrap=5)
-    assert bound.attrs["unmet"] == unmet > 0
-    assert (bound.bound >= free.bound).all()
+def test_an_estimate_with_unmet_pairs_has_no_lower_bound():
+    complete = tv_upper_bound(estimate(), num_bootstrap=5)
+    bound = tv_upper_bound(censored_estimate(), t=complete.t, num_bootstrap=5)
+    assert bound.attrs["unmet"] == censored_estimate().num_unmet > 0
+    assert (bound.bound >= complete.bound).all()
 
 
 # -- Wasserstein -----------------------------------------------------------------------------------
 
 
-def ground() -> np.ndarray:
-    """Distances of all states: L1 of the spins, and how many categories differ."""
-    v, h = (np.array([x[b] for x in STATES]) for b in ("v", "h"))
-    return np.abs(v[:, None] - v[None]).sum(-1) + (h[:, None] != h[None]).sum(-1)
-
-
-def wasserstein(p: np.ndarray, q: np.ndarray, cost: np.ndarray) -> float:
-    """The cheapest transport, a linear program."""
-    size = len(p)
-    out, into = np.kron(np.eye(size), np.ones(size)), np.kron(np.ones(size), np.eye(size))
-    solved = linprog(cost.ravel(), A_eq=np.vstack([out, into])[:-1], b_eq=np.r_[p, q][:-1], method="highs")
-    assert solved.status == 0
-    return solved.fun
-
-
-def test_wasserstein_is_below_its_bound(sampled: tuple[str, int, MCMC]) -> None:
-    chain, lag, mcmc = sampled
-    t = [1, 2, 3, 5, 8, 13]
-    bound = ebmpp.diagnostics.wasserstein_upper_bound(ebmpp.to_datatree(mcmc), t=t, num_bootstrap=100)
-    cost = ground()
-    truth = np.array([wasserstein(law(chain, s), MODEL, cost) for s in t])
-    assert truth[0] > 0.3
-    assert (bound.upper.values >= truth - cost.max() * unseen(chain, lag)).all()
+def test_wasserstein_distance_is_below_its_bound(tree):
+    """The distance of the number of units that are on, which is at most that of the states."""
+    t = [1, 3, 8]
+    bound = wasserstein_upper_bound(tree, t=t, num_bootstrap=100)
+    count = np.array([x["v"].sum() + x["h"].sum() for x in model().states]).astype(int)
+    cdf = lambda p: np.bincount(count, p).cumsum()
+    exact = np.array([np.abs(cdf(distribution(s)) - cdf(model().target)).sum() for s in t])
+    assert exact[0] > 0.3
+    assert (bound.upper.values >= exact - 7 * sampling_error(LAG)).all()
     assert ((bound.lower <= bound.bound) & (bound.bound <= bound.upper)).all()
 
 
-def test_the_bound_is_what_its_definition_says(sampled: tuple[str, int, MCMC]) -> None:
-    _, lag, mcmc = sampled
-    x = {b: np.asarray(v[:50]) for b, v in mcmc.get_samples(group_by_chain=True).items()}
-    y = {b: np.asarray(v[:50]) for b, v in mcmc.get_extra_fields(group_by_chain=True)["y"].items()}
-    tree = ebmpp.to_datatree(mcmc)
+def test_wasserstein_bound_is_the_mean_sum_of_distances(pairs):
+    tree = ebmpp.to_datatree(pairs)
     tree["meeting"] = xr.DataTree(tree["meeting"].to_dataset().isel(chain=slice(50)))
-    bound = ebmpp.diagnostics.wasserstein_upper_bound(tree, num_bootstrap=2)
-    assert int(bound.t[0]) == 1
-    wanted = []
-    for t in bound.t.values:
-        total = 0.0
-        # draw i is X_{lag + 1 + i} and Y_{1 + i}, so j = 1, 2, ... stands at i = t - 1, t - 1 + lag, ...
-        for i in range(t - 1, x["v"].shape[1], lag):
-            total += np.abs(x["v"][:, i] - y["v"][:, i]).sum() + (x["h"][:, i] != y["h"][:, i]).sum()
-        wanted.append(total / 50)
-    np.testing.assert_allclose(bound.bound, wanted, rtol=1e-6)
-    assert float(bound.bound[-1]) == 0
+    bound = wasserstein_upper_bound(tree, num_bootstrap=2)
+    z, y = samples(pairs), fields(pairs)["y"]
+    distance = sum(np.abs(z[b][:50] - y[b][:50]).sum(-1) for b in z)
+    # draw i is X_{lag + 1 + i} and Y_{1 + i}, so j = 1, 2, ... stands at i = t - 1, t - 1 + lag, ...
+    exact = [distance[:, t - 1 :: LAG].sum() / 50 for t in bound.t.values]
+    assert int(bound.t[0]) == 1 and float(bound.bound[-1]) == 0
+    np.testing.assert_allclose(bound.bound, exact, rtol=1e-6)
 
 
-def paths(distance: Any, times: Any, met: Any, lag: int = 1, step: int = 1) -> xr.DataTree:
-    distance = np.asarray(distance, float)
-    sweep = lag + 1 + step * np.arange(distance.shape[1])
-    return group(times, met, lag, distance=(["chain", "sweep"], distance), sweep=sweep)
+def test_an_unmet_pair_makes_the_wasserstein_bound_infinite():
+    paths = lambda lag, *distances: {
+        "distance": (["chain", "sweep"], np.array(distances, float)),
+        "sweep": lag + 1 + np.arange(len(distances[0])),
+    }
+    unmet = meeting_tree([4, 3], [False, True], **paths(1, [3, 2, 1], [5, 0, 0]))
+    bound = wasserstein_upper_bound(unmet, num_bootstrap=20)
+    assert np.isinf(bound.bound).all() and bound.attrs["unmet"] == 1
+    met = meeting_tree([6, 4], [True, True], 2, **paths(2, [3, 2, 1, 0, 0], [5, 0, 0, 0, 0]))
+    with pytest.raises(ValueError, match="t is at least 1"):
+        wasserstein_upper_bound(met, t=[0, 1])
+    assert wasserstein_upper_bound(met, t=[100], num_bootstrap=2).bound.item() == 0
+    with pytest.raises(ValueError, match="sweep by sweep"):
+        wasserstein_upper_bound(meeting_tree([2], [True]))
 
 
-def test_a_wasserstein_bound_by_hand() -> None:
-    tree = paths([[3, 2, 1, 0, 0], [5, 0, 0, 0, 0]], [6, 4], [True, True], lag=2)
-    bound = ebmpp.diagnostics.wasserstein_upper_bound(tree, num_bootstrap=2)
-    np.testing.assert_array_equal(bound.t, [1, 2, 3, 4])
-    np.testing.assert_allclose(bound.bound, [(3 + 1 + 5) / 2, 2 / 2, 1 / 2, 0])
-    beyond = ebmpp.diagnostics.wasserstein_upper_bound(tree, t=[100], num_bootstrap=2)
-    assert beyond.bound.item() == 0  # both pairs stay together
+# -- choices of k and m ----------------------------------------------------------------------------
 
 
-def test_an_unmet_pair_makes_the_wasserstein_bound_infinite() -> None:
-    tree = paths([[3, 2, 1], [5, 0, 0]], [4, 3], [False, True])
-    bound = ebmpp.diagnostics.wasserstein_upper_bound(tree, num_bootstrap=20)
-    assert np.isinf(bound.bound).all() and np.isinf(bound.upper).all()
-    assert not np.isnan(bound.lower).any()
-    assert bound.attrs["unmet"] == 1
+@pytest.fixture(scope="module")
+def averages(pairs):
+    """H_{k:m} of every pair: the mean of f(X_s), the energy, and its corrections."""
+
+    def energies(x):
+        v, h = (np.asarray(x[b], float) for b in ("v", "h"))
+        weights = {b: w.astype(float) for b, w in PARAMS.items()}
+        return -(v @ weights["v"] + h @ weights["h"] + np.einsum("...i,ij,...j", v, weights["v:h"], h))
+
+    x, y = energies(samples(pairs)), energies(fields(pairs)["y"])
+    time = np.asarray(pairs.last_state.meeting_time)
+
+    def average(k, m):
+        total = np.zeros(PAIRS)
+        for s in range(k, m + 1):
+            total += x[:, s - LAG - 1]
+            for t in range(s + LAG, LAG + SWEEPS, LAG):
+                total += np.where(t < time, x[:, t - LAG - 1] - y[:, t - LAG - 1], 0)
+        return total / (m - k + 1)
+
+    return average
 
 
-def test_wasserstein_refuses_what_has_no_paths() -> None:
-    est = estimate(1)
-    for source in (est, ebmpp.to_datatree(est), group([2], [True])):
-        with pytest.raises(ValueError, match="needs the pairs sweep by sweep"):
-            ebmpp.diagnostics.wasserstein_upper_bound(source)
-    tree = paths([[3, 2, 1, 0, 0]], [5], [True], lag=2)
-    with pytest.raises(ValueError, match="seen from sweep 3 on, so t is at least 1"):
-        ebmpp.diagnostics.wasserstein_upper_bound(tree, t=[0, 1])
-    with pytest.raises(ValueError, match="the run was thinned"):
-        ebmpp.diagnostics.wasserstein_upper_bound(paths([[3, 2, 0]], [5], [True], step=2))
+@pytest.mark.parametrize(("k", "m"), [(3, 3), (4, 30)])
+def test_corrected_averages_are_unbiased_with_the_tabulated_variance(tree, averages, k, m):
+    exact = model().target @ np.array([energy_of(x) for x in model().states])
+    assert_rows_law(averages(k, m), exact)
+    cell = cost_times_variance(tree).sel(k=k, extra=m - k, method="nearest")
+    k, m = int(cell.k), int(cell.k + cell.extra)
+    assert cell.variance.item() == pytest.approx(np.var(averages(k, m), ddof=1), rel=1e-4)
+    time = tree["meeting"].meeting_time.values
+    assert cell.cost.item() == pytest.approx(np.mean(np.maximum(m, time) + time - LAG))
+
+
+def energy_of(x: dict) -> float:
+    v, h = x["v"], x["h"]
+    return -float(v @ PARAMS["v"] + h @ PARAMS["h"] + v @ PARAMS["v:h"] @ h)
+
+
+def test_the_suggestion_is_the_cheapest_good_choice(tree):
+    table, (k, m) = cost_times_variance(tree), suggest_k_m(tree)
+    assert table.attrs == {"lag": LAG, "variance": "measured"} and LAG < k <= m <= LAG + SWEEPS
+    chosen, best = table.sel(k=k, extra=m - k), float(table.inefficiency.min())
+    assert float(chosen.inefficiency) <= 1.1 * best
+    assert (table.inefficiency.where(table.cost < float(chosen.cost)).fillna(np.inf) > 1.1 * best).all()
+
+
+@pytest.mark.parametrize("lag", [slow(1), 5])
+def test_an_estimate_has_a_modelled_variance(lag):
+    source = estimate(lag=lag)
+    table, (k, m) = cost_times_variance(source), suggest_k_m(source)
+    xr.testing.assert_identical(cost_times_variance(ebmpp.to_datatree(source)), table)
+    assert table.attrs == {"lag": lag, "variance": "modelled"}
+    assert (table.variance > 0).all() and (table.variance.diff("extra") < 1e-12).all()
+    assert (table.cost.diff("extra") >= 0).all() and (table.cost.diff("k") >= 0).all()
+    assert 0 < k <= m
+    assert table.inefficiency.sel(k=k, extra=m - k) < table.inefficiency.sel(extra=0).min()
+    assert suggest_k_m(meeting_tree([1, 1, 1], [True] * 3)) == (1, 1)
+
+
+@pytest.mark.parametrize("function", [cost_times_variance, suggest_k_m])
+def test_unmet_thinned_and_missing_pairs_are_refused(function, tree):
+    group = tree["meeting"].to_dataset()
+    thinned = xr.DataTree.from_dict({"meeting": group.isel(sweep=slice(0, None, 2))})
+    for source, message in (
+        (censored_estimate(), f"{censored_estimate().num_unmet} of {PAIRS} pairs are unmet"),
+        (thinned, "thinned"),
+        (xr.DataTree(), "'meeting'"),
+        (meeting_tree(np.zeros(0), np.zeros(0, bool)), "0 of 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(source)

@@ -1,0 +1,134 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The model report: numbers that have exact values, figures, verdicts, refusals."""
+
+import dataclasses
+import io
+import re
+
+from matplotlib import image
+import networkx as nx
+import numpy as np
+import pandas as pd
+import pytest
+
+import jax
+
+import ebmpp
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
+from ebmpp.diagnostics.reporting import Work
+from ebmpp.errors import ParameterError, StateError
+from helpers import random_params
+
+KEY = jax.random.key(0)
+TINY = Work(rows=40, particles=10, temperatures=30, chains=3, sweeps=30, replicas=2, pairs=8, max_sweeps=60)
+DATA = ebmpp.data.bars_and_stripes(3)
+GRAPHS = {
+    "rbm": lambda: layered(v=Bernoulli(9), h=Bernoulli(3)),
+    "large dbm": lambda: layered(v=Bernoulli(9), h1=Bernoulli(40), h2=Bernoulli(30)),
+    "learned variance": lambda: layered(v=Gaussian(9, variance="learned"), h=Bernoulli(3)),
+    "categorical": lambda: layered(v=Categorical(5, 3), h=Bernoulli(3)),
+    "lattice": lambda: FactorGraph.from_networkx(nx.grid_2d_graph(3, 3), Spin),
+}
+ROWS = {"categorical": np.arange(40).reshape(8, 5) % 3, "lattice": 2 * DATA - 1}
+
+
+def report(params=None, data=DATA, **options):
+    graph = GRAPHS["rbm"]()
+    params = random_params(graph, 0, 0.5) if params is None else params
+    return ebmpp.report(graph, params, data, **{"rng_key": KEY, "path": None, "work": TINY} | options)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return report(held_out=DATA[:5], title="T & U")
+
+
+def test_likelihoods_and_log_partition_are_exact_where_they_can_be(result):
+    graph, params = GRAPHS["rbm"](), random_params(GRAPHS["rbm"](), 0, 0.5)
+    table = result.tables["log_likelihood"]
+    rate = (DATA.sum(0) + 0.5) / (len(DATA) + 1)
+    for name, rows in (("train", DATA), ("held out", DATA[:5])):
+        each = np.asarray(exact.log_likelihood(graph, params, rows))
+        row = table.loc[name if name in table.index else name.replace(" ", "_")]
+        assert row["exact"] == pytest.approx(each.mean(), abs=1e-4)
+        assert row["row error"] == pytest.approx(each.std(ddof=1) / np.sqrt(len(each)), rel=1e-3)
+        independent = (rows * np.log(rate) + (1 - rows) * np.log1p(-rate)).sum(1).mean()
+        assert row["independent units"] == pytest.approx(independent, rel=1e-4)
+    log_z = result.tables["log_partition"].set_index("log Z")
+    assert log_z.loc["exact", "value"] == pytest.approx(float(exact.log_partition(graph, params)), abs=1e-4)
+
+
+def test_tables_of_params_and_units(result):
+    weight = np.asarray(random_params(GRAPHS["rbm"](), 0, 0.5)["v:h"])
+    factors = result.tables["factors"].set_index("factor")
+    assert factors.loc["v:h", "params"] == 27
+    assert factors.loc["v:h", "largest size"] == pytest.approx(np.abs(weight).max())
+    row, singular = result.tables["singular_values"].iloc[0], np.linalg.svd(weight, compute_uv=False)
+    assert row["largest"] == pytest.approx(singular[0], rel=1e-5)
+    assert row["smallest"] == pytest.approx(singular[-1], rel=1e-5)
+    assert row["effective rank"] == pytest.approx((singular**2).sum() ** 2 / (singular**4).sum(), rel=1e-5)
+    assert result.tables["unit_counts"].loc["h"].sum() == len(result.tables["units"]) == 3
+
+
+def test_the_page_is_one_file_with_a_verdict(result):
+    assert "<title>T &amp; U</title>" in result.html
+    # nothing is loaded from elsewhere
+    assert (
+        set(re.findall(r'(?:src|href)="(.{11})', result.html)) <= {"data:image/"}
+        and "http" not in result.html
+    )
+    assert 'class="verdict' in result.html and "In order:" in result.html or "To be doubted:" in result.html
+    assert result._repr_html_().startswith("<iframe") and "srcdoc" in result._repr_html_()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_report_is_complete_and_reproducible(name, tmp_path):
+    graph, rows, path = GRAPHS[name](), ROWS.get(name, DATA), tmp_path / "report.html"
+    options = {"held_out": rows[:6], "rng_key": KEY, "work": TINY}
+    first = ebmpp.report(graph, graph.init(jax.random.key(1), rows), rows, path=path, **options)
+    assert first.missing == () and first.path == path and path.read_text(encoding="utf-8") == first.html
+    assert first.html.count("data:image/png;base64,") == len(first.figures)
+    for png in first.figures.values():
+        assert np.ptp(image.imread(io.BytesIO(png))) > 0.5
+    assert {"declaration", "log_likelihood", "meeting_times", "chains", "free_energies"} <= set(first.figures)
+    assert ("no latent units" in first.html) == (name == "lattice")
+    assert ("Not computed: the exact value" in first.html) == (name == "large dbm")
+    second = ebmpp.report(graph, graph.init(jax.random.key(1), rows), rows, path=None, **options)
+    for table in set(first.tables) - {"seconds"}:
+        pd.testing.assert_frame_equal(first.tables[table], second.tables[table])
+
+
+def test_pairs_that_do_not_meet_are_reported():
+    weight = np.full((9, 3), 9.0, np.float32)  # all units on, or all off
+    html = report({"v:h": weight, "v": -0.5 * weight.sum(1), "h": -0.5 * weight.sum(0)}).html
+    assert re.search(r"[1-8] of 8 pairs had not met", html) is not None
+    assert "To be doubted:" in html
+
+
+def test_the_bias_of_a_fit_is_estimated_on_request():
+    graph = GRAPHS["rbm"]()
+    fit = ebmpp.fit(
+        graph, DATA, estimator=ebmpp.PCD(num_chains=60), rng_key=KEY, num_steps=2, progress_bar=False
+    )
+    result = report(fit.params, history=fit, work=dataclasses.replace(TINY, references=3))
+    table = result.tables["gradient_bias"].set_index("factor")
+    assert list(table.index) == [*graph.param_shapes, "all"]
+    assert table.loc["all", "squared bias"] == pytest.approx(table["squared bias"][:-1].sum())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"work": "slow"}, ValueError, "work.*'slow'"),
+        ({"image_shape": (2, 2)}, StateError, "9 units"),
+        ({"held_out": DATA[:, :4]}, StateError, "'v'"),
+        ({"data": DATA + 3}, StateError, "values"),
+        ({"params": {"v": np.zeros(9)}}, ParameterError, "'h'"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        report(**options)
+    with pytest.raises(ValueError, match="sweeps.*3"):
+        Work(sweeps=3)

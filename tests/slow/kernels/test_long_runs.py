@@ -1,0 +1,172 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""LongRun: standard errors, other kernels, draws in files, refusals."""
+
+import arviz_stats
+from long_run_tools import DRAWS, chains, run
+from mcmc_tools import samples, strong_params
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import NUTS, Gibbs
+import pytest
+import xarray as xr
+import zoo
+
+import jax
+import jax.numpy as jnp
+
+from ebmpp import GibbsBlock, MaximalCoupling, ParallelTempering
+from ebmpp.errors import ArgumentError, CheckpointError, ParameterError
+from ebmpp.kernels import LongRun
+from helpers import assert_law
+
+
+def all_draws(mcmc, *args, **options):
+    """Draws that MCMC keeps, without thinning."""
+    mcmc.thinning = 1
+    mcmc.run(zoo.KEY, *args, **options)
+    return samples(mcmc)
+
+
+def long_run(mcmc=None, fn=None, params=None, extra_fields=(), rng_key=zoo.KEY, **options):
+    long = LongRun(chains() if mcmc is None else mcmc, fn, **options)
+    return long.run(rng_key, strong_params() if params is None else params, extra_fields=extra_fields)
+
+
+# -- moments ---------------------------------------------------------------------------------------
+
+
+def test_errors_match_those_computed_from_the_draws():
+    moments = long_run(batch_length=7).moments  # the last four draws make no batch
+    x = all_draws(chains(), strong_params())["v"].astype(float)
+    batches = x[:, :56].reshape(24, 7, 4).mean(1)
+    for errors, sizes, exact in (
+        ("mcse_batches", "ess_batches", np.sqrt(7 * batches.var(0, ddof=1) / (3 * DRAWS))),
+        ("mcse_chains", "ess_chains", x.mean(1).std(0, ddof=1) / np.sqrt(3)),
+    ):
+        np.testing.assert_allclose(getattr(moments, errors)["v"], exact, rtol=1e-10)
+        size = x.reshape(-1, 4).var(0, ddof=1) / exact**2
+        np.testing.assert_allclose(getattr(moments, sizes)["v"], size, rtol=1e-10)
+    data = xr.Dataset({"v": (("chain", "draw", "unit"), x)})
+    np.testing.assert_allclose(moments.r_hat["v"], arviz_stats.rhat(data, method="identity")["v"])
+
+
+def test_means_match_exact_moments():
+    moments = long_run(chains(draws=900, count=40), params=zoo.params("rbm")).moments
+    for block, exact in zoo.moments("rbm").items():
+        for error in (moments.mcse_chains, moments.mcse_batches):
+            assert_law(moments.mean[block], exact, error[block], comparisons=14)
+
+
+def test_one_chain_and_few_draws_have_no_error():
+    moments = long_run(chains(count=1, draws=3), batch_length=3).moments
+    for values in (moments.mcse_chains, moments.mcse_batches, moments.r_hat):
+        assert np.isnan(values["v"]).all()
+    frozen = long_run(params=strong_params() | {"v": np.full(4, 60.0, np.float32)}).moments
+    assert (frozen.mean["v"] == 1).all() and np.isnan(frozen.r_hat["v"]).all()
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+Y = np.array([-2.1, 1.9, -1.0, 2.5, 0.1], np.float32)
+
+
+def mixture(y):
+    means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1))
+    with numpyro.plate("points", len(y)):
+        z = numpyro.sample("z", dist.Categorical(jnp.array([0.5, 0.5])))
+        numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
+
+
+def composite():
+    return Gibbs([(GibbsBlock.from_model(mixture, ["z"], Y), ["z"]), (NUTS(mixture), None)])
+
+
+KERNELS = {
+    "composite": (composite, jax.vmap, lambda: Y),
+    "pairs": (lambda: MaximalCoupling(zoo.graph("rbm")), "vectorized", strong_params),
+    "tempering": (lambda: ParallelTempering(zoo.graph("rbm")), "vectorized", strong_params),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_other_kernels_have_the_same_draws_and_resume(name, tmp_path):
+    make, method, make_args = KERNELS[name]
+    options = {"draws": 12, "count": 2, "chain_method": method, "num_warmup": 4}
+    long = {"directory": tmp_path, "keep": True, "every": 6}
+    kernel, arg = make(), make_args()
+    first = LongRun(chains(kernel, **options), **long).run(zoo.KEY, arg)
+    posterior, draws = first.draws().posterior, all_draws(chains(kernel, **options), arg)
+    for site, x in draws.items():
+        np.testing.assert_allclose(posterior[site], x[:, 2::3], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(first.moments.mean[site], x.mean((0, 1)), rtol=1e-3, atol=1e-3)
+    for path in tmp_path.glob("checkpoint-00001[26].zip"):
+        path.unlink()  # only that of step 6 is left
+    second = LongRun(chains(make(), **options), **long, resume=True).run(zoo.KEY, arg)
+    jax.tree.map(np.testing.assert_array_equal, second.moments.mean, first.moments.mean)
+    for site in draws:
+        np.testing.assert_array_equal(second.draws().posterior[site], posterior[site])
+
+
+# -- draws in files --------------------------------------------------------------------------------
+
+
+def test_draws_are_read_lazily_from_files(tmp_path):
+    tree = run(tmp_path).draws()
+    assert len(list(tmp_path.glob("draws-*.nc"))) == 4
+    lazy = tree.posterior["v"]
+    array = xr.DataArray(all_draws(chains(), strong_params())["v"][:, 2::3], dims=lazy.dims)
+    for key in [
+        (slice(None), -1),
+        (1, slice(2, 17, 3), 2),
+        (slice(None), slice(None, None, -2)),
+        (slice(None), slice(3, 3)),
+        ([0, 2], [19, 0, 5]),
+        (slice(None), np.array([7, 7, 1]), slice(1, 3)),
+    ]:
+        np.testing.assert_array_equal(lazy[key].values, array[key].values)
+    np.testing.assert_array_equal(tree.sample_stats["i"][0], np.arange(10, 68, 3))
+
+
+def test_a_missing_or_damaged_file_is_reported(tmp_path):
+    result, victim = run(tmp_path), tmp_path / "draws-000000004-000000011.nc"
+    opened, data = result.draws(), bytearray(victim.read_bytes())
+    at = data.find(np.ascontiguousarray(result.draws().posterior["v"][:, 4:11].values).tobytes())
+    assert at > 0
+    data[at] ^= 1
+    victim.write_bytes(data)
+    with pytest.raises(CheckpointError, match=victim.name):
+        opened.posterior["v"].values
+    victim.unlink()
+    opened.posterior["v"][:, :4].load()  # other files can be read
+    with pytest.raises(CheckpointError, match="draws 4"):
+        result.draws()
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rng_key": jax.random.split(zoo.KEY, 2)}, "rng_key"),
+        ({"rng_key": 0}, "rng_key.*0"),
+        ({"extra_fields": ["energy"]}, "'energy'"),
+        ({"extra_fields": ["rng_key"]}, "field"),
+        ({"fn": 3}, "fn .*3"),
+        ({"fn": lambda z: "v"}, "fn .*'v'"),
+        ({"fold": (0, lambda c, z: c + z["v"])}, "fold"),
+        ({"mcmc": 3}, "mcmc"),
+    ],
+)
+def test_wrong_calls_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        long_run(**options)
+
+
+def test_errors_of_kernels_and_functions_pass_through():
+    with pytest.raises(ParameterError, match="0 positional"):
+        LongRun(chains()).run(zoo.KEY)
+    with pytest.raises(ZeroDivisionError):
+        long_run(fn=lambda z: 1 / 0)
