@@ -10,6 +10,7 @@ import numpy as np
 
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Key, Params, PerRow, Rows
@@ -47,6 +48,9 @@ class Estimate(NamedTuple):
     """What the estimator carries to the next step."""
     metrics: dict[str, Array]
     """Scalars for the history."""
+    sweeps: ArrayLike = 1.0
+    """Sweeps of all chains per row of the batch: what the step cost, by which :func:`~ebmpp.fit` bounds how
+    many steps run before it looks at the run again."""
 
 
 class Repeats(NamedTuple):
@@ -82,13 +86,6 @@ class Estimator(Protocol):
     def steps_per_batch(self) -> int:
         """For how many steps in a row it needs the same rows."""
         return 1
-
-    @property
-    def together(self) -> bool:
-        """Whether :func:`~ebmpp.fit` may put several steps into one program: a gain for small steps, and a
-        second compilation, which an estimator of coupled pairs is not worth.
-        """
-        return True
 
     def quick(self, graph: FactorGraph) -> bool:
         """Whether its step, one of many kernels, is to be compiled soon at the price of how it runs.
@@ -140,7 +137,6 @@ _MEMBERS = (
     "estimate",
     "adopt",
     "steps_per_batch",
-    "together",
     "quick",
     "takes_missing",
     "max_sweeps",

@@ -123,11 +123,6 @@ class Centered(Estimator):
         """Those of the estimator inside."""
         return self.estimator.steps_per_batch
 
-    @property
-    def together(self) -> bool:
-        """That of the estimator inside."""
-        return self.estimator.together
-
     def quick(self, graph: FactorGraph) -> bool:
         """That of the estimator inside."""
         return self.estimator.quick(graph)
@@ -182,7 +177,7 @@ class Centered(Estimator):
         offsets = self._slide(graph, state.offsets, means, made.gradient, batch.weights.sum())
         step = (state.step + 1) % self.steps_per_batch
         direction = centered_direction(graph, params, offsets, made.gradient, dict(self.rates))
-        return Estimate(direction, CenteredState(made.state, offsets, means, step), made.metrics)
+        return Estimate(direction, CenteredState(made.state, offsets, means, step), made.metrics, made.sweeps)
 
     def _means(self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch) -> Statistics:
         """Mean statistics given the batch's rows, at the params that the batch meets first."""

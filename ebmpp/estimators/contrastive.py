@@ -78,7 +78,7 @@ class CD(Estimator):
         target, moves = Target(graph, params), _moves(graph, self.moves)
         model, told = sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
-        return Estimate(two_phases(graph, params, batch, model, **options), state, told)
+        return Estimate(two_phases(graph, params, batch, model, **options), state, told, self.k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,8 @@ class PCD(Estimator):
         """Data minus the chains, k sweeps on."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         model, told = sweep_chains(Target(graph, params), state, self.k, key, _moves(graph, self.moves))
-        return Estimate(two_phases(graph, params, batch, model, posterior=self.posterior), model, told)
+        gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
+        return Estimate(gradient, model, told, self.k * self.num_chains / len(batch.weights))
 
     def repeats(self, state: Any, count: int) -> Repeats:
         """Groups of the chains."""
@@ -207,7 +208,7 @@ class FPCD(Estimator):
         model, _ = sweep_chains(target, state.chains, self.k, key)
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
-        return Estimate(gradient, FPCDState(model, fast), {})
+        return Estimate(gradient, FPCDState(model, fast), {}, self.k * self.num_chains / len(batch.weights))
 
     def repeats(self, state: FPCDState, count: int) -> Repeats:
         """Groups of the chains, with the fast weights as they are."""

@@ -78,11 +78,6 @@ class Discriminative(Estimator):
         return 1 if self.generative is None else self.generative.steps_per_batch
 
     @property
-    def together(self) -> bool:
-        """That of the estimator beside."""
-        return self.generative is None or self.generative.together
-
-    @property
     def max_sweeps(self) -> int | None:
         """That of the estimator beside."""
         return None if self.generative is None else self.generative.max_sweeps
@@ -133,7 +128,7 @@ class Discriminative(Estimator):
             return Estimate(gradient, state, told)
         made = self.generative.estimate(graph, params, state, batch, key)
         both = jax.tree.map(lambda g, h: g + self.weight * h, gradient, made.gradient)
-        return Estimate(both, made.state, {**made.metrics, **told})
+        return Estimate(both, made.state, {**made.metrics, **told}, made.sweeps)
 
 
 @partial(jax.jit, static_argnums=(0, 3))

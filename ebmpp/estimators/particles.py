@@ -120,7 +120,7 @@ class ParticleUCD(Estimator):
     max_rungs: int = 128
     max_systems: int | None = None
     posterior: UCD = UCD()
-    takes_missing, together = True, False  # pairs take any time a step
+    takes_missing = True
     limit_name = "max_systems"
 
     def __post_init__(self) -> None:
@@ -215,7 +215,10 @@ class ParticleUCD(Estimator):
             unmet = unmet + (0 if self.posterior.allow_unmet else other.metrics["num_unmet"])
         bad = (unmet > 0) | pairs.broken.any()  # must not pass: training stops on what is not finite
         gradient = jax.tree.map(lambda p, n: jnp.where(bad, jnp.nan, p - n), positive, negative)
-        return Estimate(gradient, state._replace(even=pairs.even.min()), metrics)
+        systems_made = self.num_pairs * (1 + jnp.maximum(metrics["meeting_time_mean"], self.m))
+        sweeps = systems_made * self.num_particles * self.num_sweeps * metrics["num_rungs"]
+        state = state._replace(even=pairs.even.min())
+        return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
 
     def _pairs(
         self, graph: FactorGraph, params: Params, state: ParticleState, key: Key

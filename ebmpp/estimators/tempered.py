@@ -98,7 +98,8 @@ class TemperedPCD(Estimator):
         gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
         betas = state.betas + 0.1 * (equalized(state.betas, rejection) - state.betas)
         metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
-        return Estimate(gradient, TemperedState(chains, betas), metrics)
+        sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
+        return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)
 
     def repeats(self, state: TemperedState, count: int) -> Repeats:
         """Groups of the ensembles, at the same temperatures."""

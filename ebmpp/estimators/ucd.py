@@ -143,7 +143,7 @@ class UCD(Estimator):
     target_cost: float | None = None
     pool: str = "data"
     pool_size: int = 300
-    takes_missing, together = True, False  # pairs take any time a step
+    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
@@ -286,7 +286,9 @@ class UCD(Estimator):
         gradient = jax.tree.map(jnp.subtract, positive, negative.gradient)
         if not self.allow_unmet:  # an unmet pair must not pass: training stops on what is not finite
             gradient = jax.tree.map(lambda g: jnp.where(unmet > 0, jnp.nan, g), gradient)
-        return Estimate(gradient, state, metrics)
+        pairs = self.num_pairs or len(batch.weights)
+        sweeps = metrics["sweeps"] * pairs / len(batch.weights) + metrics.get("posterior_sweeps", 0.0)
+        return Estimate(gradient, state, metrics, sweeps)
 
     def quick(self, graph: FactorGraph) -> bool:
         """Whether the pairs of the model are: those of the posterior are of the same units."""

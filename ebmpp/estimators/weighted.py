@@ -142,7 +142,8 @@ class WeightedPCD(Estimator):
             watchers = self._follow(path, watchers, random.fold_in(key, 1))
             metrics |= _told(graph, params, state.eta0, batch, systems.total_log_z(watchers))
         gradient = jax.tree.map(jnp.subtract, positive, negative)
-        return Estimate(gradient, WeightedState(state.eta0, params, chains, watchers), metrics)
+        sweeps = 2 * self.k * self.num_chains / len(batch.weights)
+        return Estimate(gradient, WeightedState(state.eta0, params, chains, watchers), metrics, sweeps)
 
     def _follow(self, path: Path, made: Systems, key: Key) -> Systems:
         """Weigh from the params before to these, resample, sweep; counts are those of this step."""

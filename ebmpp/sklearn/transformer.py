@@ -193,7 +193,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         end = self.n_steps_ + source.num_batches * each
         stage = Stage(num_steps=end, estimator=estimator, optimizer=self._optimizer())
         stages = Stages([stage], scheduled=False)
-        loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_, alone=0)
+        loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_)
         if self._carried is None:
             self._carried = loop.begin(0, self.params_)
         try:

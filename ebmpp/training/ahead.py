@@ -10,7 +10,7 @@ import jax
 
 from ebmpp.core import sharding
 from ebmpp.training.batches import HostRows, Selection, Source, Stream
-from ebmpp.training.steps import room
+from ebmpp.training.steps import chunk_size
 
 NAME = "ebmpp batches"
 _LONG = 1.0  # seconds for which an end waits for a batch that is being read
@@ -85,7 +85,7 @@ class Ahead:
                     if isinstance(made, Exception):
                         return
                     # one more than a program takes: the next program's are read while this one runs
-                    while len(self._made) > room(made) and not self._closed:
+                    while len(self._made) > chunk_size(made) and not self._closed:
                         self._change.wait()
                     if self._closed:
                         return

@@ -30,14 +30,12 @@ from ebmpp.training.checkpoint import Checkpoints, OfProcesses
 from ebmpp.training.identity import monitor_identity
 from ebmpp.training.loop import Loop
 from ebmpp.training.schedule import Stage, Stages
-from ebmpp.training.steps import State, estimate_step
+from ebmpp.training.steps import State
 from ebmpp.training.trail import Trail, reference, room
 from ebmpp.training.watching import Watch
 
 if TYPE_CHECKING:
     import xarray as xr
-
-__all__ = ["Fit", "estimate_step", "fit"]
 
 _DEFAULT_STEPS = 1000
 
@@ -107,9 +105,9 @@ def fit(
 ) -> Fit:
     """Maximise the likelihood of ``data`` by stochastic gradients.
 
-    One step is compiled once; from the 5,000th of a stage on it is compiled again, and several go into one
-    program, where nobody looks between them (not with coupled pairs, nor over a mesh). Batches are rows of a
-    fresh permutation each epoch.
+    Up to 50 steps run in one compiled program, between the steps at which monitors, callbacks and
+    checkpoints look at the run; a chunk of expensive steps ends earlier, after about a second. Batches are
+    rows of a fresh permutation each epoch.
 
     ``data`` are one of these:
 

@@ -100,10 +100,10 @@ class Log:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
 
-    def append(self, metrics: Mapping[str, Any], several: int | None = None) -> None:
-        """The metrics of the next step, or the columns of several, of which the first are meant.
+    def append(self, metrics: Mapping[str, Any], count: int) -> None:
+        """Add columns of the metrics of consecutive steps, of which the first ``count`` are valid.
 
-        :raises ArgumentError: for a monitor of the name of one, which would take its place in the history.
+        :raises ArgumentError: for a monitor with the name of a metric, which would replace it.
         """
         clash = self.monitors.keys() & {*metrics, "step", "monitor_step"}
         if clash:
@@ -111,10 +111,7 @@ class Log:
                 f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
                 "something else"
             )
-        if several is None:
-            self.steps.append(metrics)
-        else:
-            self.steps.extend(metrics, several)
+        self.steps.extend(metrics, count)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a training run, and what happens between them."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 import time
 from types import MappingProxyType
@@ -28,16 +29,11 @@ from ebmpp.training.checkpoint import Checkpoints, OfProcesses
 from ebmpp.training.guard import Guard
 from ebmpp.training.history import Log
 from ebmpp.training.schedule import Stages
-from ebmpp.training.steps import State, one_step, packed, room, several_steps
+from ebmpp.training.steps import State, chunk_size, run_chunk, stacked
 from ebmpp.training.trail import Trail
 from ebmpp.training.watching import Watch
 
 _LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
-# Steps that win as much by going together, a third of a millisecond each, as their program takes to compile:
-# a run of fewer does not pay for it, and a longer one at most twice.
-_ALONE = 5000
-# What is dispatched at once takes no longer, in seconds: a bar moves, and Ctrl-C is heard, between.
-_LONG = 0.1
 
 
 def _check_missing(estimator: Estimator, given: Selection) -> None:
@@ -57,10 +53,6 @@ class Loop:
     :param every: steps between monitor values.
     :param best: what keeps the best params, or None.
     :param trail: what keeps params on the way, or None.
-    :param alone: so many steps of a stage go one by one, 5000 by default. Those after them go several in one
-        program, up to where somebody looks, which is faster for small ones. That program takes a second to
-        compile, for each optimiser again, and may round otherwise, so where it begins is a matter of the
-        step's number alone: not of time, of looks, or of where a run was stopped.
     """
 
     def __init__(
@@ -76,10 +68,9 @@ class Loop:
         callbacks: Sequence[Callback] = (),
         best: Best | None = None,
         trail: Trail | None = None,
-        alone: int | None = None,
     ) -> None:
         self.graph, self.stages, self.source, self.key = graph, stages, source, key
-        self.every, self.callbacks, self.alone = every, callbacks, _ALONE if alone is None else alone
+        self.every, self.callbacks = every, callbacks
         self.batches = Ahead(source, stages.batch(stages.num_steps - 1))
         self.best, self.trail = best, trail
         self.log = Log(monitors)
@@ -87,9 +78,11 @@ class Loop:
         self.save: Checkpoints | OfProcesses | None = None
         for stage in stages.stages:
             _check_missing(stage.estimator, source.sample())
+            optimizers.check(stage.optimizer, params)
+        self._optimizers = [optimizers.Comparable.of(stage.optimizer, params) for stage in stages.stages]
         self._save_every = self._saved = 0
         self._looked = 0.0
-        self._length = 1  # of what is dispatched at once
+        self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
 
     @property
     def _kept(self) -> list[Best | Trail]:
@@ -99,12 +92,8 @@ class Loop:
     # -- states ----------------------------------------------------------------------------------
 
     def begin(self, number: int, params: Params) -> State:
-        """The state in which stage ``number`` begins.
-
-        :raises ArgumentError: for an optimiser that does not go with the params.
-        """
+        """The state in which stage ``number`` begins."""
         stage, rows = self.stages[number], self.source.sample().rows
-        optimizers.check(stage.optimizer, params)
         key = random.fold_in(self.key, number, 1)
         estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, key)
         # placed as the first step leaves it, so that the second is the same program
@@ -163,9 +152,8 @@ class Loop:
                 number = self.stages.at(step)
                 if number and step == self.stages.first[number]:
                     state = self._enter(number, state)
-                stop = self._stop(step, number)
-                bar.begin((number, self._goes_alone(step, number)))
-                state, stop = self._steps(step, stop, number, state)
+                bar.begin(number)
+                state, stop = self._chunk(step, self._stop(step, number), number, state)
                 bar.made(stop - step, state)
                 step = stop
                 if self.trail is not None:
@@ -187,74 +175,63 @@ class Loop:
             if told is not None:
                 warnings.warn(f"fit: steps {at.start} to {at.stop - 1}: {told}", stacklevel=4)
 
-    def _goes_alone(self, step: int, number: int) -> bool:
-        early = step - self.stages.first[number] < self.alone
-        return early or not self.stages[number].estimator.together or not sharding.alone()
-
     def _stop(self, step: int, number: int) -> int:
         """Before which step there is next something to do beside steps."""
-        if self._goes_alone(step, number):
-            return step + 1
         every = [self.every, *([self._save_every] if self.save is not None else ())]
         every += [] if self.trail is None else [self.trail.stride]
         looks = step + 1 + -step % _LOOK_EVERY
-        return min(self.stages.end(number), looks, step + self._length, *(step + n - step % n for n in every))
+        return min(self.stages.end(number), looks, *(step + n - step % n for n in every))
 
     def _look(self, done: int, state: State, needed: bool = True) -> None:
         """:raises TrainingError: where the run is not what it should be after ``done`` steps."""
         estimator = self.stages[self.stages.at(max(0, done - 1))].estimator
         self.guard.look(done, state.params, state.ok, estimator, needed)
 
-    def _steps(self, step: int, stop: int, number: int, state: State) -> tuple[State, int]:
-        """The steps from ``step`` to before ``stop``, all of one stage, or to before one whose data fail.
+    def _chunk(self, step: int, stop: int, number: int, state: State) -> tuple[State, int]:
+        """Run steps from ``step`` to at most before ``stop``, all of one stage.
 
         :return: the state after them, and the step that is next.
         """
-        stage, chosen = self.stages[number], self._selected(step, stop, number, state)
-        told = {"stage": np.int32(number)} if self.stages.scheduled else {}
-        args = (self.graph, stage.estimator, stage.optimizer, self.key, state)
-        size = room(chosen[0])
-        if size == 1 or self._goes_alone(step, number):
-            state, metrics = one_step(*args, np.uint32(step), chosen[0])
-            sharding.settle(state)
-            self.log.append({**metrics, **told})
-            return state, step + 1
-        begin, count = time.monotonic(), len(chosen)
-        state, metrics = several_steps(*args, np.uint32(step), np.int32(count), packed(chosen, size))
-        each = {name: np.full(count, value) for name, value in told.items()}
-        self.log.append({**metrics, **each}, several=count)
-        if self._length < size:  # none of this changes what a step makes
-            state.ok.block_until_ready()
-            took = time.monotonic() - begin
-            self._length = min(size, 2 * count) if took < _LONG else max(1, count // 2)
-        return state, step + count
+        stage, batches = self.stages[number], self._select(step, stop, number, state)
+        size = chunk_size(batches[0])
+        steps = np.uint32(step), np.int32(len(batches))
+        offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
+        args = (self.key, state, *steps, *stacked(batches, size), offsets)
+        chunk = run_chunk(self.graph, stage.estimator, self._optimizers[number], *args)
+        sharding.settle(chunk.state)
+        count = 1 if len(batches) == 1 else int(chunk.count)  # a single step need not be waited for
+        metrics = dict(chunk.metrics)
+        if self.stages.scheduled:
+            metrics["stage"] = np.full(size, number, np.int32)
+        self.log.append(metrics, count)
+        return chunk.state, step + count
 
-    def _selected(self, step: int, stop: int, number: int, state: State) -> list[Selection]:
+    def _select(self, step: int, stop: int, number: int, state: State) -> list[Selection]:
         """The batches of steps of a stage; those before one that is wrong are trained on first.
 
         :raises DataError: where the first one is; a checkpoint keeps what was done.
         """
-        made: list[Selection] = []
+        ready = self._selected
+        while ready and ready[0][0] < step:
+            ready.popleft()
         try:
-            for at in range(step, stop):
+            while (at := step + len(ready)) < stop and (not ready or len(ready) < chunk_size(ready[0][1])):
                 batch = self.batches.batch(self.stages.batch(at))
                 _check_missing(self.stages[number].estimator, batch)
-                made.append(batch)
-                if len(made) == room(batch):
-                    break
+                ready.append((at, batch))
         except StateError as error:
-            if made:  # it is raised again by the step it belongs to
-                return made
-            self._look(step, state)
-            self._checkpoint(step, state)
-            raise DataError(
-                f"training stopped at step {step}: {error}. The error's .params are those before that step, "
-                "and .history holds the steps before; with checkpoint_dir the run can be resumed here",
-                state.params,
-                self.log.dataset(),
-                step,
-            ) from error
-        return made
+            if not ready:  # else it is raised again by the step it belongs to
+                self._look(step, state)
+                self._checkpoint(step, state)
+                raise DataError(
+                    f"training stopped at step {step}: {error}. The error's .params are those before that "
+                    "step, and .history holds the steps before; with checkpoint_dir the run can be resumed "
+                    "here",
+                    state.params,
+                    self.log.dataset(),
+                    step,
+                ) from error
+        return [batch for at, batch in ready if at < stop]
 
     def _monitor(self, step: int, state: State) -> bool:
         """Whether a callback stops the run."""

@@ -3,8 +3,11 @@
 """What optax lacks for stochastic approximation: projections of the params, their mean, spectral descent."""
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import math
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import jax
 from jax import Array
@@ -24,6 +27,29 @@ WithArgs = optax.GradientTransformationExtraArgs
 def shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
     """A pytree's structure, and the shapes of its leaves."""
     return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparable:
+    """An optimiser that equals every other one with the same computation.
+
+    ``optax.adam(0.01)`` called twice returns two unequal objects. With this key the second training run uses
+    the program that the first one compiled.
+
+    :param optimizer: an optax transformation.
+    :param computation: its update in the text of a jaxpr, and the bytes of the constants.
+    """
+
+    optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
+    computation: tuple[str, ...]
+
+    @classmethod
+    def of(cls, optimizer: optax.GradientTransformation, params: Params) -> "Comparable":
+        """Trace the update for params of these shapes."""
+        state = jax.eval_shape(optimizer.init, params)
+        jaxpr = jax.make_jaxpr(optimizer.update)(params, state, params)
+        constants = [np.asarray(value).tobytes().hex() for value in jaxpr.consts]
+        return cls(optimizer, (str(jaxpr), *constants))
 
 
 def check(optimizer: optax.GradientTransformation, params: Params) -> None:

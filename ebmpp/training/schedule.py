@@ -50,7 +50,6 @@ class Stage:
 
     num_steps: int
     estimator: Estimator = UCD()
-    # One object: an optax transformation is known by its functions, so a new one would compile again.
     optimizer: optax.GradientTransformation = optax.sgd(0.1)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A step of training, compiled: alone, and several in one program."""
+"""Training steps, compiled: a chunk of them is one program."""
 
 from collections.abc import Sequence
-from types import MappingProxyType
+import math
 from typing import Any, NamedTuple
 
-from jaxtyping import Float, Integer
 import numpy as np
 
 import jax
@@ -15,16 +14,21 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import random, sharding
+from ebmpp.core import backend, random, sharding
 from ebmpp.core.programs import compiled
-from ebmpp.core.types import Key, Params, Rows
+from ebmpp.core.types import Key, Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection
 
-_ROOM, _BYTES = 50, 2**22  # of the batches that one program takes, which are copied side by side
+#: Steps of a chunk at most, and bytes of the batches that are copied side by side for one.
+CHUNK, _MAX_BYTES = 50, 2**22
+# A chunk ends when its sweeps have cost so many multiplications, about a second on two cores. It would else
+# ignore Ctrl-C for minutes where chains meet late. This is a count, not a clock, so runs are reproducible.
+_WORK, _WORK_ACCELERATED = 2.0**31, 2.0**35
+_PER_UNIT = 32  # of drawing one unit, in multiplications: measured at 64-20 and 784-500
 
 
 class State(NamedTuple):
@@ -37,122 +41,138 @@ class State(NamedTuple):
     """False from the first step that was not finite."""
 
 
-@compiled(statics=2, quick=lambda graph, estimator, *_, **__: estimator.quick(graph))
-def estimate_step(
-    graph: FactorGraph,
-    estimator: Estimator,
-    params: Params,
-    state: Any,
-    rows: Rows,
-    index: Integer[Array, "batch"] | None,
-    key: Key,
-    step: Array,
-    weights: Float[Array, "batch"] | None = None,
-    known: Rows = MappingProxyType({}),
-) -> tuple[Params, Any, dict[str, Array]]:
-    """One gradient estimate from the rows ``index``; from all of them where that is None.
+class Chunk(NamedTuple):
+    """The outcome of consecutive steps."""
 
-    :param weights: of the rows that are taken, of mean 1 over the data; None for equal ones.
-    :param known: of the blocks of ``rows`` that lack units, which are known.
-    :raises ArgumentError: for an estimator whose gradient is not like the params.
+    state: State
+    metrics: dict[str, Array]
+    """One row per step, of which the first ``count`` are valid."""
+    count: Array
+    """How many steps were done: fewer than asked for where they were expensive."""
+
+
+def chunk_size(batch: Selection) -> int:
+    """Return how many steps with batches like this one fit into a program.
+
+    1 over a mesh, and where copies of the rows would cost more than a chunk saves.
     """
-    take = lambda x: x if index is None else {b: v[index] for b, v in x.items()}
-    batch = Batch.of(take(rows), take(known))
-    if weights is not None:
-        batch = batch._replace(weights=weights * batch.weights)
-    batch = sharding.rows(batch)
-    made = estimator.estimate(graph, params, state, batch, random.fold_in(key, step, 2))
-    if optimizers.shapes(made.gradient) != optimizers.shapes(params):
-        raise ArgumentError(
-            f"{type(estimator).__name__}.estimate returned a gradient of shapes "
-            f"{jax.tree.map(jnp.shape, made.gradient)}, and the params have {jax.tree.map(jnp.shape, params)}"
-        )
-    return made.gradient, made.state, made.metrics
+    if not sharding.alone():
+        return 1
+    size = CHUNK * sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+    return CHUNK if batch.index is not None or size <= _MAX_BYTES else 1
 
 
-@compiled(statics=1)
-def _update(
-    optimizer: optax.GradientTransformation, gradient: Params, params: Params, state: Any, ok: Array
-) -> tuple[Params, Any, Array, Array]:
-    updates, moved = optimizer.update(gradient, state, params)
-    proposed = optax.apply_updates(params, updates)
-    # Zero times what is not finite is nan: a sum is one pass, where asking number by number takes several.
-    nothing = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
-    ok = ok & jnp.isfinite(jnp.stack(jax.tree.leaves(nothing))).all()
-    keep = lambda new, old: jnp.where(ok, new, old)
-    params, state = jax.tree.map(keep, (proposed, moved), (params, state))
-    return params, state, ok, optax.tree.norm(gradient)
+def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selection]:
+    """Return what all batches of a chunk share, and what each has, with a leading axis of ``size``."""
+    padded = [*batches, *[batches[-1]] * (size - len(batches))]
+    if batches[0].index is None:
+        shared, each = Selection({}), padded
+    else:  # rows stay on the device, and a batch is an index
+        shared = batches[0]._replace(index=None, weights=None)
+        each = [Selection({}, batch.index, batch.weights) for batch in padded]
+    if size == 1:
+        return shared, each[0]
+    return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
-def one_step(
+@compiled(statics=3, quick=lambda graph, estimator, *_, **__: estimator.quick(graph))
+def run_chunk(
     graph: FactorGraph,
     estimator: Estimator,
-    optimizer: optax.GradientTransformation,
-    key: Key,
-    state: State,
-    step: ArrayLike,
-    given: Selection,
-) -> tuple[State, dict[str, Array]]:
-    """One gradient and one update; after a failure the state stays as it was."""
-    rows, index, weights, known = given
-    told = (rows, index, key, step, weights, known)
-    gradient, carried, metrics = estimate_step(graph, estimator, state.params, state.estimator, *told)
-    # Two programs: trying another optimiser does not compile the estimator again.
-    params, moved, ok, norm = _update(optimizer, gradient, state.params, state.optimizer, state.ok)
-    return State(params, moved, carried, ok), {"gradient_norm": norm, "ok": ok, **metrics}
-
-
-def room(given: Selection) -> int:
-    """How many batches like this one go into one program: 1 where their copies would take what it saves."""
-    together = _ROOM * sum(leaf.nbytes for leaf in jax.tree.leaves(given))
-    return _ROOM if given.index is not None or together <= _BYTES else 1
-
-
-def packed(chosen: Sequence[Selection], size: int) -> Selection | tuple[Selection, ...]:
-    """Batches for :func:`several_steps`, filled up to ``size``, so that one program does for fewer."""
-    filled = (*chosen, *[chosen[-1]] * (size - len(chosen)))
-    if chosen[0].index is None:
-        return filled
-    stack = lambda *each: np.stack(each)
-    index, weights = jax.tree.map(stack, *((c.index, c.weights) for c in filled))
-    return chosen[0]._replace(index=index, weights=weights)
-
-
-@compiled(statics=3)
-def several_steps(
-    graph: FactorGraph,
-    estimator: Estimator,
-    optimizer: optax.GradientTransformation,
+    optimizer: optimizers.Comparable,
     key: Key,
     state: State,
     first: Array,
     count: Array,
-    given: Selection | tuple[Selection, ...],
-) -> tuple[State, dict[str, Array]]:
-    """:func:`one_step` after the other in one program: small steps cost no more than their sums.
+    shared: Selection,
+    each: Selection,
+    offsets: Array | None = None,
+) -> Chunk:
+    """Run up to ``count`` steps, one after the other, in one program.
 
-    How many is an argument, so what a step makes does not depend on how many go together.
+    A step depends on its number and on the state alone, so results do not depend on how steps are chunked.
 
-    :param first: the number of the first step.
-    :param count: how many, at least 1.
-    :param given: of :func:`packed`.
-    :return: the state after them, and metrics with a leading axis of steps, of which ``count`` are made.
+    :param first: number of the first step.
+    :param count: steps to do, at least 1 and at most the chunk's size.
+    :param shared: of :func:`stacked`, as ``each``.
+    :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step, whose batch has no
+        leading axis.
     """
-    if isinstance(given, Selection):
-        given, own = given, given._replace(rows={}, known={})
-    else:
-        given = own = jax.tree.map(lambda *each: jnp.stack(each), *given)
-    size = len(next(iter(jax.tree.leaves(own))))
+    if offsets is None:
+        state, metrics, _ = _step(graph, estimator, optimizer, key, state, first, _merged(shared, each))
+        return Chunk(state, jax.tree.map(lambda a: a[None], metrics), jnp.ones((), jnp.int32))
+    budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
-    def one(i: Array | int, state: State) -> tuple[State, dict[str, Array]]:
-        at = jax.tree.map(lambda a: a[i], own)
-        chosen = at if given is own else at._replace(rows=given.rows, known=given.known)
-        return one_step(graph, estimator, optimizer, key, state, first + jnp.asarray(i, first.dtype), chosen)
+    def step_at(i: Array, state: State) -> tuple[State, dict[str, Array], Array]:
+        batch = _merged(shared, jax.tree.map(lambda a: a[i], each))
+        return _step(graph, estimator, optimizer, key, state, first + offsets[i], batch)
 
-    def next_one(i: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:
-        state, told = one(i, carry[0])
-        return state, jax.tree.map(lambda column, value: column.at[i].set(value), carry[1], told)
+    def cond(carry: tuple) -> Array:
+        i, work, *_ = carry
+        return (i < count) & (work < budget)
 
-    like = jax.eval_shape(one, 0, state)[1]
-    table = jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), like)
-    return lax.fori_loop(0, count, next_one, (state, table))
+    def body(carry: tuple) -> tuple:
+        i, work, state, table = carry
+        state, metrics, cost = step_at(i, state)
+        table = jax.tree.map(lambda column, value: column.at[i].set(value), table, metrics)
+        return i + 1, work + cost, state, table
+
+    zero = jnp.zeros((), jnp.int32)
+    like = jax.eval_shape(step_at, zero, state)[1]
+    table = jax.tree.map(lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), like)
+    done, _, state, table = lax.while_loop(cond, body, (zero, jnp.zeros(()), state, table))
+    return Chunk(state, table, done)
+
+
+def _merged(shared: Selection, each: Selection) -> Selection:
+    """Return one batch."""
+    return each if each.index is None else each._replace(rows=shared.rows, known=shared.known)
+
+
+def _step(
+    graph: FactorGraph,
+    estimator: Estimator,
+    optimizer: optimizers.Comparable,
+    key: Key,
+    state: State,
+    step: ArrayLike,
+    chosen: Selection,
+) -> tuple[State, dict[str, Array], Array]:
+    """Make one gradient and one update; after a failure the state stays as it was.
+
+    :return: the state, metrics, and the cost in multiplications.
+    :raises ArgumentError: for an estimator whose gradient does not have the structure of the params.
+    """
+    take = lambda x: x if chosen.index is None else {b: v[chosen.index] for b, v in x.items()}
+    batch = Batch.of(take(chosen.rows), take(chosen.known))
+    if chosen.weights is not None:
+        batch = batch._replace(weights=batch.weights * chosen.weights)
+    batch = sharding.rows(batch)
+    key = random.fold_in(key, step, 2)
+    estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
+    if optimizers.shapes(estimate.gradient) != optimizers.shapes(state.params):
+        raise ArgumentError(
+            f"{type(estimator).__name__}.estimate returned a gradient of shapes "
+            f"{jax.tree.map(jnp.shape, estimate.gradient)}, and the params have "
+            f"{jax.tree.map(jnp.shape, state.params)}"
+        )
+    params, moved, ok, norm = _update(optimizer, estimate.gradient, state)
+    metrics = {"gradient_norm": norm, "ok": ok, **estimate.metrics}
+    per_row = sum(np.size(a) for a in jax.tree.leaves(state.params)) + _PER_UNIT * sum(
+        math.prod(family.shape) for family in graph.families.values()
+    )
+    cost = jnp.asarray(estimate.sweeps, jnp.float32) * (len(batch.weights) * per_row)
+    return State(params, moved, estimate.state, ok), metrics, cost.astype(jnp.result_type(float))
+
+
+def _update(
+    optimizer: optimizers.Comparable, gradient: Params, state: State
+) -> tuple[Params, Any, Array, Array]:
+    updates, moved = optimizer.optimizer.update(gradient, state.optimizer, state.params)
+    proposed = optax.apply_updates(state.params, updates)
+    # Zero times what is not finite is nan: a sum is one pass, where asking number by number takes several.
+    nothing = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
+    ok = state.ok & jnp.isfinite(jnp.stack(jax.tree.leaves(nothing))).all()
+    keep = lambda new, old: jnp.where(ok, new, old)
+    params, moved = jax.tree.map(keep, (proposed, moved), (state.params, state.optimizer))
+    return params, moved, ok, optax.tree.norm(gradient)
