@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ebmpp import data, evaluate
+from ebmpp.core.compilation_cache import enable_compilation_cache
 from ebmpp.core.version import VERSION as __version__  # noqa: N811
 from ebmpp.estimators import CD, FPCD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.evaluate import ais, bracket, exact
@@ -73,6 +74,7 @@ __all__ = [
     "complete",
     "condition",
     "data",
+    "enable_compilation_cache",
     "evaluate",
     "exact",
     "fit",

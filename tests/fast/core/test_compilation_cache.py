@@ -1,0 +1,112 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the persistent compilation cache: programs are stored, found again, and errors name the cause."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+import jax.monitoring
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp.errors import ArgumentError
+
+SETTINGS = (
+    "jax_enable_compilation_cache",
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+HIT = "/jax/compilation_cache/cache_hits"
+
+
+@pytest.fixture(autouse=True)
+def restored_settings() -> Iterator[None]:
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def hits() -> Iterator[list[str]]:
+    """One entry per program that was read from the cache."""
+    events: list[str] = []
+    listener = lambda event, **_: events.append(event) if event == HIT else None
+    jax.monitoring.register_event_listener(listener)
+    yield events
+    jax.monitoring.unregister_event_listener(listener)
+
+
+def compile_again(constant: float) -> None:
+    """Compile a program that is the same for the same constant, but unknown to ``jax.jit``."""
+
+    def add_constant(x: Any) -> Any:
+        return x + constant
+
+    jax.jit(add_constant)(jnp.zeros(3)).block_until_ready()
+
+
+def test_programs_are_stored_and_found_again(tmp_path: Path, hits: list[str]) -> None:
+    compile_again(0.125)  # JAX opens its cache at the first program, if a directory is set
+    assert ebmpp.enable_compilation_cache(tmp_path / "new" / "cache") == tmp_path / "new" / "cache"
+    compile_again(0.25)
+    assert not hits and list((tmp_path / "new" / "cache").glob("jit_add_constant-*"))
+    compile_again(0.25)
+    assert hits == [HIT]
+
+
+def test_a_second_directory_replaces_the_first(tmp_path: Path) -> None:
+    for name, constant in (("first", 0.5), ("second", 0.75)):
+        ebmpp.enable_compilation_cache(str(tmp_path / name))
+        compile_again(constant)
+        assert len(list((tmp_path / name).glob("jit_add_constant-*-cache"))) == 1
+
+
+def test_a_disabled_cache_is_enabled(tmp_path: Path) -> None:
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    compile_again(1.5)
+    ebmpp.enable_compilation_cache(tmp_path)
+    compile_again(1.75)
+    assert list(tmp_path.glob("jit_add_constant-*"))
+
+
+@pytest.mark.parametrize(
+    ("configured", "xdg", "expected"),
+    [
+        ("configured", "xdg", "configured"),
+        (None, "xdg", "xdg/ebmpp/jax"),
+        (None, "", "home/.cache/ebmpp/jax"),
+    ],
+)
+def test_default_directory(
+    configured: str | None, xdg: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_folder: Callable[[str], str] = lambda name: str(tmp_path / name) if name else ""
+    jax.config.update("jax_compilation_cache_dir", configured and in_folder(configured))
+    monkeypatch.setenv("XDG_CACHE_HOME", in_folder(xdg))
+    monkeypatch.setenv("HOME", in_folder("home"))
+    assert ebmpp.enable_compilation_cache() == tmp_path / expected
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / expected)
+
+
+def test_a_directory_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = jax.config.jax_compilation_cache_dir
+    with pytest.raises(
+        ArgumentError, match=r"directory must be writable, got '.*file/below' \(Not a directory"
+    ):
+        ebmpp.enable_compilation_cache(tmp_path / "file" / "below")
+    assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_directory_must_be_a_path() -> None:
+    with pytest.raises(ArgumentError, match="directory must be a path or None, got int. Give a str"):
+        ebmpp.enable_compilation_cache(3)  # type: ignore[arg-type]
