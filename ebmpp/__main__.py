@@ -1,18 +1,20 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Learn handwritten digits: train a Boltzmann machine by unbiased gradients, judge it exactly, draw from it.
+"""Train a Boltzmann machine on handwritten digits without bias, evaluate it exactly, and draw from it.
 
-``python -m ebmpp`` needs the package and its extra ``plots``, and no data but those that come with
-scikit-learn. It writes four pictures, the model, and two files that open in ArviZ into one folder. It is made
-of public names alone, as a program of yours would be; ``models/rbm.py`` in the repository has more options:
-other data, estimators and sizes.
+``python -m ebmpp`` needs the package, its extra ``plots``, and no data except scikit-learn's digits. It
+trains the same machine by persistent contrastive divergence (PCD) for comparison, and writes four pictures,
+the model, and two ArviZ files to one folder. It uses public names only, as your own program would.
+``models/rbm.py`` in the repository has more options: other data, estimators and sizes.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -20,35 +22,49 @@ from numpyro.infer import MCMC
 import xarray as xr
 
 import jax
+import jax.monitoring
 import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Fit
+from ebmpp.errors import ArgumentError
 
-_MOST_LATENT = 20  # the latent layer is enumerated: 2**20 states take seconds, each unit more doubles it
-_HELD_OUT = 300  # of 1797 images
-_PAIRS = 100
-_FOLLOWED = ["meeting_time_mean", "meeting_time_max", "lag"]
-_CHAINS, _SWEEPS, _DRAWS, _THINNING = 64, 1000, 100, 20
+_MAX_LATENT = (
+    20  # 2**20 states are summed for each exact likelihood, in 0.3 s; each further unit doubles that
+)
+_MIN_STEPS = 100  # with fewer the model stays close to independent pixels
+_NUM_HELD_OUT = 300  # of 1797 images
+_NUM_CHAINS = 100  # of PCD; UCD has half as many pairs, so that both move as many chains
+_NUM_PAIRS_FROM_NOISE = 100  # one compiled loop; with more there are two
+_LOOKS = ("o-", "#1a202c"), ("s--", "#cc79a7")  # of the two estimators
+_NUM_SAMPLES, _WARMUP, _DRAWS, _THINNING = 64, 1000, 100, 20
+
+
+# -- options -------------------------------------------------------------------------------------
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked; a message for a wrong one, or a missing extra, ends the program."""
+    """Return the checked options; exit with a message for a wrong one or a missing extra."""
     parser = argparse.ArgumentParser("python -m ebmpp", description=str(__doc__).splitlines()[0])
     add = parser.add_argument
     add("--out", type=Path, default=Path("ebmpp-digits"), help="folder for all files (default: %(default)s)")
-    add("--steps", type=int, default=1000, help="gradient steps (default: %(default)s)")
-    add("--latent", type=int, default=16, help=f"latent units, 1 to {_MOST_LATENT} (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
+    add(
+        "--steps",
+        type=int,
+        default=1000,
+        help=f"gradient steps, at least {_MIN_STEPS} (default: %(default)s)",
+    )
+    add("--latent", type=int, default=20, help=f"latent units, 1 to {_MAX_LATENT} (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the split, training and samples (default: %(default)s)")
     args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps is at least 1, not {args.steps}")
-    if not 1 <= args.latent <= _MOST_LATENT:
-        parser.error(f"--latent is from 1 to {_MOST_LATENT}, not {args.latent}: their states are enumerated")
-    if not 0 <= args.seed < 2**32:
-        parser.error(f"--seed is from 0 to {2**32 - 1}, not {args.seed}")
     if find_spec("matplotlib") is None:
-        parser.error("the pictures need matplotlib, of the extra plots: pip install 'ebmpp[plots]'")
+        parser.error("the pictures need matplotlib, from the extra plots: pip install 'ebmpp[plots]'")
+    if args.steps < _MIN_STEPS:
+        parser.error(f"--steps must be at least {_MIN_STEPS}, got {args.steps}: fewer train next to nothing")
+    if not 1 <= args.latent <= _MAX_LATENT:
+        parser.error(f"--latent must be from 1 to {_MAX_LATENT}, got {args.latent}: their states are summed")
+    if not 0 <= args.seed < 2**32:
+        parser.error(f"--seed must be from 0 to {2**32 - 1}, got {args.seed}")
     try:  # before time is spent
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -56,45 +72,83 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+# -- what is printed -----------------------------------------------------------------------------
+
+
+class Stages:
+    """Prints one line per stage of the program: its name before it starts, its seconds after it has ended."""
+
+    def __init__(self) -> None:
+        self._compiling = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._add)
+
+    def _add(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            self._compiling += duration_secs
+
+    @contextmanager
+    def __call__(self, name: str, *, progress_bar: bool = False) -> Generator[None]:
+        """Time a stage; a progress bar gets the next line for itself."""
+        begin, compiling = time.monotonic(), self._compiling
+        print(f"{name:<46}", end="\n" if progress_bar else "", flush=True)
+        yield
+        seconds, compiling = time.monotonic() - begin, self._compiling - compiling
+        indent = " " * 46 if progress_bar else ""
+        print(f"{indent}{seconds:6.1f} s, {compiling:4.1f} s of them compiling", flush=True)
+
+
+def tell(name: str, value: str) -> None:
+    """Print one result."""
+    print(f"{name:<31}{value}", flush=True)
+
+
+# -- data, training, samples ---------------------------------------------------------------------
+
+
 def digits(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Black and white images of 8x8, a row each: those to train on, and those held out."""
+    """Return binary images of 8x8 pixels, one per row: those for training, and those held out."""
     rows = np.random.default_rng(seed).permutation(ebmpp.data.binarize(ebmpp.data.digits()))
-    return rows[_HELD_OUT:], rows[:_HELD_OUT]
+    return rows[_NUM_HELD_OUT:], rows[:_NUM_HELD_OUT]
 
 
 def independent_pixels(train: np.ndarray, held_out: np.ndarray) -> float:
-    """The held-out images' mean log-likelihood where each pixel has its own rate: what a model must beat."""
+    """Return the held-out mean log-likelihood of independent pixels: what a model must beat."""
     rate = (train.sum(0) + 1) / (len(train) + 2)
     return float((held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)).sum(1).mean())
 
 
-def learn(rbm: ebmpp.FactorGraph, train: np.ndarray, held_out: np.ndarray, steps: int, seed: int) -> Fit:
-    """Unbiased gradients from coupled chains; large steps first, while chains mix fast and meet soon."""
+def learn(
+    rbm: ebmpp.FactorGraph, estimator: Any, train: np.ndarray, held_out: np.ndarray, steps: int, seed: int
+) -> Fit:
+    """Train with large steps first, while chains mix fast; a shorter run starts with larger ones."""
+    rate = 0.03 * (1000 / min(steps, 1000)) ** 0.5
     return ebmpp.fit(
         rbm,
         train,
-        estimator=ebmpp.UCD(num_pairs=_PAIRS),
-        optimizer=optax.adam(optax.cosine_decay_schedule(0.015, steps, alpha=0.02)),
+        estimator=estimator,
+        optimizer=optax.adam(optax.cosine_decay_schedule(rate, steps, alpha=0.02)),
         num_steps=steps,
         batch_size=100,
         rng_key=jax.random.key(seed),
-        monitors={
-            "log_likelihood_train": ebmpp.monitors.log_likelihood(rbm, train),
-            "log_likelihood_held_out": ebmpp.monitors.log_likelihood(rbm, held_out),
-        },
-        monitor_every=max(1, steps // 20),
+        monitors={"log_likelihood_held_out": ebmpp.monitors.log_likelihood(rbm, held_out)},
+        monitor_every=max(1, steps // 10),
         progress_bar=sys.stderr.isatty(),
     )
 
 
+def ink(state: Any) -> Any:
+    """The number of white pixels."""
+    return state["v"].sum()
+
+
 def sample(rbm: ebmpp.FactorGraph, params: Any, seed: int) -> MCMC:
-    """Chains from uniform draws: nothing of the data helps them."""
+    """Run chains from uniform draws, without help from the data."""
     mcmc = MCMC(
         ebmpp.BlockedGibbs(rbm),
-        num_warmup=_SWEEPS,
+        num_warmup=_WARMUP,
         num_samples=_DRAWS * _THINNING,
         thinning=_THINNING,
-        num_chains=_CHAINS,
+        num_chains=_NUM_SAMPLES,
         chain_method="vectorized",
         progress_bar=False,
     )
@@ -102,72 +156,122 @@ def sample(rbm: ebmpp.FactorGraph, params: Any, seed: int) -> MCMC:
     return mcmc
 
 
-def learning_curve(fit: Fit, baseline: float) -> Any:
-    """Exact likelihoods along training on one axis, and what the gradients cost."""
+# -- what is written -----------------------------------------------------------------------------
+
+
+def learning_curve(fits: dict[str, Fit], baseline: float) -> Any:
+    """Plot exact likelihoods along training for each estimator, and meeting times of the first."""
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
-    for name, label, look in (("train", "training images", "o-"), ("held_out", "held-out images", "s--")):
-        curve = fit.history[f"log_likelihood_{name}"]
-        left.plot(curve.monitor_step, curve, look, markersize=3, label=label)
-    left.axhline(baseline, color="0.3", linestyle=":", label="independent pixels, held out")
-    left.set(xlabel="step", ylabel="exact log-likelihood an image (nats)")
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False, fontsize=8)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
+    for (name, fit), (style, color) in zip(fits.items(), _LOOKS, strict=True):
+        curve = fit.history.log_likelihood_held_out
+        left.plot(curve.monitor_step, curve, style, color=color, markersize=4, label=name)
+    left.axhline(baseline, color="0.3", linestyle=":", label="independent pixels")
+    left.set(xlabel="step", ylabel="nats per image", title="exact log-likelihood of held-out images")
+    left.legend(loc="lower right", bbox_to_anchor=(1, 0.08), frameon=False)
     left.spines[["top", "right"]].set_visible(False)
-    ebmpp.plots.plot_history(fit.history[_FOLLOWED], axes=[right])
+    history = next(iter(fits.values())).history
+    ebmpp.plots.plot_history(history[["meeting_time_mean", "meeting_time_max", "lag"]], axes=[right])
+    right.legend(loc="lower right", frameon=False, handlelength=3.2)
+    right.set_title("meeting times of UCD's coupled chains")
     return figure
 
 
-def draw(out: Path, fit: Fit, means: np.ndarray, train: np.ndarray, held_out: np.ndarray, met: Any) -> None:
-    """The four pictures, as PNG files."""
+def draw(
+    out: Path, fits: dict[str, Fit], means: np.ndarray, baseline: float, real: np.ndarray, met: Any
+) -> None:
+    """Write the four pictures as PNG files."""
     from matplotlib import pyplot as plt
 
-    plt.switch_backend("agg")  # pictures are files: nobody looks at a window
+    plt.switch_backend("agg")  # pictures go to files, not to a window
     plots = ebmpp.plots
-    pictures: dict[str, Any] = {"learning_curve": learning_curve(fit, independent_pixels(train, held_out))}
-    weights = np.asarray(fit.params["v:h"]).T
+    pictures: dict[str, Any] = {"learning_curve": learning_curve(fits, baseline)}
+    weights = np.asarray(next(iter(fits.values())).params["v:h"]).T
     axes = plots.plot_units(weights, (8, 8))
     axes.set_title(f"weights of {len(weights)} latent units to the pixels", fontsize=10)
     pictures["filters"] = axes.figure
     pictures["samples"], axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
-    told = f"samples: mean of v given h, {_SWEEPS + _DRAWS * _THINNING} sweeps from noise"
-    shown = {"real images, held out": held_out[:_CHAINS], told: means}
-    for ax, (title, images) in zip(axes, shown.items(), strict=True):
+    titles = (
+        "real images, held out",
+        f"samples: E[v | h] after {_WARMUP + _DRAWS * _THINNING} sweeps from noise",
+    )
+    for ax, title, images in zip(axes, titles, (real, means), strict=True):
         plots.plot_units(images, (8, 8), ax=ax).set_title(title, fontsize=10)
     axes = plots.plot_meeting_times(met)
     axes.set_title(f"share of {len(met.met)} pairs from noise that have not met", fontsize=10)
     pictures["meeting_times"] = axes.figure
     for name, figure in pictures.items():
-        figure.savefig(out / f"{name}.png", dpi=130)
+        figure.savefig(out / f"{name}.png", dpi=130, bbox_inches="tight")
         plt.close(figure)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train, judge, draw, save."""
-    args = parse(argv)
-    train, held_out = digits(args.seed)
-    rbm = ebmpp.layered(v=Bernoulli(64), h=Bernoulli(args.latent))
-    print(rbm, flush=True)
-    fit = learn(rbm, train, held_out, args.steps, args.seed)
-    last = fit.history.isel(monitor_step=-1)
-    print(f"log-likelihood, held out   {float(last.log_likelihood_held_out):.2f} nats an image, exact")
-    print(f"log-likelihood, training   {float(last.log_likelihood_train):.2f} nats an image, exact")
-    print(f"independent pixels         {independent_pixels(train, held_out):.2f} nats an image, held out")
-    key, ink = jax.random.key(args.seed + 2), lambda x: x["v"].sum()
-    met = ebmpp.unbiased_expectation(rbm, fit.params, ink, rng_key=key, num_pairs=500)
-    longest = f"mean {met.meeting_time.mean():.0f}, max {met.meeting_time.max():.0f} sweeps"
-    print(f"meeting time               {longest}, of 500 pairs from noise", flush=True)
-
-    mcmc = sample(rbm, fit.params, args.seed)
-    latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]  # of a chain each, so independent
-    means = np.asarray(rbm.mean(fit.params, {"h": latent}, "v"))
-    draw(args.out, fit, means, train, held_out, met)
+def save(out: Path, rbm: ebmpp.FactorGraph, fits: dict[str, Fit], mcmc: MCMC, held_out: np.ndarray) -> None:
+    """Write the draws and the histories for ArviZ, and the model."""
     draws = ebmpp.to_datatree(mcmc)
     draws["observed_data"] = xr.DataTree(xr.Dataset({"v": (("row", "v_dim_0"), held_out)}))
-    draws.to_netcdf(args.out / "draws.nc", engine="h5netcdf")
-    ebmpp.to_datatree(fit).to_netcdf(args.out / "history.nc", engine="h5netcdf")
-    ebmpp.save(args.out / "digits.ebmpp", rbm, fit.params)
-    print(f"wrote four pictures, draws.nc, history.nc and digits.ebmpp to {args.out}/")
+    draws.to_netcdf(out / "draws.nc", engine="h5netcdf")
+    unbiased, persistent = fits.values()
+    history = ebmpp.to_datatree(unbiased)
+    history["history_pcd"] = xr.DataTree(persistent.history)
+    history.to_netcdf(out / "history.nc", engine="h5netcdf")
+    ebmpp.save(out / "digits.ebmpp", rbm, unbiased.params)
+
+
+_NEXT = """
+Open {out}/samples.png and {out}/learning_curve.png first. Then, from Python:
+  ArviZ (pip install arviz):
+    az.plot_trace(az.from_netcdf("{out}/draws.nc"), var_names=["h"], compact=True)
+    In a program of your own on Python 3.11 (arviz 0.23), az.plot_trace(ebmpp.diagnostics.to_arviz(mcmc)).
+  A report of the model, in a minute:
+    rbm, params = ebmpp.load("{out}/digits.ebmpp")
+    images = ebmpp.data.binarize(ebmpp.data.digits())
+    ebmpp.report(rbm, params, images, rng_key=jax.random.key(0), path="{out}/report.html")
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, evaluate, sample, draw and save."""
+    args = parse(argv)
+    try:
+        ebmpp.enable_compilation_cache()
+    except ArgumentError as error:
+        print(f"Compiled programs are not stored: {error}", file=sys.stderr)
+    stage, shown = Stages(), sys.stderr.isatty()
+    train, held_out = digits(args.seed)
+    baseline = independent_pixels(train, held_out)
+    rbm = ebmpp.layered(v=Bernoulli(64), h=Bernoulli(args.latent))
+    print(rbm, flush=True)
+    estimators = {"UCD": ebmpp.UCD(num_pairs=_NUM_CHAINS // 2), "PCD": ebmpp.PCD(num_chains=_NUM_CHAINS)}
+    fits: dict[str, Fit] = {}
+    for name, estimator in estimators.items():
+        with stage(f"training by {name}, {args.steps} steps", progress_bar=shown):
+            fits[name] = learn(rbm, estimator, train, held_out, args.steps, args.seed)
+    params = fits["UCD"].params
+    with stage("evaluating: exact likelihood, meeting times"):
+        gap = float(ebmpp.monitors.free_energy_gap(rbm, train, held_out)(params))
+        key = jax.random.key(args.seed + 2)
+        met = ebmpp.unbiased_expectation(
+            rbm, params, ink, rng_key=key, num_pairs=_NUM_PAIRS_FROM_NOISE, k=200, m=1000
+        )
+    with stage(f"sampling: {_NUM_SAMPLES} chains"):
+        mcmc = sample(rbm, params, args.seed)
+        latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]  # one per chain, so independent
+        means = np.asarray(rbm.mean(params, {"h": latent}, "v"))
+    with stage("drawing and saving"):
+        draw(args.out, fits, means, baseline, held_out[:_NUM_SAMPLES], met)
+        save(args.out, rbm, fits, mcmc, held_out)
+
+    last = {name: float(fit.history.log_likelihood_held_out[-1]) for name, fit in fits.items()}
+    tell("log-likelihood, held out", f"{last['UCD']:.2f} nats per image, exact")
+    tell("log-likelihood, training", f"{last['UCD'] + gap:.2f}")
+    tell("PCD, held out", f"{last['PCD']:.2f}, same optimiser and number of steps")
+    tell("independent pixels, held out", f"{baseline:.2f}")
+    times = f"mean {met.meeting_time.mean():.0f}, max {met.meeting_time.max():.0f} sweeps"
+    tell("meeting time", f"{times}, {_NUM_PAIRS_FROM_NOISE} pairs from noise")
+    unbiased = f"{met.value:.2f} +- {met.standard_error:.2f} by an unbiased estimate"
+    tell("white pixels per image", f"{unbiased}, {train.sum(1).mean():.2f} in the data")
+    print(_NEXT.format(out=args.out))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The demo runs from its command line, and what it writes can be read."""
+"""models/rbm.py runs from its command line, and its files can be read."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from helpers import slow
 from models import rbm
 from shared import digit_images, rbm_likelihood
 
-PICTURES = {"learning_curve.png", "filters.png", "samples.png", "meeting_times.png"}
+PICTURES = {"learning_curve.png", "filters.png", "samples.png"}
 TINY = ["--latent", "4", "--steps", "6", "--batch-size", "20", "--num-pairs", "8", "--no-progress"]
 
 
@@ -40,22 +40,22 @@ def reopen(path: Path) -> xr.DataTree:
 def test_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rbm.main(["--out", str(tmp_path / "new" / "demo"), *TINY])
     out = tmp_path / "new" / "demo"
-    assert {p.name for p in out.iterdir()} == PICTURES | {"rbm.nc", "history.nc"}
+    assert {p.name for p in out.iterdir()} == PICTURES | {"draws.nc", "history.nc", "rbm.ebmpp"}
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in PICTURES)
 
-    tree = reopen(out / "rbm.nc")
-    assert set(tree.children) == {"posterior", "params", "observed_data"}
-    assert tree["posterior"].sizes["v_dim_0"] == 64 and tree["posterior"].sizes["h_dim_0"] == 4
-    assert set(np.unique(tree["posterior"]["v"])) <= {0.0, 1.0}
-    assert tree["params"]["v:h"].shape == (64, 4)
-    assert tree["observed_data"]["v"].shape == (300, 64)
+    posterior = reopen(out / "draws.nc")["posterior"]
+    assert posterior.sizes["v_dim_0"] == 64 and posterior.sizes["h_dim_0"] == 4
+    assert set(np.unique(posterior["v"])) <= {0.0, 1.0}
     history = reopen(out / "history.nc")["history"]
     assert history.sizes["step"] == 6 and history["monitor_step"].values[-1] == 6
     assert {"meeting_time_mean", "lag", "log_likelihood_held_out"} <= set(history.data_vars)
 
     printed = capsys.readouterr().out
     exactly = float(history["log_likelihood_held_out"][-1])
-    assert f"{exactly:.2f} an image, exact" in printed and "independent pixels" in printed
+    assert f"{exactly:.2f} per image, exact" in printed and "independent pixels" in printed
+    graph, params = ebmpp.load(out / "rbm.ebmpp")
+    held_out = rbm.parse([]).images.held_out
+    np.testing.assert_allclose(ebmpp.exact.log_likelihood(graph, params, held_out).mean(), exactly, rtol=1e-5)
     assert str(out / "samples.png") in printed
 
 
@@ -70,7 +70,7 @@ def test_an_idx_file_too_large_to_enumerate(
     assert {p.name for p in tmp_path.glob("*.png")} == PICTURES
     history = reopen(tmp_path / "history.nc")["history"]
     assert "free_energy_gap" in history and "log_likelihood_train" not in history
-    assert reopen(tmp_path / "rbm.nc")["observed_data"].sizes["v_dim_0"] == 30
+    assert reopen(tmp_path / "draws.nc")["posterior"].sizes["v_dim_0"] == 30
     assert "no likelihood" in capsys.readouterr().out
 
 
