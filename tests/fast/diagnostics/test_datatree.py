@@ -182,8 +182,9 @@ def test_statistics_of_one_name_get_different_names():
 
 
 def test_constant_values_have_no_effective_sample_size(mcmc):
-    tree = to_datatree(mcmc)
-    tree.posterior["v"][..., 1] = 1.0
+    posterior = to_datatree(mcmc)["posterior"].to_dataset()
+    posterior["v"] = posterior["v"].where(posterior["v_dim_0"] != 1, 1.0)
+    tree = xr.DataTree.from_dict({"posterior": posterior})
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert arviz_stats.summary(tree).loc["v[1]", "ess_bulk"] == 120  # ArviZ's value

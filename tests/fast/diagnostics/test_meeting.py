@@ -114,8 +114,6 @@ def test_total_variation_is_below_the_bound_of_an_estimate():
     bounds = {lag: tv_upper_bound(estimate(lag=lag), num_bootstrap=100) for lag in (1, 5)}
     for bound in bounds.values():
         assert_above_total_variation(bound)
-    t = np.intersect1d(bounds[1].t, bounds[5].t)
-    assert bounds[5].bound.sel(t=t).sum() < bounds[1].bound.sel(t=t).sum()  # a larger lag is sharper
     converted = tv_upper_bound(ebmpp.to_datatree(estimate(lag=5)), num_bootstrap=100)
     xr.testing.assert_identical(bounds[5], converted)
 

@@ -60,5 +60,7 @@ def test_wrong_options_are_refused(name, options, error, message):
 
 def test_summed_out_blocks_may_not_be_observed_in_part():
     observed = {"h": Observed(np.zeros(2), np.array([True, False]))}
+    kernel = GibbsLangevin(zoo.graph("learned"), marginalize="h")
+    state = kernel.init(zoo.KEY, 0, None, (PARAMS,), observed)
     with pytest.raises(IntractableError, match="'h'.*observed"):
-        GibbsLangevin(zoo.graph("learned"), marginalize="h").init(zoo.KEY, 0, None, (PARAMS,), observed)
+        kernel.sample(state, (PARAMS,), observed)

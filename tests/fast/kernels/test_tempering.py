@@ -46,7 +46,7 @@ def test_every_replica_has_the_distribution_of_its_temperature():
                             for x in laws[0].states])  # fmt: skip
     for low in range(2):
         gain = (BETAS[low + 1] - BETAS[low]) * (interaction[None, :] - interaction[:, None])
-        accepted = laws[low].target @ np.minimum(1, np.exp(gain.T)) @ laws[low + 1].target
+        accepted = laws[low].target @ np.minimum(1, np.exp(gain)) @ laws[low + 1].target
         assert_rows_law(state.rejection[:, low], 1 - accepted, comparisons=2)
     assert (np.sort(state.origin, axis=-1) == np.arange(3)).all()
     assert (np.bincount(state.origin[:, -1], minlength=3) > 1000).all()
