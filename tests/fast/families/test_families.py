@@ -1,15 +1,16 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
+"""Exponential families: densities, means, draws, couplings and modes against sums over a unit's values."""
 
 from collections.abc import Callable
-import dataclasses
 import functools
-import math
+import itertools
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
 import numpy as np
+from own_families import Ternary
 import pytest
+import zoo
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +23,14 @@ from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, numpy_log_bas
 ROWS = 20_000
 
 
-def etas(family: Family, seed: int = 0) -> jax.Array:
+def etas(family: Family, seed: int = 0) -> np.ndarray:
     """Natural parameters in the domain, different for each unit."""
     noise = np.random.default_rng(seed).uniform(-1, 1, family.statistic_shape)
     if isinstance(family, Exponential):
         noise = -np.exp(noise)
     if isinstance(family, Gaussian) and family.learned:
         noise[..., 1] = -np.exp(noise[..., 1])
-    return jnp.asarray(noise, jnp.float32)
-
-
-def words(family: Family, count: int, seed: int = 0) -> jax.Array:
-    """Random words of ``ROWS`` rows."""
-    pairs = random.fold_in(random.key_pair(jax.random.key(seed)), jnp.arange(ROWS))
-    return random.words(pairs, family.size * count).reshape(ROWS, *family.shape, count)
+    return noise.astype(np.float32)
 
 
 def grid(family: Family) -> tuple[np.ndarray, float]:
@@ -49,55 +44,65 @@ def grid(family: Family) -> tuple[np.ndarray, float]:
     return np.asarray(family.states(), float), 1.0
 
 
-@functools.cache
-def everything(name: str) -> dict[str, np.ndarray]:
-    """All that a family computes at ``etas``, in one compiled function: compiling is what takes time."""
-    family, rows = (
-        FAMILIES[name],
-        functools.partial(jnp.broadcast_to, shape=(ROWS, *etas(FAMILIES[name]).shape)),
+def compute(family: Family, eta: jax.Array, other: jax.Array) -> dict[str, Any]:
+    """Everything that a family computes at two natural parameters."""
+    keys = random.fold_in(random.key_pair(zoo.KEY), jnp.arange(ROWS + 20))
+    words = lambda count, number: random.words(random.fold_in(keys, number), family.size * count).reshape(
+        ROWS + 20, *family.shape, count
     )
-
-    def compute(eta: jax.Array, other: jax.Array, drawn: jax.Array, both: jax.Array) -> dict[str, Any]:
-        x, y = family.couple(both, rows(eta), rows(other))
-        sample, few = family.sample(drawn, rows(eta)), family.sample(drawn[:20], rows(eta)[:20])
-        return {
-            "log_normalizer": family.log_normalizer(eta),
-            "mean": family.mean(eta),
-            "other_mean": family.mean(other),
-            "numpyro_mean": numpyro_mean(family, eta),
-            "hessian": jax.hessian(lambda e: family.log_normalizer(e).sum())(eta),
-            "back": family.from_mean(family.mean(eta)),
-            "mean_of_back": family.mean(family.from_mean(family.mean(eta))),
-            "mode": family.mode(eta),
-            "sample": sample,
-            "one": family.sample(drawn[5:6], rows(eta)[:1])[0],
-            "t": family.statistics(sample),
-            "supported": family.in_support(sample).all(),
-            "initial": family.statistics(family.initial(drawn)),
-            "default_mean": family.mean(family.default_eta()),
-            "couple": (x, y),
-            "couple_t": (family.statistics(x), family.statistics(y)),
-            "same": family.couple(both, rows(eta), rows(eta)),
-            "few": few,
-            "log_base": family.log_base_measure(few),
-            "log_prob": family.distribution(eta).log_prob(few),
-            "other_log_prob": family.distribution(other).log_prob(few),
-            "log_ratio": family.log_ratio(rows(eta)[:20], rows(other)[:20], family.statistics(few)),
-        }
-
-    drawn, both = words(family, family.num_words), words(family, family.num_couple_words, seed=2)
-    made = jax.jit(compute)(etas(family), etas(family, seed=1), drawn, both)
-    return jax.tree.map(np.asarray, made)
+    rows = lambda e, count=ROWS: jnp.broadcast_to(e, (count, *e.shape))
+    drawn, coupled = words(family.num_words, 0), words(family.num_couple_words, 1)
+    sample = family.sample(drawn[:ROWS], rows(eta))
+    # the last rows have equal parameters; one call, because a sampler takes seconds to compile
+    x, y = family.couple(coupled, rows(eta, ROWS + 20), jnp.concatenate([rows(other), rows(eta, 20)]))
+    result = {
+        "log_normalizer": family.log_normalizer(eta),
+        "mean": family.mean(eta),
+        "other_mean": family.mean(other),
+        "hessian": jax.hessian(lambda e: family.log_normalizer(e).sum())(eta),
+        "from_mean": family.from_mean(family.mean(eta)),
+        "mode": family.mode(eta),
+        "sample": sample,
+        "supported": family.in_support(sample).all(),
+        "couple": (x[:ROWS], y[:ROWS]),
+        "equal": (x[ROWS:], y[ROWS:]),
+        "log_base": family.log_base_measure(sample[:20]),
+        "log_prob": family.distribution(eta).log_prob(sample[:20]),
+        "log_ratio": family.log_ratio(rows(eta, 20), rows(other, 20), family.statistics(sample[:20])),
+    }
+    if family.num_words == 1:
+        default = family.mean(family.default_eta())
+        result["initial"] = family.statistics(family.initial(drawn)), default
+    return result
 
 
-def numpyro_mean(family: Family, eta: jax.Array) -> jax.Array:
-    """Mean statistics from NumPyro's own moments."""
-    law = family.unit_distribution(eta)
-    if isinstance(family, Categorical):
-        return law.probs
-    if family.stat_shape:
-        return jnp.stack([law.mean, law.variance + law.mean**2], -1)
-    return law.mean
+@functools.cache
+def results(name: str) -> dict[str, Any]:
+    """:func:`compute` in one compiled program."""
+    family = FAMILIES[name]
+    return jax.device_get(jax.jit(functools.partial(compute, family))(etas(family), etas(family, seed=1)))
+
+
+def log_weights(name: str, x: np.ndarray, seed: int = 0) -> np.ndarray:
+    """<eta, t(x)> + log r(x), shape ``(len(x), units)``, for every unit and every value."""
+    family = FAMILIES[name]
+    eta = etas(family, seed).astype(float).reshape(family.size, -1)
+    base = np.array([numpy_log_base(family, value) for value in x])
+    return base[:, None] + numpy_statistics(family, x).reshape(len(x), -1) @ eta.T
+
+
+@functools.cache
+def probabilities(name: str, seed: int = 0) -> np.ndarray:
+    """Probabilities of the values of :func:`grid`, one column per unit."""
+    weights = log_weights(name, grid(FAMILIES[name])[0], seed)
+    return np.exp(weights - np.logaddexp.reduce(weights))
+
+
+def exact_mean(name: str, seed: int = 0) -> np.ndarray:
+    """Mean statistics by sums over the values of a unit."""
+    family = FAMILIES[name]
+    t = numpy_statistics(family, grid(family)[0])
+    return (probabilities(name, seed).T @ t.reshape(len(t), -1)).reshape(family.statistic_shape)
 
 
 @pytest.fixture(params=sorted(FAMILIES))
@@ -105,216 +110,168 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-# -- the law -------------------------------------------------------------------------------------
+# -- distributions -------------------------------------------------------------------------------
 
 
-def log_density(name: str, x: np.ndarray) -> np.ndarray:
-    """<eta, t(x)> + log r(x), shape ``(len(x), units)``, for every unit and every value."""
-    family = FAMILIES[name]
-    eta = np.asarray(etas(family), float).reshape(family.size, -1)
-    base = np.array([numpy_log_base(family, value) for value in x])
-    return base[:, None] + numpy_statistics(family, x).reshape(len(x), -1) @ eta.T
+def test_log_normalizer_mean_and_mode_match_sums(name: str) -> None:
+    result, (x, step) = results(name), grid(FAMILIES[name])
+    sums = np.logaddexp.reduce(log_weights(name, x)) + np.log(step)
+    np.testing.assert_allclose(result["log_normalizer"], sums, atol=1e-5)
+    np.testing.assert_allclose(result["mean"], exact_mean(name), rtol=1e-4, atol=1e-4)
+    mode = x[log_weights(name, x).argmax(0)]
+    np.testing.assert_allclose(result["mode"], mode, atol=0 if step == 1 else step)
 
 
-def test_log_normalizer_normalizes(name: str) -> None:
-    x, step = grid(FAMILIES[name])
-    sums = np.log(np.exp(log_density(name, x)).sum(0) * step)
-    np.testing.assert_allclose(everything(name)["log_normalizer"], sums, atol=1e-5)
-
-
-def test_distribution_has_the_density_of_the_family(name: str) -> None:
-    family, made = FAMILIES[name], everything(name)
-    eta, x = np.asarray(etas(family), float), made["few"]
+def test_numpyro_distribution_has_the_density_of_the_family(name: str) -> None:
+    family, result = FAMILIES[name], results(name)
+    x = result["sample"][:20]
     base = np.array([numpy_log_base(family, row) for row in x])
-    inner = (eta * numpy_statistics(family, x)).reshape(20, -1).sum(-1)
-    np.testing.assert_allclose(made["log_base"].sum(-1), base, rtol=1e-5, atol=1e-5)
-    assert made["log_prob"].shape == (20,)
-    expected = inner + base - made["log_normalizer"].sum()
-    np.testing.assert_allclose(made["log_prob"], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result["log_base"].sum(-1), base, rtol=1e-5, atol=1e-5)
+    inner = (etas(family).astype(float) * numpy_statistics(family, x)).reshape(20, -1).sum(-1)
+    expected = inner + base - result["log_normalizer"].sum()
+    np.testing.assert_allclose(result["log_prob"], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_mean_by_autodiff(name: str) -> None:
-    made = everything(name)
-    np.testing.assert_allclose(made["mean"], made["numpyro_mean"], rtol=1e-5, atol=1e-6)
-
-
-def test_draws_have_the_law(name: str) -> None:
-    family, made = FAMILIES[name], everything(name)
-    assert made["sample"].shape == (ROWS, *family.shape)
-    assert made["sample"].dtype == family.dtype
-    assert made["supported"]
-    t, mean = made["t"].reshape(ROWS, -1).astype(float), made["mean"].ravel()
+def test_draws_have_the_distribution(name: str) -> None:
+    family, result = FAMILIES[name], results(name)
+    assert result["sample"].shape == (ROWS, *family.shape)
+    assert result["sample"].dtype == family.dtype and result["supported"]
+    t = numpy_statistics(family, result["sample"]).reshape(ROWS, -1)
+    mean = result["mean"].ravel()
     assert_rows_law(t, mean, 4 * len(mean))
     # second moments too, and no correlation between units: the Hessian of the log-normaliser
     products = (t - mean)[:, :, None] * (t - mean)[:, None, :]
-    assert_rows_law(products, made["hessian"].reshape(len(mean), -1), 4 * len(mean) ** 2)
+    assert_rows_law(products, result["hessian"].reshape(len(mean), -1), 4 * len(mean) ** 2)
+    if "initial" in result:
+        assert_rows_law(*result["initial"])
 
 
-def test_a_draw_depends_on_its_row_alone(name: str) -> None:
-    made = everything(name)
-    np.testing.assert_array_equal(made["one"], made["sample"][5])
-
-
-def test_initial_draws_are_at_the_default(name: str) -> None:
-    assert_rows_law(everything(name)["initial"], everything(name)["default_mean"])
-
-
-# -- coupled draws -------------------------------------------------------------------------------
-
-
-def test_both_coupled_draws_have_their_law(name: str) -> None:
-    made = everything(name)
-    for t, mean in zip(made["couple_t"], ("mean", "other_mean"), strict=True):
-        assert_rows_law(t, made[mean], 2 * made[mean].size)
-
-
-def test_equal_parameters_give_equal_draws(name: str) -> None:
-    np.testing.assert_array_equal(*everything(name)["same"])
+def test_coupled_draws_have_their_distributions(name: str) -> None:
+    family, result = FAMILIES[name], results(name)
+    for x, mean in zip(result["couple"], ("mean", "other_mean"), strict=True):
+        assert_rows_law(numpy_statistics(family, x), result[mean], 2 * result[mean].size)
+    np.testing.assert_array_equal(*result["equal"])
 
 
 @pytest.mark.parametrize("name", ["bernoulli", "spin", "categorical"])
-def test_unequal_with_the_probability_of_total_variation(name: str) -> None:
-    family = FAMILIES[name]
-    x, y = everything(name)["couple"]
-    t = numpy_statistics(family, np.asarray(family.states(), float)).reshape(len(family.states()), -1)
-    weights = [np.exp(t @ np.asarray(etas(family, s), float).reshape(family.size, -1).T) for s in (0, 1)]
-    p, q = (w / w.sum(0) for w in weights)
-    distance = 0.5 * np.abs(p - q).sum(0)
-    assert (distance > 0.05).all(), "the two laws should differ for this test to mean anything"
+def test_coupled_draws_differ_with_the_total_variation_distance(name: str) -> None:
+    x, y = results(name)["couple"]
+    distance = 0.5 * np.abs(probabilities(name) - probabilities(name, seed=1)).sum(0)
+    assert (distance > 0.05).all()
     assert_law((x != y).mean(0), distance, np.sqrt(distance * (1 - distance) / ROWS))
 
 
-# -- the other maps ------------------------------------------------------------------------------
-
-
 def test_from_mean_inverts_mean(name: str) -> None:
-    made = everything(name)
-    np.testing.assert_allclose(made["mean_of_back"], made["mean"], rtol=1e-4, atol=1e-5)
-    if name != "categorical":  # whose natural parameter is determined up to a constant
-        np.testing.assert_allclose(made["back"], etas(FAMILIES[name]), rtol=1e-4, atol=1e-5)
-
-
-def test_mode_is_the_most_probable_value(name: str) -> None:
-    x, step = grid(FAMILIES[name])
-    tolerance = 0 if step == 1 else step
-    np.testing.assert_allclose(everything(name)["mode"], x[log_density(name, x).argmax(0)], atol=tolerance)
+    eta, inverse = etas(FAMILIES[name]), results(name)["from_mean"]
+    if name == "categorical":  # natural parameters are determined up to a constant
+        eta, inverse = (e - e.mean(-1, keepdims=True) for e in (eta, inverse))
+    np.testing.assert_allclose(inverse, eta, rtol=1e-4, atol=1e-5)
 
 
 def test_log_ratio_is_a_difference_of_log_densities(name: str) -> None:
-    made = everything(name)
-    assert made["log_ratio"].shape == (20,)
-    expected = made["other_log_prob"] - made["log_prob"]
-    np.testing.assert_allclose(made["log_ratio"], expected, rtol=1e-4, atol=1e-4)
+    family, result = FAMILIES[name], results(name)
+    t = numpy_statistics(family, result["sample"][:20]).reshape(20, -1)
+    change = (etas(family, seed=1).astype(float) - etas(family)).ravel()
+    x, _ = grid(family)
+    normalizers = [np.logaddexp.reduce(log_weights(name, x, seed)).sum() for seed in (0, 1)]
+    expected = t @ change - normalizers[1] + normalizers[0]
+    np.testing.assert_allclose(result["log_ratio"], expected, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=50)
-@given(st.floats(-80, 80, width=32), st.floats(-80, 80, width=32), st.sampled_from(FINITE), st.integers(0, 1))
-def test_log_ratio_of_large_parameters_is_exact(eta: float, other: float, name: str, top: int) -> None:
-    family = dataclasses.replace(FAMILIES[name], shape=(1,))
-    x = family.states()[-1 if top else 0][None]
-    stats = numpy_statistics(family, np.asarray(x))
-    direction = (
-        np.arange(math.prod(family.stat_shape)).reshape(family.stat_shape) - 1 if family.stat_shape else 1.0
-    )
-    a, b = (np.float32(value) * direction * np.ones_like(stats) for value in (eta, other))
-    ratio = family.log_ratio(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), jnp.asarray(stats))
-    values = numpy_statistics(family, np.asarray(family.states()))
-    base = np.array([numpy_log_base(family, v) for v in np.asarray(family.states())])
-    flat = values.reshape(len(base), -1)
-    exact_normalizer = [np.logaddexp.reduce(base + flat @ e.astype(float).ravel()) for e in (a, b)]
-    expected = ((b - a).astype(float) * stats).sum() - exact_normalizer[1] + exact_normalizer[0]
-    assert np.isfinite(float(ratio))
-    # float32 terms of up to 240 cancel
-    assert abs(float(ratio) - expected) <= 2e-6 * (240 + abs(expected))
+@pytest.mark.parametrize("name", FINITE)
+def test_log_ratio_of_large_parameters_is_accurate(name: str) -> None:
+    family = type(FAMILIES[name])(1, *([3] if name in ("categorical", "binomial") else []))
+    values = np.asarray(family.states(), float)
+    t = numpy_statistics(family, values).reshape(len(values), -1)
+    base = np.array([numpy_log_base(family, v) for v in values])
+    scales = np.float32([-80, -30, -5, -1e-3, 0, 0.3, 17, 80])
+    direction = np.arange(t.shape[1]) - 1 if t.shape[1] > 1 else np.ones(1)
+    eta, other = (np.outer(s, direction) for s in zip(*itertools.product(scales, scales), strict=True))
+    normalizers = [np.logaddexp.reduce(base + e @ t.T, axis=1) for e in (eta, other)]
+    log_ratio = jax.jit(family.log_ratio)
+    shape = (-1, *family.statistic_shape)
+    for statistic in t[[0, -1]]:
+        expected = (other - eta) @ statistic - normalizers[1] + normalizers[0]
+        stats = np.broadcast_to(statistic, eta.shape).reshape(shape)
+        args = (a.reshape(shape).astype(np.float32) for a in (eta, other, stats))
+        # float32 terms of up to 240 cancel
+        assert (np.abs(log_ratio(*args) - expected) <= 2e-6 * (240 + np.abs(expected))).all()
 
 
-def test_what_is_in_the_support() -> None:
-    cases = {
-        "bernoulli": ([0, 1], [2, 0.5, -1, math.nan]),
-        "spin": ([-1, 1], [0, 2, math.nan]),
-        "categorical": ([0, 1, 2], [3, 7, -1, 0.5, math.nan]),
-        "binomial": ([0, 1, 2, 3], [4, -1, 1.5, math.nan]),
-        "poisson": ([0, 5], [-1, 0.5, math.inf, math.nan]),
-        "exponential": ([0, 0.3], [-0.1, math.inf, math.nan]),
-        "gaussian": ([-3, 0.2], [math.inf, math.nan]),
-        "gaussian_learned": ([-3, 0.2], [-math.inf, math.nan]),
-    }
-    for name, (inside, outside) in cases.items():
-        assert FAMILIES[name].in_support(jnp.array(inside)).all(), name
-        assert not FAMILIES[name].in_support(jnp.array(outside)).any(), name
+SUPPORTS = {
+    "bernoulli": ([0, 1], [2, 0.5, -1, np.nan]),
+    "spin": ([-1, 1], [0, 2, np.nan]),
+    "categorical": ([0, 1, 2], [3, -1, 0.5, np.nan]),
+    "binomial": ([0, 1, 2, 3], [4, -1, 1.5, np.nan]),
+    "poisson": ([0, 5], [-1, 0.5, np.inf, np.nan]),
+    "exponential": ([0, 0.3], [-0.1, np.inf, np.nan]),
+    "gaussian": ([-3, 0.2], [np.inf, np.nan]),
+}
 
 
-def test_gaussian_draws_are_never_infinite() -> None:
-    extreme = jnp.array([[[0]], [[2**32 - 1]]], jnp.uint32)
-    assert bool(jnp.isfinite(Gaussian(1).sample(extreme, jnp.zeros((2, 1)))).all())
-    assert bool(jnp.isfinite(Exponential(1).sample(extreme, -jnp.ones((2, 1)))).all())
+@pytest.mark.parametrize("name", SUPPORTS)
+def test_support(name: str) -> None:
+    inside, outside = SUPPORTS[name]
+    values = np.float32(inside + outside)
+    expected = [True] * len(inside) + [False] * len(outside)
+    for result in (FAMILIES[name].in_support(values), jax.jit(FAMILIES[name].in_support)(values)):
+        np.testing.assert_array_equal(result, expected)
 
 
-def test_default_draws_do_not_depend_on_the_default_generator() -> None:
-    family = Poisson(3)
-    drawn, eta = words(family, 2)[:4], jnp.zeros((4, 3))
-    expected = family.sample(drawn, eta)
+def test_draws_at_extreme_words_are_finite() -> None:
+    words = np.array([[[0]], [[2**32 - 1]]], np.uint32)
+    for family, eta in ((Gaussian(1), 0.0), (Exponential(1), -1.0)):
+        draws = jax.jit(family.sample)(words, np.full((2, 1), eta, np.float32))
+        assert np.isfinite(draws).all()
+
+
+def test_draws_do_not_depend_on_the_default_generator() -> None:
+    words, eta = np.arange(24, dtype=np.uint32).reshape(4, 3, 2), np.zeros((4, 3), np.float32)
+    expected = jax.jit(Ternary(3).sample)(words, eta)
     with jax.default_prng_impl("rbg"):
-        np.testing.assert_array_equal(family.sample(drawn, eta), expected)
+        np.testing.assert_array_equal(jax.jit(Ternary(3).sample)(words, eta), expected)
+
+
+def test_mean_of_two_valued_units_is_an_exact_sigmoid() -> None:
+    """Differentiable twice, and accurate in the tails."""
+    eta = np.float32([-80, -3, 0, 2, 80])
+    mean = 1 / (1 + np.exp(-eta.astype(float)))
+    for family, count in ((Bernoulli(5), 1), (Binomial(5, 7), 7)):
+        slope = jax.jit(lambda e, f=family: (f.mean(e), jax.grad(lambda e: f.mean(e).sum())(e)))
+        result, curvature = slope(eta)
+        np.testing.assert_allclose(result, count * mean, rtol=1e-6)
+        np.testing.assert_allclose(curvature, count * mean * (1 - mean), rtol=1e-5)
 
 
 # -- declarations --------------------------------------------------------------------------------
 
 
-def test_shapes() -> None:
-    assert Bernoulli(3).shape == (3,)
-    assert Bernoulli((2, 3)).shape == (2, 3)
-    assert Bernoulli(3) == Bernoulli((3,))
+def test_shapes_and_equality() -> None:
+    assert Bernoulli(3) == Bernoulli((3,)) == Bernoulli(np.int64(3)) != Spin(3)
     assert hash(Bernoulli(3)) == hash(Bernoulli((3,)))
-    assert Bernoulli(3) != Spin(3)
+    assert Categorical(2, np.int64(4)) == Categorical(2, 4) != Categorical(2, 3)
     assert Categorical(3, num_categories=4).statistic_shape == (3, 4)
     assert Gaussian((2, 2), "learned").statistic_shape == (2, 2, 2)
     assert Binomial((2, 3), total_count=4).size == 6
-
-
-def test_how_a_family_prints() -> None:
-    assert repr(Bernoulli(3)) == "Bernoulli(3)"
-    assert repr(Categorical((2, 3), num_categories=4)) == "Categorical((2, 3), num_categories=4)"
+    assert repr(Bernoulli((np.int32(2), 3))) == "Bernoulli((2, 3))"
+    assert repr(Binomial(2, np.uint8(4))) == "Binomial(2, total_count=4)"
     assert repr(Gaussian(2, "learned")) == "Gaussian(2, variance='learned')"
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    assert Bernoulli(np.int64(3)) == Bernoulli(3)
-    assert repr(Bernoulli((np.int32(2), 3))) == "Bernoulli((2, 3))"
-    assert Categorical(2, np.int64(4)) == Categorical(2, 4)
-    assert repr(Binomial(2, np.uint8(4))) == "Binomial(2, total_count=4)"
-    assert hash(Binomial(2, np.uint8(4))) == hash(Binomial(2, 4))
-
-
 WRONG = [
-    (lambda: Bernoulli(0), "Bernoulli: shape is an int of at least 1, not 0"),
-    (lambda: Spin(-1), "Spin: shape is an int of at least 1, not -1"),
-    (lambda: Bernoulli(3.0), r"Bernoulli: shape is an int of at least 1, not 3.0 \(give 3\)"),
-    (lambda: Bernoulli((2, 0)), "shape is an int of at least 1, not 0"),
-    (lambda: Bernoulli((2, 1.5)), "shape is an int of at least 1, not 1.5"),
-    (lambda: Bernoulli(()), r"shape is an int or a tuple of ints, not the empty \(\)"),
-    (lambda: Bernoulli("3"), "shape is an int of at least 1, not '3'"),
-    (lambda: Bernoulli(True), "shape is an int of at least 1, not True"),
-    (lambda: Categorical(3, num_categories=1), "Categorical: num_categories is an int of at least 2, not 1"),
-    (lambda: Categorical(3, 4.0), r"Categorical: num_categories is an int of at least 2, not 4.0 \(give 4\)"),
-    (lambda: Binomial(3, total_count=0), "Binomial: total_count is an int of at least 1, not 0"),
-    (lambda: Binomial(3, 2.5), "Binomial: total_count is an int of at least 1, not 2.5"),
-    (lambda: Gaussian(3, variance="full"), "Gaussian: variance is one of 'unit', 'learned', not 'full'"),
+    (lambda: Spin(-1), "Spin: shape .* not -1"),
+    (lambda: Bernoulli(3.0), r"shape .* not 3.0 \(give 3\)"),
+    (lambda: Bernoulli((2, 0)), "shape .* not 0"),
+    (lambda: Bernoulli(()), "shape"),
+    (lambda: Bernoulli("3"), "shape .* not '3'"),
+    (lambda: Bernoulli(True), "shape .* not True"),
+    (lambda: Categorical(3, num_categories=1), "Categorical: num_categories .* not 1"),
+    (lambda: Binomial(3, 2.5), "Binomial: total_count .* not 2.5"),
+    (lambda: Gaussian(3, variance="full"), "Gaussian: variance .* not 'full'"),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), WRONG, ids=[m for _, m in WRONG])
-def test_wrong_arguments(make: Callable[[], Family], message: str) -> None:
+@pytest.mark.parametrize(("declare", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_arguments(declare: Callable[[], Family], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        make()
-
-
-def test_the_mean_of_units_of_two_values_is_one_sigmoid_and_differentiates_on() -> None:
-    eta = jnp.array([-80.0, -3.0, 0.0, 2.0, 80.0])
-    for family, count in ((Bernoulli(5), 1), (Binomial(5, 7), 7)):
-        np.testing.assert_allclose(family.mean(eta), count * jax.nn.sigmoid(eta), rtol=1e-6)
-        curvature = jax.vmap(jax.grad(lambda e, family=family: family.mean(e)))(eta)
-        mean = jax.nn.sigmoid(eta)
-        np.testing.assert_allclose(curvature, count * mean * (1 - mean), rtol=1e-5)
-        np.testing.assert_array_equal(family.log_normalizer(eta), count * jax.nn.softplus(eta))
-        assert "log" not in str(jax.jit(family.mean).lower(eta).as_text()).replace("logistic", "")
+        declare()

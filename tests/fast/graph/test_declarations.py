@@ -30,6 +30,8 @@ from ebmpp.moves.target import Target
 from helpers import assert_law, slow
 
 ROWS = 3000
+# most of the time is compilation
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def derive(graph: FactorGraph, masks: dict[str, np.ndarray], params: Any, x: dict, start: dict) -> dict:
@@ -59,7 +61,9 @@ def check(graph: FactorGraph, number: int, partly_observed: bool) -> None:
     masks = {}
     if partly_observed:
         masks = {b: generator.random(f.shape) < 0.5 for b, f in graph.families.items()}
-    result = jax.device_get(jax.jit(lambda *args: derive(graph, masks, *args))(params, x, start))
+    result = jax.device_get(
+        jax.jit(lambda *args: derive(graph, masks, *args), compiler_options=FAST_COMPILE)(params, x, start)
+    )
     close = lambda actual, expected: np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=3e-4)
 
     close(result["log_z"], joint.log_z)

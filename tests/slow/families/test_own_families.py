@@ -1,0 +1,30 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Training and transforming with custom families."""
+
+import numpy as np
+from own_families import Ordinal, Ternary
+import pytest
+import zoo
+
+from ebmpp import Bernoulli, Family, fit, layered, local_search
+from ebmpp.estimators import PCD
+from ebmpp.sklearn import HarmoniumTransformer
+
+
+@pytest.mark.parametrize("family", [Ternary(4), Ordinal((2, 2))], ids=repr)
+def test_training_with_a_custom_visible_family(family: Family) -> None:
+    graph = layered(v=family, h=Bernoulli(2))
+    data = np.random.default_rng(0).integers(0, 3, (40, *family.shape)).astype(np.float32)
+    options = {"num_steps": 5, "batch_size": 20, "rng_key": zoo.KEY, "progress_bar": False}
+    params = fit(graph, data, estimator=PCD(num_chains=20), **options).params
+    graph.check(params)
+    state = local_search(graph, params, rng_key=zoo.KEY).state
+    assert np.asarray(family.in_support(state["v"])).all()
+
+
+def test_transformer_of_a_custom_family() -> None:
+    rows = np.random.default_rng(0).integers(0, 3, (60, 4)).astype(float)
+    transformer = HarmoniumTransformer(3, visible=Ternary, n_iter=1, random_state=0).fit(rows)
+    assert transformer.transform(rows).shape == (60, 3)
+    assert np.isfinite(transformer.score_samples(rows)).all()
