@@ -1,103 +1,109 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Estimators that compile in no time and tell what they were given, for tests of training."""
+"""A cheap estimator that records its inputs, and runs of :func:`ebmpp.fit` that use it."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import zoo
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import ebmpp
-from ebmpp import Bernoulli, FactorGraph, Gaussian
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import Fit
-from helpers import pair
 
-NUMBERED = pair(Gaussian(1), Bernoulli(1))
-ROWS = np.arange(10, dtype=np.float32)[:, None]
+# One object per transformation: optax compares them by identity, and a new one would compile again.
+SGD, ADAM = optax.sgd(0.5), optax.adam(0.1)
+BATCH = 4
+#: ten rows of the graph "binomial": row i is (i % 4, i // 4), so a batch shows which rows it has
+ROWS = np.stack([np.arange(10) % 4, np.arange(10) // 4], 1).astype(np.float32)
+ZEROS = {"v": np.zeros(2, np.float32), "h": np.zeros(2, np.float32), "v:h": np.zeros((2, 2), np.float32)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(Estimator):
-    """An estimator of one's own: its history tells which rows a step saw, its gradient pulls to zero."""
+    """An estimator whose metrics are its inputs, and whose gradient is ``params - 1 + noise * walk``.
 
-    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, key: jax.Array) -> jax.Array:
-        return jnp.array(batch)
+    Its state is a random walk, so the params show if any of it is lost. With ``noise=0`` and ``SGD`` the
+    params go from 0 to ``1 - 0.5**t`` in t steps.
+    """
 
-    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
-        first = next(iter(batch.rows.values())).reshape(len(batch.weights), -1)[:, 0]
-        gradient = jax.tree.map(lambda p: p - 1, params)
-        seen = {f"row {i}": row for i, row in enumerate(first)}
-        seen |= {f"weight {i}": weight for i, weight in enumerate(batch.weights)}
-        return Estimate(gradient, state, {"word": key[0], **seen})
+    noise: float = 0.0
+    steps_per_batch: int = 1
+    adopts: bool = False
+    metric: str = "walk"
+
+    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> dict[str, jax.Array]:
+        return {"walk": _uniform(key), "steps": jnp.array(0), "batch_size": jnp.array(batch)}
+
+    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
+        walk = state["walk"] + _uniform(key)
+        rows = batch.rows["v"] @ 4.0 ** jnp.arange(batch.rows["v"].shape[1])
+        metrics = {"word": key[0], self.metric: walk, "count": state["steps"]}
+        metrics |= {f"row {i}": row for i, row in enumerate(rows)}
+        metrics |= {f"weight {i}": weight for i, weight in enumerate(batch.weights)}
+        gradient = jax.tree.map(lambda p: p - 1 + self.noise * walk, params)
+        return Estimate(gradient, state | {"walk": walk, "steps": state["steps"] + 1}, metrics)
+
+    def adopt(self, old: Any, fresh: Any) -> Any:
+        return old if self.adopts else fresh
 
 
-def numbered(data: Any = ROWS, estimator: Any = Recorder(), **given: Any) -> Fit:
-    """A run that records which rows its steps see."""
-    settings = {"rng_key": jax.random.key(0), "num_steps": 5, "progress_bar": False, **given}
-    if "schedule" in settings:
-        settings |= {"num_steps": None}
-    else:
-        settings |= {"estimator": estimator}
-    return ebmpp.fit(NUMBERED, data, **settings)
+WALKER = Recorder(noise=0.1)
 
 
-def mapped(rows, path):
-    """The same rows in a file."""
-    made = np.memmap(path, mode="w+", dtype=rows.dtype, shape=rows.shape)
-    made[:] = rows
-    made.flush()
+def _uniform(key: jax.Array) -> jax.Array:
+    return (key[0] % 2001).astype(float) / 1000 - 1
+
+
+def train(data: Any = ROWS, estimator: Estimator = WALKER, graph: str = "binomial", **options: Any) -> Fit:
+    """Run five steps from zero params on a graph of the zoo, unless ``options`` differ."""
+    zeros = {name: np.zeros(a.shape, np.float32) for name, a in zoo.graph(graph).param_shapes.items()}
+    defaults = {"rng_key": zoo.KEY, "params": zeros, "progress_bar": False}
+    if hasattr(data, "shape"):
+        defaults["batch_size"] = BATCH
+    if "schedule" not in options:
+        defaults |= {"num_steps": 5, "estimator": estimator, "optimizer": SGD}
+    return ebmpp.fit(zoo.graph(graph), data, **defaults | options)
+
+
+def as_memmap(rows: np.ndarray, path: Path) -> np.memmap:
+    """Write rows to a file, and return it memory-mapped."""
+    array = np.memmap(path, mode="w+", dtype=rows.dtype, shape=rows.shape)
+    array[:] = rows
+    array.flush()
     return np.memmap(path, mode="r", dtype=rows.dtype, shape=rows.shape)
 
 
-def rows_seen(made: Fit) -> np.ndarray:
-    """Which rows each step saw, shape (steps, batch)."""
-    return _seen(made, "row ").astype(int)
+def rows_seen(fit: Fit) -> np.ndarray:
+    """Row numbers in the batch of each step, shape ``(steps, batch)``."""
+    return _columns(fit, "row ").astype(int)
 
 
-def weights_seen(made: Fit) -> np.ndarray:
-    """Their weights, likewise."""
-    return _seen(made, "weight ")
+def weights_seen(fit: Fit) -> np.ndarray:
+    """Weights of these rows, the same shape."""
+    return _columns(fit, "weight ")
 
 
-def _seen(made: Fit, kind: str) -> np.ndarray:
-    names = [name for name in made.history if str(name).startswith(kind)]
-    return np.stack([made.history[name].values for name in names], axis=1)
+def _columns(fit: Fit, prefix: str) -> np.ndarray:
+    names = [name for name in fit.history if str(name).startswith(prefix)]
+    return np.stack([fit.history[name].values for name in names], axis=1)
 
 
 def leaves(tree: Any) -> np.ndarray:
+    """All numbers of a pytree in one vector."""
     return np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)])
 
 
 def assert_same_run(first: Fit, second: Fit) -> None:
-    """Bitwise, in everything a run makes."""
+    """Assert that two runs agree bitwise in params, states, best params and history."""
     for name in ("params", "optimizer_state", "estimator_state", "best_params"):
         jax.tree.map(np.testing.assert_array_equal, getattr(first, name), getattr(second, name))
     assert first.best_step == second.best_step
     assert first.history.identical(second.history)
     assert {n: v.dtype for n, v in first.history.items()} == {n: v.dtype for n, v in second.history.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Walker(Recorder):
-    """It carries a random walk, which is its gradient: whatever is lost on the way shows in the params."""
-
-    steps_per_batch: int = 1
-    adopts: bool = False
-    metric: str = "walk"
-
-    def init(self, graph: FactorGraph, params: Any, data: Any, batch: int, key: jax.Array) -> dict:
-        return {"at": jax.random.normal(jax.random.wrap_key_data(key)), "steps": jnp.array(0)}
-
-    def estimate(self, graph: FactorGraph, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
-        made = super().estimate(graph, params, state, batch, key)
-        walk = state["at"] + jax.random.normal(jax.random.wrap_key_data(key))
-        metrics = made.metrics | {self.metric: walk, "count": state["steps"]}
-        gradient = jax.tree.map(lambda g: g + 0.1 * walk, made.gradient)
-        return Estimate(gradient, {"at": walk, "steps": state["steps"] + 1}, metrics)
-
-    def adopt(self, old: Any, fresh: Any) -> Any:
-        return old if self.adopts else fresh

@@ -1,204 +1,166 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that stop and go on: bitwise the same, or refused with a reason."""
+"""Resumed runs: bitwise the run that never stopped, or refused with a reason."""
 
 import dataclasses
 import itertools
 import shutil
 from typing import Any
 
-from checkpoint_tools import DATA, ESTIMATORS, run, size
+from checkpoint_tools import run
 import numpy as np
 import pytest
-from training_tools import ROWS, Recorder, Walker, assert_same_run, numbered
+from training_tools import ADAM, ROWS, SGD, WALKER, ZEROS, Recorder, as_memmap, assert_same_run, leaves, train
+import zoo
 
 import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, Bernoulli, Bias, Factor, FactorGraph, Pairwise, Stage
-from ebmpp.core.archive import digest
+from ebmpp import PCD, UCD, Bernoulli, Bias, Factor, FactorGraph, Pairwise, ParticleUCD, Stage, WeightedPCD
 from ebmpp.errors import CheckpointError, DataError
 from ebmpp.training.optimizers import averaged, box, projected
 from helpers import often
 
-
-@pytest.mark.parametrize("estimator", often(ESTIMATORS, "cd", "pcd", "ucd", "particles"))
-def test_a_resumed_run_is_the_run_that_never_stopped(estimator, tmp_path):
-    whole = run(estimator=estimator)
-    run(6, tmp_path, estimator)
-    assert_same_run(run(12, tmp_path, estimator, resume=True), whole)
-    assert_same_run(run(12, tmp_path, estimator, resume=True), whole)  # nothing is left to do
-
-
-def test_resuming_where_there_is_nothing_starts(tmp_path):
-    assert_same_run(run(12, tmp_path / "new", resume=True), run())
+ESTIMATORS = {
+    "pcd": PCD(num_chains=8),
+    "ucd": UCD(k=1, num_pairs=16, num_slots=8),
+    "particles": ParticleUCD(num_particles=20, path="training", max_rungs=8, refit_every=5),
+    "weighted": WeightedPCD(num_chains=20, num_watchers=20),
+}
+BATCHES = [ROWS[i : i + 2] for i in range(0, 10, 2)]
+SUM = {"sum": lambda p: p["v"].sum()}
 
 
-def test_resuming_needs_a_place():
-    with pytest.raises(ValueError, match="resume=True goes on from a checkpoint: give checkpoint_dir"):
-        run(resume=True)
+@pytest.mark.parametrize("name", often(ESTIMATORS, "pcd", "ucd"))
+def test_a_resumed_run_of_an_estimator_is_the_uninterrupted_run(name: str, tmp_path: Any) -> None:
+    options = {"rng_key": zoo.KEY, "estimator": ESTIMATORS[name], "optimizer": SGD, "batch_size": zoo.BATCH}
+    options |= {"progress_bar": False}
+    graph, rows = zoo.graph("rbm"), zoo.rows("rbm", 20)
+    ebmpp.fit(graph, rows, num_steps=5, checkpoint_dir=tmp_path, **options)
+    resumed = ebmpp.fit(graph, rows, num_steps=8, checkpoint_dir=tmp_path, resume=True, **options)
+    assert_same_run(resumed, ebmpp.fit(graph, rows, num_steps=8, **options))
 
 
-OPTIONS = {"num_steps": 11, "monitor_every": 3, "monitors": {"size": lambda p: p["a"].sum()}}
-SCHEDULE = [
-    Stage(num_steps=4, estimator=Walker(steps_per_batch=2), optimizer=optax.adam(0.1)),
-    Stage(num_steps=2, estimator=Walker(adopts=True)),
-    Stage(num_steps=5, estimator=Walker(steps_per_batch=3, adopts=True, metric="other")),
-]
-KINDS = {
-    "weights": {"weights": np.arange(10), "batch_size": 3, "estimator": Walker()},
-    "rows kept": {"estimator": Walker(steps_per_batch=4), "batch_size": 3},
-    "best": {"estimator": Walker(), "keep_best": ("size", "min"), "optimizer": optax.sgd(0.5)},
-    "mean": {"estimator": Walker(), "optimizer": averaged(projected(optax.adam(0.1), box(-1, 1)), start=3)},
+KINDS: dict[str, dict[str, Any]] = {
+    "adam": {"optimizer": ADAM},
+    "weights": {"weights": np.arange(10)},
+    "rows kept": {"estimator": Recorder(0.1, steps_per_batch=4)},
+    "best": {"keep_best": ("sum", "min")},
+    "mean": {"optimizer": averaged(projected(optax.adam(0.1), box(-1, 1)), start=3)},
+    "key": {"optimizer": optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, jax.random.key(3)))},
+    "file": {},
+    "stream": {"batch_size": None},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_run_has_goes_on(kind, tmp_path):
-    options = OPTIONS | KINDS[kind]
-    numbered(**options | {"num_steps": 6}, checkpoint_dir=tmp_path)
-    assert_same_run(numbered(**options, checkpoint_dir=tmp_path, resume=True), numbered(**options))
+def test_every_part_of_a_run_resumes(kind: str, tmp_path: Any) -> None:
+    data = {"file": lambda: as_memmap(ROWS, tmp_path / "rows"), "stream": lambda: itertools.cycle(BATCHES)}
+    options = {"num_steps": 11, "monitor_every": 3, "monitors": SUM} | KINDS[kind]
+    make = data.get(kind, lambda: ROWS)
+    train(make(), **options | {"num_steps": 6}, checkpoint_dir=tmp_path / "run")
+    resumed = train(make(), **options, checkpoint_dir=tmp_path / "run", resume=True)
+    uninterrupted = train(make(), **options)
+    if kind == "key":
+        np.testing.assert_array_equal(leaves(resumed.params), leaves(uninterrupted.params))
+    else:
+        assert_same_run(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_run_may_be_stopped_anywhere_between_looks(stream: bool, tmp_path: Any) -> None:
+    make = lambda: itertools.cycle([np.roll(ROWS, i, axis=0)[:4] for i in range(9)]) if stream else ROWS
+    options = {"optimizer": ADAM, "checkpoint_every": 10**6, "monitors": SUM, "monitor_every": 40}
+    uninterrupted = train(make(), num_steps=110, **options)
+    for stop in (2, 23, 51, 110):
+        fit = train(make(), num_steps=stop, checkpoint_dir=tmp_path, resume=True, **options)
+        assert fit.history.sizes["step"] == stop
+    # the last look of each part is in its history, too
+    fit = dataclasses.replace(fit, history=fit.history.drop_dims("monitor_step"))
+    history = uninterrupted.history.drop_dims("monitor_step")
+    assert_same_run(fit, dataclasses.replace(uninterrupted, history=history))
+
+
+SCHEDULE = [
+    Stage(num_steps=4, estimator=Recorder(0.1, steps_per_batch=2), optimizer=ADAM),
+    Stage(num_steps=2, estimator=Recorder(0.1, adopts=True), optimizer=SGD),
+    Stage(
+        num_steps=5, estimator=Recorder(0.1, steps_per_batch=3, adopts=True, metric="other"), optimizer=SGD
+    ),
+]
 
 
 @pytest.mark.parametrize("stop", [3, 4, 5, 8])
-def test_schedules_go_on(stop, tmp_path):
-    """Within a stage, between two of them, and amid steps of one batch."""
-    options = OPTIONS | {"schedule": SCHEDULE, "monitor_every": 1}
-    numbered(**options, callbacks=[lambda progress: progress.step == stop], checkpoint_dir=tmp_path)
-    assert_same_run(numbered(**options, checkpoint_dir=tmp_path, resume=True), numbered(**options))
+def test_schedules_resume_within_and_between_stages(stop: int, tmp_path: Any) -> None:
+    options = {"monitors": SUM, "schedule": SCHEDULE, "monitor_every": 1}
+    train(**options, callbacks=[lambda progress: progress.step == stop], checkpoint_dir=tmp_path)
+    assert_same_run(train(**options, checkpoint_dir=tmp_path, resume=True), train(**options))
+    options["schedule"] = [*SCHEDULE[:2], dataclasses.replace(SCHEDULE[2], num_steps=7)]
+    assert_same_run(train(**options, checkpoint_dir=tmp_path, resume=True), train(**options))
 
 
-def test_real_estimators_in_stages_go_on_and_the_last_may_be_longer(tmp_path):
-    stages = lambda last: [
-        Stage(num_steps=3, estimator=PCD(num_chains=4)),
-        Stage(num_steps=last, estimator=CD(), optimizer=optax.adam(0.01)),
-    ]
-    run = lambda last, **kept: numbered(ROWS / 10, schedule=stages(last), **kept)
-    run(1, checkpoint_dir=tmp_path)
-    assert_same_run(run(4, checkpoint_dir=tmp_path, resume=True), run(4))
-    with pytest.raises(CheckpointError, match="holds 7 steps, and this run has 5"):
-        run(2, checkpoint_dir=tmp_path, resume=True)
-
-
-def test_files_and_streams_go_on(tmp_path):
-    batches = [ROWS[i : i + 2] for i in range(0, 10, 2)]
-    file = np.memmap(tmp_path / "rows", mode="w+", dtype=ROWS.dtype, shape=ROWS.shape)
-    file[:] = ROWS
-    others = {"file": ROWS, "stream": iter(batches[1:])}
-    makes = {"file": lambda: file, "stream": lambda: itertools.cycle(batches)}
-    for name, make in makes.items():
-        options = OPTIONS | {"estimator": Walker(steps_per_batch=2), "batch_size": 2}
-        kept = {"checkpoint_dir": tmp_path / name}
-        numbered(make(), **options | {"num_steps": 5}, **kept)
-        assert_same_run(numbered(make(), **options, **kept, resume=True), numbered(make(), **options))
-        with pytest.raises(CheckpointError, match="of another run: .*data: "):
-            numbered(others[name], **options, **kept, resume=True)
-
-
-def test_a_stream_that_ended_is_mended_and_goes_on(tmp_path):
-    batches = [ROWS[i : i + 2] for i in range(0, 10, 2)]
-    kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    with pytest.raises(DataError, match="with checkpoint_dir the run can be resumed here"):
-        numbered(iter(batches), estimator=Walker(), num_steps=8, **kept)
+def test_a_run_whose_stream_ended_resumes_with_a_longer_one(tmp_path: Any) -> None:
+    options = {"num_steps": 8, "checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    with pytest.raises(DataError, match="checkpoint_dir"):
+        train(iter(BATCHES), **options)
     assert (tmp_path / "checkpoint-000005.zip").exists()
-    again = numbered(itertools.cycle(batches), estimator=Walker(), num_steps=8, **kept, resume=True)
-    assert_same_run(again, numbered(itertools.cycle(batches), estimator=Walker(), num_steps=8))
+    resumed = train(itertools.cycle(BATCHES), **options, resume=True)
+    assert_same_run(resumed, train(itertools.cycle(BATCHES), num_steps=8))
+
+
+def test_resume_starts_a_run_where_there_is_no_checkpoint(tmp_path: Any) -> None:
+    assert_same_run(run(tmp_path / "new", resume=True), run())
+    assert_same_run(run(tmp_path / "new", resume=True), run())  # nothing is left to do
+    with pytest.raises(ValueError, match="checkpoint_dir"):
+        run(resume=True)
+
+
+# -- checkpoints of another run --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory: Any) -> Any:
     directory = tmp_path_factory.mktemp("run")
-    run(12, directory)
+    run(directory)
     return directory
 
 
-def copy(directory, to):
-    return shutil.copytree(directory, to / "copy")
-
-
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "match"),
     [
-        ({"estimator": "pcd"}, "estimator: 'CD"),
-        ({"graph": ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4))}, "graph: "),
-        ({"data": DATA[:-1]}, "data: "),
+        ({"estimator": Recorder(0.2)}, "estimator: "),
+        ({"data": ROWS[:-1]}, "data: "),
+        ({"data": iter(BATCHES)}, "data: "),
+        ({"weights": np.arange(10)}, "weights: "),
+        ({"params": ZEROS | {"h": np.ones(2)}}, "start: "),
         ({"rng_key": jax.random.key(1)}, "rng_key: "),
-        ({"batch_size": 7}, "batch_size: 5 there, 7 here"),
-        ({"optimizer": optax.adam(0.051)}, "optimizer: it makes other updates here of the same gradients"),
-        ({"optimizer": optax.adam(0.05, b1=0.8)}, "optimizer: it makes other updates here"),
-        ({"monitors": {"size": lambda p: 2 * size(p)}}, "monitors: 'size' is another function here"),
+        ({"batch_size": 7}, "batch_size: 4 there, 7 here"),
+        ({"optimizer": optax.adam(0.1001)}, "optimizer: "),
+        ({"monitors": {"sum": lambda p: 2 * p["v:h"].sum()}}, "monitors: 'sum'"),
+        ({"keep_path": 4}, "keep_path: "),
     ],
 )
-def test_another_runs_checkpoint_is_refused(options, told, finished, tmp_path):
-    with pytest.raises(CheckpointError, match="of another run") as error:
-        run(12, copy(finished, tmp_path), resume=True, **options)
-    assert told in str(error.value)
+def test_a_checkpoint_of_another_run_is_refused(
+    options: dict, match: str, finished: Any, tmp_path: Any
+) -> None:
+    directory = shutil.copytree(finished, tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=f"of another run.*{match}"):
+        run(directory, resume=True, **options)
 
 
-def first_energy(w, a, b):
-    return -w * (a.sum() * b.sum())
-
-
-def second_energy(w, a, b):
-    return -w * (a[0] * b.sum())
-
-
-def joined(pairs):
-    return FactorGraph({"a": Bernoulli(4)}, factors=[Bias("a"), Pairwise("a", pairs)])
-
-
-def of_ones_own(energy):
-    factors = [Bias("a"), Bias("b"), Factor("a", "b", energy=energy, init=np.ones(()))]
-    return FactorGraph({"a": Bernoulli(4)}, {"b": Bernoulli(2)}, factors)
-
-
-@pytest.mark.parametrize(
-    ("graph", "other"),
-    [
-        (joined([(0, 1), (2, 3)]), joined([(0, 2), (1, 3)])),
-        (of_ones_own(first_energy), of_ones_own(second_energy)),
-    ],
-)
-def test_a_graph_that_differs_in_its_energy_alone_is_refused(graph, other, tmp_path):
-    """Which units are joined, and what an energy of one's own computes, is not in a repr."""
-    assert repr(graph) == repr(other)
-    options = {"rng_key": jax.random.key(0), "estimator": Recorder(), "num_steps": 1, "progress_bar": False}
-    options |= {"checkpoint_dir": tmp_path, "scheme": {"weight": "zero"}}
-    rows = np.eye(4)
-    whole = ebmpp.fit(graph, rows, **options)
-    assert_same_run(ebmpp.fit(graph, rows, **options, resume=True), whole)
-    with pytest.raises(CheckpointError, match="of another run: energies: "):
-        ebmpp.fit(other, rows, **options, resume=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Told(Recorder):
-    function: Any = None
-
-
-def test_functions_of_an_estimator_are_known_by_name(tmp_path):
-    """They stand at another address in the process that goes on."""
-    make = lambda: Told(lambda key: key)
-    assert repr(make()) != repr(make())
-    numbered(estimator=make(), checkpoint_dir=tmp_path)
-    numbered(estimator=make(), checkpoint_dir=tmp_path, resume=True)
-
-
-def test_a_digest_tells_shapes_types_and_names_apart():
-    a = np.arange(6, dtype=np.float32)
-    made = {
-        digest(d)
-        for d in ({"a": a}, {"b": a}, {"a": a.reshape(2, 3)}, {"a": a.astype(np.float64)}, {"a": a + 1})
-    }
-    assert len(made) == 5
-
-
-def test_an_optimizers_key_goes_on(tmp_path):
-    """optax's noise has a jax key in its state, which is no array of numbers."""
-    options = {"estimator": Walker(), "num_steps": 4}
-    noisy = lambda: optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, jax.random.key(3)))
-    numbered(**options | {"num_steps": 2}, optimizer=noisy(), checkpoint_dir=tmp_path)
-    again = numbered(**options, optimizer=noisy(), checkpoint_dir=tmp_path, resume=True)
-    whole = numbered(**options, optimizer=noisy())
-    jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+def test_a_graph_of_another_energy_is_refused(tmp_path: Any) -> None:
+    """Edges and custom energies are not part of the repr."""
+    product, first_unit = lambda w, a, b: -w * (a.sum() * b.sum()), lambda w, a, b: -w * (a[0] * b.sum())
+    edges, graphs = ([(0, 1), (2, 3)], [(0, 2), (1, 3)]), []
+    for energy, i in ((product, 0), (first_unit, 0), (product, 1)):
+        factors = [Bias("v"), Pairwise("v", edges[i]), Factor("v", "h", energy=energy, init=np.ones(()))]
+        graphs.append(FactorGraph({"v": Bernoulli(4)}, {"h": Bernoulli(2)}, factors))
+    assert len({repr(graph) for graph in graphs}) == 1
+    options = {"rng_key": zoo.KEY, "estimator": WALKER, "num_steps": 1, "progress_bar": False}
+    options |= {"checkpoint_dir": tmp_path, "scheme": {"weight": "zero", "bias": "zero"}}
+    fit = ebmpp.fit(graphs[0], np.eye(4), **options)
+    assert_same_run(ebmpp.fit(graphs[0], np.eye(4), **options, resume=True), fit)
+    for other in graphs[1:]:
+        with pytest.raises(CheckpointError, match="energies: "):
+            ebmpp.fit(other, np.eye(4), **options, resume=True)

@@ -1,130 +1,97 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Monitors against enumeration, and what they compile."""
+"""Monitors against enumeration, and their programs."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
-from training_tools import Walker, numbered
+from training_tools import ROWS, SGD, WALKER, train
+import zoo
 
 import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, PCD, Bernoulli, Categorical, ParticleUCD, Spin, Stage, exact
+from ebmpp import CD, Bernoulli, Stage
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.estimators import SDCP, gradient_bias
+from ebmpp.estimators import SDCP
 from ebmpp.estimators.base import Estimate, Estimator
-from ebmpp.training import monitors, watching
+from ebmpp.training import monitors
 from ebmpp.training.monitors import Monitor
-from helpers import assert_law, assert_rows_law, pair, random_params
-
-KEY = jax.random.key(0)
-RBM = pair(Bernoulli(3), Bernoulli(2))
-DATA = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1]], np.float32)
-PARAMS = random_params(RBM, seed=1, scale=1.0)
-DEEP = ebmpp.layered(v=Bernoulli(3), a=Bernoulli(2), b=Bernoulli(2))
+from helpers import assert_law, assert_rows_law, enumerate_numpy
 
 
-def test_log_likelihood_is_the_mean_over_rows():
-    states, p = exact.probabilities(RBM, PARAMS)
-    visible = {tuple(v): 0.0 for v in np.asarray(states["a"], int).tolist()}
-    for v, weight in zip(np.asarray(states["a"], int).tolist(), np.asarray(p), strict=True):
-        visible[tuple(v)] += float(weight)
-    wanted = np.mean([np.log(visible[tuple(v)]) for v in DATA.astype(int).tolist()])
-    np.testing.assert_allclose(monitors.log_likelihood(RBM, DATA)(PARAMS), wanted, rtol=1e-5)
+def marginal(name: str, row: np.ndarray) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:
+    """Return probabilities of the joint states that contain a visible row, and these states."""
+    states, weights, _ = enumerate_numpy(zoo.graph(name), zoo.params(name))
+    chosen = [i for i, x in enumerate(states) if (x["v"] == row).all()]
+    return weights[chosen], [states[i] for i in chosen]
 
 
-def test_data_are_arguments_of_one_program():
-    values = [monitors.log_likelihood(RBM, data)(PARAMS) for data in (DATA, DATA[::-1], 1 - DATA)]
-    size = watching._evaluate._cache_size()
-    for data in (DATA, 0 * DATA):
-        values.append(monitors.log_likelihood(RBM, data)(PARAMS))
-        monitors.log_likelihood(RBM, data)(random_params(RBM, seed=2))
-    assert watching._evaluate._cache_size() == size
-    assert values[0] == values[3] and len({float(v) for v in values}) == 3  # rows backwards: the same mean
+def test_log_likelihood_is_the_mean_over_rows() -> None:
+    rows = zoo.rows("rbm", 4)["v"]
+    expected = np.mean([np.log(marginal("rbm", row)[0].sum()) for row in rows])
+    monitor = monitors.log_likelihood(zoo.graph("rbm"), rows)
+    np.testing.assert_allclose(monitor(zoo.params("rbm")), expected, rtol=1e-5)
+    other = monitors.log_likelihood(zoo.graph("rbm"), 1 - rows)
+    assert other.fn == monitor.fn and hash(other.fn) == hash(monitor.fn)  # one program for all data
 
 
-def test_monitors_are_functions_under_transformations():
-    monitor = monitors.log_likelihood(RBM, DATA)
-    np.testing.assert_allclose(jax.jit(monitor)(PARAMS), monitor(PARAMS), rtol=1e-6)
+def test_free_energy_gap_is_the_gap_of_log_likelihoods() -> None:
+    rows = zoo.rows("rbm", 4)["v"]
+    gap = monitors.free_energy_gap(zoo.graph("rbm"), rows[:1], rows[1:])(zoo.params("rbm"))
+    log_p = [np.log(marginal("rbm", row)[0].sum()) for row in rows]
+    np.testing.assert_allclose(gap, log_p[0] - np.mean(log_p[1:]), rtol=1e-4)
 
 
-def test_what_cannot_be_summed_is_refused_at_once():
+def test_estimated_log_likelihood_is_near_the_exact_one() -> None:
+    graph, params, rows = zoo.graph("rbm"), zoo.params("rbm"), zoo.rows("rbm", 4)["v"]
+    options = {"num_particles": 400, "num_temperatures": 60, "base": 1 - rows}
+    make = lambda i: monitors.estimated_log_likelihood(graph, rows, rng_key=jax.random.key(i), **options)
+    values = np.array([make(i)(params) for i in range(10)])
+    exact = float(monitors.log_likelihood(graph, rows)(params))
+    assert_rows_law(values[:, None], [exact], comparisons=1)
+    assert make(0)(params) == values[0] != values[1]
+
+
+def test_intractable_sums_are_refused_at_once() -> None:
     big = ebmpp.layered(v=Bernoulli(40), h=Bernoulli(40))
-    with pytest.raises(IntractableError, match=r"2\*\*40 joint states.* monitors\.estimated_"):
+    with pytest.raises(IntractableError, match=r"2\*\*40"):
         monitors.log_likelihood(big, np.zeros((2, 40)))
-    with pytest.raises(IntractableError, match="latent blocks 'a' and 'b' interact .*reconstruction"):
-        monitors.free_energy_gap(DEEP, DATA, DATA)
+    with pytest.raises(IntractableError, match="'h1' and 'h2'"):
+        monitors.free_energy_gap(zoo.graph("deep"), np.eye(3), np.eye(3))
 
 
-def test_an_estimated_likelihood_is_near_the_exact_one_and_is_followed():
-    options = {"num_particles": 400, "num_temperatures": 60}
-    exactly = monitors.log_likelihood(RBM, DATA)(PARAMS)
-    values = [
-        monitors.estimated_log_likelihood(RBM, DATA, rng_key=jax.random.key(i), base=1 - DATA, **options)(
-            PARAMS
-        )
-        for i in range(10)
-    ]
-    assert_rows_law(np.array(values)[:, None], exactly[None], comparisons=1)
-    follow = monitors.estimated_log_likelihood(RBM, DATA, rng_key=KEY, **options)
-    assert follow(PARAMS) == follow(PARAMS) != values[0]
-    fit = ebmpp.fit(
-        RBM,
-        DATA,
-        params=PARAMS,
-        estimator=CD(k=1),
-        num_steps=2,
-        rng_key=KEY,
-        monitors={"estimate": follow},
-        progress_bar=False,
-    )
-    assert fit.history.estimate[0] == pytest.approx(follow(PARAMS), abs=1e-5)
-    with pytest.raises(IntractableError, match="latent blocks 'a' and 'b' interact .*reconstruction"):
-        monitors.estimated_log_likelihood(DEEP, DATA, rng_key=KEY)
-
-
-def test_the_gap_is_that_of_log_likelihoods():
-    """log Z cancels: mean log p of training rows minus that of held-out ones."""
-    train, held = DATA[:1], DATA[1:]
-    gap = monitors.free_energy_gap(RBM, train, held)(PARAMS)
-    mean = lambda rows: exact.log_likelihood(RBM, PARAMS, rows).mean()
-    np.testing.assert_allclose(gap, mean(train) - mean(held), rtol=1e-4)
-
-
-def enumerated_reconstruction(graph, params, data):
-    """E over latents given v of the squared error, by summing over all joint states."""
-    states, p = jax.device_get(exact.probabilities(graph, params))
-    (visible,) = graph.visible
-    latents = np.concatenate([states[b].reshape(len(p), -1) for b in graph.latent], axis=1)
-    statistics, errors = np.asarray(graph.families[visible].statistics(states[visible])), []
-    for row in np.asarray(data):
-        here = (states[visible] == row).reshape(len(p), -1).all(1)
-        for h in np.flatnonzero(here):
-            same = (latents == latents[h]).all(1)
+def exact_reconstruction(name: str, rows: np.ndarray) -> float:
+    """Return the mean over latents given v of the squared error, by enumeration of joint states."""
+    graph = zoo.graph(name)
+    states, p, _ = enumerate_numpy(graph, zoo.params(name))
+    statistics = np.stack([x["v"][:, None] == np.arange(3) for x in states]).astype(float)
+    errors = []
+    for row in rows:
+        weights, joint = marginal(name, row)
+        for weight, x in zip(weights / weights.sum(), joint, strict=True):
+            same = np.array([(y["h"] == x["h"]).all() for y in states])
             mean = np.tensordot(p[same] / p[same].sum(), statistics[same], 1)
-            errors.append(p[h] / p[here].sum() * ((statistics[h] - mean) ** 2).mean())
-    return np.sum(errors) / len(data)
+            errors.append(weight * (((row[:, None] == np.arange(3)) - mean) ** 2).mean())
+    return float(np.sum(errors)) / len(rows)
 
 
-def test_reconstruction_has_the_law_of_a_draw_of_the_latents():
-    graph, data = pair(Categorical(2, 3), Spin(2)), np.array([[0, 2], [1, 1], [2, 2]])
-    params = random_params(graph, seed=1, scale=1.0)
-    monitor = lambda key: monitors.reconstruction(graph, data, key)(params)
-    values = jax.vmap(monitor)(jax.random.split(KEY, 400))
-    assert_rows_law(values, enumerated_reconstruction(graph, params, data))
-    assert monitor(KEY) == monitor(KEY)
+def test_reconstruction_has_the_mean_of_a_draw_of_the_latents() -> None:
+    rows = np.array([[0, 2], [1, 1], [2, 2]])
+    monitor = lambda key: monitors.reconstruction(zoo.graph("categorical"), rows, key)(
+        zoo.params("categorical")
+    )
+    values = jax.vmap(monitor)(jax.random.split(zoo.KEY, 400))
+    assert_rows_law(values, exact_reconstruction("categorical", rows))
+    deep = jax.tree.map(np.zeros_like, zoo.params("deep"))
+    assert float(monitors.reconstruction(zoo.graph("deep"), np.eye(3), zoo.KEY)(deep)) == 0.25
 
 
-def test_reconstruction_takes_latents_that_interact():
-    value = monitors.reconstruction(DEEP, DATA, KEY)(jax.tree.map(jnp.zeros_like, DEEP.init(KEY)))
-    assert float(value) == 0.25  # means of one half
-
-
-# -- variance ------------------------------------------------------------------------------------
+# -- variance of the gradient ----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,80 +100,57 @@ class Noise(Estimator):
 
     scale: float
 
-    def init(self, graph, params, data, batch, key):
+    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
         return ()
 
-    def estimate(self, graph, params, state, batch, key):
+    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
         flat, unravel = jax.flatten_util.ravel_pytree(params)
         noise = jax.random.normal(jax.random.wrap_key_data(key), flat.shape)
         return Estimate(unravel(100 + self.scale * noise), state, {})
 
 
-def test_total_variance_is_summed_over_all_params():
-    repeats, count = 500, sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
-    value = monitors.gradient_variance(RBM, DATA, Noise(2.0), repeats, KEY)(PARAMS)
-    wanted = 4.0 * count
-    assert_law(value, wanted, wanted * np.sqrt(2 / ((repeats - 1) * count)))  # chi-squared
+def test_gradient_variance_is_summed_over_all_params() -> None:
+    repeats, count = 500, 19
+    rows, params = zoo.rows("rbm", 4)["v"], zoo.params("rbm")
+    value = monitors.gradient_variance(zoo.graph("rbm"), rows, Noise(2.0), repeats, zoo.KEY)(params)
+    expected = 4.0 * count
+    assert_law(value, expected, expected * np.sqrt(2 / ((repeats - 1) * count)))  # chi-squared
 
 
-def test_an_estimator_that_carries_a_state_is_repeated_from_the_runs_own():
-    data = np.zeros((4, 1), np.float32)
-    variance = monitors.gradient_variance(pair(ebmpp.Gaussian(1), Bernoulli(1)), data, Walker(), 200, KEY)
-    still = monitors.gradient_variance(pair(ebmpp.Gaussian(1), Bernoulli(1)), data, Noise(1.0), 20, KEY)
+def test_gradient_variance_starts_from_the_state_of_the_run() -> None:
+    graph = zoo.graph("binomial")
+    variance = monitors.gradient_variance(graph, ROWS[:4], WALKER, 200, zoo.KEY)
+    still = monitors.gradient_variance(graph, ROWS[:4], Noise(1.0), 20, zoo.KEY)
     assert variance.takes_state and not still.takes_state
-    schedule = [Stage(num_steps=2, estimator=Walker()), Stage(num_steps=2, estimator=Noise(0.0))]
-    at = Monitor(lambda params, state: state["at"] if state else jnp.nan, takes_state=True)
-    made = numbered(
-        schedule=schedule, monitors={"variance": variance, "at": at, "still": still}, monitor_every=1
-    )
-    # the gradient moves by a tenth of a standard normal, in all of the 3 params alike
-    assert_law(made.history["variance"][:3], 0.03, 0.03 * np.sqrt(2 / 199))
-    assert np.isnan(made.history["variance"][3:]).all() and made.history["still"].notnull().all()
-    np.testing.assert_array_equal(made.history["at"][1:3], made.history["walk"][:2])
+    stages = [Stage(num_steps=2, estimator=e, optimizer=SGD) for e in (WALKER, Noise(0.0))]
+    walk = Monitor(lambda params, state: state["walk"] if state else jnp.nan, takes_state=True)
+    watched = {"variance": variance, "walk at": walk, "still": still}
+    history = train(schedule=stages, monitors=watched, monitor_every=1).history
+    # a uniform step in [-1, 1] times 0.1, the same in all 8 params; its fourth moment is 1/5
+    expected = 8 * 0.01 / 3
+    assert_law(history["variance"][:3], expected, expected * np.sqrt((9 / 5 - 1) / 200) * 1.1)
+    assert np.isnan(history["variance"][3:]).all() and history["still"].notnull().all()
+    np.testing.assert_array_equal(history["walk at"][1:3], history["walk"][:2])
 
 
-def test_chains_of_other_batches_have_no_variance_here():
-    """S-DCP carries a chain a row of the run's batches, which are smaller than the monitor's."""
-    variance = monitors.gradient_variance(RBM, DATA, SDCP(d=2, k=1), 2, KEY)
-    state = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA[:2]}, 2, random.key_pair(KEY))
-    assert np.isnan(variance(PARAMS, state))
-    own = SDCP(d=2, k=1).init(RBM, PARAMS, {"a": DATA}, 4, random.key_pair(KEY))
-    assert variance(PARAMS, own) > 0
-
-
-@pytest.mark.slow
-def test_the_bias_of_a_run_is_followed_from_its_own_state():
-    """Where the chains are another estimator's, or another stage's, there is none."""
-    stages = [Stage(num_steps=1, estimator=PCD(num_chains=20)), Stage(num_steps=1, estimator=CD())]
-    options = {"rng_key": KEY, "num_repeats": 3, "num_references": 3}
-    reference = ParticleUCD(num_particles=20, max_rungs=4)
-    bias = monitors.gradient_bias(RBM, DATA, PCD(num_chains=20), reference=reference, **options)
-    run = {"rng_key": KEY, "monitors": {"bias": bias}, "monitor_every": 1, "progress_bar": False}
-    made = ebmpp.fit(RBM, DATA, schedule=stages, **run)
-    values = made.history["bias"].values
-    assert np.isfinite(values[:2]).all() and np.isnan(values[2])
-    assert made.estimator == CD()
-    by_hand = monitors.gradient_bias(RBM, DATA, CD(), reference=reference, **options)
-    direct = gradient_bias(RBM, PARAMS, DATA, CD(), reference=reference, **options)
-    assert by_hand(PARAMS) == direct.total.squared_bias
-
-
-@pytest.mark.parametrize("repeats", [1, 2.0])
-def test_a_variance_needs_two(repeats):
-    with pytest.raises(ValueError, match=f"num_repeats is an int of at least 2, not {repeats}"):
-        monitors.gradient_variance(RBM, DATA, CD(), repeats, KEY)
+def test_gradient_variance_is_nan_where_the_state_is_of_another_batch_size() -> None:
+    """S-DCP carries a chain per row of the run's batches."""
+    graph, rows, params = zoo.graph("rbm"), zoo.rows("rbm", 4)["v"], zoo.params("rbm")
+    variance = monitors.gradient_variance(graph, rows, SDCP(d=2, k=1), 2, zoo.KEY)
+    state = SDCP(d=2, k=1).init(graph, params, {"v": rows[:2]}, 2, random.key_pair(zoo.KEY))
+    assert np.isnan(variance(params, state))
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda data: monitors.log_likelihood(RBM, data),
-        lambda data: monitors.free_energy_gap(RBM, DATA, data),
-        lambda data: monitors.reconstruction(RBM, data, KEY),
-        lambda data: monitors.gradient_variance(RBM, data, CD(), 2, KEY),
-        lambda data: monitors.gradient_bias(RBM, data, CD(), rng_key=KEY),
+        lambda graph, rows: monitors.log_likelihood(graph, rows),
+        lambda graph, rows: monitors.free_energy_gap(graph, rows / 2, rows),
+        lambda graph, rows: monitors.reconstruction(graph, rows, zoo.KEY),
+        lambda graph, rows: monitors.gradient_variance(graph, rows, CD(), 2, zoo.KEY),
+        lambda graph, rows: monitors.gradient_bias(graph, rows, CD(), rng_key=zoo.KEY),
     ],
 )
-def test_data_are_checked_at_once(make):
+def test_data_of_monitors_are_checked_at_once(make: Any) -> None:
     with pytest.raises(StateError, match=r"got 2.0 at index \(0, 0\)"):
-        make(DATA * 2)
+        make(zoo.graph("rbm"), np.full((2, 4), 2.0))

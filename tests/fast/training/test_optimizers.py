@@ -1,10 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Projections and means of params, as optax transformations."""
+"""Projections and averages of params, as optax transformations."""
+
+from typing import Any
 
 import numpy as np
 import pytest
-from training_tools import Walker, leaves, numbered
+from training_tools import leaves, train
 
 import jax
 import jax.numpy as jnp
@@ -13,126 +15,109 @@ import optax
 from ebmpp.errors import ArgumentError
 from ebmpp.training.optimizers import averaged, averaged_params, ball, box, projected
 
-GENERATOR = np.random.default_rng(0)
-PARAMS = {"v": jnp.zeros(200), "w": {"deep": jnp.zeros((3, 400))}}
+PARAMS = {"v": np.zeros(200, np.float32), "w": {"deep": np.zeros((3, 400), np.float32)}}
 
 
-def gradients(count, scale=1.0):
-    draw = lambda a: jnp.asarray(scale * GENERATOR.standard_cauchy(a.shape), jnp.float32)
+def gradients(count: int, scale: float = 1.0) -> list[Any]:
+    generator = np.random.default_rng(0)
+    draw = lambda a: (scale * generator.standard_cauchy(a.shape)).astype(np.float32)
     return [jax.tree.map(draw, PARAMS) for _ in range(count)]
 
 
-def iterates(optimizer, steps, params=PARAMS):
-    """The params after each step, and the last state."""
-    state, made = optimizer.init(params), []
+def iterates(optimizer: Any, steps: list[Any]) -> tuple[list[Any], Any]:
+    """Return the params after each step, and the last state."""
+
+    @jax.jit
+    def step(gradient: Any, state: Any, params: Any) -> Any:
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state, results = PARAMS, optimizer.init(PARAMS), []
     for gradient in steps:
-        updates, state = jax.jit(optimizer.update)(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        made.append(params)
-    return made, state
+        params, state = step(gradient, state, params)
+        results.append(params)
+    return results, state
 
 
-def test_params_stay_in_a_box():
-    made, _ = iterates(projected(optax.sgd(0.1), box(-0.7, 0.3)), gradients(30))
-    all_of = np.stack([leaves(p) for p in made])
+def test_params_stay_in_a_box() -> None:
+    params, _ = iterates(projected(optax.sgd(0.1), box(-0.7, 0.3)), gradients(30))
+    values = np.stack([leaves(p) for p in params])
     rounding = 2e-7  # of updates of size 1, which are added to the params
-    assert -0.7 - rounding <= all_of.min() <= -0.69999 and 0.29999 <= all_of.max() <= 0.3 + rounding
-    assert ((all_of > -0.69) & (all_of < 0.29)).mean() > 0.5
-    # inside, it is the optimiser's own step
-    steps = gradients(2, scale=1e-3)
+    assert -0.7 - rounding <= values.min() <= -0.69999 and 0.29999 <= values.max() <= 0.3 + rounding
+    assert ((values > -0.69) & (values < 0.29)).mean() > 0.5
+    steps = gradients(2, scale=1e-3)  # inside, the step is the optimiser's own
     free, inside = (iterates(o, steps)[0] for o in (optax.sgd(0.1), projected(optax.sgd(0.1), box(-10, 10))))
     np.testing.assert_allclose(leaves(inside), leaves(free), rtol=1e-6, atol=1e-9)
 
 
-def test_a_box_may_bound_some_params_only():
+def test_a_box_may_bound_some_params_only() -> None:
     low = np.linspace(-1, 1, 200, dtype=np.float32)
-    project = box(low={"v": low}, high={"w": {"deep": jnp.full((3, 400), 2.0)}})
     values = gradients(1, 5.0)[0]
-    made = project(values)
-    np.testing.assert_array_equal(made["v"], np.maximum(values["v"], low))
-    np.testing.assert_array_equal(made["w"]["deep"], np.minimum(values["w"]["deep"], 2))
-    np.testing.assert_array_equal(box()(values)["v"], values["v"])
-    np.testing.assert_array_equal(box(low={"w": 0.0})(values)["w"]["deep"].min(), 0)
+    result = box(low={"v": low}, high={"w": {"deep": np.full((3, 400), 2.0)}})(values)
+    np.testing.assert_array_equal(result["v"], np.maximum(values["v"], low))
+    np.testing.assert_array_equal(result["w"]["deep"], np.minimum(values["w"]["deep"], 2))
 
 
-def test_a_ball_is_of_all_params_together():
-    project = ball(2.0)
-    far, near = gradients(1)[0], jax.tree.map(lambda a: a + 1e-3, PARAMS)
-    np.testing.assert_allclose(np.linalg.norm(leaves(project(far))), 2, rtol=1e-5)
+def test_a_ball_bounds_the_norm_of_all_params() -> None:
+    project, far = ball(2.0), gradients(1)[0]
     direction = leaves(far) / np.linalg.norm(leaves(far))
     np.testing.assert_allclose(leaves(project(far)), 2 * direction, rtol=1e-4, atol=1e-7)
+    near = jax.tree.map(lambda a: a + np.float32(1e-3), PARAMS)
     np.testing.assert_array_equal(leaves(project(near)), leaves(near))
-    made, _ = iterates(projected(optax.adam(1.0), project), gradients(10))
-    norms = [np.linalg.norm(leaves(p)) for p in made]
+    params, _ = iterates(projected(optax.adam(1.0), project), gradients(10))
+    norms = [np.linalg.norm(leaves(p)) for p in params]
     assert max(norms) < 2 * (1 + 1e-5) and min(norms) > 1.9
 
 
-def test_optaxs_own_projections_do():
-    made, _ = iterates(projected(optax.sgd(1.0), optax.projections.projection_non_negative), gradients(3))
-    assert leaves(made).min() == 0 and leaves(made).max() > 1
-
-
 @pytest.mark.parametrize("start", [0, 4, 100])
-def test_the_mean_is_that_of_the_params_from_its_start(start):
-    steps = gradients(10)
-    free, _ = iterates(optax.adam(0.1), steps)
-    made, state = iterates(averaged(optax.adam(0.1), start), steps)
-    np.testing.assert_array_equal(leaves(made), leaves(free))
+def test_the_average_is_of_the_params_from_its_start(start: int) -> None:
+    free, _ = iterates(optax.adam(0.1), gradients(10))
+    params, state = iterates(averaged(optax.adam(0.1), start), gradients(10))
+    np.testing.assert_array_equal(leaves(params), leaves(free))
     counted = [leaves(p) for p in free][start:] or [leaves(free[-1])]
     np.testing.assert_allclose(leaves(averaged_params(state)), np.mean(counted, 0), rtol=1e-5, atol=1e-6)
 
 
-def test_the_mean_is_found_in_the_state_of_a_fit():
+def test_the_average_is_found_in_the_state_of_a_fit() -> None:
     optimizer = optax.chain(optax.clip(1.0), averaged(projected(optax.sgd(0.5), box(-0.5, 0.5)), start=2))
-    every = {"monitors": {"a": lambda p: p["a"].sum()}, "monitor_every": 1}
-    made = numbered(estimator=Walker(), optimizer=optimizer, num_steps=6, **every)
-    mean = averaged_params(made.optimizer_state)
-    np.testing.assert_allclose(mean["a"].sum(), made.history["a"][3:].mean(), rtol=1e-6)
-    assert made.history["a"][1:].max() == 0.5
+    fit = train(optimizer=optimizer, num_steps=6, monitors={"v": lambda p: p["v"].mean()}, monitor_every=1)
+    average = averaged_params(fit.optimizer_state)
+    np.testing.assert_allclose(average["v"].mean(), fit.history["v"][3:].mean(), rtol=1e-6)
+    assert fit.history["v"][1:].max() == 0.5
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "match"),
     [
-        (lambda: box(1, -1), "box: low is at most high; got low=1, high=-1"),
-        (lambda: box({"u": 1})(PARAMS), r"unknown factor in optimizers.box 'u'; there is 'v', 'w'"),
-        (lambda: ball(0.0), "ball: radius is a number above 0, not 0.0"),
-        (lambda: averaged(optax.sgd(0.1), -1), "averaged: start is an int of at least 0, not -1"),
-        (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "the state holds 0 of averaged"),
-        (
-            lambda: projected(optax.sgd(0.1), box()).update(PARAMS, (optax.EmptyState(),) * 2),
-            "needs the params",
-        ),
+        (lambda: box(1, -1), "low=1"),
+        (lambda: box({"u": 1})(PARAMS), "'u'"),
+        (lambda: ball(0.0), "radius .*not 0.0"),
+        (lambda: averaged(optax.sgd(0.1), -1), "start .*not -1"),
+        (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "averaged"),
+        (lambda: projected(optax.sgd(0.1), box()).update(PARAMS, (optax.EmptyState(),) * 2), "params"),
     ],
 )
-def test_what_cannot_be_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_arguments_are_refused(make: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
         make()
 
 
-def wrong(change):
+def stateless(change: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (change(g), s))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "message"),
+    ("optimizer", "match"),
     [
-        (wrong(lambda g: jax.tree.map(jnp.sum, g)), r"optimizer's updates have shapes .*'a': \(\)"),
-        (wrong(lambda g: g | {"a:b": g["a"]}), "optimizer's updates have shapes"),
-        (wrong(lambda g: {"a": g["a"]}), "optimizer's updates have shapes"),
-        (
-            wrong(lambda g: jax.tree.map(lambda a: a.astype(jnp.bfloat16), g)),
-            "are bfloat16, and .*float32",
-        ),
+        (stateless(lambda g: jax.tree.map(jnp.sum, g)), "updates have shapes"),
+        (stateless(lambda g: jax.tree.map(lambda a: a.astype(jnp.bfloat16), g)), "bfloat16"),
         (
             optax.GradientTransformation(lambda p: jnp.zeros(2), lambda g, s, p=None: (g, s[:1])),
-            r"optimizer's state has shapes \[\(1,\)\] after an update, and \[\(2,\)\] before",
+            "state has shapes",
         ),
-        (optax.lbfgs(), "without the value of a loss, so optimizers that need it or search along a line"),
-        (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), "without the value of a loss"),
-        (projected(optax.sgd(0.1), box({"u": 1.0})), "unknown factor in optimizers.box 'u'"),
+        (optax.lbfgs(), "value of a loss"),
     ],
 )
-def test_an_optimiser_that_does_not_go_with_the_params_is_refused(optimizer, message):
-    with pytest.raises(ArgumentError, match=message):
-        numbered(estimator=Walker(), optimizer=optimizer)
+def test_an_optimizer_that_does_not_fit_the_params_is_refused(optimizer: Any, match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        train(optimizer=optimizer)

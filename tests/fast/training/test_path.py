@@ -1,0 +1,92 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The path of a run: bounded memory, the same after a resume, from base rates to the model."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from training_tools import assert_same_run, train as train_on
+import zoo
+
+import jax
+
+import ebmpp
+from ebmpp.errors import CheckpointError
+from ebmpp.training.trail import Trail
+
+ROWS = (np.arange(10)[:, None] // [1, 2, 3, 4] % 2).astype(np.float32)
+
+
+def train(data: Any = ROWS, **options: Any) -> ebmpp.Fit:
+    """Train with three checkpoints after 5 or 11 steps: the number of checkpoints is a shape to compile."""
+    return train_on(data, graph="rbm", **{"keep_path": 3, **options})
+
+
+def checkpoints(size: int, first: int, last: int, loaded: list[Any] | None = None) -> list[np.ndarray]:
+    """Return the leaves of a trail that saw these steps, whose params are the number of the step."""
+    params = lambda step: {"w": np.full(2, float(step)), "b": np.array(float(step))}
+    result = Trail(size, params(0))
+    if loaded is not None:
+        result.load(loaded)
+    for step in range(first, last + 1):
+        result.see(step, params(step))
+    return [np.asarray(leaf) for leaf in result.leaves()]
+
+
+@pytest.mark.parametrize("steps", [0, 4, 5, 30, 97])
+def test_checkpoints_are_bounded_and_evenly_spaced(steps: int) -> None:
+    stride, numbers, bias, weights = checkpoints(4, 0, steps)
+    assert numbers.tolist() == list(range(0, steps + 1, int(stride)))
+    assert len(numbers) <= 4 < (steps + 1) / stride * 2 or stride == 1
+    assert bias.tolist() == numbers.tolist() == weights[:, 1].tolist()
+    for stop in (2, 7):
+        resumed = checkpoints(4, stop, 30, checkpoints(4, 0, stop))  # the step of the resume is seen twice
+        jax.tree.map(np.testing.assert_array_equal, resumed, checkpoints(4, 0, 30))
+
+
+def test_a_path_leads_from_base_rates_to_the_model() -> None:
+    fit, graph = train(num_steps=11), zoo.graph("rbm")
+    path = fit.path
+    assert path.graph == graph and path.betas[0] == 0 and path.betas[-1] == 1
+    assert (np.diff(path.betas) >= 0).all()
+    assert path.ends_at(fit.params) and not path.ends_at(path.params_at(0))
+    jax.tree.map(np.testing.assert_array_equal, path.params_at(-1), fit.params)
+    np.testing.assert_allclose(path.eta0["v"], graph.init(zoo.KEY, ROWS)["v"], rtol=1e-5)
+    assert (path.eta0["h"] == 0).all()
+    copy = pickle.loads(pickle.dumps(fit)).path
+    assert copy.graph == graph
+    jax.tree.map(np.testing.assert_array_equal, copy.along(), path.along())
+    with pytest.raises(IndexError, match=f"knot {len(path)}"):
+        path.params_at(len(path))
+
+
+def test_base_rates_are_those_of_weighted_rows_and_of_the_first_batch() -> None:
+    chosen = [0, 1, 4, 6, 8]
+    subset = train(ROWS[chosen * 2], batch_size=10).path.eta0["v"]
+    weights = np.isin(np.arange(10), chosen)
+    weighted = train(weights=weights).path.eta0["v"]
+    np.testing.assert_allclose(weighted, subset, rtol=1e-5)
+    streamed = train(lambda: iter([ROWS[chosen * 2]] * 5)).path.eta0["v"]
+    np.testing.assert_allclose(streamed, subset, rtol=1e-5)
+
+
+def test_the_run_is_the_same_with_a_path() -> None:
+    plain = train(keep_path=False)
+    assert plain.path is None
+    assert_same_run(train(), plain)
+    stopped = train(callbacks=[lambda p: p.step == 5], monitor_every=1, num_steps=9)
+    assert stopped.history.sizes["step"] == 5 and stopped.path.ends_at(stopped.params)
+
+
+def test_a_resumed_run_has_the_same_path(tmp_path: Any) -> None:
+    options = {"monitors": {"sum": lambda p: p["v"].sum()}, "keep_best": "sum"}
+    train(checkpoint_dir=tmp_path, **options)
+    fit = train(num_steps=11, **options)
+    resumed = train(num_steps=11, checkpoint_dir=tmp_path, resume=True, **options)
+    assert_same_run(resumed, fit)
+    jax.tree.map(np.testing.assert_array_equal, resumed.path.along(), fit.path.along())
+    np.testing.assert_array_equal(resumed.path.betas, fit.path.betas)
+    with pytest.raises(CheckpointError, match="keep_path: 3 there, 4 here"):
+        train(num_steps=11, checkpoint_dir=tmp_path, resume=True, keep_path=4, **options)
