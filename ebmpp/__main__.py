@@ -163,17 +163,20 @@ def learning_curve(fits: dict[str, Fit], baseline: float) -> Any:
     """Plot exact likelihoods along training for each estimator, and meeting times of the first."""
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9.6, 4), layout="constrained", gridspec_kw={"wspace": 0.1}
+    )
     for (name, fit), (style, color) in zip(fits.items(), _LOOKS, strict=True):
         curve = fit.history.log_likelihood_held_out
         left.plot(curve.monitor_step, curve, style, color=color, markersize=4, label=name)
     left.axhline(baseline, color="0.3", linestyle=":", label="independent pixels")
     left.set(xlabel="step", ylabel="nats per image", title="exact log-likelihood of held-out images")
-    left.legend(loc="lower right", bbox_to_anchor=(1, 0.08), frameon=False)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 3, "frameon": False}
+    left.legend(**below)
     left.spines[["top", "right"]].set_visible(False)
     history = next(iter(fits.values())).history
     ebmpp.plots.plot_history(history[["meeting_time_mean", "meeting_time_max", "lag"]], axes=[right])
-    right.legend(loc="lower right", frameon=False, handlelength=3.2)
+    right.legend(**below, handlelength=3.2)
     right.set_title("meeting times of UCD's coupled chains")
     return figure
 
