@@ -64,14 +64,6 @@ def scanned_chain(y: Any) -> None:
     scan(step, 0, y)
 
 
-def torus(y: Any) -> None:
-    """Neighbours on a torus of 2 x 3; the sum of products is of whole numbers."""
-    coupling = numpyro.sample("coupling", dist.Normal(0, 1))
-    z = numpyro.sample("z", dist.Bernoulli(0.5).expand(y.shape).to_event(2))
-    numpyro.factor("prior", coupling * sum((z * jnp.roll(z, 1, axis)).sum() for axis in range(2)))
-    numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(2), obs=y)
-
-
 def lattice(y: Any) -> None:
     """Equal neighbours of an open lattice of three-valued units."""
     coupling = numpyro.sample("coupling", dist.Normal(0, 1))
@@ -112,14 +104,6 @@ def counts(y: Any) -> None:
     with numpyro.plate("points", len(y)):
         z = numpyro.sample("z", dist.Binomial(jnp.array([1, 3, 2, 3, 1]), 0.4))
         numpyro.sample("y", dist.Normal(rate * z, 1.0), obs=y)
-
-
-def vectors(y: Any) -> None:
-    """Units in the events of a plate: three categoricals per row, with different probabilities."""
-    logits = numpyro.sample("logits", dist.Normal(0, 1).expand([3, 4]).to_event(2))
-    with numpyro.plate("rows", 2):
-        z = numpyro.sample("z", dist.Categorical(logits=logits).to_event(1))
-        numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y)
 
 
 def grouped_sums(y: Any) -> None:
@@ -180,13 +164,11 @@ CASES = {
         Case(switched_scale, ("wide", "z"), (Y5,), 2),
         Case(markov_chain, ("z",), (Y5,), 2),
         Case(scanned_chain, ("z",), (Y5,), 2),
-        Case(torus, ("z",), (Y23,), 3),
         Case(lattice, ("z",), (Y23,), 2),
         Case(convolved, ("z",), (Y23,), 2),
         Case(nested_plates, ("group", "z"), (Y23,), 2),
         Case(masked_and_scaled, ("z",), (Y5, np.array([True, False, True, True, False])), 1),
         Case(counts, ("z",), (Y5,), 1),
-        Case(vectors, ("z",), (Y23,), 1),
         Case(grouped_sums, ("z", "w"), (Y5,), 3),
         Case(full_covariances, ("z",), (Y23,), 1),
         Case(energy_prior, ("z",), (Y5,), 2),

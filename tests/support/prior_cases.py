@@ -21,7 +21,6 @@ from ebmpp import (
     Bernoulli,
     Bias,
     Bilinear,
-    Categorical,
     EnergyDistribution,
     FactorGraph,
     Gaussian,
@@ -51,7 +50,6 @@ def prior(name: str) -> tuple[FactorGraph, dict]:
     factors = [Bias("v"), Bias("h"), Bilinear("v", "h"), Pairwise("v", chain)]
     graph, scale = {
         "spins": lambda: (layered(v=Spin(4), h=Spin(3)), 0.7),
-        "labels": lambda: (layered(v=Categorical(3, 3), h=Categorical(2, 3)), 1.0),
         "deep": lambda: (layered(v=Bernoulli(3), h=Bernoulli(2), top=Spin(3), g=Bernoulli(3)), 1.0),
         "smooth": lambda: (FactorGraph({"v": Spin(5)}, {"h": Gaussian(2)}, factors), 0.7),
     }[name]()
@@ -69,13 +67,6 @@ def image(y: Any) -> None:
     precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0))
     z = numpyro.sample("z", energy("spins"))
     numpyro.sample("y", dist.Normal(z, precision**-0.5).to_event(1), obs=y)
-
-
-def labels(y: Any) -> None:
-    """Categorical units and latents."""
-    levels = numpyro.sample("levels", dist.Normal(0, 1).expand([3]).to_event(1))
-    z = numpyro.sample("z", energy("labels"))
-    numpyro.sample("y", dist.Normal(levels[z.astype(int)], 1.0).to_event(1), obs=y[:3])
 
 
 def deep(y: Any) -> None:
@@ -131,7 +122,6 @@ CASES = {
     case.model.__name__: case
     for case in [
         PriorCase(image, (Y,), 3),
-        PriorCase(labels, (Y,), 2),
         PriorCase(deep, (Y,), 5),
         PriorCase(rows, (np.stack([Y, -Y]), np.array([True, False])), 6),
         PriorCase(smooth, (Y,), 2, 2),

@@ -38,17 +38,9 @@ def ordered(y: Any) -> None:
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y[:4])
 
 
-def forbidden(y: Any) -> None:
-    """Neighbours that may not both be 2."""
-    z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(3)).expand([4]).to_event(1))
-    numpyro.factor("never", jnp.where((z[1:] == 2) & (z[:-1] == 2), -jnp.inf, 1.0 * (z[1:] == z[:-1])).sum())
-    numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y[:4])
-
-
 MODELS = {
     "potts": (potts, Y23, {"z": (3,) * 6}),
     "ordered": (ordered, Y5, {"w": (2,), "z": (3, 2, 3, 3)}),
-    "forbidden": (forbidden, Y5, {"z": (3,) * 4}),
     "energy_prior": (CASES["energy_prior"].model, Y5, {"z": (2,) * 4}),
 }
 

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
-from ebmpp.errors import StateError
 from ebmpp.ppl import CoupledComposite, composite_expectation, gibbs_fn
 from helpers import assert_law
 
@@ -100,19 +99,6 @@ def test_many_layers_and_widely_read_units() -> None:
     compare(Case(model, ("z", "w"), (np.float32(3.0),), 7)).check(5e-5)
     compare(Case(wide, ("z",), (y,), 7)).check(5e-5)
     compare(Case(CASES["switched_scale"].model, ("wide", "z"), (y,), 2)).check(5e-5)
-
-
-def test_arguments_that_decide_shapes_are_fixed() -> None:
-    def model(y: Any, groups: Any) -> None:
-        with numpyro.plate("groups", int(groups.max()) + 1):
-            z = numpyro.sample("z", dist.Bernoulli(0.4))
-        numpyro.sample("y", dist.Normal(1.0 * z[groups], 1.0).to_event(1), obs=y)
-
-    groups = np.array([0, 1, 1, 0, 2])
-    case = compare(Case(model, ("z",), (Y5, groups), 1))
-    case.check()
-    with pytest.raises(StateError, match="another value"):
-        case.block.log_conditionals({"z": np.zeros(3, int)}, Y5, groups[::-1].copy())
 
 
 @given(data=st.data())

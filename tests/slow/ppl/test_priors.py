@@ -71,19 +71,6 @@ def test_coupled_composite_is_unbiased() -> None:
     assert_law(result.value["precision"], precision, result.standard_error["precision"], comparisons=5)
 
 
-def test_units_are_drawn_sequentially_where_latents_do_not_help() -> None:
-    """A likelihood that reads all pixels: units interact also given the latents."""
-
-    def model(y: Any) -> None:
-        z = numpyro.sample("z", energy("spins"))
-        w = numpyro.sample("w", dist.Bernoulli(0.5).expand([8]).to_event(1))
-        numpyro.sample("y", dist.Normal(jnp.tanh(z.sum() + w.sum()), 1.0), obs=y[0])
-
-    block = GibbsBlock.from_model(model, ["z", "w"], Y, unit_by_unit=True)
-    assert block.sweep.augmented is None
-    block.verify(model, Y)
-
-
 def test_degenerate_latent_keeps_the_units_and_is_counted() -> None:
     def model(y: Any) -> None:
         bias = numpyro.sample("bias", dist.Normal(0, 1))
