@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml $(if $(UPGRADE),FORCE)
 
 FORCE:
 
-# The extra that the demo needs, in half the time of all that the tests need; `make test` adds the rest.
+# The demo needs none of the tests' tools; `make test` adds them to the same environment.
 $(PLOTS_STAMP): pyproject.toml $(if $(UPGRADE),FORCE)
 	$(MAKE_VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS) -e ".[plots]"
