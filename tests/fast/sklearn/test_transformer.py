@@ -49,9 +49,6 @@ def sigmoid(a: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-a))
 
 
-# -- features, scores and draws --------------------------------------------------------------------
-
-
 def test_features_are_means_of_the_latent_units() -> None:
     model = fitted()
     for rows in (X, np.array([[0.5, 0.2, 1.0]])):  # grey levels stand for means
@@ -111,9 +108,6 @@ def test_samples_have_the_distribution_of_the_model() -> None:
     samples = fitted().sample(20_000, n_sweeps=50)
     assert_rows_law(samples, exact.moments(fitted().graph_, fitted().params_)["v"])
     assert samples.shape == (20_000, 3) and set(np.unique(samples)) == {0, 1}
-
-
-# -- training --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", [optax.adam, slow(None)])
@@ -188,9 +182,6 @@ def test_params_that_are_not_finite_stop_training() -> None:
     with pytest.raises(DivergenceError, match=r"epoch \d .*learning_rate"):
         model.fit(X)
     assert np.isfinite(leaves(model)).all()
-
-
-# -- arguments -------------------------------------------------------------------------------------
 
 
 def test_auto_chooses_the_family_from_the_first_rows() -> None:

@@ -9,18 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_tools import (
-    BATCH,
-    ROWS,
-    WALKER,
-    Recorder,
-    as_memmap,
-    assert_same_run,
-    leaves,
-    rows_seen,
-    train,
-    weights_seen,
-)
+from training_tools import ROWS, Recorder, as_memmap, assert_same_run, leaves, rows_seen, train, weights_seen
 import zoo
 
 import jax
@@ -35,9 +24,6 @@ from ebmpp.training import batches as batches_module
 
 BATCHES = [ROWS[i : i + 2] for i in range(0, 10, 2)]
 SEEN = np.arange(10).reshape(5, 2)
-
-
-# -- weights ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +52,9 @@ def test_a_row_of_weight_n_counts_as_n_rows() -> None:
 def test_weights_in_small_batches_have_mean_one_per_row() -> None:
     weights = np.arange(10)
     weighted = train(num_steps=5, weights=weights)
-    np.testing.assert_allclose(weights_seen(weighted), rows_seen(weighted) / 4.5 / BATCH, rtol=1e-6)
+    np.testing.assert_allclose(weights_seen(weighted), rows_seen(weighted) / 4.5 / 4, rtol=1e-6)
     plain = train(num_steps=5)
-    np.testing.assert_array_equal(weights_seen(plain), 1 / BATCH)
+    np.testing.assert_array_equal(weights_seen(plain), 1 / 4)
     assert_same_run(train(num_steps=5, weights=np.full(10, 7)), plain)
 
 
@@ -84,9 +70,6 @@ def test_invalid_weights_are_refused() -> None:
     for weights, match in ((np.ones(9), r"\(9,\)"), ([1, -2] + 8 * [1], "-2.0 at row 1")):
         with pytest.raises(StateError, match=match):
             train(weights=weights)
-
-
-# -- files -----------------------------------------------------------------------------------------
 
 
 def test_a_memory_mapped_file_trains_like_an_array(tmp_path: Any) -> None:
@@ -106,9 +89,6 @@ def test_an_invalid_row_of_a_file_is_named_when_its_step_comes(tmp_path: Any, mo
     data[7], data[3] = 1, np.nan
     with pytest.raises(StateError, match="row 3 of the data"):
         train(as_memmap(data, tmp_path / "other"))
-
-
-# -- streams ---------------------------------------------------------------------------------------
 
 
 def one_buffer() -> Any:
@@ -157,9 +137,6 @@ def test_invalid_streams_are_refused(batches: Any, options: dict, match: str) ->
     assert threading.enumerate() == threads
 
 
-# -- reading ahead ---------------------------------------------------------------------------------
-
-
 def test_no_batch_is_read_after_the_last_step() -> None:
     stream = iter([*BATCHES, *BATCHES])
     train(stream, num_steps=6)
@@ -196,5 +173,5 @@ def test_a_stream_is_read_by_a_thread_that_ends_with_the_run(error: Any) -> None
 
 def test_the_reading_thread_uses_the_precision_of_the_caller() -> None:
     with jax.enable_x64(True):
-        fit = train((batch.astype(float) for batch in BATCHES), WALKER, num_steps=2)
+        fit = train((batch.astype(float) for batch in BATCHES), num_steps=2)
     assert fit.history["row 1"].dtype == np.float64 and jnp.asarray(1.0).dtype == np.float32

@@ -121,9 +121,6 @@ def test_a_callback_cannot_change_the_run() -> None:
     fit.history["sum"].values[:] = 0  # the returned history belongs to the caller
 
 
-# -- with checkpoints ------------------------------------------------------------------------------
-
-
 def test_a_stopped_run_stops_again_and_resumes_without_the_callback(tmp_path: Any) -> None:
     options = {"monitors": {"hill": hill}, "keep_best": "hill", "monitor_every": 2, "num_steps": 12}
     checkpoints = {"checkpoint_dir": tmp_path, "checkpoint_every": 4, "resume": True}

@@ -116,9 +116,6 @@ def test_resume_starts_a_run_where_there_is_no_checkpoint(tmp_path: Any) -> None
         run(resume=True)
 
 
-# -- checkpoints of another run --------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: Any) -> Any:
     directory = tmp_path_factory.mktemp("run")

@@ -30,9 +30,6 @@ def copy(original: Any, tmp_path: Path) -> tuple[Path, Any]:
     return Path(shutil.copytree(original[0], tmp_path / "copy")), original[1]
 
 
-# -- shared and foreign directories ----------------------------------------------------------------
-
-
 def test_a_directory_in_use_is_refused_and_released_at_the_end(tmp_path: Path) -> None:
     def run_again(progress: Any) -> None:
         with pytest.raises(CheckpointError, match=f"in use .*process {os.getpid()}"):
@@ -91,9 +88,6 @@ def test_a_run_without_a_checkpoint_leaves_the_directory_to_another(tmp_path: Pa
     run(tmp_path, 4, weights=np.arange(10))
 
 
-# -- damage ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "renamed"])
 def test_a_damaged_checkpoint_is_replaced_from_the_one_before(damage: str, copy: Any) -> None:
     directory, fit = copy
@@ -131,9 +125,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(copy: Any) -> None:
     with warnings.catch_warnings(action="ignore"), pytest.raises(CheckpointError, match=r"\[12, 8, 4\]"):
         run(directory, resume=True)
     assert steps_in(directory) == [4, 8, 12]
-
-
-# -- disks that fail -------------------------------------------------------------------------------
 
 
 def failing(number: int) -> Callable[..., Any]:

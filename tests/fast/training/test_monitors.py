@@ -91,9 +91,6 @@ def test_reconstruction_has_the_mean_of_a_draw_of_the_latents() -> None:
     assert float(monitors.reconstruction(zoo.graph("deep"), np.eye(3), zoo.KEY)(deep)) == 0.25
 
 
-# -- variance of the gradient ----------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Noise(Estimator):
     """A gradient of known variance."""

@@ -73,17 +73,10 @@ class Wrong(Recorder):
         return {**fresh, "more": 0}
 
 
-class Bare:
-    """It lacks the other methods of an estimator."""
-
-    init = estimate = lambda *args: None
-
-
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda: Stage(num_steps=0), "num_steps .*not 0"),
-        (lambda: Stage(num_steps=1, estimator=Bare()), "Bare"),
         (lambda: train(schedule=[]), "schedule"),
         (lambda: train(schedule=[CD()]), r"Stage.*CD\("),
         (lambda: train(schedule=[Stage(num_steps=1)], optimizer=SGD), "optimizer"),

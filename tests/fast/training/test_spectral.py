@@ -12,7 +12,6 @@ import optax
 
 from ebmpp import Bernoulli, Categorical, layered
 from ebmpp.training import spectral_descent
-from ebmpp.training.optimizers import sharp
 
 
 def step(gradient: Any, rate: float = 1.0, graph: Any = None, vectors: str = "euclidean") -> Any:
@@ -75,5 +74,3 @@ def test_it_takes_a_schedule_and_composes() -> None:
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="vectors .*'taxi'"):
         spectral_descent(0.1, vectors="taxi")
-    with pytest.raises(TypeError, match="list"):
-        sharp(layered(v=Bernoulli(2), h=Bernoulli(2))).update([np.ones(2)], optax.EmptyState())

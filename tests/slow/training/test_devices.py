@@ -91,9 +91,6 @@ def test_each_device_has_its_rows_of_a_batch() -> None:
     assert set(shapes) == {(8, 9)}
 
 
-# -- two processes ---------------------------------------------------------------------------------
-
-
 def run_both(directory: Path, *parts: str) -> list[dict[str, Any]]:
     """Run parts of `two_processes.py` in two processes of two devices, and return their reports."""
     with socket.socket() as free:
