@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ebmpp.enable_compilation_cache()
     except ArgumentError as error:
         print(f"Compiled programs are not stored: {error}", file=sys.stderr)
-    stage, shown = Stages(), sys.stderr.isatty()
+    stage, has_bar = Stages(), sys.stderr.isatty()
     train, held_out = digits(args.seed)
     baseline = independent_pixels(train, held_out)
     rbm = ebmpp.layered(v=Bernoulli(64), h=Bernoulli(args.latent))
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     estimators = {"UCD": ebmpp.UCD(num_pairs=_NUM_CHAINS // 2), "PCD": ebmpp.PCD(num_chains=_NUM_CHAINS)}
     fits: dict[str, Fit] = {}
     for name, estimator in estimators.items():
-        with stage(f"training by {name}, {args.steps} steps", progress_bar=shown):
+        with stage(f"training by {name}, {args.steps} steps", progress_bar=has_bar):
             fits[name] = learn(rbm, estimator, train, held_out, args.steps, args.seed)
     params = fits["UCD"].params
     with stage("evaluating: exact likelihood, meeting times"):

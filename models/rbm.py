@@ -115,11 +115,11 @@ def _samples(rbm: FactorGraph, params: Any, data: digit_images.Rows, mcmc: MCMC)
     latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]  # one per chain, so independent
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
     sweeps = _WARMUP + _DRAWS * _THINNING
-    shown = {
+    images = {
         "real images, held out": data.held_out[:_NUM_SAMPLES],
         f"samples: E[v | h] after {sweeps} sweeps from noise": rbm.mean(params, {"h": latent}, "v"),
     }
-    common.panels(axes, shown, data.shape, ncols=8)
+    common.panels(axes, images, data.shape, ncols=8)
     return figure
 
 
