@@ -80,8 +80,8 @@ def test_keys_of_every_form_are_accepted():
     legacy = jax.random.PRNGKey(1)
     for key in (jax.random.key(1), legacy, np.asarray(legacy), jax.random.key(1, impl="rbg")):
         assert checks.key("rng_key", key).shape == key.shape
-    several = jax.random.split(jax.random.key(0), 3)
-    cases = {"jax.random.key(7)": np.int64(7), "None": None, "(3,)": several, "(2,)": np.ones(2)}
+    keys = jax.random.split(jax.random.key(0), 3)
+    cases = {"jax.random.key(7)": np.int64(7), "None": None, "(3,)": keys, "(2,)": np.ones(2)}
     for message, value in cases.items():
         with pytest.raises(ArgumentError, match="rng_key.*" + re.escape(message)):
             checks.key("rng_key", value)

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Random words and keys: those of JAX, row by row, and uniform."""
+"""Random words and keys, compared with JAX row by row, and their uniformity."""
 
 import numpy as np
 import pytest
@@ -59,9 +59,9 @@ def test_key_pairs_of_typed_legacy_and_other_keys() -> None:
 
 def test_every_uniform_is_its_word_and_open_uniforms_exclude_the_ends() -> None:
     """All 2**24 values, because the square root of a square is exact only by rounding."""
-    every = np.arange(2**24, dtype=np.uint32)
-    uniforms = jax.jit(random.uniform)(every << 8)
-    np.testing.assert_array_equal(uniforms, (every * 2.0**-24).astype(uniforms.dtype))
+    values = np.arange(2**24, dtype=np.uint32)
+    uniforms = jax.jit(random.uniform)(values << 8)
+    np.testing.assert_array_equal(uniforms, (values * 2.0**-24).astype(uniforms.dtype))
     low, high = np.asarray(random.open_uniform(np.array([0, 2**32 - 1], np.uint32)))
     assert 0 < low < 1e-7 and high < 1  # 1 would become an infinite Gaussian draw
 

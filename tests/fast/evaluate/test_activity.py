@@ -124,13 +124,3 @@ def test_bounds_of_one_layer_are_exact(family: ebmpp.Family) -> None:
     np.testing.assert_allclose(mean_field_bound(graph, params, ROWS), expected, rtol=1e-4)
     draws = mean_field_bound(graph, params, ROWS, num_draws=1, rng_key=zoo.KEY)
     np.testing.assert_allclose(draws, expected, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_bounds_with_lateral_latents() -> None:
-    factors = [ebmpp.Bias("v"), ebmpp.Bias("h"), ebmpp.Bilinear("v", "h")]
-    factors.append(ebmpp.Pairwise("h", edges=[(0, 1), (1, 2)]))
-    graph = FactorGraph({"v": Bernoulli(3)}, {"h": Spin(3)}, factors)
-    params = random_params(graph, 2, 0.5)
-    gap = log_sums(graph, params, ROWS) - np.asarray(mean_field_bound(graph, params, ROWS))
-    assert (gap > -1e-5).all() and gap.max() < 0.3

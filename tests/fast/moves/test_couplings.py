@@ -200,13 +200,6 @@ def test_common_draws_of_finite_units_meet_with_probability_one_minus_tv(name: s
         assert_share(x[:, unit] == y[:, unit], exact, 3 * len(eta))
 
 
-def test_independent_draws_meet_by_chance() -> None:
-    family, eta, other = FAMILIES["bernoulli"]
-    x, y = pairs("bernoulli", "independent")
-    exact = (probability_table(family, eta) * probability_table(family, other)).sum()
-    assert_share((x == y).all(-1), float(exact), 1)
-
-
 @pytest.mark.parametrize(("name", "kind"), cases(tuple(k for k in KINDS if k != "independent")))
 def test_equal_conditionals_give_equal_draws(name: str, kind: str) -> None:
     family, eta, _ = FAMILIES[name]

@@ -100,38 +100,26 @@ def test_metropolized_sweeps_move_the_visible_blocks_by_default() -> None:
         metropolized_sweep(pair(Spin(2), Gaussian(2)), blocks="b")
 
 
-def expectation(**options: Any) -> None:
-    ebmpp.unbiased_expectation(
-        zoo.graph("rbm"), zoo.params("rbm"), lambda x: x["v"], rng_key=zoo.KEY, **options
+def test_observed_units_are_not_summed_out_and_pools_must_fit() -> None:
+    graph, params = zoo.graph("rbm"), zoo.params("rbm")
+    run = lambda **options: ebmpp.unbiased_expectation(
+        graph, params, lambda x: x["v"], rng_key=zoo.KEY, **options
     )
-
-
-def test_blocks_with_observed_units_are_not_summed_out() -> None:
-    moves = metropolis_sweep(zoo.graph("rbm"), marginalize="h")
+    observed = {b: Observed(np.ones(n), np.arange(n) == 1) for b, n in (("v", 4), ("h", 3))}
     with pytest.raises(IntractableError, match="'h'"):
-        expectation(coupling=moves, h=Observed(np.ones(3), np.array([True, False, False])))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"coupling": "mixture"}, ArgumentError, "pool="),
-        ({"pool": {"v": np.ones((2, 4))}}, ArgumentError, "mixture"),
-        ({"coupling": "mixture", "pool": 3}, StateError, "pool"),
-        ({"coupling": "mixture", "pool": {"v": np.ones(4)}}, StateError, r"\(\)"),
-        ({"coupling": "mixture", "pool": {"c": np.ones((2, 3))}}, StateError, "'c'"),
-        ({"coupling": "mixture", "pool": {"v": np.ones((2, 4)) / 2}}, StateError, "'v'"),
-        (
-            {
-                "coupling": "mixture",
-                "pool": {"h": np.ones((2, 3))},
-                "v": Observed(np.ones(4), np.arange(4) == 1),
-            },
-            StateError,
-            "observed",
-        ),
-    ],
-)
-def test_invalid_pools_are_refused(options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        expectation(**options)
+        run(coupling=metropolis_sweep(graph, marginalize="h"), h=observed["h"])
+    with pytest.raises(ArgumentError, match="mixture"):
+        run(pool={"v": np.ones((2, 4))})
+    with pytest.raises(ArgumentError, match="pool="):
+        run(coupling="mixture")
+    pools = {
+        "pool": 3,
+        "leading": {"v": np.ones(4)},
+        "'c'": {"c": np.ones((2, 3))},
+        "0.5": {"v": np.ones((2, 4)) / 2},
+    }
+    for message, pool in pools.items():
+        with pytest.raises(StateError, match=message):
+            run(coupling="mixture", pool=pool)
+    with pytest.raises(StateError, match="observed"):
+        run(coupling="mixture", pool={"h": np.ones((2, 3))}, v=observed["v"])

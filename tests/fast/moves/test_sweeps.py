@@ -111,7 +111,8 @@ def few_components(graph: FactorGraph) -> Any:
 
 
 def metropolized(graph: FactorGraph) -> Any:
-    return *metropolized_sweep(graph), *gibbs_sweep(graph)
+    """Gibbs draws, without which pairs rarely meet, precede the move that is tested."""
+    return *gibbs_sweep(graph), *metropolized_sweep(graph)
 
 
 def langevin(graph: FactorGraph) -> Any:
@@ -133,7 +134,7 @@ def tempered(graph: FactorGraph) -> Any:
 HALF = Observed(np.array([1.0, 0.0, 0.0, 0.0], np.float32), np.array([True, False, False, True]))
 FIRST = Observed(np.float32([1, 0, 0]), np.array([True, False, False]))
 CORNERS = Observed(np.float32([1, 0, -1, 0, 0, 0, 0, 0, 1]), np.isin(np.arange(9), [0, 2, 8]))
-PROPOSES = {"acceptance": (0.1, 0.95)}
+PROPOSES = {"acceptance": (0.1, 0.99)}
 
 CASES = {
     "maximal": Case("rbm"),
@@ -157,7 +158,7 @@ SLOW_CASES = {
     "maximal three layers": Case("gated"),
     "maximal lattice": Case("lattice"),
     "maximal observed lattice": Case("lattice", given={"x": CORNERS}),
-    "mixture sweep": Case("rbm", mixture_sweep, pool_size=6, acceptance=(0.1, 0.95)),
+    "mixture sweep": Case("rbm", mixture_sweep, pool_size=6, **PROPOSES),
     "common": Case("rbm", kinds("common")),
     "deep": Case("deep"),
     "clamped": Case("deep", lambda g: resolve_moves(g, None, ["h2"]), {"h2": np.float32([0, 1])}),
@@ -293,7 +294,7 @@ def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {b: np.asarray(v) for b, v in p.target.hold(rows).items()}
 
 
-# the coupled sweep of replicas takes six seconds to compile, and the swaps are those of a single chain
+# the coupled sweep of replicas takes six seconds to compile, and a single chain has the same swaps
 @pytest.mark.parametrize(
     "name", [n if n != "tempered" else slow(n) for n in CASES] + [*map(slow, SLOW_CASES)]
 )
@@ -318,9 +319,9 @@ def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> 
             p.assert_exact(x, 2 * len(times))
             p.assert_given_units_stay(x)
         if t == 0:
-            if (
-                not any(move.stalls for move in p.moves) and not p.case.is_tempered
-            ):  # the leader ignores the follower
+            # the leader ignores the follower, unless trials of a coupling can fail
+            may_fail = p.case.is_tempered or any(move.stalls for move in p.moves)
+            if not may_fail:
                 for b, v in z.items():
                     np.testing.assert_allclose(v[0], equal[b][0], rtol=1e-4, atol=1e-5)
             assert_acceptance(p.case, accepted, 2 * sum(move.proposes for move in p.moves))

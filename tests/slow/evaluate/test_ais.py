@@ -19,7 +19,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Factor, FactorGraph, Gaussian, Poisson, exact, layered
 from ebmpp.errors import IntractableError
 from ebmpp.sampling import annealing_path
-from helpers import assert_rows_law, random_params
+from helpers import random_params
 
 
 @pytest.mark.parametrize("name", ["categorical", "harmonium", "three layers"])
@@ -35,20 +35,6 @@ def test_references_without_data_have_the_means_of_the_model(name: str) -> None:
     fixed = annealing_path.reference(graph, params, PAIR, given={first: jnp.ones_like(eta[first])})
     for b in eta:
         np.testing.assert_array_equal(fixed[b], jnp.ones_like(eta[b]) if b == first else eta[b])
-
-
-class WithoutInverse(Bernoulli):
-    """A family without an inverse mean map."""
-
-    def from_mean(self, mean: jax.Array) -> jax.Array:
-        raise NotImplementedError
-
-
-def test_families_without_an_inverse_mean_map_are_annealed() -> None:
-    graph = layered(v=WithoutInverse(7), h=Bernoulli(5))
-    params = random_params(graph, 2)
-    result = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=4)
-    assert_rows_law(np.exp(result.log_weights - float(exact.log_partition(graph, params))), 1.0)
 
 
 def test_independent_blocks_are_exact() -> None:

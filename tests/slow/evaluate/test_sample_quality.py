@@ -54,25 +54,6 @@ def test_frechet_distances_are_biased_as_stated_and_extrapolated():
     np.testing.assert_allclose(error.mean(), extrapolated.std(), rtol=0.2)
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_adversarial_accuracy_counts_ties_as_one_half(binary):
-    rng = np.random.default_rng(3)
-    real, synthetic = rng.normal(size=(2, 30, 5))
-    if binary:
-        real, synthetic = (real > 0).astype(float), (synthetic > 0.5).astype(float)
-    expected = []
-    for rows, others in ((real, synthetic), (synthetic, real)):
-        scores = []
-        for i, row in enumerate(rows):
-            inside = ((row - np.delete(rows, i, 0)) ** 2).sum(1).min()
-            across = ((row - others) ** 2).sum(1).min()
-            scores.append(0.5 if inside == across else float(across > inside))
-        expected.append(np.mean(scores))
-    result = adversarial_accuracy(real, synthetic, chunk=8)
-    np.testing.assert_allclose([result.real, result.synthetic], expected, rtol=1e-6)
-    assert (result.tied > 0.1) == binary
-
-
 def test_classifier_features_are_reproducible():
     features, repeated = (ClassifierFeatures.fit(num_epochs=8) for _ in range(2))
     images, labels = data.digits(labels=True)
