@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exponential families: densities, means, draws, couplings and modes against sums over a unit's values."""
 
-from collections.abc import Callable
 import functools
 import itertools
 from typing import Any
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.core import random
-from ebmpp.errors import ArgumentError
 from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, numpy_log_base, numpy_statistics
 
 ROWS = 20_000
@@ -256,22 +254,3 @@ def test_shapes_and_equality() -> None:
     assert repr(Bernoulli((np.int32(2), 3))) == "Bernoulli((2, 3))"
     assert repr(Binomial(2, np.uint8(4))) == "Binomial(2, total_count=4)"
     assert repr(Gaussian(2, "learned")) == "Gaussian(2, variance='learned')"
-
-
-WRONG = [
-    (lambda: Spin(-1), "Spin: shape .* not -1"),
-    (lambda: Bernoulli(3.0), r"shape .* not 3.0 \(give 3\)"),
-    (lambda: Bernoulli((2, 0)), "shape .* not 0"),
-    (lambda: Bernoulli(()), "shape"),
-    (lambda: Bernoulli("3"), "shape .* not '3'"),
-    (lambda: Bernoulli(True), "shape .* not True"),
-    (lambda: Categorical(3, num_categories=1), "Categorical: num_categories .* not 1"),
-    (lambda: Binomial(3, 2.5), "Binomial: total_count .* not 2.5"),
-    (lambda: Gaussian(3, variance="full"), "Gaussian: variance .* not 'full'"),
-]
-
-
-@pytest.mark.parametrize(("declare", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_arguments(declare: Callable[[], Family], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        declare()

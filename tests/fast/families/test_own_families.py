@@ -99,12 +99,3 @@ def test_inverse_of_means_of_several_statistics() -> None:
     inverse = jax.jit(functools.partial(Family.from_mean, Categorical(2, 4)))(rare)
     weights = np.exp(np.asarray(inverse, float))
     np.testing.assert_allclose(weights / weights.sum(1, keepdims=True), rare, rtol=1e-3)
-
-
-def test_custom_visible_block_starts_at_base_rates() -> None:
-    family = Ternary(4)
-    graph = layered(v=family, h=Bernoulli(2))
-    data = np.random.default_rng(0).integers(0, 3, (40, 4)).astype(np.float32)
-    params = graph.init(zoo.KEY, data)
-    mean, default = jax.device_get(jax.jit(lambda e: (family.mean(e), family.mean(0 * e)))(params["v"]))
-    np.testing.assert_allclose(mean, (40 * data.mean(0) + default) / 41, rtol=1e-4)

@@ -16,10 +16,10 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, Bilinear, Exponential, Factor, FactorGraph, Spin, layered
-from ebmpp.errors import DeclarationError, IntractableError, StateError
+from ebmpp import Bernoulli, Bias, Bilinear, Exponential, Factor, FactorGraph, Spin
+from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import coloring
-from helpers import alone, gated, pair, random_params, random_state
+from helpers import gated, pair, random_params, random_state
 
 
 def derive(graph: FactorGraph, params: dict, x: dict) -> dict[str, Any]:
@@ -67,14 +67,6 @@ def test_derived_quantities_match_enumeration(name: str) -> None:
         close(-result["free_energy"], [Oracle(graph, params, row).log_z for row in rows])
 
 
-def test_block_without_neighbours() -> None:
-    graph, params = alone(Spin(2)), {"a": np.float32([0.3, -0.8])}
-    assert graph.layers == (("a",),)
-    np.testing.assert_allclose(graph.natural_parameters(params, {}, "a"), params["a"], rtol=1e-6)
-    log_z = np.logaddexp(params["a"], -params["a"]).sum()
-    np.testing.assert_allclose(graph.free_energy(params, {}), -log_z, rtol=1e-6)
-
-
 def test_interacting_latents_have_no_closed_free_energy() -> None:
     graph, params = zoo.graph("gated"), zoo.params("gated")
     assert graph.layers == (("a",), ("b",), ("c",))
@@ -110,19 +102,6 @@ def test_free_energy_under_vmap_and_grad() -> None:
     np.testing.assert_allclose(gradient["v"], -v.sum(0), rtol=1e-5)
 
 
-def test_equal_graphs_share_compiled_functions() -> None:
-    traces = []
-
-    def free_energy(graph: FactorGraph, params: dict, v: jax.Array) -> jax.Array:
-        traces.append(graph)
-        return graph.free_energy(params, {"v": v})
-
-    compiled = jax.jit(free_energy, static_argnums=0)
-    for _ in range(2):
-        compiled(layered(v=Bernoulli(4), h=Bernoulli(3)), zoo.params("rbm"), np.zeros(4, np.float32))
-    assert len(traces) == 1
-
-
 def test_repeated_calls_do_not_trace_again() -> None:
     traces = []
 
@@ -141,14 +120,6 @@ def test_repeated_calls_do_not_trace_again() -> None:
     declare()  # the probe of an equal factor is remembered
     assert len(traces) == count
     assert not np.array_equal(first[0], second[0])
-
-
-def test_probe_is_repeated_for_other_blocks() -> None:
-    factor = Factor("a", "b", energy=lambda w, a, b: -a @ w @ b.reshape(2, -1)[:, 0], init=np.ones((2, 2)))
-    blocks = {"a": Bernoulli(2), "b": Bernoulli(2)}
-    FactorGraph(blocks, {}, [factor])
-    with pytest.raises(DeclarationError):
-        FactorGraph({**blocks, "b": Bernoulli(3)}, {}, [factor])
 
 
 def test_order_of_dicts_does_not_matter() -> None:

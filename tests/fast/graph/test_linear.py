@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Convolution, FactorGraph, Gaussian, Spin
-from ebmpp.errors import DeclarationError, NotMultiAffineError
+from ebmpp.errors import DeclarationError
 from ebmpp.graph import Linear
-from helpers import assert_law, random_params, random_state
+from helpers import random_params, random_state
 
 
 def windows(w: jax.Array, v: jax.Array) -> jax.Array:
@@ -95,20 +95,6 @@ def test_statistics_of_a_unit_are_channels() -> None:
     assert factor.init_params(zoo.KEY, learned).shape == (2, 1, 2)  # x takes part, x**2 does not
 
 
-def test_schemes_fill_a_shape_and_keep_an_init() -> None:
-    init = np.linspace(-1, 1, 200)
-    factors = [
-        Linear("v", "h", forward=windows, shape=(200,), name="shape"),
-        Linear("v", "h", forward=windows, init=init, name="init"),
-    ]
-    graph = FactorGraph({"v": Bernoulli(300), "h": Bernoulli(101)}, factors=factors)
-    gaussian, orthogonal = (graph.init(zoo.KEY, scheme=s) for s in ("gaussian", "orthogonal"))
-    assert_law(np.std(gaussian["shape"]), 0.01, 0.01 / np.sqrt(400))
-    np.testing.assert_allclose(np.linalg.norm(orthogonal["shape"]), 1, rtol=1e-5)
-    for params in (gaussian, orthogonal):
-        np.testing.assert_allclose(params["init"], init, rtol=1e-6)
-
-
 def test_shared_bias_starts_at_the_rate_over_positions() -> None:
     graph = FactorGraph({"v": Bernoulli((2, 3, 4))}, factors=[Bias("v", shared=(-1, 1))])
     rows = np.random.default_rng(0).integers(2, size=(50, 2, 3, 4)).astype(np.float32)
@@ -137,56 +123,6 @@ def test_equality_and_pickles() -> None:
     assert strided != Convolution("v", "h", window=(2, 2), stride=2)
     assert repr(strided) == "Convolution('v', 'h', window=(2, 2), stride=(2, 2), padding=((1, 1), (1, 1)))"
     assert Bias("h") != Bias("h", shared=(0,))
-
-
-def test_affine_forward_contains_a_bias() -> None:
-    init = {"w": np.ones(3), "b": 2.0}
-    graph = declared(Linear("v", "h", forward=lambda p, v: windows(p["w"], v) + p["b"], init=init))
-    eta = graph.natural_parameters(graph.init(zoo.KEY), {"v": np.array([1, 0, 1, 1, 0.0])}, "h")
-    np.testing.assert_allclose(eta, [4, 4, 4])
-
-
-LINEAR = [
-    ({"forward": "conv"}, DeclarationError, "forward .* not 'conv'"),
-    ({"shape": (3,), "init": np.ones(3)}, DeclarationError, "shape, .* or init, .*not both"),
-    ({"shape": (3, 0)}, DeclarationError, r"shape .* not \(3, 0\)"),
-    ({"shape": (2,)}, DeclarationError, r"returned shape \(4,\); expected .* block 'h', \(3,\)"),
-    ({"shape": (3, 1)}, DeclarationError, r"failed .* params of shape \(3, 1\)"),
-    (
-        {"forward": lambda w, v: jax.nn.relu(windows(w, v)), "shape": (3,)},
-        NotMultiAffineError,
-        "block 'v' .*forward must be affine",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "error", "message"), LINEAR)
-def test_wrong_linear_factors(options: dict, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        declared(Linear("v", "h", **{"forward": windows, **options}))
-
-
-CONVOLUTIONS = [
-    ({"window": 7}, "window .* not 7"),
-    ({"stride": 0}, "stride .* not 0"),
-    ({"stride": (1, 1)}, "stride"),
-    ({"padding": "CIRCULAR"}, "padding .* not 'CIRCULAR'"),
-    ({"window": (3, 3)}, r"window of 2 axes .* block 'v'"),
-    ({"window": (2,)}, r"positions \(4,\), and block 'h' .* \(3,\)"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), CONVOLUTIONS)
-def test_wrong_convolutions(options: dict, message: str) -> None:
-    with pytest.raises(DeclarationError, match=message):
-        declared(Convolution("v", "h", **{"window": (3,), **options}), h=Bernoulli((1, 3)))
-
-
-def test_wrong_shared_biases() -> None:
-    with pytest.raises(DeclarationError, match=r"Bias\('v'\): shared .* not 1"):
-        Bias("v", shared=1)
-    with pytest.raises(DeclarationError, match=r"shared=\(1,\)"):
-        FactorGraph({"v": Bernoulli(5)}, factors=[Bias("v", shared=(1,))])
 
 
 def test_centering_needs_a_bias_per_unit() -> None:

@@ -12,20 +12,8 @@ import numpy as np
 import pytest
 import zoo
 
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Categorical,
-    Convolution,
-    FactorGraph,
-    Family,
-    Observed,
-    Pairwise,
-    Spin,
-    condition,
-    layered,
-)
+import ebmpp
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Pairwise, Spin, condition, layered
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.graph import marginalize, merge, rename, split
 from helpers import random_params, random_state
@@ -41,7 +29,7 @@ WEIGHTED.add_weighted_edges_from([("b", "a", 1.5), ("c", "d", 0.0), ("a", "d", -
 
 
 @pytest.mark.parametrize("family", [Spin, Bernoulli])
-def test_network_round_trip(family: type[Family]) -> None:
+def test_network_round_trip(family: type[ebmpp.Family]) -> None:
     graph = FactorGraph.from_networkx(WEIGHTED, family)
     network = graph.to_networkx(graph.init(zoo.KEY))
     assert list(network) == list(WEIGHTED)
@@ -53,7 +41,7 @@ def test_network_round_trip(family: type[Family]) -> None:
 
 
 def convolutional() -> FactorGraph:
-    factors = [Bias("v"), Bias("h"), Convolution("v", "h", window=(2, 2))]
+    factors = [Bias("v"), Bias("h"), ebmpp.Convolution("v", "h", window=(2, 2))]
     return FactorGraph({"v": Spin((1, 3, 3))}, {"h": Spin((2, 2, 2))}, factors)
 
 
@@ -84,10 +72,6 @@ def test_network_has_the_energy_of_the_graph(name: str) -> None:
         total += sum(w * value[a] * value[b] for a, b, w in network.edges(data="weight"))
         np.testing.assert_allclose(energy, -total, atol=1e-4)
     assert {network.nodes[n]["block"] for n in network} == set(graph.families)
-
-
-def test_network_without_params_is_the_block_graph() -> None:
-    assert set(zoo.graph("rbm").to_networkx()) == {"v", "h"}
 
 
 def test_large_networks_are_derived_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +147,7 @@ def test_renamed_and_merged_graphs_keep_labels() -> None:
 
 def test_remaining_units_keep_labels() -> None:
     known = np.array([False, True, False, True])
-    rest = condition(labelled()[0], x=Observed(np.array([1.0, -1.0, 1.0, 1.0]), known))
+    rest = condition(labelled()[0], x=ebmpp.Observed(np.array([1.0, -1.0, 1.0, 1.0]), known))
     assert dict(rest.labels) == {"x": ("a", "c")}
     factors, labels = [Bias("x"), Bilinear("x", "h")], {"x": "abcd", "h": "z"}
     graph = FactorGraph({"x": Spin(4)}, {"h": Spin(1)}, factors, labels=labels)
@@ -173,15 +157,6 @@ def test_remaining_units_keep_labels() -> None:
     factors, labels = [Bias("h"), Bilinear("a", "h")], {"a": [7], "h": "xyz"}
     graph = FactorGraph({"a": Spin(1)}, {"h": Bernoulli(3)}, factors, labels=labels)
     assert dict(marginalize(graph, "h").labels) == {"a": (7,)}
-
-
-def test_split_networks_keep_biases_and_energies() -> None:
-    graph, start = labelled()
-    pieces, params = split(graph, "x", {"even": [2, 0], "odd": [1, 3]}, params=start)
-    assert pieces.init(zoo.KEY)["even"].tolist() == params["even"].tolist() == [0.0, 0.5]
-    x = random_state(Spin(4), 0, (5,))
-    energy = pieces.energy(params, {"even": x[:, [2, 0]], "odd": x[:, [1, 3]]})
-    np.testing.assert_allclose(energy, graph.energy(start, x), rtol=1e-6)
 
 
 # -- dimod -----------------------------------------------------------------------------------------
@@ -224,13 +199,6 @@ def test_bqm_round_trip_keeps_the_energy(model: type, kind: str) -> None:
     result = graph.to_bqm(params)
     assert result.vartype.name == kind
     np.testing.assert_allclose([result.energy(sample) for sample in samples], expected, rtol=1e-5)
-
-
-def test_bqm_of_two_blocks(model: type) -> None:
-    rbm, params = zoo.graph("rbm"), zoo.params("rbm")
-    x = {b: random_state(f, 1) for b, f in rbm.families.items()}
-    sample = {(b, i): float(v) for b, a in x.items() for i, v in enumerate(a)}
-    np.testing.assert_allclose(rbm.to_bqm(params).energy(sample), rbm.energy(params, x), rtol=1e-5)
 
 
 def test_dicts_of_an_ising_model() -> None:

@@ -16,22 +16,9 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    BlockedGibbs,
-    Exponential,
-    FactorGraph,
-    Family,
-    Gaussian,
-    Observed,
-    Poisson,
-    ais,
-    evaluate,
-    exact,
-    local_search,
-)
+import ebmpp
+from ebmpp import Bernoulli, BlockedGibbs, FactorGraph, Observed, Poisson, evaluate, exact, local_search
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.graph import tables
 from ebmpp.graph.factors import Bias, Bilinear
 from ebmpp.training import batches, monitors
 from helpers import Tensor, alone, pair, random_params, slow
@@ -62,7 +49,7 @@ def read(graph: FactorGraph, data: Any) -> dict[str, np.ndarray]:
 
 def anneal(graph: FactorGraph, params: dict, data: Any) -> Any:
     options = {"num_particles": 4, "num_temperatures": 3, "progress_bar": False}
-    return ais(graph, params, rng_key=zoo.KEY, data=data, **options).log_partition
+    return ebmpp.ais(graph, params, rng_key=zoo.KEY, data=data, **options).log_partition
 
 
 #: functions that take data
@@ -95,12 +82,10 @@ TYPES = {
     "float16": V.astype(np.float16),
     "bfloat16": V,
     "list": V.tolist(),
-    "tuple": tuple(map(tuple, V.tolist())),
     "tensor": Tensor(V),
     "frame": pd.DataFrame(V, columns=["c", "a", "b", "d"]),
     "nullable frame": pd.DataFrame(V).astype("Int64"),
     "mixed frame": pd.DataFrame({"x": V[:, 0], "y": V[:, 1] > 0, "z": V[:, 2] / 1.0, "w": V[:, 3]}),
-    "dict of a frame": {"v": pd.DataFrame(V)},
     "observed": Observed(V, np.ones(4, bool)),
 }
 
@@ -122,19 +107,15 @@ def test_array_types_give_equal_results(function: str, tmp_path: Path) -> None:
 WRONG = {
     "text": ("abc", "expected an array of numbers, got 'abc'"),
     "objects": (V.astype(object), "dtype object"),
-    "strings": (V.astype(str), "dtype <U"),
     "ragged": ([[1, 0, 0, 1], [1, 0]], "inhomogeneous"),
     "complex": (V + 0j, "complex"),
-    "times": (V.astype("timedelta64[s]"), "dtype timedelta64"),
     "masked": (np.ma.masked_array(V, V == 0), r"masked array; give ebmpp.Observed\("),
-    "masked rows": (list(np.ma.masked_array(V, V == 0)), "masked array"),
     "tuple": ((V, V > 0), r"give ebmpp.Observed\(values, known\)"),
     "text frame": (pd.DataFrame({"a": [1], "b": ["x"], "c": [2], "d": [0]}), "column 'b'"),
     "missing": (np.where(V == 0, np.nan, V), "got nan at index .*Observed.where_finite"),
     "missing in a frame": (pd.DataFrame(V).astype("Int64").replace(0, pd.NA), "Observed.where_finite"),
     "shape": (V[:, :2], r"got shape \(4, 2\)"),
     "outside": (2 * V, r"got 2 at index \(0, 0\)"),
-    "half": (0.5 * V, "got 0.5 at index"),
     "infinite": (np.where(V == 0, np.inf, V), "got inf at index"),
     "block": ({"w": V}, "unknown .*block 'w'"),
 }
@@ -188,8 +169,8 @@ def test_numbers_that_float32_holds_are_read() -> None:
         read(declared(Poisson(2), Bernoulli(1)), frame)
 
 
-@pytest.mark.parametrize("family", [Gaussian(1), Exponential(1)], ids=repr)
-def test_real_numbers_are_rounded(family: Family) -> None:
+@pytest.mark.parametrize("family", [ebmpp.Gaussian(1), ebmpp.Exponential(1)], ids=repr)
+def test_real_numbers_are_rounded(family: ebmpp.Family) -> None:
     graph = declared(family, Bernoulli(1))
     values = read(graph, np.array([[0.1], [2.0**24 + 1]]))["a"].ravel()
     assert sorted(values.tolist()) == [pytest.approx(0.1, abs=1e-8), 2.0**24]
@@ -215,19 +196,6 @@ def test_rows_of_data_are_not_broadcast(function: str) -> None:
             FUNCTIONS[function](graph, params, {"u": u, "v": V})
     with pytest.raises(StateError, match="block 'u' is missing"):
         FUNCTIONS[function](graph, params, {"v": V})
-
-
-def test_axes_of_states_are_broadcast() -> None:
-    graph, params = two_visible()
-    energies = [graph.free_energy(params, {"u": u, "v": V}) for u in (np.zeros(2), np.zeros((4, 2)))]
-    np.testing.assert_array_equal(*energies)
-
-
-def test_leading_axes_of_data_are_kept() -> None:
-    rbm, params = zoo.graph("rbm"), zoo.params("rbm")
-    result = np.asarray(exact.log_likelihood(rbm, params, np.stack([V, 1 - V])))
-    assert result.shape == (2, 4)
-    np.testing.assert_allclose(result[1], exact.log_likelihood(rbm, params, 1 - V), rtol=1e-6)
 
 
 def test_bare_array_is_the_only_visible_block() -> None:
@@ -286,9 +254,3 @@ def test_free_energy_sums_out_unknown_units() -> None:
         np.testing.assert_allclose(value, -np.logaddexp.reduce(log_weights), rtol=1e-5)
     with pytest.raises(IntractableError, match="every unit of 'v', or call exact.log_likelihood"):
         rbm.free_energy(zoo.params("rbm"), Observed(V, known))
-
-
-def test_tables_read_files_row_by_row(tmp_path: Path) -> None:
-    table = tables.as_table(zoo.graph("rbm"), in_file(tmp_path / "v", V))
-    assert isinstance(table.values["v"].base, np.memmap)
-    np.testing.assert_array_equal(table.take(np.array([2, 0])).values["v"], V[[2, 0]])

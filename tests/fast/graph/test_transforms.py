@@ -1,33 +1,22 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Conditioning, splitting, renaming, merging and stacking of graphs and their params."""
+"""Conditioning, splitting, marginalising, renaming, merging and stacking of graphs and their params."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from surgery_tools import check_condition
+from surgery_tools import STARS, check_condition, check_marginal, star
 import zoo
 
 import jax
 
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Binomial,
-    Categorical,
-    Factor,
-    FactorGraph,
-    Gaussian,
-    Observed,
-    Spin,
-    condition,
-    layered,
-)
-from ebmpp.errors import DeclarationError, ParameterError, StateError
+import ebmpp
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Spin, condition, marginalize
+from ebmpp.errors import DeclarationError, IntractableError, ParameterError, StateError
 from ebmpp.graph import merge, rename, split, stack
+from ebmpp.graph.transforms import marginalize as elimination
 from helpers import gated, random_params, random_state, slow
 
 # -- conditioning ----------------------------------------------------------------------------------
@@ -35,8 +24,8 @@ from helpers import gated, random_params, random_state, slow
 
 @pytest.mark.parametrize("partial", [slow(False), True])
 def test_conditioning_keeps_the_joint_density(partial: bool) -> None:
-    blocks = {"a": Categorical(1, 3), "b": Binomial(2, total_count=2), "c": Spin(2)}
-    gate = Factor("a", "b", "c", init=np.full((3, 2, 2), 0.1), energy=third_order, name="gate")
+    blocks = {"a": Categorical(1, 3), "b": ebmpp.Binomial(2, total_count=2), "c": Spin(2)}
+    gate = ebmpp.Factor("a", "b", "c", init=np.full((3, 2, 2), 0.1), energy=third_order, name="gate")
     factors = [*map(Bias, "abc"), Bilinear("a", "b"), Bilinear("b", "c"), gate]
     check_condition(FactorGraph(blocks, factors=factors), 4, partial)
 
@@ -51,27 +40,13 @@ def test_conditioned_graphs_compare_by_value_and_compose() -> None:
     rest = condition(rbm, v=v)
     assert rest == condition(rbm, v=v.astype(int)) and hash(rest) == hash(condition(rbm, v=v))
     assert rest != condition(rbm, v=1 - v) and condition(rbm) is rbm
-    assert condition(rbm, v=Observed(v, np.zeros(4, bool))) == rbm
-    twice = condition(condition(rbm, v=Observed(v, v > 0)), v=v[1::2])
+    assert condition(rbm, v=ebmpp.Observed(v, np.zeros(4, bool))) == rbm
+    twice = condition(condition(rbm, v=ebmpp.Observed(v, v > 0)), v=v[1::2])
     expected = rbm.free_energy(params, v)
     for graph in (rest, twice):
         np.testing.assert_allclose(graph.free_energy(params, {}), expected, rtol=1e-6)
     apart = condition(zoo.graph("deep"), h1=np.ones(3))
     assert apart.edges == set() and list(apart.visible) == ["v"] and list(apart.latent) == ["h2"]
-
-
-VALUES = [
-    ({"w": np.zeros(4)}, StateError, "unknown block 'w'"),
-    ({"v": np.zeros((5, 4))}, StateError, r"leading axes \(5,\)"),
-    ({"v": np.full(4, 2.0)}, StateError, "block 'v' .* got 2.0"),
-    ({"v": np.zeros(4), "h": np.zeros(3)}, DeclarationError, "no unit is left"),
-]
-
-
-@pytest.mark.parametrize(("values", "error", "message"), VALUES)
-def test_wrong_values(values: dict, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        condition(zoo.graph("rbm"), **values)
 
 
 def test_traced_values_are_refused() -> None:
@@ -93,9 +68,9 @@ def shared() -> FactorGraph:
 
 
 def learned() -> FactorGraph:
-    custom = Factor("v", "y", init=np.ones(2), name="gate", energy=gate)
+    custom = ebmpp.Factor("v", "y", init=np.ones(2), name="gate", energy=gate)
     factors = [Bias("v", name="field"), Bias("y"), Bilinear("y", "v"), custom]
-    return FactorGraph({"v": Gaussian((2, 2), variance="learned")}, {"y": Categorical(2, 3)}, factors)
+    return FactorGraph({"v": ebmpp.Gaussian((2, 2), variance="learned")}, {"y": Categorical(2, 3)}, factors)
 
 
 SPLITS = {
@@ -134,13 +109,6 @@ def test_by_default_every_unit_is_a_block() -> None:
     np.testing.assert_array_equal(theirs["h_0"], params["h"][:1])
 
 
-def test_bias_that_no_two_units_share_is_split() -> None:
-    graph = FactorGraph({"v": Spin((1, 2))}, factors=[Bias("v", shared=(0,))])
-    units, theirs = split(graph, "v", params={"v": np.array([[1.0, 2.0]])})
-    assert units.factors == (Bias("v_0_0"), Bias("v_0_1")) and not units.edges
-    assert theirs["v_0_1"].tolist() == [2.0]
-
-
 def from_key(key: jax.Array) -> jax.Array:
     return jax.random.normal(key, (2, 3))
 
@@ -154,6 +122,46 @@ def test_split_biases_keep_their_init(init: Any) -> None:
     for name, i in (("last", 1), ("first", 0)):
         np.testing.assert_array_equal(factors[name].init_params(zoo.KEY, pieces.families), expected[[i]])
     assert pieces == split(graph, "v", {"last": [1], "first": [0]})
+
+
+# -- marginalising --------------------------------------------------------------------------------
+
+
+def test_density_and_gradient_of_the_rest() -> None:
+    check_marginal(star(*STARS["finite"]), scale=0.8)
+
+
+def test_block_without_neighbours_leaves_its_normaliser() -> None:
+    graph = FactorGraph({"a": Spin(2)}, {"h": ebmpp.Exponential(2)}, [Bias("a"), Bias("h", name="rate")])
+    params = random_params(graph)
+    rest, theirs = marginalize(graph, "h", params=params)
+    assert set(theirs) == {"a", "h"} and rest.edges == set()
+    bias, rate = np.asarray(params["a"]), np.asarray(params["rate"])
+    expected = np.logaddexp(bias, -bias).sum() - np.log(-rate).sum()
+    np.testing.assert_allclose(-rest.free_energy(theirs, {}), expected, rtol=1e-6)
+
+
+def test_marginals_without_a_closed_form_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rbm = zoo.graph("rbm")
+    with pytest.raises(IntractableError, match="block 'h' depends on 4 units of block 'v'"):
+        marginalize(rbm, "h")
+    with pytest.raises(IntractableError, match="'h' .Gaussian.2.*not affine .*'b': Gaussian.1.*learned"):
+        marginalize(star(ebmpp.Gaussian(2), Spin(1), ebmpp.Gaussian(1)), "h")
+    monkeypatch.setattr(elimination, "_MOST_ENTRIES", 17)
+    blocks = {b: Categorical(1, 3) for b in "ab"}
+    wide = FactorGraph(blocks, {"h": Bernoulli(2)}, [Bilinear("a", "h"), Bilinear("b", "h")])
+    with pytest.raises(IntractableError, match="table of 18 entries"):
+        marginalize(wide, "h")
+
+
+def test_wrong_marginalisations() -> None:
+    rbm = zoo.graph("rbm")
+    with pytest.raises(DeclarationError, match="'a' is the last block"):
+        marginalize(FactorGraph({"a": Spin(1)}, factors=[Bias("a")]), "a")
+    with pytest.raises(DeclarationError, match="name is that of one factor"):
+        marginalize(rbm, ["v", "h"], name="x")
+    with pytest.raises(DeclarationError, match="two factors are named 'a'"):
+        marginalize(star(Bernoulli(1), Spin(1)), "h", name="a")
 
 
 # -- names, and several graphs -----------------------------------------------------------------------
@@ -183,10 +191,10 @@ def test_merged_energies_add() -> None:
 
 def test_stack_is_the_deep_model() -> None:
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
-    upper = layered(h=Bernoulli(3), g=Bernoulli(4))
+    upper = ebmpp.layered(h=Bernoulli(3), g=Bernoulli(4))
     others = random_params(upper, seed=7)
     stacked, theirs = stack(rbm, upper, params=[params, others])
-    deep = layered(v=Bernoulli(4), h=Bernoulli(3), g=Bernoulli(4))
+    deep = ebmpp.layered(v=Bernoulli(4), h=Bernoulli(3), g=Bernoulli(4))
     assert (stacked.visible, stacked.latent, stacked.edges) == (deep.visible, deep.latent, deep.edges)
     assert set(stacked.factors) == set(deep.factors)
     np.testing.assert_allclose(theirs["h"], (np.asarray(params["h"]) + np.asarray(others["h"])) / 2)
@@ -199,24 +207,21 @@ def bias(block: str, family: Any, name: str | None = None) -> FactorGraph:
 
 
 CALLS: dict[str, tuple[Callable[[FactorGraph, dict], Any], type[Exception], str]] = {
-    "missing": (lambda g, p: split(g, "v", params={"v": p["v"]}), ParameterError, "lacks factor 'h'"),
     "shape": (lambda g, p: split(g, "v", params=p | {"v": np.zeros(5)}), ParameterError, r"'v': .* \(5,\)"),
-    "partition": (lambda g, p: split(g, "v", {"a": [0], "b": [0, 1]}), DeclarationError, r"'b': \[0, 1\]"),
-    "block there": (lambda g, p: split(g, "v", {"h": range(4)}), DeclarationError, "block 'h' is there"),
-    "split unknown": (lambda g, p: split(g, "w"), StateError, "unknown block 'w'"),
-    "same blocks": (lambda g, p: rename(g, {"v": "h"}), DeclarationError, "both be named 'h'"),
     "same factors": (
         lambda g, p: rename(g, {}, factors={"v": "b", "h": "b"}),
         DeclarationError,
         "both be named 'b'",
     ),
     "unknown factor": (lambda g, p: rename(g, {}, factors={"w": "u"}), DeclarationError, "factor .* 'w'"),
-    "unknown block": (lambda g, p: rename(g, {"w": "u"}), StateError, "unknown block 'w'"),
     "same graph": (lambda g, p: merge(g, g), DeclarationError, "factor named 'v'"),
     "families": (lambda g, p: merge(g, bias("h", Spin(2), "x")), DeclarationError, "block 'h' is Bern"),
     "params": (lambda g, p: merge(g, bias("y", Spin(2)), params=[p]), ValueError, "2 graphs, not of 1"),
-    "no graph": (lambda g, p: merge(), DeclarationError, "at least one graph"),
-    "stack": (lambda g, p: stack(g, layered(v=Bernoulli(4), g=Bernoulli(2))), DeclarationError, "block 'v'"),
+    "stack": (
+        lambda g, p: stack(g, ebmpp.layered(v=Bernoulli(4), g=Bernoulli(2))),
+        DeclarationError,
+        "block 'v'",
+    ),
 }
 
 

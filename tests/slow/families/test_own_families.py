@@ -9,7 +9,6 @@ import zoo
 
 from ebmpp import Bernoulli, Family, fit, layered, local_search
 from ebmpp.estimators import PCD
-from ebmpp.sklearn import HarmoniumTransformer
 
 
 @pytest.mark.parametrize("family", [Ternary(4), Ordinal((2, 2))], ids=repr)
@@ -21,10 +20,3 @@ def test_training_with_a_custom_visible_family(family: Family) -> None:
     graph.check(params)
     state = local_search(graph, params, rng_key=zoo.KEY).state
     assert np.asarray(family.in_support(state["v"])).all()
-
-
-def test_transformer_of_a_custom_family() -> None:
-    rows = np.random.default_rng(0).integers(0, 3, (60, 4)).astype(float)
-    transformer = HarmoniumTransformer(3, visible=Ternary, n_iter=1, random_state=0).fit(rows)
-    assert transformer.transform(rows).shape == (60, 3)
-    assert np.isfinite(transformer.score_samples(rows)).all()

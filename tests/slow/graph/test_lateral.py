@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import UCD, BlockedGibbs, FactorGraph, Gaussian, Observed, ParallelTempering, Spin, exact
+from ebmpp import UCD, BlockedGibbs, FactorGraph, Gaussian, Observed, exact
 from ebmpp.estimators.base import Batch
 from helpers import assert_law, assert_rows_law
 
@@ -61,30 +61,6 @@ def test_observed_units_stay_and_condition_the_others() -> None:
     mcmc.run(zoo.KEY, params, x=observed)
     samples = np.asarray(mcmc.get_samples()["x"])
     assert (samples[:, known] == [1, 0]).all() and (samples[:, ~known].std(0) > 0).all()
-
-
-def test_tempered_chains_draw_the_model() -> None:
-    graph, params = zoo.graph("lattice"), zoo.params("lattice")
-    kernel = ParallelTempering(graph, betas=[0.0, 0.5, 1.0])
-    options = {"num_chains": 1500, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=20, num_samples=1, **options)
-    mcmc.run(zoo.KEY, params)
-    assert_rows_law(mcmc.get_samples()["x"], zoo.moments("lattice")["x"])
-
-
-@pytest.mark.parametrize("name", ["potts", "semi-restricted"])
-def test_annealing_estimates_log_z(name: str) -> None:
-    graph, params = lateral(name)
-    result = ebmpp.ais(graph, params, rng_key=zoo.KEY, num_particles=400, num_temperatures=30)
-    assert_law(result.log_partition, exact.log_partition(graph, params), result.standard_error)
-
-
-def test_attractive_lattice_is_drawn_by_coupling_from_the_past() -> None:
-    graph = FactorGraph.from_networkx(nx.grid_2d_graph(2, 3), Spin, shared=True)
-    params = {"x": np.linspace(-0.5, 0.5, 6, dtype=np.float32), "x:x": np.float32(0.4)}
-    options = {"rng_key": zoo.KEY, "num_samples": 2000, "method": "coupling_from_the_past"}
-    samples = ebmpp.perfect_sample(graph, params, **options)
-    assert_rows_law(samples["x"], exact.moments(graph, params)["x"])
 
 
 @pytest.mark.parametrize("name", ["semi-restricted", "lateral latents"])
