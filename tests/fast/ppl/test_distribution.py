@@ -75,50 +75,66 @@ def log_partition(params: Any) -> Any:
 def test_log_prob_matches_enumeration(name: str) -> None:
     graph = pair(FAMILIES[name], Bernoulli(2))
     params = random_params(graph, 2)
-    joint, marginal = EnergyDistribution(graph, params, blocks="all"), EnergyDistribution(graph, params)
     a, b = random_state(FAMILIES[name], 3, (4,)), random_state(Bernoulli(2), 4, (4,))
+    marginal = EnergyDistribution(graph, params)
+
+    @jax.jit
+    def log_probs(params: Any) -> tuple:
+        joint = EnergyDistribution(graph, params, blocks="all")
+        value = joint.layout.join({"a": a, "b": b})
+        return joint.log_prob(value), EnergyDistribution(graph, params).log_prob(a), marginal.support(a)
+
+    joint, summed, is_inside = log_probs(params)
     weight = lambda x, y: numpy_log_weight(graph, params, {"a": x, "b": y})
     expected = [weight(x, y) for x, y in zip(a, b, strict=True)]
-    np.testing.assert_allclose(
-        joint.log_prob(joint.layout.join({"a": a, "b": b})), expected, rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(joint, expected, rtol=1e-5, atol=1e-5)
     latent = np.array(list(itertools.product([0.0, 1.0], repeat=2)))
-    summed = [np.logaddexp.reduce([weight(x, y) for y in latent]) for x in a]
-    np.testing.assert_allclose(marginal.log_prob(a), summed, rtol=1e-5, atol=1e-5)
-    assert marginal.event_shape == (2,)
+    expected = [np.logaddexp.reduce([weight(x, y) for y in latent]) for x in a]
+    np.testing.assert_allclose(summed, expected, rtol=1e-5, atol=1e-5)
+    assert marginal.event_shape == (2,) and is_inside.shape == (4,) and bool(is_inside.all())
     assert marginal.support.is_discrete == (name in (*FINITE, "poisson"))
-    assert bool(marginal.support(a).all()) and marginal.support(a).shape == (4,)
 
 
-@pytest.mark.parametrize("kind", ["number", "function"])
-def test_log_partition_normalises_a_batch_of_params(kind: str) -> None:
-    known = log_partition if kind == "function" else np.stack([log_partition(p) for p in param_sets()])
-    batch = law(stacked(), log_partition=known)
-    assert (batch.batch_shape, batch.event_shape, batch.shape((7,))) == ((2,), (4,), (7, 2, 4))
+def test_log_partition_normalises_a_batch_of_params() -> None:
+    def log_probs(params: Any) -> tuple:
+        batch = law(params, log_partition=log_partition)
+        assert (batch.batch_shape, batch.event_shape, batch.shape((7,))) == ((2,), (4,), (7, 2, 4))
+        numbers = jnp.stack([log_partition(p) for p in param_sets()])
+        return batch.log_prob(ROWS[:, None]), law(params, log_partition=numbers).log_prob(ROWS[3])
+
+    rows, row = jax.jit(log_probs)(stacked())
     expected = np.stack([visible(0), visible(1)], 1)
-    np.testing.assert_allclose(np.exp(batch.log_prob(ROWS[:, None])), expected, rtol=1e-4)
-    np.testing.assert_allclose(np.exp(batch.log_prob(ROWS[3])), expected[3], rtol=1e-4)
+    np.testing.assert_allclose(np.exp(rows), expected, rtol=1e-4)
+    np.testing.assert_allclose(np.exp(row), expected[3], rtol=1e-4)
 
 
 def test_named_blocks_and_layouts() -> None:
     graph, params = zoo.graph("deep"), zoo.params("deep")
     x = {b: random_state(f, i, (5,)) for i, (b, f) in enumerate(graph.families.items())}
-    middle = EnergyDistribution(graph, params, blocks=["h1"])
-    np.testing.assert_allclose(middle.log_prob(x["h1"]), graph.marginal(params, x, ["v", "h2"]), rtol=1e-5)
     layout = Layout.at(graph, (2, 4), {"v": [0, 5, 7], "h1": [1, 4, 6], "h2": [2, 3]})
-    board = EnergyDistribution(graph, params, layout=layout)
-    assert board.event_shape == (2, 4) and board.support.event_dim == 2
-    np.testing.assert_allclose(board.log_prob(layout.join(x)), graph.log_density(params, x), rtol=1e-5)
-    assert board.sample(jax.random.key(0), (4,)).shape == (4, 2, 4)
+
+    @jax.jit
+    def log_probs(params: Any) -> tuple:
+        middle = EnergyDistribution(graph, params, blocks=["h1"]).log_prob(x["h1"])
+        board = EnergyDistribution(graph, params, layout=layout)
+        assert board.event_shape == (2, 4) and board.support.event_dim == 2
+        expected = graph.marginal(params, x, ["v", "h2"]), graph.log_density(params, x)
+        return (middle, board.log_prob(layout.join(x))), expected, board.sample(zoo.KEY, (4,))
+
+    reported, expected, draws = log_probs(params)
+    assert draws.shape == (4, 2, 4)
+    for a, b in zip(reported, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_values_outside_the_support() -> None:
     with pytest.warns(UserWarning, match="Out-of-support"):
-        assert law().log_prob(np.float32([0, 1, -1, 0])) == -np.inf
+        assert law().log_prob(np.float32([0, 1, -1, 0])) == -np.inf  # eager, where it warns
     support = EnergyDistribution(zoo.graph("gaussian"), zoo.params("gaussian"), blocks="all").support
     values = np.float32([[0.3, -2, 0.1, 0, 1], [0.3, -2, 0, 0.5, 1], [np.nan, 0, 0, 0, 1]])
-    np.testing.assert_array_equal(support(values), [True, False, False])
-    assert support.is_discrete and bool(support(support.feasible_like(values)).all())
+    inside, feasible = jax.jit(lambda v: (support(v), support(support.feasible_like(v))))(values)
+    np.testing.assert_array_equal(inside, [True, False, False])
+    assert support.is_discrete and bool(feasible.all())
 
 
 # -- draws -----------------------------------------------------------------------------------------
@@ -145,20 +161,25 @@ def test_draws_depend_on_their_key_and_place() -> None:
 
 
 def test_expand_mask_vmap_and_pickle() -> None:
-    rows, expected = ROWS[[3, 9]], law().log_prob(ROWS[[3, 9]])
-    assert law().expand((2,)).shape() == (2, 4)
-    np.testing.assert_allclose(law().expand((2,)).log_prob(rows), expected)
-    np.testing.assert_allclose(
-        law().mask(np.array([True, False])).log_prob(rows), expected * np.array([1, 0])
-    )
-    np.testing.assert_allclose(jax.jit(lambda d, x: d.log_prob(x))(law(), rows), expected, rtol=1e-6)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(law())).log_prob(rows), expected)
-    batch = jax.vmap(law)(stacked())
-    assert batch.batch_shape == (2,)
-    separate = np.stack([law(p).log_prob(rows) for p in param_sets()], 1)
-    np.testing.assert_allclose(jax.vmap(lambda d: d.log_prob(rows), out_axes=1)(batch), separate, rtol=1e-5)
-    keys = jax.random.split(zoo.KEY, 2)
-    assert jax.vmap(lambda d, k: d.sample(k))(batch, keys).shape == (2, 4)
+    rows, mask = ROWS[[3, 9]], np.array([True, False])
+    base, copied = law(), pickle.loads(pickle.dumps(law()))
+    assert base.expand((2,)).shape() == (2, 4)
+    ask = jax.jit(lambda d: [e.log_prob(rows) for e in (d, d.expand((2,)), d.mask(mask), copied)])
+    expected, expanded, masked, unpickled = ask(base)
+    np.testing.assert_allclose(expanded, expected)
+    np.testing.assert_allclose(masked, expected * mask)
+    np.testing.assert_allclose(unpickled, expected, rtol=1e-6)
+
+    @jax.jit
+    def of_batch(params: Any, keys: Any) -> tuple:
+        batch = jax.vmap(law)(params)
+        assert batch.batch_shape == (2,)
+        return jax.vmap(lambda d, k: (d.log_prob(rows), d.sample(k)))(batch, keys)
+
+    log_probs, draws = of_batch(stacked(), jax.random.split(zoo.KEY, 2))
+    assert draws.shape == (2, 4)
+    for params, log_prob in zip(param_sets(), log_probs, strict=True):
+        np.testing.assert_allclose(log_prob, -zoo.graph("rbm").free_energy(params, {"v": rows}), rtol=1e-5)
 
 
 def test_plates_and_predictive() -> None:
@@ -207,13 +228,14 @@ def test_single_units_numbered_from_0_are_enumerated(family: Any, is_single: boo
 def test_gradients_in_params_need_the_log_partition() -> None:
     graph, params = zoo.graph("gaussian"), zoo.params("gaussian")
     x = np.float32([0.3, -1.0, 0.5])
-    slope = jax.grad(lambda x: EnergyDistribution(graph, params).log_prob(x))(x)
-    np.testing.assert_allclose(slope, jax.grad(lambda x: -graph.free_energy(params, {"v": x}))(x), rtol=1e-5)
+    slope = jax.jit(jax.grad(lambda x: EnergyDistribution(graph, params).log_prob(x)))(x)
+    expected = jax.jit(jax.grad(lambda x: -graph.free_energy(params, {"v": x})))(x)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5)
     density = lambda j, **options: law(zoo.params("rbm") | {"v": j * np.ones(4)}, **options).log_prob(ROWS[5])
     for take in (jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(jax.jit(f)))):
         with pytest.raises(IntractableError, match="differentiated in its params"):
             take(density)(0.3)
-    known = jax.grad(lambda j: density(j, log_partition=log_partition))(0.3)
+    known = jax.jit(jax.grad(lambda j: density(j, log_partition=log_partition)))(0.3)
     means = exact.moments(zoo.graph("rbm"), zoo.params("rbm") | {"v": np.full(4, 0.3)})["v"]
     np.testing.assert_allclose(known, (ROWS[5] - np.asarray(means)).sum(), rtol=1e-4)
 
@@ -252,9 +274,10 @@ def test_moments_of_gaussian_units() -> None:
     center = params["v"] + h @ params["v:h"].T
     weight = np.exp(h @ params["h"] + 0.5 * (center**2).sum(1))
     weight /= weight.sum()
-    np.testing.assert_allclose(distribution.mean, weight @ center, rtol=1e-4)
+    mean, variance = jax.jit(lambda d: (d.mean, d.variance))(distribution)
+    np.testing.assert_allclose(mean, weight @ center, rtol=1e-4)
     expected = 1 + weight @ center**2 - (weight @ center) ** 2
-    np.testing.assert_allclose(distribution.variance, expected, rtol=1e-4)
+    np.testing.assert_allclose(variance, expected, rtol=1e-4)
     with pytest.raises(IntractableError, match="infinitely many values"):
         distribution.entropy()
 
@@ -275,13 +298,15 @@ def test_moments_of_batches_in_a_layout() -> None:
 
 def test_kl_divergences_match_enumeration() -> None:
     p, q = (law(params, log_partition=0.3) for params in param_sets())  # no matter what log Z
-    first, second = visible(0), visible(1)
-    expected = first @ np.log(first / second)
     units = dist.Bernoulli(logits=np.float32([0.3, -1.0, 0.5, 0.1])).to_event(1)
-    third = np.exp(np.asarray(units.log_prob(ROWS), float))
-    np.testing.assert_allclose(kl_divergence(p, units), first @ np.log(first / third), rtol=1e-4)
-    np.testing.assert_allclose(kl_divergence(units, q), third @ np.log(third / second), rtol=1e-4)
-    np.testing.assert_allclose(kl_divergence(law(stacked()), q), [expected, 0], rtol=1e-4, atol=1e-6)
+    both, pairs = law(stacked()), lambda p, q, both: [(p, units), (units, q), (both, q)]
+    reported = jax.jit(lambda *d: [kl_divergence(*pair) for pair in pairs(*d)])(p, q, both)
+    first, second = visible(0), visible(1)
+    logits = np.array([0.3, -1.0, 0.5, 0.1])
+    third = np.exp(ROWS @ logits - np.log1p(np.exp(logits)).sum())
+    np.testing.assert_allclose(reported[0], first @ np.log(first / third), rtol=1e-4)
+    np.testing.assert_allclose(reported[1], third @ np.log(third / second), rtol=1e-4)
+    np.testing.assert_allclose(reported[2], [first @ np.log(first / second), 0], rtol=1e-4, atol=1e-6)
     with pytest.raises(ParameterError, match=r"shapes \(4,\) and \(3,\)"):
         kl_divergence(p, law(blocks=["h"]))
     other = pair(Spin(4), Bernoulli(1))

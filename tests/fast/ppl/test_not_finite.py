@@ -57,7 +57,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", often(CASES, "branches", "many"))
+@pytest.mark.parametrize("name", often(CASES, "branches"))
 def test_branches_not_taken_do_not_count(name: str) -> None:
     case = compare(CASES[name], z=np.zeros(12 if name == "many" else 5, np.int32))
     case.check()
@@ -79,8 +79,9 @@ def test_missing_data_under_a_mask_do_not_count() -> None:
             numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
     y = np.array([1.0, np.nan, 2.0], np.float32)
-    conditional = GibbsBlock.from_model(model, ["m"], y).conditional("m", {"m": np.float32(0.4)})
-    np.testing.assert_allclose((conditional.loc, conditional.scale), (1.0, 3**-0.5), rtol=1e-5)
+    block = GibbsBlock.from_model(model, ["m"], y)
+    ask = jax.jit(lambda m: (lambda law: (law.loc, law.scale))(block.conditional("m", {"m": m})))
+    np.testing.assert_allclose(ask(0.4), (1.0, 3**-0.5), rtol=1e-5)
 
 
 # -- degenerate conditionals -----------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_coupled_step_preserves_both_marginals_and_equality(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("image", {"tempering": (0.3, 0.6, 1.0)}),
+        pytest.param("image", {"tempering": (0.3, 0.6, 1.0)}, marks=pytest.mark.slow),
         pytest.param("rows", {"tempering": (0.5, 1.0)}, marks=pytest.mark.slow),
         pytest.param("smooth", {"tempering": (0.5, 1.0)}, marks=pytest.mark.slow),
         pytest.param("smooth", {"clusters": True}, marks=pytest.mark.slow),

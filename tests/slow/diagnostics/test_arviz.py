@@ -7,9 +7,9 @@ These run on both of its lines: 0.23 (Python 3.11), and 1.x.
 
 import arviz as az
 import arviz_base
-from block_tools import NOISY, precision_step, spin_block
+from block_tools import NOISY, offset_step, spin_block
 import matplotlib.pyplot as plt
-from mcmc_tools import make_mcmc, run_mcmc, samples, strong_params
+from mcmc_tools import TWO_MODES, make_mcmc, run_mcmc, samples, strong_params
 import networkx as nx
 import numpy as np
 import numpyro
@@ -88,7 +88,7 @@ def test_arviz_functions_accept_a_run(name, exchange):
 
 
 def test_arviz_converts_composites(composite):
-    coupled = run_mcmc(CoupledComposite([spin_block(), precision_step()]), NOISY, num_samples=5, num_chains=2)
+    coupled = run_mcmc(CoupledComposite([spin_block(), offset_step()]), NOISY, num_samples=5, num_chains=2)
     for mcmc in (composite, coupled):
         tree = arviz_base.from_numpyro(mcmc)
         for site, drawn in samples(mcmc).items():
@@ -154,11 +154,10 @@ def test_an_estimate_has_no_dimensions_to_name(ising):
 
 
 def test_a_resumed_pair_continues_to_count_sweeps():
-    params = {"v": np.full(4, -2.0), "h": np.full(3, -3.0), "v:h": np.full((4, 3), 1.6)}
     mcmc = make_mcmc(MaximalCoupling(zoo.graph("rbm"), lag=3), 4)
     trees = []
     for key in (zoo.KEY, zoo.KEY):
-        mcmc.run(key, params)
+        mcmc.run(key, TWO_MODES)
         trees.append(to_datatree(mcmc)["meeting"].to_dataset())
         mcmc.post_warmup_state = mcmc.last_state
     for meeting, sweeps in zip(trees, (range(4, 8), range(8, 12)), strict=True):

@@ -4,7 +4,7 @@
 
 import pickle
 
-from block_tools import NOISY, SHAPE_RATE, exact_posterior, precision_step, run_chains, spin_block
+from block_tools import NOISY, exact_posterior, offset_step, run_chains, spin_block
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
@@ -13,13 +13,13 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, GibbsBlock, layered, to_datatree, tv_upper_bound
+from ebmpp import Bernoulli, GibbsBlock, layered
 from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from helpers import assert_law, assert_rows_law
 
 
 def composite(lag: int = 1, **options: object) -> CoupledComposite:
-    return CoupledComposite([spin_block(**options), precision_step()], lag=lag)
+    return CoupledComposite([spin_block(**options), offset_step()], lag=lag)
 
 
 def test_metropolis_steps_are_coupled_too() -> None:
@@ -55,19 +55,11 @@ def test_pairs_meet_and_stay_together(pairs: MCMC) -> None:
     assert (times[:, -1] == np.where(times[:, 0] == 2, 2, first)).all()
 
 
-def test_meeting_times_become_a_tree(pairs: MCMC) -> None:
-    tree = to_datatree(pairs)
-    assert tree.meeting.meeting_time.shape == (400,) and int(tree.meeting.lag) == 2
-    assert tree.posterior.x.shape == (400, 60, 2, 3)
-    bound = tv_upper_bound(tree)
-    assert float(bound.bound[0]) > float(bound.bound[-1]) >= 0
-
-
 def test_both_chains_of_a_pair_have_the_posterior(pairs: MCMC) -> None:
-    probability, precision = exact_posterior()
+    probability, offset = exact_posterior()
     for chain in (pairs.last_state.z, pairs.last_state.y):
         assert_rows_law(np.asarray(chain["x"] > 0, float), probability, comparisons=14)
-        assert_rows_law(np.asarray(chain["precision"]), precision, comparisons=14)
+        assert_rows_law(np.asarray(chain["offset"]), offset, comparisons=14)
 
 
 def test_latents_of_a_prior_are_part_of_the_pair() -> None:
@@ -76,7 +68,7 @@ def test_latents_of_a_prior_are_part_of_the_pair() -> None:
     params = {"h": np.float32([0.0, 0.0]), "x": np.zeros(3, np.float32), "x:h": weights}
     block = GibbsBlock(graph, ["x"], params | {"x": lambda sites, y: (y - 0.5) * sites["precision"]})
     conditional = lambda sites, y: dist.Gamma(2.0 + 1.5, 1.0 + 0.5 * ((y - sites["x"]) ** 2).sum())
-    kernel = CoupledComposite([block, Conjugate("precision", conditional, dist.Gamma(*SHAPE_RATE))])
+    kernel = CoupledComposite([block, Conjugate("precision", conditional, dist.Gamma(2.0, 1.0))])
     y = jnp.array([0.9, 0.2, 0.4])
     options = {"rng_key": jax.random.key(8), "num_pairs": 3000, "k": 2}
     result = composite_expectation(kernel, lambda s: s["x"], y, **options)

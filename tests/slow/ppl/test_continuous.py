@@ -8,12 +8,10 @@ from block_tools import run_chains
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import pytest
 
 import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
-from ebmpp.errors import IntractableError
 from helpers import assert_law
 
 
@@ -33,12 +31,3 @@ def test_numpyro_runs_a_block_of_all_sites() -> None:
     conditional = block.conditional("x", {"x": jnp.zeros(3)})
     draws = np.asarray(mcmc.get_samples()["x"])
     assert_law(draws.mean(0), conditional.mean, np.sqrt(np.asarray(conditional.variance) / 2000))
-
-
-def test_too_many_interacting_units_are_refused() -> None:
-    def model() -> None:
-        x = numpyro.sample("x", dist.Normal(0, 1).expand([1100]).to_event(1))
-        numpyro.sample("y", dist.Normal(x.sum(), 1.0), obs=0.0)
-
-    with pytest.raises(IntractableError, match="1100 units of site 'x'"):
-        GibbsBlock.from_model(model, ["x"])

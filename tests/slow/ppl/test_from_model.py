@@ -67,15 +67,15 @@ def test_gibbs_with_nuts_infers_logits() -> None:
 
 
 def test_coupled_composite_is_unbiased() -> None:
-    """The lattice's prior as an energy model, and a conjugate precision."""
+    """The lattice's prior as an energy model, and a conjugate offset."""
     block = GibbsBlock.from_model(block_tools.spin_model, ["x"], block_tools.NOISY)
     assert block.conditionals.num_layers == 2
-    kernel = CoupledComposite([block, block_tools.precision_step()])
-    fn = lambda sites: {"x": sites["x"] > 0, "precision": sites["precision"]}
+    kernel = CoupledComposite([block, block_tools.offset_step()])
+    fn = lambda sites: {"x": sites["x"] > 0, "offset": sites["offset"]}
     options = {"rng_key": jax.random.key(3), "num_pairs": 3000, "k": 3, "m": 6}
     result = composite_expectation(kernel, fn, block_tools.NOISY, **options)
     assert result.num_unmet == 0 and (result.meeting_time > 1).any()
-    for name, exact in zip(("x", "precision"), block_tools.exact_posterior(), strict=True):
+    for name, exact in zip(("x", "offset"), block_tools.exact_posterior(), strict=True):
         assert_law(result.value[name], exact, result.standard_error[name], comparisons=7)
 
 

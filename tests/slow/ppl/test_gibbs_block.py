@@ -40,8 +40,8 @@ def composite(block: GibbsBlock | None = None) -> Gibbs:
 def test_kernels_have_the_posterior(kind: str) -> None:
     graph, layout = lattice()
     params = {
-        "even": lambda sites: NOISY[EVEN] * sites["precision"],
-        "odd": lambda sites: NOISY[~EVEN] * sites["precision"],
+        "even": lambda sites: NOISY[EVEN] - sites["offset"],
+        "odd": lambda sites: NOISY[~EVEN] - sites["offset"],
         "even:odd": WEIGHTS,
     }
     update = gibbs_fn(graph, {"x": layout}, params)  # HMCGibbs passes no arguments on
@@ -56,7 +56,7 @@ def test_likelihood_as_a_weight_is_corrected_by_metropolis() -> None:
     params = {"even": np.zeros(3), "odd": np.zeros(3), "even:odd": WEIGHTS}
 
     def likelihood(x: dict, sites: dict, y: jax.Array) -> jax.Array:
-        return dist.Normal(x["x"], sites["precision"] ** -0.5).log_prob(y).sum()
+        return dist.Normal(x["x"] + sites["offset"], 1.0).log_prob(y).sum()
 
     block = GibbsBlock(graph, {"x": layout}, params, log_weight=likelihood, fraction=0.5)
     block.verify(spin_model, NOISY)
