@@ -29,7 +29,6 @@ def test_gibbs_with_nuts_has_the_posterior() -> None:
 
 
 def test_verify_refuses_another_posterior() -> None:
-    spin_block().verify(spin_model, NOISY)
     graph, layout = lattice()
     params = spin_block().within.params
     with pytest.raises(StateError, match="log density changes by"):
