@@ -17,6 +17,13 @@ from helpers import random_params
 #: NumPyro's ways to run several chains
 METHODS = ("sequential", "vectorized", "parallel", jax.vmap)
 
+#: of the zoo's "rbm": all units are off or all on, and chains change between the two slowly
+TWO_MODES = {
+    "v": np.full(4, -2.0, np.float32),
+    "h": np.full(3, -3.0, np.float32),
+    "v:h": np.full((4, 3), 1.6, np.float32),
+}
+
 
 @cache
 def strong_params(name: str = "rbm", scale: float = 1.0) -> dict[str, Any]:

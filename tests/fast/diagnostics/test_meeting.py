@@ -5,7 +5,7 @@
 from functools import cache
 from typing import Any
 
-from mcmc_tools import fields, run_mcmc, samples
+from mcmc_tools import TWO_MODES, fields, run_mcmc, samples
 from metropolis_tools import Law
 import numpy as np
 import pytest
@@ -19,12 +19,7 @@ from ebmpp.diagnostics import cost_times_variance, suggest_k_m, tv_upper_bound, 
 from ebmpp.diagnostics.meeting import survival
 from helpers import assert_rows_law, slow
 
-# all units off, or all of them on: the chains start in the less likely one of two modes
-PARAMS = {
-    "v": np.full(4, -2.0, np.float32),
-    "h": np.full(3, -3.0, np.float32),
-    "v:h": np.full((4, 3), 1.6, np.float32),
-}
+# chains start in the less likely one of two modes
 START = {"v": np.zeros(4, np.float32), "h": np.zeros(3, np.float32)}
 PAIRS, LAG, SWEEPS = zoo.NUM_PAIRS, 2, 200
 
@@ -34,7 +29,7 @@ PAIRS, LAG, SWEEPS = zoo.NUM_PAIRS, 2, 200
 
 @cache
 def model() -> Law:
-    return Law(zoo.graph("rbm"), PARAMS)
+    return Law(zoo.graph("rbm"), TWO_MODES)
 
 
 @cache
@@ -59,15 +54,14 @@ def sampling_error(lag: int) -> float:
 
 def energy(x: dict) -> jax.Array:
     """At module level: the engine compiles once per function."""
-    return zoo.graph("rbm").energy(PARAMS, x)
+    return zoo.graph("rbm").energy(TWO_MODES, x)
 
 
 @pytest.fixture(scope="module")
 def pairs():
-    mcmc = run_mcmc(
-        ebmpp.MaximalCoupling(zoo.graph("rbm"), lag=LAG), PARAMS, key=1, num_chains=PAIRS, num_samples=SWEEPS,
-        init_params={b: np.broadcast_to(x, (PAIRS, *x.shape)) for b, x in START.items()}, extra_fields=("y",),
-    )  # fmt: skip
+    init = {b: np.broadcast_to(x, (PAIRS, *x.shape)) for b, x in START.items()}
+    options = {"num_chains": PAIRS, "num_samples": SWEEPS, "extra_fields": ("y",), "init_params": init}
+    mcmc = run_mcmc(ebmpp.MaximalCoupling(zoo.graph("rbm"), lag=LAG), TWO_MODES, key=1, **options)
     assert mcmc.last_state.met.all()
     return mcmc
 
@@ -80,7 +74,7 @@ def tree(pairs):
 @cache
 def estimate(k: int = 1, m: int = 1, lag: int = 1, **options: Any) -> Any:
     return ebmpp.unbiased_expectation(
-        zoo.graph("rbm"), PARAMS, energy, k=k, m=m, lag=lag, init=START, num_pairs=PAIRS,
+        zoo.graph("rbm"), TWO_MODES, energy, k=k, m=m, lag=lag, init=START, num_pairs=PAIRS,
         rng_key=jax.random.key(2), **options,
     )  # fmt: skip
 
@@ -219,7 +213,7 @@ def averages(pairs):
 
     def energies(x):
         v, h = (np.asarray(x[b], float) for b in ("v", "h"))
-        weights = {b: w.astype(float) for b, w in PARAMS.items()}
+        weights = {b: w.astype(float) for b, w in TWO_MODES.items()}
         return -(v @ weights["v"] + h @ weights["h"] + np.einsum("...i,ij,...j", v, weights["v:h"], h))
 
     x, y = energies(samples(pairs)), energies(fields(pairs)["y"])
@@ -249,7 +243,7 @@ def test_corrected_averages_are_unbiased_with_the_tabulated_variance(tree, avera
 
 def energy_of(x: dict) -> float:
     v, h = x["v"], x["h"]
-    return -float(v @ PARAMS["v"] + h @ PARAMS["h"] + v @ PARAMS["v:h"] @ h)
+    return -float(v @ TWO_MODES["v"] + h @ TWO_MODES["h"] + v @ TWO_MODES["v:h"] @ h)
 
 
 def test_the_suggestion_is_the_cheapest_good_choice(tree):
