@@ -11,13 +11,16 @@ axes are rows, and a row's words depend on its own key pair and on nothing else.
 results independent of batching, slots and devices.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int32, Integer, Key, UInt32
 import numpy as np
 
 import jax
 from jax import Array, lax
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -28,6 +31,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA  # Salmon et al. (2011), the Skein key-schedule constant
 _OURS = (0x65626D70, 0x70000000)
 _TO_UNIT = 2.0**-24
+_MAX_ON_HOST = 2**16  # numbers that are hashed on the host: a millisecond
 
 KeyPair = UInt32[Array, "*rows 2"]
 Word = UInt32[Array, "*words"]
@@ -51,15 +55,33 @@ def threefry(
     # In lax's own operations, of one shape: jax.numpy's take 2.4 times as long to trace, and there are 120.
     shape = jnp.broadcast_shapes(first.shape, jnp.shape(x0), jnp.shape(x1))
     x0, x1, *schedule = (jnp.broadcast_to(a, shape) for a in (x0, x1, *schedule))
-    x0, x1 = lax.add(x0, schedule[0]), lax.add(x1, schedule[1])
+    return _rounds(_TRACED, x0, x1, schedule)
+
+
+class _Ops(NamedTuple):
+    """The five operations of the hash."""
+
+    add: Callable
+    left: Callable
+    right: Callable
+    either: Callable
+    xor: Callable
+
+
+_TRACED = _Ops(lax.add, lax.shift_left, lax.shift_right_logical, lax.bitwise_or, lax.bitwise_xor)
+_HOST = _Ops(np.add, np.left_shift, np.right_shift, np.bitwise_or, np.bitwise_xor)
+
+
+def _rounds(ops: _Ops, x0: Any, x1: Any, schedule: Sequence[Any]) -> tuple[Any, Any]:
+    x0, x1 = ops.add(x0, schedule[0]), ops.add(x1, schedule[1])
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
-            x0 = lax.add(x0, x1)
-            left = lax.shift_left(x1, np.uint32(distance))
-            right = lax.shift_right_logical(x1, np.uint32(32 - distance))
-            x1 = lax.bitwise_xor(lax.bitwise_or(left, right), x0)
-        x0 = lax.add(x0, schedule[(group + 1) % 3])
-        x1 = lax.add(lax.add(x1, schedule[(group + 2) % 3]), np.uint32(group + 1))
+            x0 = ops.add(x0, x1)
+            left = ops.left(x1, np.uint32(distance))
+            right = ops.right(x1, np.uint32(32 - distance))
+            x1 = ops.xor(ops.either(left, right), x0)
+        x0 = ops.add(x0, schedule[(group + 1) % 3])
+        x1 = ops.add(ops.add(x1, schedule[(group + 2) % 3]), np.uint32(group + 1))
     return x0, x1
 
 
@@ -80,8 +102,28 @@ def fold_in(
     first: Integer[ArrayLike, "*#rows"],
     second: Integer[ArrayLike, "*#rows"] = 0,
 ) -> KeyPair:
-    """A new key pair for the counter ``(first, second)``, row by row."""
+    """A new key pair for the counter ``(first, second)``, row by row.
+
+    Known keys are hashed on the host, where nothing is compiled.
+    """
+    if all(map(_is_small, (key, first, second))):
+        return _folded_on_host(key, first, second)
     return _folded(key, jnp.asarray(first, jnp.uint32), jnp.asarray(second, jnp.uint32))
+
+
+def _is_small(a: Any) -> bool:
+    known = not isinstance(a, Tracer) and (not isinstance(a, Array) or a.is_fully_addressable)
+    return known and np.size(a) <= _MAX_ON_HOST
+
+
+def _folded_on_host(key: Any, first: Any, second: Any) -> Array:
+    key, first, second = np.asarray(key), *(np.asarray(a).astype(np.uint32) for a in (first, second))
+    shape = np.broadcast_shapes(key.shape[:-1], first.shape, second.shape) or (1,)  # scalars warn of overflow
+    one, other = (np.broadcast_to(key[..., i], shape) for i in range(2))
+    schedule = (one, other, one ^ other ^ np.uint32(_PARITY))
+    x = _rounds(_HOST, *(np.broadcast_to(a, shape) for a in (first, second)), schedule)
+    made = np.stack(x, -1)
+    return jax.device_put(made if key.ndim > 1 or first.ndim or second.ndim else made[0])
 
 
 # One program where it is called from the host, in place of a hundred that each compile; in a caller's program

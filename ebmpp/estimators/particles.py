@@ -23,6 +23,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.sampling import annealing_path, independence, system_values, systems
 from ebmpp.sampling.particle_pairs import LONG_STAY, check_max_systems
 from ebmpp.sampling.path import Path
+from ebmpp.sampling.systems import Ladder
 
 _PATHS = ("line", "training")
 #: A path is fitted anew where a rung was this many times less even than asked for.
@@ -175,13 +176,18 @@ class ParticleUCD(Estimator):
         """The state with rungs that are as even as asked for, at these params, or as even as there can be."""
         path, _, _ = self._rungs(graph, params, state)
         capacity = self.max_rungs + int(self.path == "training")
-        find = lambda asked: (
-            asked,
-            systems.find_ladder(path, key, self.num_particles, asked, capacity, self.num_sweeps),
-        )
-        too_few = lambda made: ~made[1].whole() & (made[0] > 0)
-        coarser = lambda made: find(1 - _COARSER * (1 - made[0]))
-        asked, ladder = lax.while_loop(too_few, coarser, find(jnp.asarray(self.evenness)))
+
+        def coarser(carry: tuple[Array, Array, Ladder]) -> tuple[Array, Array, Ladder]:
+            first, asked, _ = carry
+            asked = jnp.where(first, asked, 1 - _COARSER * (1 - asked))
+            found = systems.find_ladder(path, key, self.num_particles, asked, capacity, self.num_sweeps)
+            return jnp.array(False), asked, found
+
+        # The first search is a turn of the loop: a copy before it would compile all of a system twice.
+        none = Ladder(jnp.zeros(capacity), jnp.full((), capacity, jnp.int32))
+        too_few = lambda carry: carry[0] | (~carry[2].whole() & (carry[1] > 0))
+        start = jnp.array(True), jnp.asarray(self.evenness, jnp.result_type(float)), none
+        _, asked, ladder = lax.while_loop(too_few, coarser, start)
         state = state._replace(asked=asked)
         if self.path == "line":
             return state._replace(places=ladder.places, count=ladder.count)

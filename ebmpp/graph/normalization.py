@@ -62,8 +62,9 @@ def _is_restricted(family: Family) -> bool:
     """Whether some natural parameters are outside the domain."""
     one = dataclasses.replace(family, shape=(1,))  # the same program for each width
     with sharding.at_once():
-        ends = jnp.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(one.statistic_shape))
-        return not bool(one.in_domain(jnp.broadcast_to(ends, (4, *one.statistic_shape))).all())
+        ends = np.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(one.statistic_shape))
+        ends = np.broadcast_to(ends, (4, *one.statistic_shape)).astype(jnp.result_type(float))
+        return not np.asarray(jax.jit(one.in_domain)(ends)).all()
 
 
 @lru_cache(maxsize=256)

@@ -171,22 +171,19 @@ def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array, weights: A
 
 
 @jax.jit
-def _short_chains(target: Target, keys: Array) -> tuple[Blocks, Blocks]:
-    """Where chains from initial draws have come to: blocks' mean statistics given the rest, averaged over the
-    chains, and their natural parameters given the rest, averaged likewise.
-    """
+def _short_chains(target: Target, keys: Array) -> Blocks:
+    """Natural parameters of the blocks that short chains from initial draws suggest: see :func:`_of_mean`."""
     graph, moves = target.graph, gibbs_sweep(target.graph)
     one = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
     x = gibbs.initial_rows(graph, graph.families, random.fold_in(keys, 0))
     x = jax.lax.fori_loop(1, _PILOT_SWEEPS + 1, one, x)
     eta = {b: energy.natural_rows(graph, target.params, x, [b])[b] for b in graph.families}
     mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
-    return mean, {b: e.mean(0) for b, e in eta.items()}
+    return {b: _of_mean(family, mean[b], eta[b].mean(0)) for b, family in graph.families.items()}
 
 
 def _pilot(target: Target, key: Array) -> Blocks:
-    mean, eta = _short_chains(target, random.fold_in(key, jnp.arange(_PILOT_CHAINS)))
-    return {b: _of_mean(family, mean[b], eta[b]) for b, family in target.graph.families.items()}
+    return _short_chains(target, random.fold_in(key, np.arange(_PILOT_CHAINS)))
 
 
 def _of_mean(family: Family, mean: Array, otherwise: Array) -> Array:
@@ -198,7 +195,7 @@ def _of_mean(family: Family, mean: Array, otherwise: Array) -> Array:
     """
     try:
         made = family.from_mean(mean)
-    except NotImplementedError:
+    except (NotImplementedError, jax.errors.JAXTypeError):  # the second: an inverse map written in numpy
         return otherwise
     inside = family.in_domain(made).reshape(*family.shape, -1).all(-1)
     return jnp.where(inside.reshape(family.shape + (1,) * len(family.stat_shape)), made, otherwise)
@@ -293,7 +290,7 @@ def anneal(
     :return: the log-weights, float64, ``(num,)``; and the spread of each step's, ``(len(betas) - 1,)``.
     """
     kept, target = kept_blocks(graph), Target(graph, params)
-    keys = random.fold_in(key, jnp.arange(num))
+    keys = random.fold_in(key, np.arange(num))
     start = draw_reference(graph, kept, eta0, random.fold_in(keys, 0)) if x is None else x
     x = {b: start[b] for b in kept}
     # summed on the host, in float64: ten thousand small gains would lose digits in float32

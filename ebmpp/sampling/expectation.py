@@ -298,7 +298,7 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
             raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")
     if held.keep and held.batch:
         raise StateError("observed units are the same in all pairs: give Observed without leading axes")
-    return Fresh(random.fold_in(key, jnp.arange(num_pairs)), rows, kind)
+    return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
 
 
 def check_max_sweeps(name: str, value: object, lag: int) -> int | None:
@@ -371,22 +371,25 @@ def estimate_from(outcome: Outcome, asked: Asked, sums: Function) -> UnbiasedEst
     )
 
 
-@jax.jit
-def _average(total: Any, pairs: Array, width: int, count: int, others: float) -> tuple[Any, Any]:
-    """The mean and its standard error.
+def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: float) -> tuple[Any, Any]:
+    """The mean and its standard error, on the host in float64.
 
     :param total: sums over ``width`` states, of as many pairs a row as ``pairs`` says, ``count`` in all.
     :param others: what the sum of squares is to be divided by, for the variance of the mean.
     """
+    rows = np.flatnonzero(pairs)
+    dtypes = jax.tree.map(lambda h: h.dtype, total)
+    each = jax.tree.map(lambda h: np.asarray(h, float)[rows] / width, sharding.to_host(total))
 
-    def mean(h: Array, of: Callable[[Array, Array], Array]) -> Array:
-        size = pairs.astype(h.dtype).reshape(-1, *(1,) * (h.ndim - 1))
-        return jnp.where(size > 0, of(h, size), 0).sum(0) / count
+    def error(h: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        size = pairs[rows].reshape(-1, *(1,) * (h.ndim - 1))
+        return np.sqrt(((h - size * mean) ** 2).sum(0) / count / others)
 
-    each = jax.tree.map(lambda h: h / width, total)
-    value = jax.tree.map(lambda h: mean(h, lambda h, size: h), each)
-    off = lambda v: lambda h, size: (h - size * v[None]) ** 2
-    return value, jax.tree.map(lambda h, v: jnp.sqrt(mean(h, off(v)) / others), each, value)
+    with np.errstate(all="ignore"):  # a function's values may be infinite
+        value = jax.tree.map(lambda h: h.sum(0) / count, each)
+        spread = jax.tree.map(error, each, value)
+    narrow = lambda tree: jax.tree.map(lambda a, dtype: jax.device_put(a.astype(dtype)), tree, dtypes)
+    return narrow(value), narrow(spread)
 
 
 def _told_broken(number: int) -> str:

@@ -131,7 +131,7 @@ def bridges(
     key, num = random.key_pair(checks.key("bridges: rng_key", rng_key)), total // islands
     found = ladders.adaptive(path, random.fold_in(key, 1, 1), num, evenness, sweeps)
     ladder, at = _at_knots(found, len(path))
-    keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(islands))
+    keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(islands))
     told = np.asarray(_cross(path.graph, num, sweeps, path, ladder, keys), float)[at]
     log_z = told.T + annealing_path.log_partition_of(path.graph, path.eta0)
     return _combined(log_z, int(ladder.count) - 1)

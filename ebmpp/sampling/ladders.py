@@ -36,7 +36,7 @@ def adaptive(
     capacity = _CAPACITY if most is None else min(most, _CAPACITY)
     while True:
         found = _find(path.graph, num, evenness, capacity, sweeps, path, key)
-        if found.whole() or capacity == most:
+        if int(found.count) < len(found.places) or capacity == most:
             return found
         if _is_stuck(found):
             if most is not None:

@@ -150,7 +150,7 @@ def particle_expectation(
         run = prepare(name, graph, sharding.place(params), key, num, **options)
         check_function(f"{name}: fn", fn, _shapes(graph))
         statics = (graph, fn, num, k, m, max_systems, run.num_sweeps)
-        keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(pairs))
+        keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(pairs))
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
             for own in np.split(keys, range(sharding.width(), pairs, sharding.width())):

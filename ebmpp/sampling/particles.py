@@ -109,7 +109,7 @@ def start_systems(
     """
     path = Path.line(graph, eta0, params)
     ladder = ladders.adaptive(path, random.fold_in(key, 1, 1), num, evenness, 1)
-    keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(islands))
+    keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(islands))
     made, count = _begin(graph, num, path, keys), int(ladder.count)
     for first in range(1, count, _RUNGS):
         made = _climb(graph, 1, path, ladder, np.int32(first), made, keys)
@@ -202,7 +202,7 @@ def smc(
     options = {"path": path, "data": data, "ladder": ladder, "evenness": evenness, "num_sweeps": num_sweeps}
     with sharding.over("smc: mesh", mesh):
         run = prepare("smc", graph, sharding.place(params), key, num, **options)
-        keys = random.fold_in(random.fold_in(key, 0, 1), jnp.arange(islands))
+        keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(islands))
         made, count = _begin(graph, num, run.path, keys), int(run.ladder.count)
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:

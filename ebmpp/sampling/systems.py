@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int32, UInt32
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Keys, Rows, Scalar
@@ -208,7 +209,7 @@ class Ladder(NamedTuple):
 
 
 def find_ladder(
-    path: Path, key: UInt32[Array, "2"], num: int, least: float, capacity: int, sweeps: int = 1
+    path: Path, key: UInt32[Array, "2"], num: int, least: ArrayLike, capacity: int, sweeps: int = 1
 ) -> Ladder:
     """Places between which the weights of a step are even: by a pilot system, whose draws are used for
     nothing else.

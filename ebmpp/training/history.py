@@ -3,6 +3,8 @@
 """The history of a training run, as it comes."""
 
 from collections.abc import Mapping
+import dataclasses
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,33 @@ _LEAVES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionE
 _MOST_WAITING = 4096  # rows on the device; each scalar is an array of its own there
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["tables"], meta_fields=["names"])
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Scalars of several steps, side by side: XLA compiles a kernel for each array that a loop writes.
+
+    :param tables: ``(steps, metrics)``, one per dtype.
+    :param names: of the columns of each.
+    """
+
+    tables: tuple[Array, ...]
+    names: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, Array]) -> "Metrics":
+        """The metrics of one step, ``(metrics,)`` per dtype."""
+        by_dtype: dict[Any, list[str]] = {}
+        for name, value in metrics.items():
+            by_dtype.setdefault(jnp.result_type(value), []).append(name)
+        rows = tuple(jnp.stack([metrics[name] for name in names]) for names in by_dtype.values())
+        return cls(rows, tuple(map(tuple, by_dtype.values())))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns by name, from the device."""
+        tables = zip(self.names, jax.device_get(self.tables), strict=True)
+        return {name: table[:, i] for names, table in tables for i, name in enumerate(names)}
+
+
 class Table:
     """Rows of scalars by name, in columns; on the device until somebody looks.
 
@@ -33,10 +62,10 @@ class Table:
     def __init__(self, columns: Mapping[str, np.ndarray] = MappingProxyType({})) -> None:
         self._parts = [dict(columns)] if columns else []  # of rows that have the same names
         self._waiting: list[Mapping[str, Any]] = []
-        self._several: list[tuple[Mapping[str, Any], int]] = []  # columns, and how many rows are meant
+        self._several: list[tuple[Metrics, int, dict[str, int]]] = []  # of chunks, their steps, and constants
 
     def __len__(self) -> int:
-        return sum(map(_length, self._parts)) + len(self._waiting) + sum(n for _, n in self._several)
+        return sum(map(_length, self._parts)) + len(self._waiting) + sum(n for _, n, _ in self._several)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -52,11 +81,11 @@ class Table:
             self._fetch()
         self._waiting.append(row)
 
-    def extend(self, columns: Mapping[str, Any], count: int) -> None:
-        """The first ``count`` rows of columns."""
+    def extend(self, metrics: Metrics, count: int, constants: Mapping[str, int]) -> None:
+        """The first ``count`` rows of metrics, and columns that are constant."""
         if self._waiting or len(self._several) >= _MOST_WAITING:
             self._fetch()
-        self._several.append((columns, count))
+        self._several.append((metrics, count, dict(constants)))
 
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
         """The columns by name, up to row ``stop``; they cannot be written."""
@@ -81,9 +110,9 @@ class Table:
         if rows:
             self._parts.append({name: np.array([row[name] for row in rows]) for name in rows[0]})
         several, self._several = self._several, []
-        tables = jax.device_get([columns for columns, _ in several])
-        for columns, (_, count) in zip(tables, several, strict=True):
-            self._parts.append({name: v[:count] for name, v in columns.items()})
+        for metrics, count, constants in several:
+            columns = {name: column[:count] for name, column in metrics.columns().items()}
+            self._parts.append(columns | {name: np.full(count, value) for name, value in constants.items()})
 
 
 def _length(columns: Mapping[str, np.ndarray]) -> int:
@@ -100,18 +129,20 @@ class Log:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
 
-    def append(self, metrics: Mapping[str, Any], count: int) -> None:
-        """Add columns of the metrics of consecutive steps, of which the first ``count`` are valid.
+    def append(self, metrics: Metrics, count: int, constants: Mapping[str, int]) -> None:
+        """Add the metrics of consecutive steps, of which the first ``count`` are valid.
+
+        :param constants: further columns, the same in all these steps.
 
         :raises ArgumentError: for a monitor with the name of a metric, which would replace it.
         """
-        clash = self.monitors.keys() & {*metrics, "step", "monitor_step"}
+        clash = self.monitors.keys() & {*sum(metrics.names, ()), *constants, "step", "monitor_step"}
         if clash:
             raise ArgumentError(
                 f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
                 "something else"
             )
-        self.steps.extend(metrics, count)
+        self.steps.extend(metrics, count, constants)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
         """What the monitors say of the params before ``step``."""

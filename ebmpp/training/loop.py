@@ -200,10 +200,7 @@ class Loop:
         chunk = run_chunk(self.graph, stage.estimator, self._optimizers[number], *args)
         sharding.settle(chunk.state)
         count = 1 if len(batches) == 1 else int(chunk.count)  # a single step need not be waited for
-        metrics = dict(chunk.metrics)
-        if self.stages.scheduled:
-            metrics["stage"] = np.full(size, number, np.int32)
-        self.log.append(metrics, count)
+        self.log.append(chunk.metrics, count, {"stage": number} if self.stages.scheduled else {})
         return chunk.state, step + count
 
     def _select(self, step: int, stop: int, number: int, state: State) -> list[Selection]:

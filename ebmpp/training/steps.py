@@ -22,6 +22,7 @@ from ebmpp.estimators import Batch, Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection
+from ebmpp.training.history import Metrics
 
 #: Steps of a chunk at most, and bytes of the batches that are copied side by side for one.
 CHUNK, _MAX_BYTES = 50, 2**22
@@ -45,7 +46,7 @@ class Chunk(NamedTuple):
     """The outcome of consecutive steps."""
 
     state: State
-    metrics: dict[str, Array]
+    metrics: Metrics
     """One row per step, of which the first ``count`` are valid."""
     count: Array
     """How many steps were done: fewer than asked for where they were expensive."""
@@ -100,10 +101,11 @@ def run_chunk(
     """
     if offsets is None:
         state, metrics, _ = _step(graph, estimator, optimizer, key, state, first, _merged(shared, each))
-        return Chunk(state, jax.tree.map(lambda a: a[None], metrics), jnp.ones((), jnp.int32))
+        return Chunk(state, jax.tree.map(lambda row: row[None], metrics), jnp.ones((), jnp.int32))
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
-    def step_at(i: Array, state: State) -> tuple[State, dict[str, Array], Array]:
+    @jax.jit  # so that the shapes of its metrics and the loop share one tracing
+    def step_at(i: Array, state: State) -> tuple[State, Metrics, Array]:
         batch = _merged(shared, jax.tree.map(lambda a: a[i], each))
         return _step(graph, estimator, optimizer, key, state, first + offsets[i], batch)
 
@@ -114,7 +116,7 @@ def run_chunk(
     def body(carry: tuple) -> tuple:
         i, work, state, table = carry
         state, metrics, cost = step_at(i, state)
-        table = jax.tree.map(lambda column, value: column.at[i].set(value), table, metrics)
+        table = jax.tree.map(lambda rows, row: rows.at[i].set(row), table, metrics)
         return i + 1, work + cost, state, table
 
     zero = jnp.zeros((), jnp.int32)
@@ -137,7 +139,7 @@ def _step(
     state: State,
     step: ArrayLike,
     chosen: Selection,
-) -> tuple[State, dict[str, Array], Array]:
+) -> tuple[State, Metrics, Array]:
     """Make one gradient and one update; after a failure the state stays as it was.
 
     :return: the state, metrics, and the cost in multiplications.
@@ -157,7 +159,7 @@ def _step(
             f"{jax.tree.map(jnp.shape, state.params)}"
         )
     params, moved, ok, norm = _update(optimizer, estimate.gradient, state)
-    metrics = {"gradient_norm": norm, "ok": ok, **estimate.metrics}
+    metrics = Metrics.of({"gradient_norm": norm, "ok": ok, **estimate.metrics})
     per_row = sum(np.size(a) for a in jax.tree.leaves(state.params)) + _PER_UNIT * sum(
         math.prod(family.shape) for family in graph.families.values()
     )
