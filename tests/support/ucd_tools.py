@@ -69,8 +69,8 @@ def log_likelihood(
     joint = Oracle(graph, params, {})
     size = len(next(iter(rows.values())))
     if known is None:
-        given = lambda i: {b: np.asarray(v[i], float) for b, v in rows.items()}
-        return np.array([Oracle(graph, params, given(i)).log_z for i in range(size)]) - joint.log_z
+        row = lambda i: {b: np.asarray(v[i], float) for b, v in rows.items()}
+        return np.array([Oracle(graph, params, row(i)).log_z for i in range(size)]) - joint.log_z
     values = []
     for i in range(size):
         agree = [((joint.x[b] == rows[b][i]) | ~known[b][i]).reshape(len(joint.x[b]), -1) for b in rows]

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Centered gradients: directions by hand and by Jacobians, the published algorithm, and offsets."""
+"""Centered gradients: directions by Jacobians, the published algorithm, and offsets."""
 
 import dataclasses
 from typing import Any
@@ -84,8 +84,8 @@ def test_direction_is_the_jacobian_times_its_transpose(name: str) -> None:
         for b, f in graph.families.items()
     }
     vector, unravel = ravel_pytree(params)
-    own = lambda p: ravel_pytree(_own_params(graph, unravel(p), offsets))[0]
-    jacobian = np.asarray(jax.jit(jax.jacfwd(own))(vector), float)
+    natural = lambda p: ravel_pytree(_own_params(graph, unravel(p), offsets))[0]
+    jacobian = np.asarray(jax.jit(jax.jacfwd(natural))(vector), float)
     rates = {f.name: 0.2 + i for i, f in enumerate(graph.factors[1:])}  # the first keeps its rate of 1
     scale = flat({n: np.full(a.shape, rates.get(n, 1.0)) for n, a in params.items()})
     plain, scaled = jacobian @ jacobian.T @ flat(g), jacobian @ (scale * (jacobian.T @ flat(g)))
@@ -106,9 +106,9 @@ def test_own_params_have_the_centered_energy_up_to_a_constant(name: str) -> None
     centered, offsets, points = random_params(graph, seed=3, scale=1.0), draw(), draw(5)
 
     def gap(t: Any) -> Any:
-        own = _own_params(graph, centered, offsets)
+        natural = _own_params(graph, centered, offsets)
         moved = jax.tree.map(jnp.subtract, t, offsets)
-        return energy.energy(graph, own, t) - energy.energy(graph, centered, moved)
+        return energy.energy(graph, natural, t) - energy.energy(graph, centered, moved)
 
     assert np.ptp(jax.jit(jax.vmap(gap))(points)) < 2e-4
 

@@ -36,8 +36,8 @@ def test_measured_bias_matches_enumeration(estimator: Any) -> None:
     if biased:
         assert result.total.bias_norm == pytest.approx(result.total.squared_bias**0.5)
     gradient = exact_gradient(graph, params, {"v": np.asarray(data["v"])[:4]})
-    for name, found in result.factors.items():
-        assert_law(found.squared_gradient, (gradient[name] ** 2).sum(), found.gradient_error, 6)
+    for name, factor in result.factors.items():
+        assert_law(factor.squared_gradient, (gradient[name] ** 2).sum(), factor.gradient_error, 6)
 
 
 @pytest.mark.parametrize(

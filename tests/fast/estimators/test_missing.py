@@ -70,10 +70,10 @@ def test_mean_gradient_matches_exact_gradient(name: str, estimator: UCD) -> None
     hidden = np.where(known, values, values.min()).astype(values.dtype)
     batch = Batch({"v": jnp.asarray(hidden)}, jnp.asarray(weights, jnp.float32), {"v": jnp.asarray(known)})
     state = estimator.init(graph, params, batch.rows, 5, key(0))
-    one = lambda seed: (
+    draw = lambda seed: (
         estimator.estimate(graph, params, state, batch, jnp.stack([jnp.uint32(3), seed])).gradient
     )
-    gradients = jax.jit(lambda seeds: jax.lax.map(one, seeds))(np.arange(DRAWS, dtype=np.uint32))
+    gradients = jax.jit(lambda seeds: jax.lax.map(draw, seeds))(np.arange(DRAWS, dtype=np.uint32))
     gradients = jax.device_get(gradients)
     expected = exact_gradient(graph, params, {"v": values}, weights, {"v": known})
     assert_mean([{n: g[i] for n, g in gradients.items()} for i in range(DRAWS)], expected)

@@ -22,12 +22,13 @@ def metrics(*times: int) -> dict[str, np.ndarray]:
 
 
 def test_unmet_pairs_are_counted_separately() -> None:
-    some = metrics(3, 7, -1, 5)
-    assert (some["num_unmet"], some["meeting_time_max"], some["meeting_time_mean"]) == (1, 7, 5)
-    np.testing.assert_allclose(some["sweeps"], ((4 + 3 - 2) + (7 + 7 - 2) + (5 + 5 - 2)) / 3, rtol=1e-6)
-    assert some["corrected"] == 0.75  # later than k + lag, or never
-    none = metrics(-1, -1, -1, -1)
-    assert (none["num_unmet"], none["meeting_time_mean"], none["sweeps"], none["corrected"]) == (4, 0, 0, 1)
+    partly = metrics(3, 7, -1, 5)
+    assert (partly["num_unmet"], partly["meeting_time_max"], partly["meeting_time_mean"]) == (1, 7, 5)
+    np.testing.assert_allclose(partly["sweeps"], ((4 + 3 - 2) + (7 + 7 - 2) + (5 + 5 - 2)) / 3, rtol=1e-6)
+    assert partly["corrected"] == 0.75  # later than k + lag, or never
+    unmet = metrics(-1, -1, -1, -1)
+    names = ("num_unmet", "meeting_time_mean", "sweeps", "corrected")
+    assert [unmet[name] for name in names] == [4, 0, 0, 1]
 
 
 def test_sums_of_long_times_do_not_overflow() -> None:

@@ -44,14 +44,14 @@ def draws(name: str, estimator: ParticleUCD, start: float | None = None) -> Esti
     batch = batch_of(name)
     first = estimator.init(graph, before, batch.rows, 4, key(1))
 
-    def one(pair: jax.Array) -> Estimate:
+    def draw(pair: jax.Array) -> Estimate:
         state = first
         if start is not None:
             state = estimator.estimate(graph, before, state, batch, random.fold_in(pair, 0, 5)).state
         return estimator.estimate(graph, params, state, batch, pair)
 
     pairs = np.stack([np.zeros(DRAWS, np.uint32), np.arange(DRAWS, dtype=np.uint32)], 1)
-    return jax.device_get(jax.jit(lambda pairs: jax.lax.map(one, pairs))(pairs))
+    return jax.device_get(jax.jit(lambda pairs: jax.lax.map(draw, pairs))(pairs))
 
 
 @pytest.mark.parametrize(("name", "path"), [("rbm", "line"), slow("rbm", "training"), slow("deep", "line")])

@@ -93,12 +93,12 @@ def test_marginal_gradients_have_the_same_mean_and_lower_variance() -> None:
     graph = zoo.graph("deep")
     draws, num = zoo.oracle("deep").draw(np.random.default_rng(0), 4000), 4000
     target = Target(graph, zoo.params("deep"))
-    one, jobs = jnp.ones(1), jnp.zeros(1, int)
+    unit, jobs = jnp.ones(1), jnp.zeros(1, int)
 
     def sample(accumulator: Any) -> np.ndarray:
         def gradient(x: Any) -> Any:
             row = {b: v[None] for b, v in x.items()}
-            return accumulator.add(target, accumulator.init(target, 1), row, one, jobs)
+            return accumulator.add(target, accumulator.init(target, 1), row, unit, jobs)
 
         leaves = jax.tree.leaves(jax.jit(jax.vmap(gradient))(draws))
         return np.concatenate([np.asarray(g).reshape(num, -1) for g in leaves], axis=1)

@@ -60,7 +60,7 @@ def statistics(name: str) -> Any:
 
 @functools.cache
 def params_for(name: str) -> dict[str, Any]:
-    """Params whose tails are below those of initial draws, where these are proposed."""
+    """Params whose tails are lighter than those of initial draws, where these are proposed."""
     special = {
         "learned": {
             "v": [[0.6, -0.8], [-0.4, -1.0]],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ucd_tools import problem
+from ucd_tools import flat, problem
 import zoo
 
 import jax
@@ -46,12 +46,16 @@ def pairs(mesh: Any, params: Any = None, num_pairs: int = 20, **options: Any) ->
     ids=str,
 )
 def test_pairs_are_those_of_one_device(devices: int, options: dict[str, Any]) -> None:
-    one, many = pairs(None, **options), pairs(mesh_of(devices), **options)
-    np.testing.assert_array_equal(many.meeting_time, one.meeting_time)
-    assert len(np.unique(one.meeting_time)) > 1 and (many.trials, many.num_unmet) == (one.trials, 0)
-    np.testing.assert_equal(many.acceptance, one.acceptance)
-    for there, here in ((many.value, one.value), (many.standard_error, one.standard_error)):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), there, here)
+    single, sharded = pairs(None, **options), pairs(mesh_of(devices), **options)
+    np.testing.assert_array_equal(sharded.meeting_time, single.meeting_time)
+    assert len(np.unique(single.meeting_time)) > 1 and (sharded.trials, sharded.num_unmet) == (
+        single.trials,
+        0,
+    )
+    np.testing.assert_equal(sharded.acceptance, single.acceptance)
+    for name in ("value", "standard_error"):
+        values_of = flat(getattr(sharded, name)), flat(getattr(single, name))
+        np.testing.assert_allclose(*values_of, rtol=1e-5, atol=1e-6)
 
 
 def test_params_sharded_over_axes_that_do_not_fit_are_refused() -> None:

@@ -137,7 +137,7 @@ def test_invalid_arguments_raise(options: dict[str, Any], message: str) -> None:
 
 
 def test_repr_shows_values_and_errors() -> None:
-    several = estimate()
-    one = dataclasses.replace(several, value=jnp.float32(0.51234), standard_error=jnp.float32(0.00456))
-    assert repr(one).startswith("UnbiasedEstimate(0.5123 +- 0.0046; 2000 pairs, 0 unmet, ")
-    assert repr(several).startswith("UnbiasedEstimate(19 numbers from ")
+    result = estimate()
+    scalar = dataclasses.replace(result, value=jnp.float32(0.51234), standard_error=jnp.float32(0.00456))
+    assert repr(scalar).startswith("UnbiasedEstimate(0.5123 +- 0.0046; 2000 pairs, 0 unmet, ")
+    assert repr(result).startswith("UnbiasedEstimate(19 numbers from ")

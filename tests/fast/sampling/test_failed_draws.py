@@ -49,8 +49,8 @@ def at_scale(size: int, scale: float) -> dict[str, jax.Array]:
 def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, pair: jax.Array, x: dict) -> np.ndarray:
     """Meeting times by single sweeps, with the words that the engine draws."""
     keys, target = random.fold_in(pair, np.arange(PAIRS)), Target(graph, params)
-    ahead, _ = draw(target, x, moves, random.fold_in(keys, 1))
-    z = {b: jnp.stack([ahead[b], x[b]]) for b in x}
+    leading, _ = draw(target, x, moves, random.fold_in(keys, 1))
+    z = {b: jnp.stack([leading[b], x[b]]) for b in x}
     times = np.full(PAIRS, -1)
     for t in range(2, 60):
         z, together, broken, _ = coupled(target, z, moves, random.fold_in(keys, t))

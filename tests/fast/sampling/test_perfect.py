@@ -102,12 +102,12 @@ def test_draws_depend_on_their_number_alone_and_work_under_jit_and_vmap() -> Non
     graph, params, rng_key = GRAPHS["spins"](), spin_params(0.3), jax.random.key(4)
     for method in (PAST, "enumerate"):
         draw = lambda p, k, method=method: perfect_sample(graph, p, k, 6, method)
-        many, few = draw(params, rng_key), perfect_sample(graph, params, rng_key, 2, method)
+        draws, first = draw(params, rng_key), perfect_sample(graph, params, rng_key, 2, method)
         stacked = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
         both = jax.jit(jax.vmap(draw, (0, None)))(stacked, rng_key)
-        for b, v in many.items():
+        for b, v in draws.items():
             np.testing.assert_array_equal(both[b][0], v)
-            np.testing.assert_array_equal(few[b], v[:2])
+            np.testing.assert_array_equal(first[b], v[:2])
 
 
 def test_failures_are_nan_under_jit_and_errors_outside() -> None:

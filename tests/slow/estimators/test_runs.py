@@ -1,0 +1,186 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on rows with missing entries, and runs of particle estimators."""
+
+from collections.abc import Iterator
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ucd_tools import flat, log_likelihood, two_modes
+import zoo
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import (
+    CD,
+    FPCD,
+    PCD,
+    UCD,
+    Bernoulli,
+    Observed,
+    ParticleUCD,
+    TemperedPCD,
+    WeightedPCD,
+    layered,
+)
+from ebmpp.errors import DataError, DivergenceError
+from ebmpp.estimators import SDCP, Batch, Centered, Herding, LocalModeUCD
+from helpers import assert_rows_law
+
+BARS = np.asarray(ebmpp.data.bars_and_stripes(3), np.float32)
+MANY = np.tile(BARS, (6, 1))
+MANY = np.where(np.random.default_rng(7).random(MANY.shape) < 0.25, np.nan, MANY).astype(np.float32)
+HOLES = MANY[: len(BARS)]
+GRAPH = layered(v=Bernoulli(9), h=Bernoulli(4))
+
+
+def train(data: Any, estimator: Any, **options: Any) -> Any:
+    options = {"num_steps": 4, "optimizer": optax.sgd(0.2), "progress_bar": False} | options
+    return ebmpp.fit(GRAPH, data, rng_key=zoo.KEY, estimator=estimator, **options)
+
+
+def assert_same_run(first: Any, second: Any) -> None:
+    """Two runs are equal bitwise."""
+    for name in ("params", "optimizer_state", "estimator_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(first, name), getattr(second, name))
+    assert first.history.identical(second.history)
+
+
+# -- missing entries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "estimator", [UCD(num_slots=4), PCD(k=5, num_chains=50), CD(k=5)], ids=["ucd", "pcd", "cd"]
+)
+def test_training_on_known_entries_raises_their_likelihood(estimator: Any) -> None:
+    data = Observed.where_finite(MANY)
+    result = train(data, estimator, num_steps=300, optimizer=optax.adam(0.05))
+    for rows, least in ((data, 0.3), (BARS, 0.5)):
+        before, after = (
+            float(ebmpp.exact.log_likelihood(GRAPH, p, rows).mean())
+            for p in (GRAPH.init(zoo.KEY, data), result.params)
+        )
+        assert after > before + least
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        FPCD(k=1, num_chains=8),
+        TemperedPCD(num_chains=4, num_temperatures=3),
+        SDCP(d=2, k=1),
+        Herding(num_chains=4),
+        LocalModeUCD(num_pairs=8, num_slots=4),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_other_estimators_do_not_read_missing_entries_as_zeros(estimator: Any) -> None:
+    result = train(Observed.where_finite(HOLES), estimator)
+    zeros = train(np.where(np.isnan(HOLES), 0, HOLES), estimator)
+    assert np.isfinite(flat(result.params)).all()
+    assert np.abs(flat(result.params) - flat(zeros.params)).max() > 1e-3
+
+
+def test_weighted_chains_report_no_likelihood_of_drawn_entries() -> None:
+    estimator = WeightedPCD(num_chains=20, num_watchers=20)
+    complete, holes = (train(x, estimator).history for x in (BARS, Observed.where_finite(HOLES)))
+    assert "log_likelihood" in complete and "log_partition" in holes
+    assert "log_likelihood" not in holes
+
+
+def in_file(path: Path, values: np.ndarray) -> np.ndarray:
+    file = np.memmap(path, mode="w+", dtype=values.dtype, shape=values.shape)
+    file[:] = values
+    return file
+
+
+def test_complete_rows_files_and_streams_train_as_arrays_do(tmp_path: Path) -> None:
+    known, file = np.ones(BARS.shape, bool), in_file(tmp_path / "v", BARS)
+    options = {"batch_size": 5, "estimator": UCD(num_pairs=8, num_slots=4)}
+    plain = train(BARS, **options)
+    for data in (
+        Observed(BARS, known),
+        {"v": Observed(BARS, True)},
+        Observed(file, known),
+        Observed(file, True),
+    ):
+        assert_same_run(train(data, **options), plain)
+    options["estimator"] = CD()
+    data = Observed.where_finite(HOLES)
+    holes = Observed(in_file(tmp_path / "h", HOLES), in_file(tmp_path / "k", data.known))
+    assert_same_run(train(holes, **options), train(data, **options))
+
+
+def batches(*values: Any) -> Iterator[Any]:
+    return iter([Observed.where_finite(v) if np.isnan(v).any() else v for v in values])
+
+
+def test_streams_may_have_missing_entries_in_some_batches() -> None:
+    mixed = train(batches(BARS[:5], HOLES[:5], HOLES[5:10], BARS[:5]), UCD(num_pairs=8, num_slots=4))
+    missing = mixed.history.posterior_meeting_time_mean.values
+    assert np.isnan(missing).tolist() == [True, False, False, True]
+    with pytest.raises(DataError, match="step 1: block 'v'"):
+        train(batches(BARS[:5], HOLES[:5]), Centered(CD()))
+    cycle = itertools.cycle([Observed.where_finite(HOLES[i : i + 5]) for i in (0, 5)])
+    assert np.isfinite(flat(train(cycle, CD()).params)).all()
+
+
+def test_fully_known_rows_have_a_positive_phase_without_noise() -> None:
+    graph, params = zoo.graph("rbm"), zoo.params("rbm")
+    batch = Batch.of({"v": jnp.asarray(zoo.rows("rbm", 4)["v"])}, {"v": jnp.ones((4, 4), bool)})
+    past = (jnp.ones(()), jnp.ones((), jnp.int32))
+    phase = jax.jit(UCD(k=1, lag=1, num_slots=4).posterior_phase, static_argnums=0)
+    gradients = [phase(graph, params, past, batch, jnp.array([0, s], jnp.uint32)).gradient for s in (1, 2)]
+    np.testing.assert_allclose(*map(flat, gradients), atol=1e-6)
+
+
+# -- particle systems ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["line", "training"])
+def test_particle_runs_report_their_likelihood_and_their_path_follows(path: str) -> None:
+    ll = lambda p: ebmpp.exact.log_likelihood(GRAPH, p, BARS).mean()
+    options = {"num_steps": 150, "optimizer": optax.sgd(0.5), "monitors": {"ll": ll}, "monitor_every": 50}
+    history = train(BARS, ParticleUCD(num_particles=100, path=path), **options).history
+    for at in (50, 100):
+        exact = float(history.ll.sel(monitor_step=at))
+        assert history.log_likelihood.values[at] == pytest.approx(exact, abs=0.3)
+    assert history.num_rungs[-1] > history.num_rungs[0] and history.ll[-1] > history.ll[0] + 0.3
+
+
+def test_an_unmet_pair_of_systems_stops_training() -> None:
+    estimator = ParticleUCD(num_particles=2, max_rungs=2, max_systems=3)
+    options = {"num_steps": 200, "params": two_modes(8.0), "progress_bar": False, "rng_key": zoo.KEY}
+    with pytest.raises(DivergenceError, match="max_systems.* 3"):
+        ebmpp.fit(zoo.graph("rbm"), zoo.rows("rbm"), estimator=estimator, **options)
+
+
+def test_more_pairs_and_a_longer_window_vary_less() -> None:
+    graph, params = zoo.graph("rbm"), two_modes(2.0)
+    batch, log_z = Batch.of({"v": jnp.asarray(zoo.rows("rbm", 4)["v"])}), zoo.Oracle(graph, params, {}).log_z
+
+    def draws(**options: Any) -> Any:
+        estimator = ParticleUCD(num_particles=6, evenness=0.5, max_rungs=8, **options)
+        state = estimator.init(graph, params, batch.rows, 4, jnp.zeros(2, jnp.uint32))
+        draw = lambda pair: estimator.estimate(graph, params, state, batch, pair)
+        pairs = np.stack([np.ones(300), np.arange(300)], 1).astype(np.uint32)
+        return jax.device_get(jax.jit(lambda pairs: jax.lax.map(draw, pairs))(pairs))
+
+    plain, more = draws(m=0), draws(m=3, num_pairs=2)
+    spread = lambda result: sum(float(g.var(0).sum()) for g in result.gradient.values())
+    assert spread(more) < 0.4 * spread(plain)
+    assert_rows_law(np.exp(more.metrics["log_partition"] - log_z), 1.0)
+    total = more.metrics["log_likelihood"] + more.metrics["log_partition"]
+    exact = log_likelihood(graph, params, {"v": np.asarray(batch.rows["v"])}).mean()
+    np.testing.assert_allclose(total, exact + log_z, rtol=1e-4)
+
+
+def test_watchers_may_be_left_out() -> None:
+    fit = train(BARS, WeightedPCD(num_chains=20, num_watchers=0))
+    assert "log_partition" not in fit.history and fit.estimator_state.watchers is None
