@@ -32,8 +32,9 @@ def log_z(params: Any) -> Any:
 
 
 def run(model: Any, chains: int, *args: Any, kernel: Any = NUTS, draws: int = 100) -> dict:
-    options = {"num_warmup": 100, "num_samples": draws, "chain_method": jax.vmap, "progress_bar": False}
-    mcmc = MCMC(kernel(model), num_chains=chains, **options)
+    method = "vectorized" if kernel is NUTS else jax.vmap
+    options = {"num_warmup": 100, "num_samples": draws, "progress_bar": False}
+    mcmc = MCMC(kernel(model), num_chains=chains, chain_method=method, **options)
     mcmc.run(jax.random.key(0), *args)
     return mcmc.get_samples(group_by_chain=True)
 
@@ -115,7 +116,7 @@ def test_gradient_of_a_guide_is_unbiased() -> None:
     model, loss = lambda: numpyro.sample("x", units), TraceGraph_ELBO()
 
     def estimate(j: Any, key: Any) -> Any:
-        return loss.loss(key, {"j": j}, model, lambda j: numpyro.sample("x", law(j)))
+        return loss.loss(key, {"j": j}, model, lambda: numpyro.sample("x", law(j)))
 
     def bound(j: Any) -> Any:
         log = law(j).log_prob(STATES)
