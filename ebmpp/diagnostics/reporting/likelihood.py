@@ -4,7 +4,7 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from ebmpp.training import monitors
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_MOST_SUMMED = 2**20  # states, beyond which log Z is estimated
 _MOST_STATES = 2**24  # of all rows' latents together
 _PSEUDO_UNITS = 20
 _A_PARTICLE = 10  # particles of the systems for one of annealing, whose ladder is many times as long
@@ -32,7 +33,54 @@ _A_PARTICLE = 10  # particles of the systems for one of annealing, whose ladder 
 
 def likelihood(subject: Subject) -> Section:
     """log p of the rows: exact where that can be summed, else between two estimates."""
-    section, work = Section("Log-likelihood"), subject.work
+    section = Section("Log-likelihood")
+    sides = _summed(section, subject) or _estimated(section, subject)
+    exact_rows = {name: _exact_rows(subject, rows, sides) for name, rows in subject.data.items()}
+    if sides.is_exact and any(v is None for v in exact_rows.values()):
+        section.missing("exact likelihoods of rows", "the rows' latents have too many states to sum")
+    if not subject.closed:
+        section.caveat(
+            "Latent blocks interact given the visibles, so a row's free energy has no closed form: log p(v) "
+            "+ log Z is bounded from below by mean field, and so is the likelihood."
+        )
+    table = _table(subject, sides, exact_rows)
+    caption = "log Z error is shared by all rows; row error is that of a mean over so many rows."
+    section.table("log_likelihood", table, f"Mean log p of a row. {caption}")
+    caption = "With two standard errors of log Z and of the rows together."
+    section.figure("log_likelihood", _draw(table), caption)
+    for name, row in table.iterrows():
+        text = in_words(row) + ("" if subject.closed or np.isfinite(row["exact"]) else _BY_MEAN_FIELD)
+        section.fact(f"Log-likelihood, {name}: {text}; independent units {row['independent units']:.2f}.")
+    _judge(section, str(table.index[-1]), table.iloc[-1])
+    return section
+
+
+class _LogZ(NamedTuple):
+    """Two sides of log Z, equal where it is a sum over states."""
+
+    lower: float
+    upper: float
+    error: float
+    is_exact: bool
+
+
+def _summed(section: Section, subject: Subject) -> _LogZ | None:
+    """log Z by a sum over all states; None where there are too many."""
+    try:
+        plan = enumeration.make_plan(subject.graph)
+    except IntractableError:
+        return None
+    if enumeration.num_states(subject.graph, plan.enumerated) > _MOST_SUMMED:
+        return None
+    value = float(exact.log_partition(subject.graph, subject.params))
+    section.text("log Z is the sum over all states, so no estimate of it is needed.")
+    section.table("log_partition", pd.DataFrame([{"log Z": "exact", "value": value}]))
+    return _LogZ(value, value, 0.0, is_exact=True)
+
+
+def _estimated(section: Section, subject: Subject) -> _LogZ:
+    """log Z by particle systems from below, and by annealing in reverse from above."""
+    work = subject.work
     starts, sound, origin = subject.starts
     made = bracket(
         subject.graph,
@@ -65,26 +113,9 @@ def likelihood(subject: Subject) -> Section:
             f"The reverse estimate is {-made.gap:.3g} below the forward one, beyond their errors: its chains "
             "miss a part of the model that the forward run has found."
         )
-    exact_rows = {name: _exact_rows(subject, rows, made) for name, rows in subject.data.items()}
-    if made.exact is None:
-        section.missing("the exact value", "there are too many states to sum, or states without number")
-    elif any(v is None for v in exact_rows.values()):
-        section.missing("exact likelihoods of rows", "the rows' latents have too many states to sum")
-    if not subject.closed:
-        section.caveat(
-            "Latent blocks interact given the visibles, so a row's free energy has no closed form: log p(v) "
-            "+ log Z is bounded from below by mean field, and so is the likelihood."
-        )
-    table = _table(subject, made, exact_rows)
-    caption = "log Z error is shared by all rows; row error is that of a mean over so many rows."
-    section.table("log_likelihood", table, f"Mean log p of a row. {caption}")
-    caption = "With two standard errors of log Z and of the rows together."
-    section.figure("log_likelihood", _draw(table), caption)
-    for name, row in table.iterrows():
-        text = in_words(row) + ("" if subject.closed or np.isfinite(row["exact"]) else _BY_MEAN_FIELD)
-        section.fact(f"Log-likelihood, {name}: {text}; independent units {row['independent units']:.2f}.")
-    _judge(section, str(table.index[-1]), table.iloc[-1])
-    return section
+    section.missing("the exact value", "there are too many states to sum, or states without number")
+    error = max(made.lower.standard_error, made.upper.standard_error)
+    return _LogZ(made.lower.log_partition, made.upper.log_partition, error, is_exact=False)
 
 
 _BY_MEAN_FIELD = ", by its mean-field lower bound"
@@ -129,17 +160,15 @@ def _log_z(section: Section, made: Bracket, annealed: LogPartition) -> None:
         value = {"log Z": name, "value": side.log_partition, "standard error": side.standard_error}
         value |= {"effective particles": side.effective_sample_size, "particles": len(side.log_weights)}
         rows.append({**value, "a bound on average": "yes" if side.sound else "if the chains have mixed"})
-    if made.exact is not None:
-        rows.append({"log Z": "exact", "value": made.exact, "a bound on average": ""})
     caption = f"The two are {made.gap:.3g} +- {made.standard_error:.2g} apart."
     section.table("log_partition", pd.DataFrame(rows), caption)
 
 
-def _exact_rows(subject: Subject, rows: Rows, made: Bracket) -> np.ndarray | None:
-    if made.exact is None:
+def _exact_rows(subject: Subject, rows: Rows, sides: _LogZ) -> np.ndarray | None:
+    if not sides.is_exact:
         return None
     if subject.closed:
-        return subject.log_weight(rows) - made.exact
+        return subject.log_weight(rows) - sides.lower
     try:
         plan = enumeration.make_plan(subject.graph, subject.graph.visible)
     except IntractableError:
@@ -150,16 +179,14 @@ def _exact_rows(subject: Subject, rows: Rows, made: Bracket) -> np.ndarray | Non
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
 
 
-def _table(subject: Subject, made: Bracket, exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:
+def _table(subject: Subject, sides: _LogZ, exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:
     columns: dict[str, dict[str, float]] = {}
     for name, rows in subject.data.items():
         weight, known = subject.log_weight(rows), exact_rows[name]
-        made_of = {"upper": made.upper, "lower": made.lower}
         own = {"rows": len(weight), "exact": math.nan if known is None else float(known.mean())}
-        own |= {f"at {n} log Z": weight.mean() - side.log_partition for n, side in made_of.items()}
-        own |= {"log Z error": max(side.standard_error for side in made_of.values())}
-        own |= {"row error": float(standard_error(weight)), "independent units": _independent(subject, rows)}
-        columns[name] = own
+        own |= {f"at {n} log Z": weight.mean() - getattr(sides, n) for n in ("upper", "lower")}
+        own |= {"log Z error": sides.error, "row error": float(standard_error(weight))}
+        columns[name] = own | {"independent units": _independent(subject, rows)}
     return pd.DataFrame.from_dict(columns, orient="index")
 
 
