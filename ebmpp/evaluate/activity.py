@@ -3,19 +3,21 @@
 """What latent units do over data: which are dead, saturated or constant."""
 
 from collections.abc import Iterable
+from functools import partial
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtyping import Float, Shaped
 import numpy as np
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks, random
+from ebmpp.core import Params, Rows, checks, random
 from ebmpp.errors import StateError
 from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, states, tables
+from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.moves import Target
 from ebmpp.sampling.completion import Runs
 
@@ -45,9 +47,8 @@ def unit_activity(
     :class:`~ebmpp.Categorical`, x and x**2 of a Gaussian) each is a row of the table: a category that is
     never taken is off.
 
-    Exact where the latents given the visibles are one layer, but for ``varies`` of statistics of more than
-    two values, whose variance is that of a draw a row; else the means are of Gibbs chains
-    (:func:`ebmpp.complete`), and their noise is taken off ``varies``.
+    Exact where the latents given the visibles are one layer. Otherwise the means are those of Gibbs chains
+    (:func:`ebmpp.complete`), and their noise is subtracted from ``varies``.
 
     :param graph: a model with latent units.
     :param params: a dict keyed by factor name.
@@ -90,41 +91,83 @@ def unit_activity(
             f"unit_activity: expected latent blocks, got {named}; there are {list(graph.latent)}"
         )
     rows, _, _ = tables.as_data(graph, data, "unit_activity")
-    closed = not graph.interacting(graph.latent)
     graph.check(params)
-    chains, warmup, kept = (1, 0, 1) if closed else (max(2, num_chains), num_sweeps, num_sweeps)
-    target = Target(graph, params, states.as_given(graph.families, rows))
-    run = Runs(target, chains, random.key_pair(rng_key))
-    # chains that have not mixed add to the error, which is taken off below
-    made = run.posterior(warmup, kept, climb=False)
-    noise = {} if closed or made.standard_error is None else made.standard_error
-    each = [_of_block(b, graph.families[b], made.mean[b], noise.get(b), made.draws[b], edge) for b in blocks]
+    if graph.interacting(graph.latent):
+        target = Target(graph, params, states.as_given(graph.families, rows))
+        posterior = _by_chains(target, num_chains, num_sweeps, random.key_pair(rng_key))
+    else:
+        posterior = _one_layer(graph, blocks, params, rows)
     import pandas as pd  # most of a second that other users need not spend
 
-    return pd.concat(each, ignore_index=True)
+    return pd.concat([_table(b, graph.families[b], posterior[b], edge) for b in blocks], ignore_index=True)
 
 
-def _of_block(
-    block: str,
-    family: Family,
-    mean: Shaped[np.ndarray, "rows *statistics"],
-    noise: Shaped[np.ndarray, "rows *statistics"] | None,
-    draws: Shaped[np.ndarray, "chains rows ..."],
-    edge: float,
-) -> "pd.DataFrame":
-    """The table of a block.
+class _Posterior(NamedTuple):
+    """Moments of a block's statistics over rows and posterior."""
 
-    :param mean: posterior means; ``noise`` their standard errors.
+    mean: Float[np.ndarray, "rows statistics"]
+    explained: Float[np.ndarray, "statistics"]
+    """Variance of the posterior means over rows."""
+    variance: Float[np.ndarray, "statistics"]
+
+
+def _one_layer(
+    graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows
+) -> dict[str, _Posterior]:
+    """By block, the moments of latents that do not interact."""
+    result = {}
+    for b, moments in conditional_moments(graph, blocks, params, rows).items():
+        mean, inner = (np.asarray(a, float).reshape(len(a), -1) for a in moments)
+        explained = mean.var(0)
+        result[b] = _Posterior(mean, explained, explained + inner.mean(0))
+    return result
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def conditional_moments(
+    graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows
+) -> dict[str, tuple[Array, Array]]:
+    """By block, row by row: means of the statistics given the rest, and their variances.
+
+    A variance is the derivative of the mean in its natural parameter.
+
+    :param blocks: blocks that do not interact.
+    :param rows: of all their neighbours.
     """
+    result = {}
+    for b, eta in energy.natural_rows(graph, params, rows, blocks).items():
+        family = graph.families[b]
+        shape = family.stat_shape
+        one_hot = jnp.eye(math.prod(shape), dtype=eta.dtype).reshape(-1, *shape)
+        mean = partial(Family.mean, family)  # of all statistics, where a subclass has another mean
+        total = lambda e, one, mean=mean: (mean(e) * one).sum()
+        own = lambda one, eta=eta, total=total: one * jax.grad(total)(eta, one)
+        result[b] = mean(eta), jax.vmap(own)(one_hot).sum(0)
+    return result
+
+
+def _by_chains(target: Target, num_chains: int, num_sweeps: int, key: Array) -> dict[str, _Posterior]:
+    """By block, the moments of latents that interact, from Gibbs chains given each row."""
+    # chains that have not mixed add to the error, which is subtracted
+    made = Runs(target, num_chains, key).posterior(num_sweeps, num_sweeps, climb=False)
+    result = {}
+    for b in target.free:
+        mean = made.mean[b].reshape(len(made.mean[b]), -1).astype(float)
+        explained = mean.var(0)
+        if made.standard_error is not None:
+            noise = made.standard_error[b].reshape(mean.shape)
+            explained = np.maximum(0, explained - (noise**2).mean(0))
+        variance = _variance(target.graph.families[b], mean, made.draws[b])
+        result[b] = _Posterior(mean, explained, variance)
+    return result
+
+
+def _table(block: str, family: Family, posterior: _Posterior, edge: float) -> "pd.DataFrame":
     import pandas as pd  # as above
 
-    mean = mean.reshape(len(mean), -1).astype(float)
-    spread = mean.var(0)
-    if noise is not None:
-        spread = np.maximum(0, spread - (noise.reshape(mean.shape) ** 2).mean(0))
-    varies = spread / np.maximum(_variance(family, mean, draws), 1e-30)
-    each = math.prod(family.stat_shape)
-    unit, statistic = np.divmod(np.arange(mean.shape[1]), each)
+    mean = posterior.mean
+    varies = posterior.explained / np.maximum(posterior.variance, 1e-30)
+    unit, statistic = np.divmod(np.arange(mean.shape[1]), math.prod(family.stat_shape))
     named = {"block": block, "unit": unit, "statistic": statistic}
     told = {"mean": mean.mean(0), "low": mean.min(0), "high": mean.max(0), "varies": np.minimum(1.0, varies)}
     made = pd.DataFrame(named | told)
