@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Chains, Subject
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
+from ebmpp.evaluate.activity import conditional_moments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,16 +121,10 @@ def _latent(subject: Subject, chains: Chains) -> dict[str, Compared]:
     graph = subject.graph
     if not graph.latent or not subject.closed:
         return {}
-    data, model, names = [], [], []
-    for b in graph.latent:
-        mean = np.asarray(graph.mean(subject.params, dict(subject.train), b), np.float64)
-        if mean.shape[1:] != graph.families[b].statistic_shape:  # the mean of a value, not of statistics
-            continue
-        data.append(mean.reshape(len(mean), -1))
-        model.append(_flat(subject, b, chains.draws[b]))
-        names += _labels(subject, b)
-    if not names:
-        return {}
+    found = conditional_moments(graph, tuple(graph.latent), subject.params, dict(subject.train))
+    data = [np.asarray(found[b][0], np.float64).reshape(len(found[b][0]), -1) for b in graph.latent]
+    model = [_flat(subject, b, chains.draws[b]) for b in graph.latent]
+    names = [name for b in graph.latent for name in _labels(subject, b)]
     return {
         "latent means": compare(names, np.concatenate(data, -1), np.concatenate(model, -1), subject.share)
     }

@@ -10,7 +10,6 @@ from jaxtyping import Float
 import numpy as np
 
 from jax import Array
-import jax.numpy as jnp
 
 from ebmpp.core.types import Params
 from ebmpp.diagnostics.plots import panels, plot_history, plot_units
@@ -20,6 +19,7 @@ from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.diagnostics.reporting.weights import response
 from ebmpp.diagnostics.style import grid
 from ebmpp.errors import StateError
+from ebmpp.evaluate.activity import conditional_moments
 from ebmpp.graph import FactorGraph
 
 _LEAST_SIDE = 3
@@ -89,10 +89,10 @@ def _last(subject: Subject, draws: Mapping[str, np.ndarray], block: str) -> Arra
     sweeps, each = subject.work.sweeps, -(-_SHOWN // _COLUMNS)
     place = [max(0, sweeps - 1 - i * sweeps // each) for i in range(each)]
     pick = lambda v: np.moveaxis(v[:_COLUMNS, place], 1, 0).reshape(-1, *v.shape[2:])
-    state = {b: jnp.asarray(pick(v)) for b, v in draws.items()}
+    state = {b: pick(v) for b, v in draws.items()}
     if subject.graph.families[block].stat_shape:
         return state[block]
-    return subject.graph.mean(subject.params, state, block)
+    return conditional_moments(subject.graph, (block,), subject.params, state)[block][0]
 
 
 def _filter_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:

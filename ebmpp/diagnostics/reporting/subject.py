@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 import numpy as np
-from numpyro.infer import MCMC
 
 import jax
-from jax import Array
+from jax import Array, lax
+import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
+from ebmpp.core.programs import compiled
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
@@ -117,21 +118,23 @@ class Subject:
 
     def log_weight(self, rows: Mapping[str, Array]) -> Float[np.ndarray, "*batch"]:
         """log p(v) + log Z of rows; of interacting latents a lower bound of it."""
-        rows = {b: rows[b] for b in self.graph.visible}
+        count, size = len(next(iter(rows.values()))), len(next(iter(self.train.values())))
+        # shorter sets are filled up, so that one program serves all of them
+        filled = {b: np.resize(rows[b], (max(count, size), *rows[b].shape[1:])) for b in self.graph.visible}
         if self.closed:
-            return -np.asarray(self.graph.free_energy(self.params, rows), float)
-        return np.asarray(mean_field_bound(self.graph, self.params, rows), float)
+            return -np.asarray(self.graph.free_energy(self.params, filled), float)[:count]
+        return np.asarray(mean_field_bound(self.graph, self.params, filled), float)[:count]
 
     @cached_property
     def gibbs(self) -> Chains:
         """Chains of blocked Gibbs."""
-        return self._run(BlockedGibbs(self.graph), 1, 1)
+        return self._run(1, 1, 1)
 
     @cached_property
     def tempered(self) -> Chains:
         """Chains of parallel tempering."""
         replicas = self.work.replicas
-        return self._run(ParallelTempering(self.graph, num_temperatures=replicas), 2, 2 * replicas)
+        return self._run(replicas, 2, 2 * replicas)
 
     def chains(self, section: Section) -> dict[str, Chains]:
         """Those of both samplers, by name; where one does not take the model, the section says why."""
@@ -143,13 +146,14 @@ class Subject:
                 section.missing(f"{name} chains", error)
         return made
 
-    def _run(self, kernel: Any, index: int, passes: int) -> Chains:
+    def _run(self, replicas: int, index: int, passes: int) -> Chains:
         work, begin = self.work, time.monotonic()
-        lengths = {"num_warmup": work.sweeps, "num_samples": work.sweeps, "num_chains": work.chains}
-        mcmc = MCMC(kernel, **lengths, chain_method="vectorized", progress_bar=False)
-        mcmc.run(self.key(index), self.params)
-        draws = {b: np.asarray(v) for b, v in mcmc.get_samples(group_by_chain=True).items()}
-        return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(mcmc.last_state))
+        kernel = _kernel(self.graph, replicas)
+        kernel.target((self.params,), {}, check=True)  # values, which the program below cannot look at
+        keys = jax.random.split(self.key(index), work.chains)
+        state, draws = _run_chains(self.graph, replicas, work.sweeps, self.params, keys)
+        draws = {b: np.moveaxis(np.asarray(v), 0, 1) for b, v in draws.items()}
+        return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(state))
 
     @cached_property
     def starts(self) -> tuple[State, bool, str]:
@@ -165,6 +169,31 @@ class Subject:
             pick = lambda v: np.moveaxis(v[:, place], 1, 0).reshape(-1, *v.shape[2:])[:count]
             told = f"draws of {self.work.chains} chains of parallel tempering, started from noise"
             return {b: pick(v) for b, v in self.tempered.draws.items()}, False, told
+
+
+def _kernel(graph: FactorGraph, replicas: int) -> BlockedGibbs | ParallelTempering:
+    return BlockedGibbs(graph) if replicas == 1 else ParallelTempering(graph, num_temperatures=replicas)
+
+
+@compiled(statics=3)
+def _run_chains(
+    graph: FactorGraph, replicas: int, sweeps: int, params: Params, keys: Array
+) -> tuple[Any, dict[str, Array]]:
+    """The last state of all chains, and their draws ``(sweeps, chains, *shape)`` after as many warmup sweeps.
+
+    One program: ``numpyro.infer.MCMC`` would compile twenty more, for the kernel's ``init`` and its storage.
+    """
+    kernel = _kernel(graph, replicas)
+    state = kernel.init(keys, sweeps, None, (params,), {})
+    draws = {b: jnp.zeros((sweeps, *v.shape), v.dtype) for b, v in state.z.items()}
+
+    def sweep(index: Array, carry: tuple) -> tuple:
+        state, draws = carry
+        state = kernel.sample(state, (params,), {})
+        place = jnp.maximum(index - sweeps, 0)  # the first draw that counts overwrites those of the warmup
+        return state, {b: v.at[place].set(state.z[b]) for b, v in draws.items()}
+
+    return lax.fori_loop(0, 2 * sweeps, sweep, (state, draws))
 
 
 def some_rows(graph: FactorGraph, data: Any, most: int, seed: int) -> tuple[dict[str, Array], int]:
