@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.core import random
-from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, numpy_log_base, numpy_statistics
+from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, numpy_log_base, numpy_statistics, often
 
 ROWS = 20_000
 
@@ -50,9 +50,9 @@ def compute(family: Family, eta: jax.Array, other: jax.Array) -> dict[str, Any]:
     )
     rows = lambda e, count=ROWS: jnp.broadcast_to(e, (count, *e.shape))
     drawn, coupled = words(family.num_words, 0), words(family.num_couple_words, 1)
-    sample = family.sample(drawn[:ROWS], rows(eta))
     # the last rows have equal parameters; one call, because a sampler takes seconds to compile
     x, y = family.couple(coupled, rows(eta, ROWS + 20), jnp.concatenate([rows(other), rows(eta, 20)]))
+    sample = family.sample(drawn[:ROWS], rows(eta)) if family.num_words == 1 else x[:ROWS]
     result = {
         "log_normalizer": family.log_normalizer(eta),
         "mean": family.mean(eta),
@@ -103,7 +103,7 @@ def exact_mean(name: str, seed: int = 0) -> np.ndarray:
     return (probabilities(name, seed).T @ t.reshape(len(t), -1)).reshape(family.statistic_shape)
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(params=often(sorted(FAMILIES), *(n for n in FAMILIES if n != "binomial")))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -148,7 +148,7 @@ def test_coupled_draws_have_their_distributions(name: str) -> None:
     family, result = FAMILIES[name], results(name)
     for x, mean in zip(result["couple"], ("mean", "other_mean"), strict=True):
         assert_rows_law(numpy_statistics(family, x), result[mean], 2 * result[mean].size)
-    np.testing.assert_array_equal(*result["equal"])
+    np.testing.assert_allclose(*result["equal"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bernoulli", "spin", "categorical"])

@@ -108,10 +108,10 @@ def check_sweep(graph: FactorGraph, start: dict, swept: dict, masks: dict) -> No
     assert_law(change.mean(0), 0.0, error, comparisons=1000 * change.shape[1])
 
 
-@pytest.mark.parametrize("num_examples", [3, slow(int(os.environ.get("EXAMPLES", "200")))])
+@pytest.mark.parametrize("num_examples", [2, slow(int(os.environ.get("EXAMPLES", "200")))])
 def test_random_declarations_match_enumeration(num_examples: int) -> None:
     run = given(declarations(), st.integers(0, 999), st.booleans())(check)
-    if num_examples == 3:
-        run = seed(10)(run)  # a third-order factor, interacting units, observed units, four kinds of block
+    if num_examples == 2:
+        run = seed(10)(run)  # a third-order factor, interacting units and observed units
     options = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     settings(max_examples=num_examples, **options)(run)()

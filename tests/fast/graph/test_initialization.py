@@ -9,7 +9,7 @@ import zoo
 import jax
 
 from ebmpp import Bernoulli, Exponential, Factor, FactorGraph, Gaussian, Spin, layered
-from helpers import FAMILIES, alone, assert_law, random_state
+from helpers import FAMILIES, alone, assert_law, often, random_state, slow
 
 
 def test_gaussian_scheme() -> None:
@@ -20,7 +20,7 @@ def test_gaussian_scheme() -> None:
     assert not np.any(params["v"]) and not np.any(params["h"])
 
 
-@pytest.mark.parametrize("size", [3, 8])
+@pytest.mark.parametrize("size", [slow(3), 8])
 def test_orthogonal_scheme(size: int) -> None:
     params = layered(v=Bernoulli(size), h=Spin(5)).init(zoo.KEY, scheme="orthogonal")
     weight = np.asarray(params["v:h"])
@@ -40,7 +40,9 @@ def test_logistic_biases_stay_in_the_domain() -> None:
     assert (np.asarray(learned)[:, 1] < 0).all()
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "name", often(FAMILIES, "bernoulli", "spin", "categorical", "poisson", "gaussian_learned")
+)
 def test_biases_from_base_rates(name: str) -> None:
     """The mean at the initial bias is that of the data and one row of the default distribution."""
     family = FAMILIES[name]

@@ -15,7 +15,7 @@ import zoo
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Pairwise, Spin, condition, layered
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
-from ebmpp.graph import marginalize, merge, rename, split
+from ebmpp.graph import merge, rename, split
 from helpers import random_params, random_state
 
 WEIGHTED = nx.Graph()
@@ -154,9 +154,6 @@ def test_remaining_units_keep_labels() -> None:
     assert dict(condition(graph, x=np.ones(4)).labels) == {"h": ("z",)}
     pieces = split(graph, "x", {"even": [2, 0], "odd": [1, 3]})
     assert dict(pieces.labels) == {"even": ("c", "a"), "odd": ("b", "d"), "h": ("z",)}
-    factors, labels = [Bias("h"), Bilinear("a", "h")], {"a": [7], "h": "xyz"}
-    graph = FactorGraph({"a": Spin(1)}, {"h": Bernoulli(3)}, factors, labels=labels)
-    assert dict(marginalize(graph, "h").labels) == {"a": (7,)}
 
 
 # -- dimod -----------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("name", ["units", "pieces", "learned", slow("one piece")])
+@pytest.mark.parametrize("name", ["units", "pieces", slow("learned"), slow("one piece")])
 def test_split_blocks_keep_the_density(name: str) -> None:
     """Also where units share a bias, which stays one param."""
     declare, block, into = SPLITS[name]
