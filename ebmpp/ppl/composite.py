@@ -137,65 +137,70 @@ class CoupledComposite(MCMCKernel):
 
     # -- one sweep -------------------------------------------------------------------------------
 
-    def start(self, rng_key: Array, call: Call, given: Rows) -> dict[str, Array]:
+    def start(self, keys: Array, call: Call, given: Rows) -> dict[str, Array]:
         """Sites drawn from their starting laws, or as ``given``; then the blocks' latents."""
         z: dict[str, Array] = {}
         for index, step in enumerate(self.steps):
-            key = jax.random.fold_in(rng_key, index)
+            key = random.fold_in(keys, index)
             if isinstance(step, Conjugate):
-                z[step.site] = jnp.asarray(given.get(step.site, step.initial.sample(key)))
+                z[step.site] = jnp.asarray(given.get(step.site, step.initial.sample(_as_jax(key))))
                 continue
             if isinstance(step, ModelBlock):
-                drawn = step.uniform(key)
+                drawn = step.uniform(_as_jax(key))
             else:
                 drawn = {site: _uniform(step, site, key) for site in step.within.layouts}
             z |= {site: jnp.asarray(given.get(site, v)) for site, v in drawn.items()}
         for index, step in enumerate(self.steps):
             if isinstance(step, GibbsBlock):
                 made, own = _bind(step, z, call, check=True)
-                keys = made.keys(jax.random.fold_in(rng_key, index), 0)
-                z |= _taken(step, step.begin(own, made, keys), own)
+                z |= _taken(step, step.begin(own, made, made.keys(random.fold_in(keys, index), 0)), own)
         return z
 
-    def single(self, z: Rows, rng_key: Array, t: Array | int, call: Call) -> dict[str, Array]:
-        """One sweep of one chain, over all steps."""
+    def single(self, z: Rows, keys: Array, call: Call) -> dict[str, Array]:
+        """One sweep of one chain, over all steps.
+
+        :param keys: of this sweep, ``(2,)``; step i draws from ``fold_in(keys, i)``.
+        """
         z = dict(z)
         for index, step in enumerate(self.steps):
-            key = jax.random.fold_in(rng_key, index)
+            key = random.fold_in(keys, index)
             if isinstance(step, Conjugate):
                 law = step.conditional(z, *call.args, **call.kwargs)
-                z[step.site] = law.sample(jax.random.fold_in(key, t)).astype(z[step.site].dtype)
+                z[step.site] = law.sample(_as_jax(key)).astype(z[step.site].dtype)
                 continue
             if isinstance(step, ModelBlock):
                 own, around = _own(step, z), _around(step, z, call)
-                z |= step.advance(own, around, random.fold_in(random.key_pair(key), t)).z
+                z |= step.advance(own, around, key).z
                 continue
             made, own = _bind(step, z, call)
             rows = step.within.to_rows(own, _latents(step, z), made)
-            z |= _taken(step, step.advance(made, rows, made.keys(key, t)).x, own)
+            z |= _taken(step, step.advance(made, rows, made.keys(key, 1)).x, own)
         return z
 
     def pair(
-        self, z: Rows, y: Rows, rng_key: Array, t: Array | int, call: Call
+        self, z: Rows, y: Rows, keys: Array, call: Call
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """One coupled sweep; also whether a conditional had no law."""
+        """One coupled sweep; also whether a conditional had no law.
+
+        :param keys: of this sweep, ``(2,)``; step i draws from ``fold_in(keys, i)``.
+        """
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             together = _equal(z, y)
             move = _MOVES.get(type(step), self._block)
-            *new, wrong = move(step, z, y, jax.random.fold_in(rng_key, index), t, call)
+            *new, wrong = move(step, z, y, random.fold_in(keys, index), call)
             broken |= wrong
             # equal chains stay equal, whatever the last bits of their conditionals say
             new[1] = {name: jnp.where(together, new[0][name], v) for name, v in new[1].items()}
             z, y = z | new[0], y | new[1]
         return z, y, broken
 
-    def _block(self, step: GibbsBlock, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
+    def _block(self, step: GibbsBlock, z: Rows, y: Rows, key: Array, call: Call) -> list:
         bounds, own = zip(*(_bind(step, chain, call) for chain in (z, y)), strict=True)
         each = zip(own, (z, y), bounds, strict=True)
         rows = [step.within.to_rows(o, _latents(step, chain), made) for o, chain, made in each]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        keys = bounds[0].keys(key, t)
+        keys = bounds[0].keys(key, 1)
         kinds = couplings.resolve(self.coupling, step.within.layers)
         broken = jnp.zeros((), bool)
         for sweep in range(step.num_sweeps):
@@ -222,8 +227,9 @@ class CoupledComposite(MCMCKernel):
         return jax.vmap(one)(rng_key, given) if is_batched(rng_key) else one(rng_key, given)
 
     def _init_one(self, key: Array, given: Rows, call: Call) -> CompositeState:
-        start = self.start(key, call, given)
-        ahead = lambda t, z: self.single(z, key, t + 1, call)
+        words = random.key_pair(key)
+        start = self.start(random.fold_in(words, 0), call, given)
+        ahead = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
         t = jnp.full((), self.lag, jnp.int32)
         return CompositeState(z, start, t, _equal(z, start), t, key, jnp.zeros((), bool))
@@ -235,7 +241,8 @@ class CoupledComposite(MCMCKernel):
 
     def _sample_one(self, state: CompositeState, call: Call) -> CompositeState:
         t = state.t + 1
-        z, y, wrong = self.pair(state.z, state.y, state.rng_key, t.astype(jnp.uint32), call)
+        keys = random.fold_in(random.key_pair(state.rng_key), t)
+        z, y, wrong = self.pair(state.z, state.y, keys, call)
         broken = state.broken | wrong
         met = (state.met | _equal(z, y)) & ~broken
         time = jnp.where(state.met, state.meeting_time, t)
@@ -248,15 +255,14 @@ class CoupledComposite(MCMCKernel):
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
-def _model(step: ModelBlock, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
-    keys = random.fold_in(random.key_pair(key), t)
+def _model(step: ModelBlock, z: Rows, y: Rows, key: Array, call: Call) -> list:
     chains = [(_own(step, chain), _around(step, chain, call)) for chain in (z, y)]
-    return list(step.couple(chains[0], chains[1], keys))
+    return list(step.couple(chains[0], chains[1], key))
 
 
-def _conjugate(step: Conjugate, z: Rows, y: Rows, key: Array, t: Array | int, call: Call) -> list:
+def _conjugate(step: Conjugate, z: Rows, y: Rows, key: Array, call: Call) -> list:
     laws = (step.conditional(chain, *call.args, **call.kwargs) for chain in (z, y))
-    *drawn, sound = maximal(jax.random.fold_in(key, t), *laws)
+    *drawn, sound = maximal(key, *laws)
     return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
 
 
@@ -269,7 +275,8 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     A log density that is not a number ends the rejection loop, and :data:`~ebmpp.moves.couplings.MOST_TRIALS`
     do; both are flagged.
 
-    :param key: a jax key.
+    :param key: a jax key, or a key pair ``(2,)``. Trial i draws from what is folded with i: each key that
+        ``jax.random`` derives is eight kernels to compile, and here it is one.
     :param p: a distribution.
     :param q: another of the same shape.
     :return: the two draws, and whether they could be made.
@@ -278,23 +285,42 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 
     1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section 4.4.
     """
+    words = random.key_pair(key)
     density = lambda law, x: jnp.sum(law.log_prob(x))
-    first, second, rest = jax.random.split(key, 3)
-    x = jnp.asarray(p.sample(first))
-    gap = density(q, x) - density(p, x)
-    together = jnp.log(jax.random.uniform(second)) <= gap
 
-    def pending(carry: tuple[Array, Array, Array, Array]) -> Array:
-        return ~carry[2] & carry[3] & (carry[0] < couplings.MOST_TRIALS)
+    def pending(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
+        number, _, _, accepted, sound = carry
+        return ~accepted & sound & (number <= couplings.MOST_TRIALS)
 
-    def again(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        a, b = jax.random.split(jax.random.fold_in(rest, carry[0]))
-        y = jnp.asarray(q.sample(a))
-        gap = density(p, y) - density(q, y)
-        return carry[0] + 1, y, jnp.log(jax.random.uniform(b)) > gap, ~jnp.isnan(gap)
+    def trial(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
+        # trial 0 draws from p, the others from q: one loop, because a sampler such as gamma's takes the
+        # better part of a second to compile
+        number, x = carry[:2]
+        leads = number == 0
+        y = _draw(leads, p, q, _as_jax(random.fold_in(words, number)))
+        gap = density(q, y) - density(p, y)
+        level = jnp.log(random.uniform(random.words(random.fold_in(words, number, 1), 1))[0])
+        accepted = jnp.where(leads, level <= gap, level > -gap)
+        return number + 1, jnp.where(leads, y, x), y, accepted, ~jnp.isnan(gap)
 
-    _, y, taken, sound = lax.while_loop(pending, again, (jnp.uint32(0), x, together, ~jnp.isnan(gap)))
-    return x, y, taken & sound
+    shape = jax.eval_shape(p.sample, _as_jax(words))
+    none = jnp.zeros(shape.shape, shape.dtype)
+    start = jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool)
+    _, x, y, accepted, sound = lax.while_loop(pending, trial, start)
+    return x, y, accepted & sound
+
+
+def _draw(leads: Array, p: dist.Distribution, q: dist.Distribution, key: Array) -> Array:
+    """Return a draw of ``p`` where ``leads``, else of ``q``, by one sampler where the two are alike.
+
+    They are where they have the same tree of arrays. A custom distribution that names none in its
+    ``pytree_data_fields`` is not rebuilt from them, and takes two samplers.
+    """
+    if jax.tree.structure(p) == jax.tree.structure(q):
+        law = jax.tree.map(lambda a, b: jnp.where(leads, a, b), p, q)
+        if vars(law).keys() >= vars(p).keys() | vars(q).keys():
+            return jnp.asarray(law.sample(key))
+    return jnp.where(leads, jnp.asarray(p.sample(key)), jnp.asarray(q.sample(key)))
 
 
 def _check_coupled(step: Step) -> None:
@@ -366,3 +392,8 @@ def _uniform(step: GibbsBlock, site: str, key: Array) -> Array:
 
 def _equal(z: Rows, y: Rows) -> Array:
     return jnp.stack([(z[name] == y[name]).all() for name in z]).all()
+
+
+def _as_jax(key: Array) -> Array:
+    """A key pair as a jax key."""
+    return jax.random.wrap_key_data(key, impl="threefry2x32")
