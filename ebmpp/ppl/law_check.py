@@ -27,28 +27,29 @@ class LawCheck:
     def __init__(self, sweep: ModelSweep) -> None:
         self.sweep = sweep
         self._arguments: list[Any] | None = None
-        self._count: Callable[..., tuple[Array, dict[str, Array], Array]] | None = None
+        self._count: Callable[..., tuple[Array, dict[str, Array]]] | None = None
 
     def __call__(self, values: Sites, call: Call, rng_key: Array) -> None:
         """:raises StateError: naming a unit whose law is not a number, or data that are none."""
         if any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((values, tuple(call), rng_key))):
             return
         keys = random.key_pair(rng_key)
-        units, sites, density = self._compiled(call)(dict(values), dict(call.siblings), keys)
-        missing = [] if np.isfinite(density) else self.sweep.posterior.arguments.with_nan(call)
-        if missing:
+        missing = self.sweep.posterior.arguments.with_nan(call)
+        density = self._log_density(values, call, keys) if missing else 0.0
+        if not np.isfinite(density):
             raise StateError(
                 f"the model's log density is {density:g} where the block begins, expected a finite number: "
                 f"argument {missing[0]} of the model holds nan, of which no draw can be right; leave missing "
                 "data out, or hold them back by numpyro.handlers.mask"
             )
+        units, sites = self._compiled(call)(dict(values), dict(call.siblings), keys)
         if units:
             raise StateError(_told(*self._unit(values, call, keys)))
         for name, where in sites.items():
             if where.any():
                 raise StateError(_told(name, np.argwhere(where)[0], None))
 
-    def _compiled(self, call: Call) -> Callable[..., tuple[Array, dict[str, Array], Array]]:
+    def _compiled(self, call: Call) -> Callable[..., tuple[Array, dict[str, Array]]]:
         """Chains that begin with the same arguments share one program."""
         leaves = jax.tree.leaves((call.args, call.kwargs))
         known = self._arguments
@@ -62,8 +63,8 @@ class LawCheck:
             self._arguments, self._count = leaves, jax.jit(count)
         return self._count
 
-    def _missing(self, values: Sites, call: Call, keys: Array) -> tuple[Array, dict[str, Array], Array]:
-        """How many discrete units have no law, which units of continuous sites, and the log density."""
+    def _missing(self, values: Sites, call: Call, keys: Array) -> tuple[Array, dict[str, Array]]:
+        """How many discrete units have no law, and which units of continuous sites."""
         sweep, units, sites = self.sweep, jnp.zeros((), jnp.int32), {}
         if sweep.conditionals is not None:
             laws, own, given = self._discrete(sweep.conditionals, values, call, keys)
@@ -74,8 +75,13 @@ class LawCheck:
             law = site.law(values[site.name], sweep.given(site.posterior, values, call))
             broken = jnp.isnan(law.slope) | jnp.isnan(law.curvature).any(-1)
             sites[site.name] = broken[site.groups, site.places].reshape(site.shape)
-        whole = self.sweep.with_latents(values, call, keys)
-        return units, sites, self.sweep.log_density(whole, call)
+        return units, sites
+
+    def _log_density(self, values: Sites, call: Call, keys: Array) -> Array:
+        """Of the model where the block begins."""
+        return jax.jit(lambda v: self.sweep.log_density(self.sweep.with_latents(v, call, keys), call))(
+            dict(values)
+        )
 
     def _discrete(self, laws: Conditionals, values: Sites, call: Call, keys: Array) -> tuple:
         """Laws, the sites that they are of, and the inputs of their program."""

@@ -260,7 +260,7 @@ class Arguments:
         leaves = jax.tree.leaves((tuple(call.args), dict(call.kwargs)))
         floats = lambda leaf: _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating)
         pairs = zip(self._names, leaves, strict=True)
-        return [name for name, leaf in pairs if floats(leaf) and bool(jnp.isnan(leaf).any())]
+        return [name for name, leaf in pairs if floats(leaf) and np.isnan(leaf).any()]
 
     def _check_dtype(self, place: int, leaf: Any) -> None:
         """:raises StateError: for an array that would be cut off as one of the dtype that was traced."""

@@ -224,8 +224,8 @@ def _same(program: Program, values: Mapping[str, np.ndarray]) -> dict[int, np.nd
     for name, slot in program.own.items():
         table = values[name][np.minimum(np.arange(count), len(values[name]) - 1)]
         stacked[slot] = np.broadcast_to(table, (count, *program.shapes[slot])).astype(program.dtypes[slot])
-    made = jax.jit(jax.vmap(lambda own: program.run(own, asked)))(stacked)
-    return {slot: np.asarray((v == v[0]).all(0)) for slot, v in made.items()}
+    values = jax.device_get(jax.jit(jax.vmap(lambda own: program.run(own, asked)))(stacked))
+    return {slot: (v == v[0]).all(0) for slot, v in values.items()}
 
 
 def _as_float(value: Array) -> Array:
