@@ -140,7 +140,7 @@ def _step(
     step: ArrayLike,
     chosen: Selection,
 ) -> tuple[State, Metrics, Array]:
-    """Make one gradient and one update; after a failure the state stays as it was.
+    """Make one gradient and one update; after a failure the params stay as they were.
 
     :return: the state, metrics, and the cost in multiplications.
     :raises ArgumentError: for an estimator whose gradient does not have the structure of the params.
@@ -175,6 +175,6 @@ def _update(
     # Zero times what is not finite is nan: a sum is one pass, where asking number by number takes several.
     nothing = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
     ok = state.ok & jnp.isfinite(jnp.stack(jax.tree.leaves(nothing))).all()
-    keep = lambda new, old: jnp.where(ok, new, old)
-    params, moved = jax.tree.map(keep, (proposed, moved), (state.params, state.optimizer))
+    # The optimiser's state is not kept: training stops, and what failed is in no checkpoint.
+    params = jax.tree.map(lambda new, old: jnp.where(ok, new, old), proposed, state.params)
     return params, moved, ok, optax.tree.norm(gradient)
