@@ -53,7 +53,7 @@ def graphs(draw: st.DrawFn) -> FactorGraph:
 
 #: a latent block, and its visible neighbours
 STARS = {
-    "finite": (Bernoulli(3), Bernoulli(1), Spin(1), Categorical(1, 3)),
+    "finite": (Bernoulli(2), Spin(1), Categorical(1, 3)),
     "counts": (Poisson(2), Binomial(1, total_count=1), Bernoulli(1)),
     "gaussian": (Gaussian(2), Gaussian(1, variance="learned"), Gaussian(1, variance="learned"), Spin(1)),
 }

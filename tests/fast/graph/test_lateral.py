@@ -14,7 +14,6 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-import ebmpp
 from ebmpp import FactorGraph
 from ebmpp.core import random
 from ebmpp.estimators import MeanField
@@ -67,13 +66,6 @@ def test_sweeps_keep_the_distribution(case: str) -> None:
     error = np.sqrt(mean * (1 - mean) / ROWS)
     for chain in chains:
         assert_law(features(graph, chain).mean(0), mean, error, 3 * mean.size)
-
-
-def test_search_ends_where_no_unit_would_change() -> None:
-    graph, params = lateral("many parts")
-    start = {"x": np.random.default_rng(0).integers(0, 2, (20, 6)).astype(np.float32)}
-    state = ebmpp.local_search(graph, params, rng_key=zoo.KEY, init=start).state
-    np.testing.assert_array_equal(graph.mode(params, state, "x"), state["x"])
 
 
 def test_mean_field_of_interacting_latents_is_a_fixed_point() -> None:

@@ -16,7 +16,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Pairwise, Spin, condition, layered
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.graph import merge, rename, split
-from helpers import random_params, random_state
+from helpers import often, random_params, random_state
 
 WEIGHTED = nx.Graph()
 WEIGHTED.add_nodes_from(
@@ -57,7 +57,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", often(GRAPHS, "convolution", "lateral"))
 def test_network_has_the_energy_of_the_graph(name: str) -> None:
     graph = GRAPHS[name]()
     params = random_params(graph, 1)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Binomial, Categorical, Factor, FactorGraph, Family, Gaussian, Spin
 from ebmpp.errors import NotMultiAffineError
+from helpers import often
 
 TWO_BLOCKS: dict[str, tuple[Family, Callable[..., Array]]] = {
     "equal bits": (Bernoulli(1), lambda w, a, b: -w * (a == b).sum()),
@@ -30,7 +31,7 @@ ONE_BLOCK: dict[str, tuple[Family, Callable[..., Array]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWO_BLOCKS)
+@pytest.mark.parametrize("name", often(TWO_BLOCKS, "equal bits", "choice", "equal categories"))
 def test_kinks_between_two_blocks_are_refused(name: str) -> None:
     family, energy = TWO_BLOCKS[name]
     factor = Factor("a", "b", energy=energy, init=np.float32(1.3))

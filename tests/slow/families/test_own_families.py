@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training and transforming with custom families."""
 
+import functools
+
 import numpy as np
 from own_families import Ordinal, Ternary
 import pytest
 import zoo
 
-from ebmpp import Bernoulli, Family, fit, layered, local_search
+import jax
+
+from ebmpp import Bernoulli, Categorical, Family, fit, layered, local_search
 from ebmpp.estimators import PCD
 
 
@@ -20,3 +24,12 @@ def test_training_with_a_custom_visible_family(family: Family) -> None:
     graph.check(params)
     state = local_search(graph, params, rng_key=zoo.KEY).state
     assert np.asarray(family.in_support(state["v"])).all()
+
+
+def test_inverse_of_means_of_rare_categories() -> None:
+    """Units that are always the same, and one row of the default distribution."""
+    counts = 1e5 * np.eye(4)[[0, 2]] + 0.25
+    rare = (counts / counts.sum(1, keepdims=True)).astype(np.float32)
+    inverse = jax.jit(functools.partial(Family.from_mean, Categorical(2, 4)))(rare)
+    weights = np.exp(np.asarray(inverse, float))
+    np.testing.assert_allclose(weights / weights.sum(1, keepdims=True), rare, rtol=1e-3)

@@ -76,3 +76,10 @@ def test_ucd_gradient_is_that_of_the_likelihood(name: str) -> None:
     expected = exact.grad_log_likelihood(graph, params, data)
     for factor, value in expected.items():
         assert_rows_law(np.stack([g[factor] for g in gradients]), -np.asarray(value))
+
+
+def test_search_ends_where_no_unit_would_change() -> None:
+    graph, params = lateral("many parts")
+    start = {"x": np.random.default_rng(0).integers(0, 2, (20, 6)).astype(np.float32)}
+    state = ebmpp.local_search(graph, params, rng_key=zoo.KEY, init=start).state
+    np.testing.assert_array_equal(graph.mode(params, state, "x"), state["x"])
