@@ -92,11 +92,12 @@ def unit_activity(
         )
     rows, _, _ = tables.as_data(graph, data, "unit_activity")
     graph.check(params)
+    given = states.as_given(graph.families, rows)
     if graph.interacting(graph.latent):
-        target = Target(graph, params, states.as_given(graph.families, rows))
+        target = Target(graph, params, given)
         posterior = _by_chains(target, num_chains, num_sweeps, random.key_pair(rng_key))
     else:
-        posterior = _one_layer(graph, blocks, params, rows)
+        posterior = _one_layer(graph, blocks, params, given.whole)
     import pandas as pd  # most of a second that other users need not spend
 
     return pd.concat([_table(b, graph.families[b], posterior[b], edge) for b in blocks], ignore_index=True)
