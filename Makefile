@@ -17,7 +17,8 @@ WORKERS ?= 2
 # A file stays with one worker: compilation takes most of the time, and the tests of a file share programs.
 SPREAD := -n $(WORKERS) --dist loadfile
 # What a new version of jax, numpyro, xarray or ArviZ is likely to break.
-SUBSET ?= tests/fast/core tests/fast/data tests/fast/graph tests/fast/diagnostics tests/fast/kernels
+SUBSET ?= tests/fast/core/test_random.py tests/fast/data tests/fast/diagnostics/test_datatree.py \
+	tests/fast/graph/test_graph.py tests/fast/kernels/test_gibbs.py tests/fast/training/test_checkpoint.py
 # Everything that draws, under JAX's strictest settings.
 STRICT ?= tests/slow/test_strict.py
 TWO := XLA_FLAGS=--xla_force_host_platform_device_count=2
