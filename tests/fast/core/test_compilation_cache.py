@@ -56,6 +56,7 @@ def compile_again(constant: float) -> None:
 def test_programs_are_stored_and_found_again(tmp_path: Path, hits: list[str]) -> None:
     compile_again(0.125)  # JAX opens its cache at the first program, if a directory is set
     assert ebmpp.enable_compilation_cache(tmp_path / "new" / "cache") == tmp_path / "new" / "cache"
+    hits.clear()  # of another cache, where the environment names one
     compile_again(0.25)
     assert not hits and list((tmp_path / "new" / "cache").glob("jit_add_constant-*"))
     compile_again(0.25)
