@@ -27,6 +27,8 @@ CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebmpp
 export JAX_COMPILATION_CACHE_DIR ?= $(CACHE)/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+# jax 0.10.1 logs two errors for each program that it reads from the cache, about hints that no processor has.
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 # Where this is set, each of two dozen processes would compile 2,600 modules of Python for itself.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
