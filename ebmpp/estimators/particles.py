@@ -222,7 +222,8 @@ class ParticleUCD(Estimator):
         bad = (unmet > 0) | pairs.broken.any()  # must not pass: training stops on what is not finite
         gradient = jax.tree.map(lambda p, n: jnp.where(bad, jnp.nan, p - n), positive, negative)
         systems_made = self.num_pairs * (1 + jnp.maximum(metrics["meeting_time_mean"], self.m))
-        sweeps = systems_made * self.num_particles * self.num_sweeps * metrics["num_rungs"]
+        rungs = metrics["num_rungs"].astype(systems_made.dtype)
+        sweeps = systems_made * (self.num_particles * self.num_sweeps) * rungs
         state = state._replace(even=pairs.even.min())
         return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
 
