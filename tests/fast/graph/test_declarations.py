@@ -13,7 +13,7 @@ from declarations import (
     params_of,
     statistics_of,
 )
-from hypothesis import HealthCheck, given, seed, settings, strategies as st
+from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 import numpy as np
 import pytest
 import zoo
@@ -114,4 +114,5 @@ def test_random_declarations_match_enumeration(num_examples: int) -> None:
     if num_examples == 2:
         run = seed(10)(run)  # a third-order factor, interacting units and observed units
     options = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    options["phases"] = [Phase.generate]  # to shrink a failure would compile hundreds of programs
     settings(max_examples=num_examples, **options)(run)()
