@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Every tutorial runs from beginning to end."""
+"""Every tutorial runs from its first cell to its last."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import pytest
 from helpers import often
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "tutorials").glob("*.ipynb"))
-# The others take two minutes and more from nothing: run by `make slow`.
+# The others take two minutes or more with an empty cache.
 SHORT = ("01_from_declaration_to_trained_model",)
-CELL_SECONDS = 600  # a slow machine under load is no failure; a hang is
+CELL_SECONDS = 600  # long enough for a busy machine; only a hang fails
 
 
 def test_there_are_tutorials() -> None:
@@ -20,17 +20,16 @@ def test_there_are_tutorials() -> None:
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_is_kept_with_its_outputs_and_small(path: Path) -> None:
+def test_tutorials_are_small_and_have_outputs(path: Path) -> None:
     assert path.stat().st_size < 400_000
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert all(cell.execution_count for cell in cells), "execute it before it is committed"
+    assert all(cell.execution_count for cell in cells), "execute the notebook before you commit it"
 
 
-@pytest.mark.notebook
-# The kernel is a process of its own: what its plumbing says here is not the tutorial's.
+# The kernel is a separate process: warnings of the client are not the tutorial's.
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", often([path.stem for path in TUTORIALS], *SHORT))
-def test_a_tutorial_executes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorials_execute(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbclient import NotebookClient
 
     root = Path(__file__).parents[2]
@@ -40,6 +39,6 @@ def test_a_tutorial_executes(name: str, tmp_path: Path, monkeypatch: pytest.Monk
         notebook,
         timeout=CELL_SECONDS,
         kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},  # what a tutorial writes stays here
+        resources={"metadata": {"path": str(tmp_path)}},  # where a tutorial writes its files
     )
     client.execute()
