@@ -38,9 +38,10 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli, FactorGraph, exact
+from ebmpp.contrib import CSDCP, SDCP
 from ebmpp.core import random
 from ebmpp.diagnostics import style
-from ebmpp.estimators import CSDCP, SDCP, Batch, Centered, Estimator
+from ebmpp.estimators import Batch, Centered, Estimator
 from ebmpp.estimators.base import Estimate
 
 

@@ -53,7 +53,8 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, Spin
-from ebmpp.estimators import Centered, Estimator, LocalModeUCD, MeanField
+from ebmpp.contrib import LocalModeUCD
+from ebmpp.estimators import Centered, Estimator, MeanField
 from ebmpp.evaluate import ClassifierFeatures, frechet_distance
 from ebmpp.kernels import GibbsLangevin
 

@@ -36,8 +36,9 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Spin
+from ebmpp.contrib import LocalModeUCD
 from ebmpp.diagnostics import style
-from ebmpp.estimators import Estimator, LocalModeUCD, MeanField
+from ebmpp.estimators import Estimator, MeanField
 from ebmpp.estimators.pairs import Phase
 from ebmpp.moves import Metropolis, Move
 from ebmpp.moves.target import Target

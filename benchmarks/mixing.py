@@ -41,8 +41,8 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, ParallelTempering
+from ebmpp.contrib import data_statistics
 from ebmpp.diagnostics import style
-from ebmpp.estimators import rates
 from ebmpp.evaluate import indirect_likelihood
 from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
 
@@ -169,7 +169,7 @@ def counts_up_to(most: int) -> list[int]:
 def run(name: str, graph: FactorGraph, params: dict, rows: dict, args: argparse.Namespace) -> dict[str, Any]:
     """One sampler: its options chosen, then its curves."""
     sampler = SAMPLERS[name]
-    model_args = (params, rates(graph, params, rows["train"])) if sampler.rated else (params,)
+    model_args = (params, data_statistics(graph, params, rows["train"])) if sampler.rated else (params,)
     best, scores = sampler.tried[0], []
     if len(sampler.tried) > 1:
         half = len(rows["validation"]) // 2  # one half for the bandwidth, one for the options

@@ -43,8 +43,9 @@ import optax
 
 import ebmpp
 from ebmpp import CD, FPCD, PCD, Bernoulli, BlockedGibbs, FactorGraph, exact
+from ebmpp.contrib import Herding, data_statistics
 from ebmpp.diagnostics import style
-from ebmpp.estimators import Estimator, Herding, rates
+from ebmpp.estimators import Estimator
 from ebmpp.kernels import RatesFPCD
 
 MODELS: dict[str, tuple[str, Estimator]] = {
@@ -163,7 +164,7 @@ def models(args: argparse.Namespace) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     for label, estimator in MODELS.values():
         params = trained(estimator, graph, rows["train"], args).params
-        model = params, rates(graph, params, rows["train"])
+        model = params, data_statistics(graph, params, rows["train"])
         for name, (sampler, _) in SAMPLERS.items():
             best = choose(name, graph, model, rows, args)
             drawn = [chain(name, graph, best, model, args.samples, seed) for seed in args.seeds]
@@ -207,7 +208,7 @@ def bound(args: argparse.Namespace) -> dict[str, Any]:
     graph = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4))
     few = argparse.Namespace(**vars(args) | {"rate": 6 * args.rate})
     params = trained(CD(k=1), graph, rows, few).params  # biased, so that there is something to gain
-    mean = rates(graph, params, rows)
+    mean = data_statistics(graph, params, rows)
     likelihood = jax.jit(lambda p: exact.log_likelihood(graph, p, rows).mean())
     first = likelihood(params)
     linear = lambda p: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, p, mean)))

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import optax
 
-import ebmpp
 from ebmpp import CD, PCD, UCD, FactorGraph, Stage
-from ebmpp.estimators import CSDCP, SDCP, Centered, Estimator
+from ebmpp.contrib import CSDCP, SDCP, spectral_descent
+from ebmpp.estimators import Centered, Estimator
 
 Stages = Callable[[FactorGraph, int, float], list[Stage]]
 """From a graph, a number of batches and a rate."""
@@ -77,7 +77,7 @@ def plain(estimator: Estimator, updates: int = 1) -> Stages:
 
 @functools.cache
 def _spectral(graph: FactorGraph, rate: float) -> optax.GradientTransformation:
-    return ebmpp.training.spectral_descent(rate, graph)
+    return spectral_descent(rate, graph)
 
 
 def spectral(graph: FactorGraph, batches: int, rate: float) -> list[Stage]:

@@ -29,8 +29,9 @@ import optax
 
 import ebmpp
 from ebmpp import CD, FPCD, PCD, UCD, Bernoulli, ParticleUCD, Spin, TemperedPCD, WeightedPCD
+from ebmpp.contrib import CSDCP, SDCP, LocalModeUCD
 from ebmpp.diagnostics import style
-from ebmpp.estimators import CSDCP, SDCP, Centered, Estimator, LocalModeUCD
+from ebmpp.estimators import Centered, Estimator
 
 
 class Trainer(NamedTuple):

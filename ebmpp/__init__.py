@@ -5,7 +5,7 @@
 What most programs use stands here; the rest stands in its room: :mod:`ebmpp.families`, :mod:`ebmpp.graph`,
 :mod:`ebmpp.moves`, :mod:`ebmpp.sampling`, :mod:`ebmpp.kernels`, :mod:`ebmpp.estimators`,
 :mod:`ebmpp.evaluate`, :mod:`ebmpp.training`, :mod:`ebmpp.ppl`, :mod:`ebmpp.diagnostics`, :mod:`ebmpp.data`,
-:mod:`ebmpp.sklearn`.
+:mod:`ebmpp.sklearn`, :mod:`ebmpp.contrib`.
 """
 
 from importlib import import_module
@@ -100,43 +100,15 @@ __all__ = [
 #: they take two fifths of the time that all of this would take to import.
 _LATE = ("plots", "report", "to_datatree", "tv_upper_bound")
 
-#: Where names of earlier versions stand now.
-_MOVED = {
-    "diagnostics": (
-        "Report cost_times_variance plot_meeting_times plot_tv_bound suggest_k_m summary "
-        "wasserstein_upper_bound"
-    ),
-    "estimators": "CSDCP Centered Discriminative Herding LocalModeUCD MeanField SDCP rates",
-    "evaluate": "reverse_ais",
-    "graph": "Linear merge rename split stack",
-    "kernels": (
-        "GibbsLangevin LocalSearch MetropolisCoupling RatesFPCD RatesHerding "
-        "SamplePenalization SwendsenWang TemperingCoupling tempered_expectation"
-    ),
-    "moves": "Clusters cluster_sweep langevin_sweep metropolis_sweep",
-    "ppl": ("Conjugate CoupledComposite Exchange Layout check_model composite_expectation gibbs_fn"),
-    "sampling": "Completion",
-    "training": "EarlyStop Progress pretrain spectral_descent",
-}
-
-
 if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
 
     def __getattr__(name: str) -> Any:
-        """What is imported late.
-
-        :raises AttributeError: telling where a name of an earlier version stands now.
-        """
+        """Import a name of :mod:`ebmpp.diagnostics` at its first use."""
         if name == "diagnostics":
             return import_module("ebmpp.diagnostics")
         if name in _LATE:
             made = globals()[name] = getattr(import_module("ebmpp.diagnostics"), name)
             return made
-        for room, names in _MOVED.items():
-            if name in names.split():
-                raise AttributeError(f"ebmpp.{name} is now ebmpp.{room}.{name}")
-        if name == "clamp":
-            raise AttributeError("ebmpp.clamp is now ebmpp.condition; clamped={...} holds blocks in a call")
         raise AttributeError(f"module 'ebmpp' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

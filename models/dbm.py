@@ -39,7 +39,8 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, FactorGraph, Family, Observed, Spin
-from ebmpp.estimators import Centered, Estimator, LocalModeUCD, MeanField
+from ebmpp.contrib import LocalModeUCD
+from ebmpp.estimators import Centered, Estimator, MeanField
 from shared import common, digit_images, rbm_likelihood
 
 _DEEPEST = 4

@@ -17,8 +17,7 @@ from ebmpp.core.precision import in_full
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, check_estimator
-from ebmpp.estimators.phases import Posterior, carried_chains
-from ebmpp.estimators.sdcp import SDCP
+from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors import Bias
@@ -72,7 +71,7 @@ class Centered(Estimator):
     latent means given the rows are exact where the posterior is one layer; elsewhere they are of one
     mean-field pass from the offsets, which approximates nothing but the offsets.
 
-    :param estimator: the one inside, such as :class:`CD`, :class:`PCD`, :class:`UCD`, :class:`SDCP`.
+    :param estimator: the one inside, such as :class:`CD`, :class:`PCD`, :class:`UCD`.
     :param sliding: how far offsets move toward a step's means, in [0, 1]: mu <- mu + sliding (mean - mu).
     :param offsets: which means they follow: "data" (the batch's rows and the latents given them), "model"
         (those of the estimator's negative phase), "average" (half of each), or "zero", which keeps all
@@ -198,37 +197,6 @@ class Centered(Estimator):
             scale, names = share / _nonzero(weight), _bias_names(graph)
             means = {b: m + scale * gradient[names[b]] if b in names else m for b, m in means.items()}
         return {b: o + self.sliding * (means[b] - o) for b, o in offsets.items()}
-
-
-def CSDCP(
-    d: int = 3,
-    k: int = 4,
-    sliding: float = 0.01,
-    offsets: str = "data",
-    posterior: Posterior | None = None,
-) -> Centered:
-    """S-DCP with centered gradients: ``Centered(SDCP(d, k, posterior), sliding, offsets)``.
-
-    For small rates and few epochs, as :class:`SDCP`, where units are mostly off or mostly on.
-
-    :param d: inner steps a batch.
-    :param k: sweeps an inner step.
-    :param sliding: see :class:`Centered`.
-    :param offsets: "data", "model", "average" or "zero", see :class:`Centered`.
-    :param posterior: see :class:`SDCP`.
-    :return: the estimator.
-
-    **References**
-
-    1. Upadhya, Sastry (2017), Algorithm 4, but for what :class:`Centered` says of its offsets.
-
-    **Example**
-
-    >>> import ebmpp
-    >>> ebmpp.estimators.CSDCP(d=6, k=4)
-    Centered(estimator=SDCP(d=6, k=4, posterior=None), sliding=0.01, offsets='data', rates=())
-    """
-    return Centered(SDCP(d, k, posterior), sliding, offsets)
 
 
 def centered_direction(

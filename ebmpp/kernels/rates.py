@@ -72,7 +72,7 @@ class _FastWeights(RowKernel[RatesState]):
             raise ParameterError(
                 f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected "
                 "2, the params and the rates: "
-                "mcmc.run(key, params, ebmpp.estimators.rates(graph, params, data))"
+                "mcmc.run(key, params, ebmpp.contrib.data_statistics(graph, params, data))"
             )
         made = super().target(model_args[:1], model_kwargs, check)
         rates = _checked(self.graph, model_args[1], check)
@@ -134,7 +134,7 @@ class RatesFPCD(_FastWeights):
     ``rate * (rates - statistics of the state)`` a step and decay by ``decay``; the chain sees the sum of
     both. A state is made less likely by having been visited, so the chain leaves modes that
     :class:`~ebmpp.BlockedGibbs` stays in, while the rates, mean statistics of training data under the model
-    (:func:`ebmpp.estimators.rates`), hold the visited states to those of the data. For
+    (:func:`ebmpp.contrib.data_statistics`), hold the visited states to those of the data. For
     expectations under the model take :class:`~ebmpp.ParallelTempering`.
     ``extra_fields=("drift",)`` tells how far the params are from the model's, draw by draw.
 
@@ -167,7 +167,7 @@ class RatesFPCD(_FastWeights):
     >>> from numpyro.infer import MCMC
     >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
     >>> params = rbm.init(jax.random.key(0), data)
-    >>> rates = ebmpp.estimators.rates(rbm, params, data)
+    >>> rates = ebmpp.contrib.data_statistics(rbm, params, data)
     >>> mcmc = MCMC(ebmpp.kernels.RatesFPCD(rbm, rate=0.05), num_warmup=0, num_samples=100,
     ...             progress_bar=False)
     >>> mcmc.run(jax.random.key(1), params, rates, extra_fields=("drift",))
@@ -277,7 +277,7 @@ class RatesHerding(_FastWeights):
     >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
     >>> params = rbm.init(jax.random.key(0), data)
     >>> mcmc = MCMC(ebmpp.kernels.RatesHerding(rbm), num_warmup=0, num_samples=1000, progress_bar=False)
-    >>> mcmc.run(jax.random.key(1), params, ebmpp.estimators.rates(rbm, params, data))
+    >>> mcmc.run(jax.random.key(1), params, ebmpp.contrib.data_statistics(rbm, params, data))
     >>> bool(abs(mcmc.get_samples()["v"].mean(0) - data.mean(0)).max() < 0.02)
     True
     """
@@ -299,7 +299,7 @@ def _checked(graph: FactorGraph, rates: Params, values: bool) -> Params:
             states.check_finite(rates)
     except ParameterError as error:
         raise ParameterError(
-            f"rates, which are shaped like params (ebmpp.estimators.rates makes them): {error}"
+            f"rates, which are shaped like params (ebmpp.contrib.data_statistics makes them): {error}"
         ) from None
     return rates
 

@@ -5,7 +5,6 @@
 from ebmpp.training import monitors, optimizers
 from ebmpp.training.callbacks import EarlyStop, Progress
 from ebmpp.training.fitting import Fit, fit
-from ebmpp.training.optimizers import spectral_descent
 from ebmpp.training.pretraining import pretrain
 from ebmpp.training.schedule import Stage
 
@@ -18,5 +17,4 @@ __all__ = [
     "monitors",
     "optimizers",
     "pretrain",
-    "spectral_descent",
 ]

@@ -39,26 +39,6 @@ assert all(globals()[name] is getattr(ebmpp.diagnostics, name) for name in names
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("Herding", r"ebmpp\.Herding is now ebmpp\.estimators\.Herding"),
-        ("reverse_ais", r"is now ebmpp\.evaluate\.reverse_ais"),
-        ("clamp", r"ebmpp\.clamp is now ebmpp\.condition"),
-        ("no_such_thing", "has no attribute 'no_such_thing'"),
-    ],
-)
-def test_a_name_that_moved_is_told(name: str, told: str) -> None:
-    with pytest.raises(AttributeError, match=told):
-        getattr(ebmpp, name)
-
-
-def test_every_name_that_moved_is_there() -> None:
-    for room, names in vars(ebmpp)["_MOVED"].items():
-        face = importlib.import_module(f"ebmpp.{room}")
-        assert not [name for name in names.split() if name not in face.__all__], room
-
-
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_module_is_not_called_like_a_name_of_its_room(room: str) -> None:
     """Else the name would be one thing or the other, by what was imported before."""

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
+from ebmpp.contrib import SDCP
 from ebmpp.core import random
-from ebmpp.estimators import SDCP, Batch
+from ebmpp.estimators import Batch
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"

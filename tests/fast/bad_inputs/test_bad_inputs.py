@@ -24,7 +24,18 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Exponential, FactorGraph, Gaussian, Poisson, layered
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    Exponential,
+    FactorGraph,
+    Gaussian,
+    Poisson,
+    contrib,
+    layered,
+)
 from ebmpp.data import decode_bits, encode_bits
 
 
@@ -53,7 +64,7 @@ def names() -> dict[str, Any]:
     """What the calls refer to: public names, small graphs, data, and shorthands."""
     key, rbm, params = jax.random.key(0), zoo.graph("rbm"), zoo.params("rbm")
     rooms = [ebmpp, ebmpp.graph, ebmpp.moves, ebmpp.sampling, ebmpp.kernels, ebmpp.estimators]
-    rooms += [ebmpp.evaluate, ebmpp.training, ebmpp.ppl, ebmpp.diagnostics]
+    rooms += [ebmpp.evaluate, ebmpp.training, ebmpp.ppl, ebmpp.diagnostics, contrib]
     public = {name: getattr(room, name) for room in rooms for name in room.__all__}
     graphs = {
         "DEEP": layered(v=Bernoulli(4), h=Bernoulli(3), g=Bernoulli(2)),

@@ -25,8 +25,9 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp import CD, UCD, Bernoulli, Bias, Bilinear, Factor, FactorGraph, Poisson, Spin
+from ebmpp.contrib import CSDCP
 from ebmpp.errors import ArgumentError, DeclarationError
-from ebmpp.estimators import CSDCP, Centered
+from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.centering import CenteredState, _own_params, centered_direction
 from ebmpp.graph import energy

@@ -19,8 +19,9 @@ from ucd_tools import (
 )
 
 from ebmpp import CD, PCD, UCD
+from ebmpp.contrib import Herding
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.estimators import Discriminative, Herding
+from ebmpp.estimators import Discriminative
 from helpers import assert_law, slow
 
 

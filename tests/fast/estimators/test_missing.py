@@ -15,8 +15,9 @@ import optax
 
 import ebmpp
 from ebmpp import CD, PCD, UCD, Gaussian, Observed, exact, layered
+from ebmpp.contrib import LocalModeUCD
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.estimators import Batch, Centered, Discriminative, Estimator, LocalModeUCD, MeanField
+from ebmpp.estimators import Batch, Centered, Discriminative, Estimator, MeanField
 from ebmpp.estimators.phases import complete_batch
 from helpers import assert_rows_law, random_params, slow
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import ParticleUCD, WeightedPCD
+from ebmpp.contrib import Herding
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch
@@ -116,7 +117,7 @@ def test_histories_are_diagnosed() -> None:
         (ParticleUCD, {"posterior": None}, "posterior"),
         (WeightedPCD, {"num_watchers": 15}, "num_watchers .*15"),
         (ebmpp.TemperedPCD, {"num_temperatures": 1}, "num_temperatures .*1"),
-        (ebmpp.estimators.Herding, {"num_chains": 5, "num_kept": 4}, "num_kept .*4"),
+        (Herding, {"num_chains": 5, "num_kept": 4}, "num_kept .*4"),
     ],
 )
 def test_invalid_arguments_raise(estimator: Any, options: dict[str, Any], message: str) -> None:

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import FPCD, PCD, UCD, TemperedPCD
+from ebmpp.contrib import LocalModeUCD
 from ebmpp.errors import ArgumentError, IntractableError
-from ebmpp.estimators import Centered, LocalModeUCD
+from ebmpp.estimators import Centered
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from helpers import assert_rows_law, slow

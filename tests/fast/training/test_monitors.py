@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import CD, Bernoulli, Stage
+from ebmpp.contrib import SDCP
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.estimators import SDCP
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import monitors
 from ebmpp.training.monitors import Monitor

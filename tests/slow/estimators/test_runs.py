@@ -29,8 +29,9 @@ from ebmpp import (
     WeightedPCD,
     layered,
 )
+from ebmpp.contrib import SDCP, Herding, LocalModeUCD
 from ebmpp.errors import DataError, DivergenceError
-from ebmpp.estimators import SDCP, Batch, Centered, Herding, LocalModeUCD
+from ebmpp.estimators import Batch, Centered
 from helpers import assert_rows_law
 
 BARS = np.asarray(ebmpp.data.bars_and_stripes(3), np.float32)

@@ -15,6 +15,7 @@ import jax
 
 import ebmpp
 from ebmpp import BlockedGibbs, Observed, Spin
+from ebmpp.contrib import data_statistics
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
 
@@ -23,7 +24,7 @@ DATA = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 0, 0]], np.float32)
 
 @cache
 def rates():
-    return jax.device_get(ebmpp.estimators.rates(zoo.graph("rbm"), strong_params(), DATA))
+    return jax.device_get(data_statistics(zoo.graph("rbm"), strong_params(), DATA))
 
 
 def make(kernel, **options):
@@ -58,7 +59,7 @@ def test_fast_weights_follow_their_recursion():
 def test_draws_leave_a_mode_in_which_gibbs_stays():
     graph = ebmpp.layered(v=Spin(6), h=Spin(4))
     params = {"v": np.zeros(6), "h": np.zeros(4), "v:h": np.full((6, 4), 1.5)}
-    moments = ebmpp.estimators.rates(graph, params, np.array([[1.0] * 6, [-1.0] * 6]))
+    moments = data_statistics(graph, params, np.array([[1.0] * 6, [-1.0] * 6]))
 
     def num_changes(rate):
         _, z, _ = scan_kernel(RatesFPCD(graph, rate=rate), 400, params, moments)
@@ -187,16 +188,16 @@ def test_rates_are_weighted_posterior_means_over_rows(monkeypatch):
         v = (row[:, None] == np.arange(3)).astype(float)
         exact = {n: exact[n] + weight * t for n, t in (("v", v), ("h", h), ("v:h", np.einsum("ij,k", v, h)))}
     for chunk in (100, 2):
-        monkeypatch.setattr("ebmpp.estimators.mean_statistics._CHUNK", chunk)
-        result = ebmpp.estimators.rates(graph, params, rows, weights=weights)
+        monkeypatch.setattr("ebmpp.contrib.mean_statistics._CHUNK", chunk)
+        result = data_statistics(graph, params, rows, weights=weights)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), result, exact)
 
 
 def test_rates_of_a_deep_graph_need_a_posterior():
     deep, params, rows = zoo.graph("deep"), strong_params("deep"), np.ones((2, 3))
     with pytest.raises(IntractableError, match="MeanField"):
-        ebmpp.estimators.rates(deep, params, rows)
+        data_statistics(deep, params, rows)
     field = ebmpp.estimators.MeanField(30)
-    result = ebmpp.estimators.rates(deep, params, rows, posterior=field)
+    result = data_statistics(deep, params, rows, posterior=field)
     means = field.statistics(deep, params, {"v": np.ones((1, 3), np.float32)})
     np.testing.assert_allclose(result["h1:h2"], np.outer(means["h1"][0], means["h2"][0]), rtol=1e-4)

@@ -14,7 +14,7 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp.estimators import Herding
+from ebmpp.contrib import Herding
 from helpers import random_params
 
 DATA = {"v": np.float32([[1, 1, -1], [1, 1, 1], [-1, -1, 1], [1, 1, -1]])}

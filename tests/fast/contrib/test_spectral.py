@@ -11,7 +11,7 @@ import jax
 import optax
 
 from ebmpp import Bernoulli, Categorical, layered
-from ebmpp.training import spectral_descent
+from ebmpp.contrib import spectral_descent
 
 
 def step(gradient: Any, rate: float = 1.0, graph: Any = None, vectors: str = "euclidean") -> Any:

@@ -22,8 +22,8 @@ from ucd_tools import (
 
 import jax
 
+from ebmpp.contrib import SDCP
 from ebmpp.errors import ArgumentError, IntractableError
-from ebmpp.estimators import SDCP
 from helpers import random_params
 
 D = 3

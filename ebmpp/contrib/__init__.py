@@ -1,0 +1,18 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Methods of single papers. They are tested and supported; no other package of ebmpp imports them."""
+
+from ebmpp.contrib.herding import Herding
+from ebmpp.contrib.local_mode_ucd import LocalModeUCD
+from ebmpp.contrib.mean_statistics import data_statistics
+from ebmpp.contrib.sdcp import CSDCP, SDCP
+from ebmpp.contrib.spectral import spectral_descent
+
+__all__ = [
+    "CSDCP",
+    "SDCP",
+    "Herding",
+    "LocalModeUCD",
+    "data_statistics",
+    "spectral_descent",
+]
