@@ -19,6 +19,8 @@ SAID = {
     "sklearn": "a transformer on fit",
     "training": "fit",
     "ppl": "a graph inside a\nNumPyro model",
+    "traced": "blocks derived from any\nNumPyro model",
+    "distribution": "a graph as a\nNumPyro distribution",
     "kernels": "NumPyro kernels\nof one graph",
     "estimators": "the gradient",
     "evaluate": "how good a model is",

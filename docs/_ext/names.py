@@ -30,6 +30,8 @@ ROOMS = (
     "moves",
     "plots",
     "ppl",
+    "distribution",
+    "traced",
     "sampling",
     "sklearn",
     "training",

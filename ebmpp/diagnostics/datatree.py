@@ -28,8 +28,9 @@ from ebmpp.diagnostics.naming import (
 )
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
-from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock, ModelBlock
+from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
 from ebmpp.sampling.expectation import UnbiasedEstimate
+from ebmpp.traced import ModelBlock
 
 _BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")

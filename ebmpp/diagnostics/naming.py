@@ -13,7 +13,7 @@ from ebmpp.core.version import VERSION
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import RowKernel
 from ebmpp.ppl import CoupledComposite, GibbsBlock
-from ebmpp.ppl.sites import SiteKernel
+from ebmpp.traced.block import SiteKernel
 
 _SAMPLE_DIMS = ("chain", "draw")
 #: ArviZ's names of what kernels call otherwise.

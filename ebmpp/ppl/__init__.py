@@ -1,17 +1,14 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A graph inside a NumPyro model: as a distribution, as a block of a Gibbs sampler, coupled, exchanged."""
+"""Graphs inside a NumPyro model: blocks of a Gibbs sampler, coupled composites and the exchange algorithm."""
 
-from ebmpp.ppl import divergence as divergence  # registers itself
+from ebmpp.distribution import EnergyDistribution, Layout, check_model
 from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
-from ebmpp.ppl.distribution import EnergyDistribution
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
 from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock
 from ebmpp.ppl.gibbs_function import gibbs_fn
-from ebmpp.ppl.intractable import check_model
-from ebmpp.ppl.layout import Layout
-from ebmpp.ppl.model_block import ModelBlock, ModelBlockState
+from ebmpp.traced import ModelBlock, ModelBlockState
 
 __all__ = [
     "BlockState",

@@ -14,15 +14,15 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import Rows, checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves import Target, couplings
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.ppl import binding
 from ebmpp.ppl.gibbs_block import GibbsBlock
-from ebmpp.ppl.model_block import ModelBlock
-from ebmpp.ppl.sites import Call, Rows
+from ebmpp.traced.block import Call
+from ebmpp.traced.model_block import ModelBlock
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.ppl.sites import Call, SiteKernel
 from ebmpp.sampling import perfect
+from ebmpp.traced.block import Call, SiteKernel
 
 Sites = dict[str, Array]
 

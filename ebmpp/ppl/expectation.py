@@ -17,10 +17,10 @@ from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
-from ebmpp.ppl.sites import Call
 from ebmpp.sampling.accumulators import Function, check_function
 from ebmpp.sampling.engine import run_pairs
 from ebmpp.sampling.expectation import UnbiasedEstimate, asked_for, estimate_from
+from ebmpp.traced.block import Call
 
 #: Pairs that run at once on a CPU. With more, the last of them run in a loop of their own, where the sweep
 #: compiles again. Three units and two conjugate sites: a first call takes 13.3 CPU-seconds, and 20.5 with 64

@@ -18,11 +18,13 @@ from ebmpp.graph import FactorGraph, cards
 from ebmpp.graph.arrays import check_values
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, Move, sweeps
-from ebmpp.ppl import binding, tempered
-from ebmpp.ppl.model_block import ModelBlock
-from ebmpp.ppl.sites import Call, SiteKernel, Sites, Surroundings, one_chain, plain, verify
+from ebmpp.ppl import binding
+from ebmpp.ppl.surroundings import Sites, Surroundings, verify
 from ebmpp.sampling import search
 from ebmpp.sampling.search import STARTS
+from ebmpp.traced import tempered
+from ebmpp.traced.block import Call, SiteKernel, one_chain, plain
+from ebmpp.traced.model_block import ModelBlock
 
 #: Units that are proposed at a time, on average, where a ``log_weight`` decides. A 16x16 Ising prior seen
 #: through a blur that saturates, 600 steps: all of a layer, R-hat of how well the image fits 5.2, and 2.6
@@ -70,7 +72,7 @@ class GibbsBlock(SiteKernel, Shown):
 
     :param graph: the declaration.
     :param sites: names of blocks that are sites; or a dict from site to block, or to the
-        :class:`~ebmpp.ppl.layout.Layout` of several blocks in one array. The visible blocks unless given.
+        :class:`~ebmpp.ppl.Layout` of several blocks in one array. The visible blocks unless given.
     :param params: by factor, arrays or functions ``fn(sites, *model_args, **model_kwargs)`` of the sibling
         sites' values and the model's own arguments; or one function that returns them all; or None: the
         model's first argument. A leaf may have leading axes like the sites' (rows of a plate).
@@ -88,7 +90,7 @@ class GibbsBlock(SiteKernel, Shown):
         by the energy as it is, such as those of :func:`~ebmpp.moves.cluster_sweep`. Blocks that are no site
         are drawn before.
     :param tempering: increasing inverse temperatures from more than 0 to 1. After the sweeps of a step the
-        block makes a tempered transition (``ebmpp.ppl.tempered``): it is heated and cooled, beta by beta
+        block makes a tempered transition (``ebmpp.traced.tempered``): it is heated and cooled, beta by beta
         a sweep over all layers at that multiple of the energy, and what comes of it is taken or not, so that
         the block's law given everything else is left as it is. That is a way out of modes that sweeps do not
         leave; the more betas, the more often it is taken, and the diagnostics tell how often.
@@ -177,7 +179,7 @@ class GibbsBlock(SiteKernel, Shown):
         the conditionals with the model.
 
         An energy prior whose latents are summed out (a Boltzmann machine of an image) ties all its units.
-        Its latents are then drawn along (``ebmpp.ppl.augmented``): a sweep draws them given the sites, from
+        Its latents are then drawn along (data augmentation): a sweep draws them given the sites, from
         the prior's graph, and the sites given them, layer by layer. The law of the sites is that of the
         model, with latents summed out, exactly; they are drawn anew before they are read, so that they are no
         part of the state. Where that takes no fewer layers they stay summed out.
@@ -195,7 +197,7 @@ class GibbsBlock(SiteKernel, Shown):
         :param num_sweeps: sweeps a step.
         :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact, at
             K evaluations of the whole model for each unit.
-        :param clusters: whether a sweep begins with a move of clusters (``ebmpp.ppl.model_clusters``),
+        :param clusters: whether a sweep begins with a move of clusters (``ebmpp.traced.clusters``),
             which turns whole regions where units pull one another along stronger than what holds each of
             them. For discrete units that interact in pairs.
         :param tempering: increasing inverse temperatures from more than 0 to 1, for a tempered transition of
@@ -367,6 +369,6 @@ class GibbsBlock(SiteKernel, Shown):
     def verify(self, model: Callable[..., Any], *model_args: Any, **model_kwargs: Any) -> None:
         """Compare the graph with the model: raises where it is not the posterior of the sites.
 
-        See :func:`ebmpp.ppl.sites.verify`.
+        See :func:`ebmpp.ppl.surroundings.verify`.
         """
         verify(self.within, model, *model_args, **model_kwargs)

@@ -12,8 +12,9 @@ from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph
 from ebmpp.moves import gibbs
 from ebmpp.ppl.gibbs_block import GibbsBlock
-from ebmpp.ppl.model_block import ModelBlock, ModelFunction
-from ebmpp.ppl.sites import Call, Sites
+from ebmpp.ppl.surroundings import Sites
+from ebmpp.traced.block import Call
+from ebmpp.traced.model_block import ModelBlock, ModelFunction
 
 
 def gibbs_fn(

@@ -30,7 +30,7 @@ from ebmpp import (
     layered,
 )
 from ebmpp.ppl import Layout
-from ebmpp.ppl.sites import Call
+from ebmpp.traced.block import Call
 
 Y = np.array([0.9, -0.3, 0.4, 0.2], np.float32)
 PLACES = {"v": np.array([1, 1, 1, 0, 0, 0], bool), "top": np.array([0, 0, 0, 1, 1, 1], bool)}

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
-from ebmpp.ppl.sites import Call
+from ebmpp.traced.block import Call
 from helpers import assert_rows_law, often
 
 

@@ -19,8 +19,8 @@ import zoo
 import jax
 
 from ebmpp import Bernoulli, Binomial, Categorical, EnergyDistribution, Poisson, Spin, exact
+from ebmpp.distribution.layout import Layout
 from ebmpp.errors import IntractableError, ParameterError
-from ebmpp.ppl.layout import Layout
 from helpers import (
     FAMILIES,
     FINITE,

@@ -17,8 +17,8 @@ import numpy as np
 
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.program import Program, Step
-from ebmpp.ppl.dependence.rules import MOVING
+from ebmpp.traced.dependence.program import Program, Step
+from ebmpp.traced.dependence.rules import MOVING
 
 LOG = "log"
 Powers = frozenset[Any]
@@ -51,7 +51,7 @@ def powers_of(program: Program, positive: bool) -> tuple[Powers, bool] | str:
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> from ebmpp.ppl.dependence.program import Program
+    >>> from ebmpp.traced.dependence.program import Program
     >>> normal = lambda own, others, _: -(((3.0 - own["x"]) / others["s"]) ** 2).sum()
     >>> made = Program(normal, {"x": jnp.zeros(4)}, {"s": jnp.ones(())}, [])
     >>> powers, apart = powers_of(made, positive=False)

@@ -16,10 +16,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence import Program
-from ebmpp.ppl.dependence.program import Step
-from ebmpp.ppl.dependence.rules import in_floats, is_affine
-from ebmpp.ppl.posterior import Posterior
+from ebmpp.traced.dependence import Program
+from ebmpp.traced.dependence.program import Step
+from ebmpp.traced.dependence.rules import in_floats, is_affine
+from ebmpp.traced.posterior import Posterior
 
 _MOST = 2**24  # numbers that say what units add
 

@@ -3,7 +3,7 @@
 """How what is read passes through one primitive: from operands to results, and what matters back again.
 
 A :class:`Flow` takes, for each operand, an array of the operand's shape that numbers the set of units which
-each element reads (:class:`~ebmpp.ppl.dependence.unit_sets.UnitSets`), and makes those of the results.
+each element reads (:class:`~ebmpp.traced.dependence.unit_sets.UnitSets`), and makes those of the results.
 Backward it takes which elements of the results matter, and tells which of the operands do; that is asked only
 of primitives through which a sum passes. A primitive that nobody knows reads everything that it is given.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ebmpp.ppl.dependence.unit_sets import UnitSets
+from ebmpp.traced.dependence.unit_sets import UnitSets
 
 Reads = list[np.ndarray]
 Live = list[np.ndarray]

@@ -16,7 +16,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.program import Program, Step, bind
+from ebmpp.traced.dependence.program import Program, Step, bind
 
 #: Primitives that multiply a cotangent by what may not be finite, element by element; and those that add up.
 _ELEMENTWISE = ("abs", "div", "integer_pow", "log", "mul", "pow", "rsqrt", "sqrt", "square")
@@ -52,7 +52,7 @@ def guarded(step: Step, operands: Sequence[Array], moving: Sequence[int]) -> Seq
     **Example**
 
     >>> import jax, jax.numpy as jnp
-    >>> from ebmpp.ppl.dependence.program import Program
+    >>> from ebmpp.traced.dependence.program import Program
     >>> times = Program(lambda own, *_: own["x"] * jnp.inf, {"x": 1.0}, {}, []).steps[0]
     >>> unused = lambda x: jnp.where(x > 2, guarded(times, [x, jnp.inf], [0])[0], 3 * x)
     >>> float(jax.grad(unused)(1.0)), float(jax.grad(lambda x: jnp.where(x > 2, jnp.inf * x, 3 * x))(1.0))

@@ -24,11 +24,11 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence.program import Program, Step, bind
-from ebmpp.ppl.dependence.propagation import propagate
-from ebmpp.ppl.dependence.pullback import guarded, is_harmless, multiplies
-from ebmpp.ppl.dependence.rules import Known, in_floats, is_affine, is_wide
-from ebmpp.ppl.dependence.unit_sets import UnitSets
+from ebmpp.traced.dependence.program import Program, Step, bind
+from ebmpp.traced.dependence.propagation import propagate
+from ebmpp.traced.dependence.pullback import guarded, is_harmless, multiplies
+from ebmpp.traced.dependence.rules import Known, in_floats, is_affine, is_wide
+from ebmpp.traced.dependence.unit_sets import UnitSets
 
 _MOST = 2**21  # pairs of units, beyond which they are not listed
 

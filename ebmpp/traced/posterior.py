@@ -17,11 +17,11 @@ from jax import Array, core
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.distribution.energy_distribution import EnergyDistribution
+from ebmpp.distribution.intractable import base_law, energy_laws, refuse_params, unnormalized
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.ppl.dependence import Program
-from ebmpp.ppl.distribution import EnergyDistribution
-from ebmpp.ppl.intractable import base_law, energy_laws, refuse_params, unnormalized
-from ebmpp.ppl.sites import Call
+from ebmpp.traced.block import Call
+from ebmpp.traced.dependence import Program
 
 _MOST_VALUES = 1024
 _CONCRETE = (

@@ -7,9 +7,9 @@ from numpyro.distributions import constraints
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.distribution.layout import Layout
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.arrays import describe
-from ebmpp.ppl.layout import Layout
 
 
 def support_of(graph: FactorGraph, layout: Layout) -> constraints.Constraint:

@@ -19,7 +19,7 @@ class UnitSets:
     **Example**
 
     >>> import numpy as np
-    >>> from ebmpp.ppl.dependence.unit_sets import UnitSets
+    >>> from ebmpp.traced.dependence.unit_sets import UnitSets
     >>> sets = UnitSets(4)
     >>> chain = sets.union(np.array([1, 2, 3]), np.array([2, 3, 4]))  # units (0, 1), (1, 2), (2, 3)
     >>> sets.sizes(chain).tolist(), (sets.union(chain, np.array([1, 3, 3])) == chain).tolist()

@@ -17,8 +17,8 @@ import jax
 from jax import Array
 
 from ebmpp.core import Params
+from ebmpp.distribution.energy_distribution import TWO_WAYS_OUT, WATCH, EnergyDistribution
 from ebmpp.errors import IntractableError
-from ebmpp.ppl.distribution import TWO_WAYS_OUT, WATCH, EnergyDistribution
 
 _WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
 #: What adds to the log density of the law inside; anything else may weigh one against another.

@@ -13,7 +13,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.ppl.dependence.flow import (
+from ebmpp.traced.dependence.flow import (
     Along,
     Contraction,
     Elementwise,
@@ -24,7 +24,7 @@ from ebmpp.ppl.dependence.flow import (
     Solution,
     Taps,
 )
-from ebmpp.ppl.dependence.program import Program, Step, bind
+from ebmpp.traced.dependence.program import Program, Step, bind
 
 _ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp "

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import Params, Rows, State, checks, random
+from ebmpp.distribution import batches
+from ebmpp.distribution.layout import Layout
+from ebmpp.distribution.listed import is_index, is_own_statistic, values_of
+from ebmpp.distribution.support import support_of
 from ebmpp.errors import IntractableError, StateError, clash
 from ebmpp.evaluate import exact
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.ppl import batches
-from ebmpp.ppl.layout import Layout
-from ebmpp.ppl.listed import is_index, is_own_statistic, values_of
-from ebmpp.ppl.support import support_of
 from ebmpp.sampling import enumeration
 
 LogPartition = Callable[[Params], Array]
@@ -97,7 +97,7 @@ class EnergyDistribution(dist.Distribution):
     :param graph: the declaration.
     :param params: a dict keyed by factor name; leaves may have leading axes.
     :param blocks: names of the value's blocks; the visible ones if None, "all" for every block.
-    :param layout: how the value is made of blocks: a :class:`~ebmpp.ppl.layout.Layout`; by default one block
+    :param layout: how the value is made of blocks: a :class:`~ebmpp.ppl.Layout`; by default one block
         as it is, or several flattened, one after the other.
     :param log_partition: log Z, a number (or one for each law of a batch) or a function of one set of params,
         which ``log_prob`` then subtracts.

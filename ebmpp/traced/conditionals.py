@@ -4,7 +4,7 @@
 
 A layer holds units that do not interact, so all of them are set to their k-th value in one evaluation
 of the model's terms, and what each unit's conditional needs is the sum of the elements that read it
-(:mod:`ebmpp.ppl.dependence.terms`).
+(:mod:`ebmpp.traced.dependence.terms`).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.ppl.dependence import Terms
-from ebmpp.ppl.one_by_one import OneByOne
-from ebmpp.ppl.posterior import Posterior
+from ebmpp.traced.dependence import Terms
+from ebmpp.traced.posterior import Posterior
+from ebmpp.traced.sequential import OneByOne
 
 Sites = Mapping[str, Array]
 _UNROLLED = 4  # layers that are compiled one by one; more share one program, padded to the largest

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import StateError
-from ebmpp.ppl.conditionals import Conditionals, Sites
-from ebmpp.ppl.model_sweep import ModelSweep
-from ebmpp.ppl.sites import Call
+from ebmpp.traced.block import Call
+from ebmpp.traced.conditionals import Conditionals, Sites
+from ebmpp.traced.sweep import ModelSweep
 
 
 class LawCheck:

@@ -26,12 +26,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import random
+from ebmpp.distribution.energy_distribution import EnergyDistribution
+from ebmpp.distribution.intractable import base_law, with_base
 from ebmpp.families import Family
-from ebmpp.ppl.dependence import Program
-from ebmpp.ppl.distribution import EnergyDistribution
-from ebmpp.ppl.intractable import base_law, with_base
-from ebmpp.ppl.posterior import Posterior, Reading
-from ebmpp.ppl.sites import Call
+from ebmpp.traced.block import Call
+from ebmpp.traced.dependence import Program
+from ebmpp.traced.posterior import Posterior, Reading
 
 _LATENTS = 1 << 18  # what the keys of latents are folded with beside their numbers
 
@@ -53,7 +53,7 @@ class Augmented(Posterior):
 
     :param read: the model.
     :param sites: names of latent sites, of which some have energy priors with latents.
-    :raises IntractableError: as :class:`~ebmpp.ppl.posterior.Posterior`.
+    :raises IntractableError: as :class:`~ebmpp.traced.posterior.Posterior`.
     """
 
     def __init__(self, read: Reading, sites: Sequence[str]) -> None:

@@ -34,9 +34,9 @@ from ebmpp.errors import IntractableError
 from ebmpp.graph.coloring import color_units
 from ebmpp.graph.factors import pairwise
 from ebmpp.moves.clusters import components
-from ebmpp.ppl.conditionals import Sites
-from ebmpp.ppl.dependence import Terms
-from ebmpp.ppl.posterior import Posterior
+from ebmpp.traced.conditionals import Sites
+from ebmpp.traced.dependence import Terms
+from ebmpp.traced.posterior import Posterior
 
 
 class _Reads(NamedTuple):

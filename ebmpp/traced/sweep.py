@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph.coloring import color_units
-from ebmpp.ppl.augmented import Augmented, priors_with_latents, scaled
-from ebmpp.ppl.conditionals import COLUMNS, Conditionals, Layer, Sites
-from ebmpp.ppl.continuous import ContinuousSite
-from ebmpp.ppl.dependence import Terms
-from ebmpp.ppl.model_clusters import ModelClusters
-from ebmpp.ppl.posterior import Posterior, Reading
-from ebmpp.ppl.sites import Call
+from ebmpp.traced.augmented import Augmented, priors_with_latents, scaled
+from ebmpp.traced.block import Call
+from ebmpp.traced.clusters import ModelClusters
+from ebmpp.traced.conditionals import COLUMNS, Conditionals, Layer, Sites
+from ebmpp.traced.continuous import ContinuousSite
+from ebmpp.traced.dependence import Terms
+from ebmpp.traced.posterior import Posterior, Reading
 
 _FEW = 8  # layers that nobody needs be asked for
 _CLUSTERS = 1 << 17

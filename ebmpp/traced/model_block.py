@@ -15,17 +15,17 @@ from jax import Array, core, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.distribution.intractable import read_by_params
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families import Categorical
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.ppl import tempered
-from ebmpp.ppl.conditionals import Conditionals, Layer, Sites
-from ebmpp.ppl.intractable import read_by_params
-from ebmpp.ppl.law_check import LawCheck
-from ebmpp.ppl.model_sweep import ModelSweep
-from ebmpp.ppl.model_verify import compare_with
-from ebmpp.ppl.posterior import Posterior, Reading
-from ebmpp.ppl.sites import Call, SiteKernel, one_chain, plain
+from ebmpp.traced import tempered
+from ebmpp.traced.block import Call, SiteKernel, one_chain, plain
+from ebmpp.traced.conditionals import Conditionals, Layer, Sites
+from ebmpp.traced.posterior import Posterior, Reading
+from ebmpp.traced.start_check import LawCheck
+from ebmpp.traced.sweep import ModelSweep
+from ebmpp.traced.verify import compare_with
 
 _HEATED = 1 << 19  # what the keys of the latents that a transition begins with are folded with
 
@@ -60,10 +60,10 @@ class ModelBlock(SiteKernel):
     """Sites of a NumPyro model, many units drawn at once: what :meth:`GibbsBlock.from_model` makes.
 
     The model's log density is traced once, and which of its terms read which units is read off the traced
-    program, erring toward interacting (:mod:`ebmpp.ppl.dependence`). The discrete units that interact are
+    program, erring toward interacting (:mod:`ebmpp.traced.dependence`). The discrete units that interact are
     coloured by networkx; a sweep draws color after color, each from K evaluations of the model for units of K
-    values, and then the continuous sites, each from two derivatives (``ebmpp.ppl.continuous``). Latents of
-    energy priors that tie the units are drawn first, given the sites (``ebmpp.ppl.augmented``).
+    values, and then the continuous sites, each from two derivatives (``ebmpp.traced.continuous``). Latents of
+    energy priors that tie the units are drawn first, given the sites (``ebmpp.traced.augmented``).
 
     :param model: a NumPyro model, conditioned on the data.
     :param sites: names of latent sites; see :meth:`GibbsBlock.from_model`.

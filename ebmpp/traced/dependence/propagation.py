@@ -11,10 +11,10 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from ebmpp.ppl.dependence.flow import Flow, Reads
-from ebmpp.ppl.dependence.program import Program, Step
-from ebmpp.ppl.dependence.rules import Known, flow_of
-from ebmpp.ppl.dependence.unit_sets import UnitSets
+from ebmpp.traced.dependence.flow import Flow, Reads
+from ebmpp.traced.dependence.program import Program, Step
+from ebmpp.traced.dependence.rules import Known, flow_of
+from ebmpp.traced.dependence.unit_sets import UnitSets
 
 _ROUNDS = 8  # of a scan, after which what it carries is taken to read all that it may
 

@@ -14,10 +14,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.ppl.conditionals import Conditionals, Layer, Sites
-from ebmpp.ppl.continuous import ContinuousSite
-from ebmpp.ppl.model_sweep import ModelSweep
-from ebmpp.ppl.sites import STATES, TRIES, Call, compare
+from ebmpp.traced.block import STATES, TRIES, Call, compare
+from ebmpp.traced.conditionals import Conditionals, Layer, Sites
+from ebmpp.traced.continuous import ContinuousSite
+from ebmpp.traced.sweep import ModelSweep
 
 #: From the block's sites, their surroundings and words to the sites moved, and what the laws say of that.
 _Move = Callable[[Sites, Call, Array], tuple[dict[str, Array], Any]]

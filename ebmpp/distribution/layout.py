@@ -30,7 +30,7 @@ class Layout:
 
     >>> import numpy as np
     >>> from ebmpp import Bernoulli, Bilinear, FactorGraph
-    >>> from ebmpp.ppl.layout import Layout
+    >>> from ebmpp.distribution.layout import Layout
     >>> board = np.indices((2, 2)).sum(0) % 2 == 0
     >>> graph = FactorGraph({"even": Bernoulli(2), "odd": Bernoulli(2)}, factors=[Bilinear("even", "odd")])
     >>> layout = Layout.at(graph, (2, 2), {"even": board, "odd": ~board})

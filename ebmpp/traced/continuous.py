@@ -5,8 +5,8 @@
 Where the log density of a model is a polynomial of degree two in all units of a site, whatever everything
 else is, the site given everything else is Gaussian; where it is a sum of x, log x and a constant, its units
 are Gamma, and of 1/x, log x and a constant, inverse Gamma. That is read off the program
-(:mod:`ebmpp.ppl.dependence.powers`). Parameters then follow from two derivatives at the present value. Units
-that interact are drawn together, group by group.
+(:mod:`ebmpp.traced.dependence.powers`). Parameters then follow from two derivatives at the present value.
+Units that interact are drawn together, group by group.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.ppl.dependence import LOG, Powers, Terms, powers_of, run_guarded
-from ebmpp.ppl.posterior import Posterior, Reading
+from ebmpp.traced.dependence import LOG, Powers, Terms, powers_of, run_guarded
+from ebmpp.traced.posterior import Posterior, Reading
 
 _MOST = 1024  # units that are drawn together
 _AT_ONCE = 64  # columns of second derivatives

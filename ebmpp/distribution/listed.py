@@ -12,9 +12,9 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
+from ebmpp.distribution.layout import Layout
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph
-from ebmpp.ppl.layout import Layout
 from ebmpp.sampling import enumeration
 
 

@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.distribution.energy_distribution import EnergyDistribution
 from ebmpp.errors import ParameterError
-from ebmpp.ppl.distribution import EnergyDistribution
 
 Law = EnergyDistribution | dist.Independent
 

@@ -1,0 +1,10 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""An energy-based model as a NumPyro distribution."""
+
+from ebmpp.distribution import divergence as divergence  # registers itself
+from ebmpp.distribution.energy_distribution import EnergyDistribution
+from ebmpp.distribution.intractable import check_model
+from ebmpp.distribution.layout import Layout
+
+__all__ = ["EnergyDistribution", "Layout", "check_model"]

@@ -1,0 +1,7 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a Gibbs sampler derived from any NumPyro model by tracing its log density."""
+
+from ebmpp.traced.model_block import ModelBlock, ModelBlockState
+
+__all__ = ["ModelBlock", "ModelBlockState"]
