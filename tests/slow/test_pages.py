@@ -20,7 +20,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MOST_LINES = 160  # of README: a page that is read to its end
-# Two thirds of what pages take, and what they show is tested elsewhere: run by `make slow`.
+# These take two thirds of the time, and their content is tested elsewhere; `make test-all` runs them.
 LONG = {
     *(f"docs/guide/{n}" for n in ("devices", "judge", "numpyro", "sample")),
     *(f"docs/howto/{n}" for n in ("chains_do_not_meet", "classify", "deep_machine", "missing_entries")),

@@ -33,14 +33,14 @@ from ebmpp import (
 
 
 def slow(*values: Any) -> Any:
-    """A case of a claim that others hold, too: not run each time but by ``make slow``."""
+    """Mark a further case of a tested claim, which only ``make test-all`` runs."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def often(cases: Iterable[Any], *names: Any) -> list[Any]:
-    """Cases of one claim: ``names`` are run each time, the others by ``make slow``."""
+    """Mark the cases of one claim: ``make test`` runs ``names``, ``make test-all`` runs the others too."""
     cases = list(cases)
-    assert set(names) < set(cases), "a name of no case, or nothing is left for make slow"
+    assert set(names) < set(cases), "a name of no case, or nothing is left for make test-all"
     return [case if case in names else slow(case) for case in cases]
 
 
