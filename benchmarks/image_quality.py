@@ -54,8 +54,8 @@ import optax
 import ebmpp
 from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, Spin
 from ebmpp.contrib import LocalModeUCD
+from ebmpp.contrib.sample_quality import ClassifierFeatures, frechet_distance
 from ebmpp.estimators import Centered, Estimator, MeanField
-from ebmpp.evaluate import ClassifierFeatures, frechet_distance
 from ebmpp.kernels import GibbsLangevin
 
 root = Path(__file__).resolve().parents[1]

@@ -42,8 +42,8 @@ import optax
 import ebmpp
 from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, ParallelTempering
 from ebmpp.contrib import data_statistics
+from ebmpp.contrib.sample_quality import indirect_likelihood
 from ebmpp.diagnostics import style
-from ebmpp.evaluate import indirect_likelihood
 from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
 
 RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)

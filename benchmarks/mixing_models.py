@@ -44,6 +44,7 @@ import optax
 import ebmpp
 from ebmpp import CD, FPCD, PCD, Bernoulli, BlockedGibbs, FactorGraph, exact
 from ebmpp.contrib import Herding, data_statistics
+from ebmpp.contrib.sample_quality import indirect_likelihood
 from ebmpp.diagnostics import style
 from ebmpp.estimators import Estimator
 from ebmpp.kernels import RatesFPCD
@@ -150,9 +151,7 @@ def choose(name: str, graph: FactorGraph, model: tuple, rows: dict, args: argpar
     for options in several:
         drawn = chain(name, graph, options, model, args.tune, 1000)
         parts = rows["validation"][:half], rows["validation"][half:]
-        found = ebmpp.evaluate.indirect_likelihood(
-            drawn, parts[0], validation=parts[1], num_samples=[len(drawn)]
-        )
+        found = indirect_likelihood(drawn, parts[0], validation=parts[1], num_samples=[len(drawn)])
         scores.append(float(found.value[-1]))
     return several[int(np.argmax(scores))]
 

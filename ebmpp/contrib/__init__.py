@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods of single papers. They are tested and supported; no other package of ebmpp imports them."""
 
+from ebmpp.contrib import sample_quality
 from ebmpp.contrib.herding import Herding
 from ebmpp.contrib.local_mode_ucd import LocalModeUCD
 from ebmpp.contrib.mean_statistics import data_statistics
@@ -14,5 +15,6 @@ __all__ = [
     "Herding",
     "LocalModeUCD",
     "data_statistics",
+    "sample_quality",
     "spectral_descent",
 ]
