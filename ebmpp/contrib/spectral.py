@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core import checks
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
@@ -90,7 +90,7 @@ def _squarest(shape: tuple[int, ...]) -> int:
     return min(range(1, len(shape)), key=lambda i: max(sides(i)))
 
 
-@in_full
+@full_precision
 def _sharp(gradient: Array, row_axes: int | None, vectors: str) -> Array:
     """:param row_axes: number of axes that are the matrix's rows; 0 for a vector, None if unknown."""
     row_axes = _squarest(gradient.shape) if row_axes is None else row_axes

@@ -3,7 +3,7 @@
 """Arrays and what is said of them in one file: written whole or not at all, checked when it is read.
 
 A zip archive that is not compressed: ``header.json``, and one ``.npy`` file an array. Nothing in it is
-executed when it is read, and nothing is pickled. Saved models (:mod:`ebmpp.graph.describe`) and checkpoints
+executed when it is read, and nothing is pickled. Saved models (:mod:`ebmpp.graph.saving`) and checkpoints
 (:mod:`ebmpp.core.checkpoints`) are such files.
 """
 

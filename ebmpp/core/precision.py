@@ -19,13 +19,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def in_full(fn: Callable[P, T]) -> Callable[P, T]:
+def full_precision(fn: Callable[P, T]) -> Callable[P, T]:
     """The same function, its products in full float32 unless the user has asked for something else.
 
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> product = in_full(lambda a: a @ a)
+    >>> product = full_precision(lambda a: a @ a)
     >>> "HIGHEST" in str(jax.make_jaxpr(product)(jnp.eye(2)))
     True
     >>> with jax.default_matmul_precision("tensorfloat32"):

@@ -8,8 +8,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.distribution.layout import Layout
+from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.arrays import describe
 
 
 def support_of(graph: FactorGraph, layout: Layout) -> constraints.Constraint:

@@ -13,7 +13,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, check_estimator
@@ -232,7 +232,7 @@ def _own_params(graph: FactorGraph, centered: Params, offsets: Statistics) -> Pa
     return {**centered, **shifted}
 
 
-@in_full
+@full_precision
 def _data_means(graph: FactorGraph, params: Params, offsets: Statistics, batch: Batch) -> Statistics:
     """Mean statistics of every block given the rows: a pass over the latent layers, which are at offsets."""
     size = len(batch.weights)

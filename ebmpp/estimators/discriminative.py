@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, sharding
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, check_estimator
@@ -112,7 +112,7 @@ class Discriminative(Estimator):
             )
         return self.generative.repeats(state, count)
 
-    @in_full
+    @full_precision
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """The exact conditional gradient, and the weighted one of the estimator beside."""
 

@@ -11,13 +11,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.energy import gradient_at, weighted_gradient
-from ebmpp.graph.states import Given
+from ebmpp.graph.states import Clamped
 from ebmpp.moves.gibbs import hold, initial_rows
 from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import Move, draw_sweep
@@ -119,7 +119,7 @@ def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
     """The latents, and what rows lack, given what is known of the rows."""
     whole = {b: v for b, v in batch.rows.items() if b not in batch.known}
     partial_ = {b: batch.rows[b] for b in batch.known}
-    return Target(graph, params, Given(whole, partial_, dict(batch.known), (len(batch.weights),)))
+    return Target(graph, params, Clamped(whole, partial_, dict(batch.known), (len(batch.weights),)))
 
 
 def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -> Rows:
@@ -131,7 +131,7 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
     own = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
     drawn = initial_rows(graph, batch.known, own[2]) if batch.known else {}
     v = {**batch.rows, **hold(batch.known, batch.rows, drawn)}
-    target = Target(graph, params, Given(v))
+    target = Target(graph, params, Clamped(v))
     return draw_sweep(target, v | initial_rows(graph, graph.latent, own[0]), gibbs_sweep(graph, v), own[1])[0]
 
 
@@ -187,7 +187,7 @@ def positive_gradient(
     return gradient_at(graph, params, posterior.statistics(graph, params, batch.rows), batch.weights)
 
 
-@in_full
+@full_precision
 def batch_log_likelihood(
     graph: FactorGraph, params: Params, batch: Batch, log_partition: Scalar
 ) -> dict[str, Scalar]:
@@ -198,7 +198,7 @@ def batch_log_likelihood(
     return {"log_likelihood": (each @ batch.weights) / batch.weights.sum() - log_partition}
 
 
-@in_full
+@full_precision
 def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: PerRow) -> Scalar:
     v, latents = {b: x[b] for b in graph.visible}, tuple(graph.latent)
     return -(weights @ jax.vmap(lambda row: energy.log_unnormalized(graph, params, row, latents))(v))

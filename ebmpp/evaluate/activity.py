@@ -92,7 +92,7 @@ def unit_activity(
         )
     rows, _, _ = tables.as_data(graph, data, "unit_activity")
     graph.check(params)
-    given = states.as_given(graph.families, rows)
+    given = states.as_clamped(graph.families, rows)
     if graph.interacting(graph.latent):
         target = Target(graph, params, given)
         posterior = _by_chains(target, num_chains, num_sweeps, random.key_pair(rng_key))

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from ebmpp.core import Params, Rows, checks, sharding
 from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError, IntractableError
+from ebmpp.families.values import is_concrete
 from ebmpp.graph import Bias, FactorGraph, tables
-from ebmpp.graph.arrays import is_concrete
 from ebmpp.sampling import enumeration
 from ebmpp.sampling.enumeration import Plan
 

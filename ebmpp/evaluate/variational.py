@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Key, Keys, Params, checks, random
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Eta, Scalar
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy, states, tables
@@ -88,7 +88,7 @@ def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Fl
     return lax.map(partial(_bound, graph, passes, params), rows, batch_size=_AT_ONCE)
 
 
-@in_full
+@full_precision
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Float[Array, ""]:
     known, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
@@ -111,7 +111,7 @@ def _weighted_bounds(
     return lax.map(one, (rows, keys), batch_size=_AT_ONCE)
 
 
-@in_full
+@full_precision
 def _weighted_bound(
     graph: FactorGraph, passes: int, num_draws: int, params: Params, row: Blocks, key: Key
 ) -> Float[Array, ""]:

@@ -9,7 +9,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 
 _MOST_STEPS = 200  # means a millionth from an end take about 20
 _LENGTHS = 2.0 ** np.arange(3, -12, -1)  # of a step, tried beside the one that is safe
@@ -21,7 +21,7 @@ Statistics = Float[Array, "values statistics"]
 Numbers = Float[Array, "values"]
 
 
-@in_full
+@full_precision
 def mode(
     eta: Float[Array, "units statistics"],
     states: Real[Array, "values"],
@@ -58,7 +58,7 @@ def from_mean(
     return jnp.where(mean == statistics.max(), jnp.inf, found)
 
 
-@in_full
+@full_precision
 def _from_mean(
     mean: Float[Array, "statistics"], statistics: Statistics, log_base: Numbers
 ) -> Float[Array, "statistics"]:

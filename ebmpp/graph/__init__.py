@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration: a factor graph of visible and latent blocks, and what follows from its energy."""
 
-from ebmpp.graph.describe import load, save
 from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Linear, Pairwise
 from ebmpp.graph.graph import FactorGraph, layered
+from ebmpp.graph.saving import load, save
 from ebmpp.graph.states import Observed
 from ebmpp.graph.transforms.condition import condition, rename, split
 from ebmpp.graph.transforms.marginalize import marginalize

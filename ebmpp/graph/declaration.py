@@ -17,8 +17,8 @@ from ebmpp.core import checks, sharding
 from ebmpp.core.types import Eta, Schedule, State
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.factors import Factor, lateral
+from ebmpp.graph.factors.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.probe import probe
 
 

@@ -1,34 +1,37 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that follows from the energy, for one state given by its sufficient statistics.
+"""Conditionals, marginals and gradients derived from a graph's energy.
 
-This is the only place where anything is derived (DESIGN, section 1): natural parameters are minus the
-gradient of the energy in a block's statistics, a marginal is the energy at zero statistics plus the
-log-normalisers. Batches are ``jax.vmap`` of these functions; XLA turns a vmapped gradient of a
-bilinear energy into one matrix product, as fast as one written by hand.
+Natural parameters are minus the gradient of the energy in a block's statistics; a marginal is the energy at
+zero statistics plus the log-normalisers. Most functions take one state and are batched by ``jax.vmap``: XLA
+turns a vmapped gradient of a bilinear energy into one matrix product, as fast as a hand-written one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Shaped
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.precision import in_full
-from ebmpp.core.types import Eta, Params, PerRow, Rows, Scalar, State, Statistics
+from ebmpp.core.precision import full_precision
+from ebmpp.core.types import Eta, Natural, Params, PerRow, Rows, Scalar, State, Statistics
+from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
 
+# -- one state -----------------------------------------------------------------------------------
+
 
 def energy(graph: Declaration, params: Params, statistics: Statistics) -> Scalar:
-    """E(t)."""
+    """Return E(t)."""
     return _energy_of(graph, graph.factors, params, statistics)
 
 
-@in_full
+@full_precision
 def _energy_of(graph: Declaration, factors: Iterable[Factor], params: Params, stats: Statistics) -> Scalar:
     total = jnp.zeros((), jnp.result_type(float))
     for factor in factors:
@@ -50,32 +53,30 @@ def natural(
     blocks: Iterable[str],
     factors: Iterable[Factor] | None = None,
 ) -> Eta:
-    """Natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
+    """Return the natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
 
-    ``statistics`` must hold every block that shares a factor with one of ``blocks``. Where the units of a
-    block interact it must hold that block too, and each unit's natural parameter is that given all the
-    others; those of one part are the law of a joint draw.
-
-    :param factors: what they alone contribute; all factors by default.
+    :param statistics: of every block that shares a factor with ``blocks``. A block whose units interact must
+        be among them; each of its units then gets its natural parameter given all other units.
+    :param factors: restrict the energy to these factors; all by default.
     """
     blocks = tuple(blocks)
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
-    around = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})
-    inside = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
-    return jax.grad(around)(_zeros(graph, blocks) | inside)
+    log_density_at = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})
+    lateral = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
+    return jax.grad(log_density_at)(_zeros(graph, blocks) | lateral)
 
 
 def contributed(graph: Declaration, factors: Iterable[Factor], params: Params, statistics: Statistics) -> Eta:
-    """What ``factors`` alone add to the natural parameter of every block, the others at ``statistics``."""
-    around = lambda t: -_energy_of(graph, factors, params, t)
-    return jax.grad(around)(dict(statistics))
+    """Return what ``factors`` add to the natural parameter of every block at ``statistics``."""
+    log_density_at = lambda t: -_energy_of(graph, factors, params, t)
+    return jax.grad(log_density_at)(dict(statistics))
 
 
 def affine(
     graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]
 ) -> tuple[Scalar, Eta]:
-    """The energy as a function of non-interacting ``blocks``, the others at ``statistics``.
+    """Return the energy as an affine function of non-interacting ``blocks``.
 
     :return: c and the natural parameters eta of ``blocks``, with -E = c + sum <eta_b, t_b>.
     """
@@ -84,84 +85,169 @@ def affine(
 
 
 def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]) -> Scalar:
-    """log of the sum over ``blocks`` of exp(-E) r; the others' base measures left out."""
+    """Return the log of the sum over ``blocks`` of exp(-E) r, without the other blocks' base measures."""
     blocks = tuple(blocks)
     at_zero, eta = affine(graph, params, statistics, blocks)
     return at_zero + sum(graph.families[b].log_normalizer(eta[b]).sum() for b in blocks)
 
 
 def log_base_measure(graph: Declaration, x: State) -> Scalar:
-    """Sum of log r_b(x_b) over the blocks of ``x``, for one state."""
+    """Return the sum of log r_b(x_b) over the blocks of one state."""
     total = jnp.zeros((), jnp.result_type(float))
     return total + sum(graph.families[b].log_base_measure(v).sum() for b, v in x.items())
 
 
-@in_full
+@full_precision
 def log_unnormalized(
     graph: Declaration, params: Params, x: State, blocks: Iterable[str], known: State = MappingProxyType({})
 ) -> Scalar:
-    """log of the unnormalised density of the kept blocks ``x``, ``blocks`` summed out, for one state.
+    """Return the log of the unnormalised density of the blocks ``x``, with ``blocks`` summed out.
 
-    :param known: masks of kept blocks of which some units alone are known: the others are summed out too. No
-        two of these blocks and ``blocks`` interact.
+    :param known: masks of the partly observed blocks of ``x``, whose unknown units are summed out too. No two
+        of these blocks and ``blocks`` may interact.
     """
-    kept = {b: v for b, v in x.items() if b not in known}
+    observed = {b: v for b, v in x.items() if b not in known}
     if not known:
-        return log_marginal(graph, params, graph.statistics(kept), blocks) + log_base_measure(graph, kept)
-    at_zero, eta = affine(graph, params, graph.statistics(kept), (*blocks, *known))
-    value = at_zero + log_base_measure(graph, kept)
+        return log_marginal(graph, params, graph.statistics(observed), blocks) + log_base_measure(
+            graph, observed
+        )
+    at_zero, eta = affine(graph, params, graph.statistics(observed), (*blocks, *known))
+    value = at_zero + log_base_measure(graph, observed)
     for b, e in eta.items():
         family = graph.families[b]
-        each = family.log_normalizer(e)
+        units = family.log_normalizer(e)
         if b in known:
             linear = (e * family.statistics(x[b])).reshape(*family.shape, -1).sum(-1)
-            each = jnp.where(known[b], linear + family.log_base_measure(x[b]), each)
-        value = value + each.sum()
+            units = jnp.where(known[b], linear + family.log_base_measure(x[b]), units)
+        value = value + units.sum()
     return value
 
 
-# -- many states at once -----------------------------------------------------------------------
+# -- rows of states ------------------------------------------------------------------------------
 
 
 def natural_rows(
     graph: Declaration, params: Params, x: Rows, blocks: Iterable[str]
 ) -> dict[str, Float[Array, "rows ..."]]:
-    """Natural parameters of ``blocks``, row by row.
-
-    Where the units of a block interact, of each given all others: such a block is drawn part by part.
-    """
-    inside = [b for b in blocks if b in graph.splits]
-    around = {b: x[b] for b in (*graph.neighbours(blocks), *inside)}
-    if not around:  # no neighbours: the same for every row
+    """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
+    lateral = [b for b in blocks if b in graph.splits]
+    scope = {b: x[b] for b in (*graph.neighbours(blocks), *lateral)}
+    if not scope:  # no neighbours: the same for every row
         eta = natural(graph, params, {}, blocks)
         rows = len(next(iter(x.values())))
         return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
-    one = lambda t: natural(graph, params, t, blocks)
-    return jax.vmap(one)(graph.statistics(around))
+    return jax.vmap(lambda t: natural(graph, params, t, blocks))(graph.statistics(scope))
 
 
 def log_density(graph: Declaration, params: Params, x: Rows) -> PerRow:
-    """Unnormalised log-density of each row."""
-    one = lambda row: log_base_measure(graph, row) - energy(graph, params, graph.statistics(row))
-    return jax.vmap(one)(dict(x))
+    """Return the unnormalised log-density of each row."""
+    at_row = lambda row: log_base_measure(graph, row) - energy(graph, params, graph.statistics(row))
+    return jax.vmap(at_row)(dict(x))
 
 
 def summed_out(graph: Declaration, params: Params, x: Rows, group: tuple[str, ...]) -> PerRow:
-    """log of the unnormalised density of each row, the blocks of ``group`` summed out."""
-    kept = {b: v for b, v in x.items() if b not in group}
-    if not kept:  # nothing is left to map over
+    """Return the log of the unnormalised density of each row, with the blocks of ``group`` summed out."""
+    rest = {b: v for b, v in x.items() if b not in group}
+    if not rest:  # nothing is left to map over
         value = log_unnormalized(graph, params, {}, group)
         return jnp.broadcast_to(value, len(next(iter(x.values()))))
-    return jax.vmap(lambda row: log_unnormalized(graph, params, row, group))(kept)
+    return jax.vmap(lambda row: log_unnormalized(graph, params, row, group))(rest)
 
 
 def weighted_gradient(graph: Declaration, params: Params, x: Rows, weights: PerRow) -> Params:
-    """Gradient in params of ``sum_i w_i E(params, x_i)`` over rows."""
+    """Return the gradient in params of ``sum_i w_i E(params, x_i)`` over rows."""
     return gradient_at(graph, params, graph.statistics(x), weights)
 
 
-@in_full
+@full_precision
 def gradient_at(graph: Declaration, params: Params, statistics: Statistics, weights: PerRow) -> Params:
-    """The same at given statistics, those that are means included: E is affine in each unit's."""
-    each = lambda p: jax.vmap(lambda t: energy(graph, p, t))(dict(statistics))
-    return jax.grad(lambda p: weights @ each(p))(params)
+    """Return the gradient of :func:`weighted_gradient` at given statistics, which may be means."""
+    energies = lambda p: jax.vmap(lambda t: energy(graph, p, t))(dict(statistics))
+    return jax.grad(lambda p: weights @ energies(p))(params)
+
+
+# -- parts of blocks whose units interact --------------------------------------------------------
+#
+# The terms of the other blocks do not change while the parts of a block are visited, so they are computed
+# once per visit (part_context). Terms between units of the block are gathered for the units of one part where
+# the factor provides a Local, and come from autodiff over the whole block otherwise.
+
+
+class PartView(NamedTuple):
+    """Substitute for a graph with the family of one part in place of its block's, sufficient for a draw."""
+
+    families: Mapping[str, Family]
+
+
+class PartContext(NamedTuple):
+    """Terms shared by all parts of a block during one visit."""
+
+    eta: Float[Array, "size rows_or_1 ..."]
+    """Natural parameters from the factors in which the block's units do not interact."""
+    own: tuple
+    """Prepared params of each factor in which they do."""
+
+
+def part_view(graph: Declaration, block: str, part: Any) -> PartView:
+    """Return the families seen by a draw of one part."""
+    return PartView({block: graph.splits[block].part_family(part)})
+
+
+def to_units(values: Shaped[Array, "rows *shape_stats"], family: Family) -> Shaped[Array, "size rows *stats"]:
+    """Flatten the block's shape and move the units before the rows."""
+    flat = values.reshape(len(values), family.size, *values.shape[1 + len(family.shape) :])
+    return jnp.moveaxis(flat, 1, 0)
+
+
+def to_rows(values: Shaped[Array, "size rows *stats"], family: Family) -> Shaped[Array, "rows *shape_stats"]:
+    """Invert :func:`to_units`."""
+    return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], *family.shape, *values.shape[2:])
+
+
+def part_context(graph: Declaration, params: Params, x: Rows, block: str) -> PartContext:
+    """Compute the terms that stay fixed while the parts of ``block`` are visited."""
+    split = graph.splits[block]
+    scope = dict.fromkeys(b for f in split.others for b in f.blocks if b != block)
+    t = graph.statistics({b: x[b] for b in scope})
+    eta_at = lambda t: natural(graph, params, t, [block], split.others)[block]
+    eta = jax.vmap(eta_at)(t) if t else eta_at({})[None]
+    factors = zip(split.own, split.locals, strict=True)
+    prepared = (() if local is None else local.prepare(params[f.name]) for f, local in factors)
+    return PartContext(to_units(eta, split.family), tuple(prepared))
+
+
+def natural_part(
+    graph: Declaration,
+    params: Params,
+    x: Rows,
+    units: Shaped[Array, "size rows"],
+    block: str,
+    context: PartContext,
+    part: Any,
+) -> Float[Array, "rows part_units ..."]:
+    """Return the natural parameters of one part given everything else.
+
+    :param x: the other blocks.
+    :param units: current values of the block.
+    :param context: of :func:`part_context` for the same ``x``.
+    """
+    split = graph.splits[block]
+    statistics_at = lambda numbers: split.family.statistics(units[numbers])
+    eta = split.take(context.eta, part)
+    for factor, local, prepared in zip(split.own, split.locals, context.own, strict=True):
+        if local is not None:
+            eta = eta + local.field(prepared, statistics_at, part)
+            continue
+        state = {b: to_rows(units, split.family) if b == block else x[b] for b in factor.blocks}
+        eta_at = lambda t, factor=factor: natural(graph, params, t, [block], [factor])[block]
+        eta = eta + split.take(to_units(jax.vmap(eta_at)(graph.statistics(state)), split.family), part)
+    eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
+    return mask_natural(split.part_family(part), split.real(part), jnp.moveaxis(eta, 0, 1))
+
+
+def mask_natural(family: Family, mask: Bool[Array, "..."] | None, eta: Natural) -> Natural:
+    """Replace the natural parameters of padded or clamped units (``mask`` False) by the family's default."""
+    if mask is None:
+        return eta
+    mask = mask.reshape(mask.shape + (1,) * len(family.stat_shape))
+    return jnp.where(mask, eta, family.default_eta())

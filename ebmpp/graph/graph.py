@@ -22,7 +22,7 @@ from ebmpp.core.programs import compiled
 from ebmpp.core.types import Draws, Natural, Params, PerRow, Rows, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
-from ebmpp.graph import cards, drawing, energy, initialization, networks, normalization, states, tables
+from ebmpp.graph import display, energy, initialization, networks, normalization, states, tables
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Bilinear, lateral
 
@@ -149,7 +149,7 @@ class FactorGraph(Declaration, Shown):
         return networks.to_bqm(self, params)
 
     def _card(self) -> Card:
-        return cards.card(self)
+        return display.card(self)
 
     def draw(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.
@@ -166,7 +166,7 @@ class FactorGraph(Declaration, Shown):
         >>> [text.get_text() for text in axes.texts if "layer" in text.get_text()]
         ['layer 0', 'layer 1']
         """
-        return drawing.draw_graph(self, ax)
+        return display.draw_graph(self, ax)
 
     # -- params ----------------------------------------------------------------------------------
 

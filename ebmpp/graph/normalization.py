@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
@@ -153,7 +153,7 @@ def _tried(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
     yield from (zero | {n: t[row] for n, t in stats.items()} for row in range(_RANDOM_STATES))
 
 
-@in_full
+@full_precision
 def _largest(slope: Array, other: Family) -> Array:
     """The largest contribution of one bounded neighbour, exactly: unit by unit over its states."""
     own = slope.ndim - len(other.statistic_shape)

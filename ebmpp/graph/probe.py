@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
@@ -169,7 +169,7 @@ def _energy_in(
     return lambda t: factor.evaluate(params, *base[:i], t, *base[i + 1 :], families=scope)
 
 
-@in_full
+@full_precision
 def _measure(
     factor: Factor,
     scope: tuple[Family, ...],

@@ -17,7 +17,7 @@ from ebmpp.core import checks, sharding
 from ebmpp.core.types import Blocks, Numbers, Params, StateLike
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.families import Family
-from ebmpp.graph.arrays import as_array, is_concrete, settle
+from ebmpp.families.values import as_array, is_concrete, settle
 from ebmpp.graph.declaration import Declaration
 
 
@@ -105,7 +105,7 @@ def as_partial_rows(
         return rows, {}, batch
     check_names(x, families)
     check_present(x, needed)
-    given = as_given(families, x)
+    given = as_clamped(families, x)
     known = {b: k for b, k in given.keep.items() if not (is_concrete(k) and bool(k.all()))}
     return given.whole | given.partial, known, given.batch
 
@@ -179,7 +179,7 @@ class Observed(NamedTuple):
 
 @partial(jax.tree_util.register_dataclass, data_fields=["whole", "partial", "keep"], meta_fields=["batch"])
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Clamped:
     """What a call holds fixed, as rows of shape ``(rows, *shape)``; one row where nothing has an axis.
 
     :param whole: blocks that are clamped.
@@ -193,12 +193,12 @@ class Given:
     keep: Blocks = dataclasses.field(default_factory=dict)
     batch: tuple[int, ...] = ()
 
-    def take(self, rows: Numbers) -> "Given":
+    def take(self, rows: Numbers) -> "Clamped":
         """Some rows, by their numbers; one row stands for all."""
         return jax.tree.map(lambda v: v if len(v) == 1 else v[rows], self)
 
 
-def clamps(given: Mapping[str, Any]) -> dict[str, Any]:
+def merge_clamped(given: Mapping[str, Any]) -> dict[str, Any]:
     """Clamped blocks by name: those given by keyword, and those in ``clamped={...}``.
 
     So a block is clamped whose name is that of an argument of the call, such as "k" or "init".
@@ -215,13 +215,13 @@ def clamps(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **named}
 
 
-def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bool = True) -> Given:
+def as_clamped(families: Mapping[str, Family], given: Mapping[str, Any], check: bool = True) -> Clamped:
     """Clamped blocks and :class:`Observed` ones, checked.
 
     :param check: whether to look at values also (names and shapes are checked anyway).
     :raises StateError: for a wrong name, shape or value.
     """
-    given = clamps(given)
+    given = merge_clamped(given)
     check_names(given, families)
     values, known = as_arrays(families, given)
     batch = batch_shape(families, values)
@@ -235,7 +235,7 @@ def as_given(families: Mapping[str, Family], given: Mapping[str, Any], check: bo
     settled = lambda b, v: settle(b, families[b], fill(families[b], v, known.get(b)), check)
     made = {b: rows(b, settled(b, v)) for b, v in values.items()}
     whole = {b: v for b, v in made.items() if b not in known}
-    return Given(whole, {b: made[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
+    return Clamped(whole, {b: made[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
 
 
 def as_arrays(

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from ebmpp.core import sharding
 from ebmpp.core.types import Blocks, Numbers
 from ebmpp.errors import StateError
+from ebmpp.families.values import is_concrete, settle
 from ebmpp.graph import initialization, states
-from ebmpp.graph.arrays import is_concrete, settle
 from ebmpp.graph.declaration import Declaration
 
 

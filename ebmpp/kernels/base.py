@@ -145,7 +145,7 @@ class RowKernel(MCMCKernel, Generic[S]):
                 "mcmc.run(key, params, v=...)"
             )
         graph, (params,) = self.graph, model_args
-        given = states.as_given(graph.families, model_kwargs or {}, check)
+        given = states.as_clamped(graph.families, model_kwargs or {}, check)
         if len(given.whole) == len(graph.families):
             raise StateError(
                 f"all blocks are clamped ({', '.join(map(repr, given.whole))}), so nothing is left to "

@@ -142,7 +142,7 @@ def local_search(
     rng_key = checks.key("local_search: rng_key", rng_key)
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
     graph.check(params)
-    given = states.as_given(graph.families, clamped)
+    given = states.as_clamped(graph.families, clamped)
     if len(given.whole) == len(graph.families):
         raise StateError("every block is clamped: there is nothing to search for")
     start, start_batch = states.as_rows(graph.families, _free_values(init, given))
@@ -164,7 +164,7 @@ def local_search(
         return {b: over(b, v).reshape(-1, *shape(b)) for b, v in rows.items()}
 
     held = (spread(rows, given.batch) for rows in (given.whole, given.partial, given.keep))
-    target, key = Target(graph, params, states.Given(*held, batch)), random.key_pair(rng_key)
+    target, key = Target(graph, params, states.Clamped(*held, batch)), random.key_pair(rng_key)
     x = search.started(
         target, random.fold_in(key, 0, jnp.arange(target.num_rows)), spread(start, start_batch)
     )
@@ -176,7 +176,7 @@ def local_search(
 _search = Program(search.local_modes)
 
 
-def _free_values(init: Any, given: states.Given) -> Mapping[str, Any]:
+def _free_values(init: Any, given: states.Clamped) -> Mapping[str, Any]:
     """:raises StateError: for starts that are no dict, or of a block that is clamped."""
     if init is not None and not isinstance(init, Mapping):
         raise StateError(f"local_search: init is a dict of blocks, not {checks.tell(init)}")

@@ -16,7 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
@@ -90,7 +90,7 @@ class _FastWeights(RowKernel[RatesState]):
         def one(x: Rows, fast: Params, keep: Keep, keys: Array) -> tuple:
             x, keep = ({b: v[None] for b, v in rows.items()} for rows in (x, keep))
             params = jax.tree.map(jnp.add, target.params, fast)
-            x = self._move(Target(target.graph, params, states.Given(target.clamped, keep=keep)), x, keys)
+            x = self._move(Target(target.graph, params, states.Clamped(target.clamped, keep=keep)), x, keys)
             return {b: v[0] for b, v in x.items()}, self._learn(target, fast, x), _size(fast)
 
         x, fast, size = jax.vmap(one)(target.to_rows(state.z), fast, target.keep, self._keys(state, target))
@@ -304,7 +304,7 @@ def _checked(graph: FactorGraph, rates: Params, values: bool) -> Params:
     return rates
 
 
-@in_full
+@full_precision
 def _size(params: Params) -> Array:
     """Euclidean norm of all of them."""
     return jnp.sqrt(sum(jnp.vdot(a, a) for a in jax.tree.leaves(params)))

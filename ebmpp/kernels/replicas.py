@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Eta, Params
-from ebmpp.graph.states import Given, is_concrete
+from ebmpp.graph.states import Clamped, is_concrete
 from ebmpp.graph.transforms.replicate import own_params
 from ebmpp.kernels.base import Kwargs, RowKernel, S
 from ebmpp.moves import tempering
@@ -74,9 +74,9 @@ class Ensemble(Target):
         return {b: jnp.moveaxis(v, len(self.batch), 0)[-1] for b, v in replicas.items()}
 
 
-def _spread(held: Given, num: int) -> Given:
+def _spread(held: Clamped, num: int) -> Clamped:
     spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}
-    return Given(spread(held.whole), spread(held.partial), spread(held.keep), held.batch)
+    return Clamped(spread(held.whole), spread(held.partial), spread(held.keep), held.batch)
 
 
 class Tempered(RowKernel[S]):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Observed, as_given, clamps
+from ebmpp.graph.states import Observed, as_clamped, merge_clamped
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.kernels.replicas import Ensemble, Tempered
 from ebmpp.moves import tempering
@@ -148,8 +148,8 @@ def tempered_expectation(
     checks.instance("tempered_expectation: graph", graph, FactorGraph, "a FactorGraph")
     betas = tempering.check_betas(betas)
     graph.check(params)
-    clamped = clamps(clamped)
-    held = as_given(graph.families, clamped)  # its errors speak of shapes that the user knows
+    clamped = merge_clamped(clamped)
+    held = as_clamped(graph.families, clamped)  # its errors speak of shapes that the user knows
     tempering.check_hot(graph, params, betas[0])
     num = len(betas)
     return unbiased_expectation(

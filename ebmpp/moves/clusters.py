@@ -24,7 +24,7 @@ from ebmpp.core import random
 from ebmpp.core.types import Chains, Keys, Rows
 from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Spin
-from ebmpp.graph import FactorGraph, parts, states
+from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.lateral import Split
 from ebmpp.graph.factors.pairwise import Adjacency, Pairwise
@@ -132,7 +132,7 @@ class Clusters(Move):
         """What the other factors contribute, ``(size, rows or 1, *stat_shape)``; and a weight a pair."""
         graph, params = target.graph, target.params
         weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own if isinstance(f, Pairwise)]
-        return parts.surround(graph, params, x, self.block).eta, jnp.concatenate(weights)
+        return energy.part_context(graph, params, x, self.block).eta, jnp.concatenate(weights)
 
     def _redraw(
         self, target: Target, prepared: tuple[Array, Array], x: Array, keys: Keys
@@ -144,14 +144,14 @@ class Clusters(Move):
         (eta, weights), graph, keep = prepared, target.graph, target.keep
         split = graph.splits[self.block]
         edges = np.concatenate([f.edges(graph.families)[self.block] for f in split.own])
-        held = parts.to_units(keep[self.block], split.family) if self.block in keep else None
+        held = energy.to_units(keep[self.block], split.family) if self.block in keep else None
         count = split.family.size
         u = random.uniform(random.words(keys, len(edges) + count)).T
         u = jnp.tile(u, (1, len(x) // len(keys)))
         units = _Units(eta, weights, edges, u[count:], u[:count], held)
         redraw = _categories if isinstance(split.family, Categorical) else _spins
-        new, broken = redraw(split, units, parts.to_units(x, split.family))
-        return parts.to_rows(new.astype(x.dtype), split.family), broken
+        new, broken = redraw(split, units, energy.to_units(x, split.family))
+        return energy.to_rows(new.astype(x.dtype), split.family), broken
 
 
 class _Units(NamedTuple):

@@ -16,12 +16,12 @@ from ebmpp.core import random
 from ebmpp.core.loops import apart, pays
 from ebmpp.core.programs import quick_here
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
-from ebmpp.graph import FactorGraph, energy, parts
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import halves
 from ebmpp.moves.target import Target
 
 #: All that a draw needs of a graph: its families.
-Families = FactorGraph | parts.View
+Families = FactorGraph | energy.PartView
 #: From natural parameters, the families and the part of a visit to new values; the part is None where a
 #: layer is drawn at once.
 New = Callable[[Blocks, Families, Any], Rows]
@@ -43,17 +43,17 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: New) -> Blocks:
         # in the layer's order, which random words go by; a gradient comes sorted by name
         return hold(keep, x, dict(new({b: eta[b] for b in blocks}, graph, None)))
     (block,) = blocks
-    split, around = graph.splits[block], parts.surround(graph, params, x, block)
-    held = parts.to_units(keep[block], split.family) if block in keep else None
+    split, around = graph.splits[block], energy.part_context(graph, params, x, block)
+    held = energy.to_units(keep[block], split.family) if block in keep else None
 
     def step(part: Any, units: Array) -> Array:
-        eta = parts.natural_part(graph, params, x, units, block, around, part)
-        made = new({block: eta}, parts.view(graph, block, part), part)[block].T
+        eta = energy.natural_part(graph, params, x, units, block, around, part)
+        made = new({block: eta}, energy.part_view(graph, block, part), part)[block].T
         if held is not None:
             made = jnp.where(split.take(held, part), split.take(units, part), made)
         return split.put(units, part, made)
 
-    return {block: parts.to_rows(split.each(step, parts.to_units(x[block], split.family)), split.family)}
+    return {block: energy.to_rows(split.each(step, energy.to_units(x[block], split.family)), split.family)}
 
 
 def num_words(graph: Families, blocks: Iterable[str], *, coupled: bool = False) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Chains, Eta, Keys, Rows
 from ebmpp.errors import ArgumentError, IntractableError, clash
-from ebmpp.graph import FactorGraph, parts
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import natural_rows
 from ebmpp.moves import gibbs
@@ -67,7 +67,7 @@ class Layer(Move):
     def prepare(self, target: Target, z: Chains) -> Any:
         """Natural parameters, ``(2 rows, *shape, *stat_shape)`` a block; or what surrounds its parts."""
         if self.blocks[0] in target.graph.splits:
-            return parts.surround(target.graph, target.params, flat(z), self.blocks[0])
+            return energy.part_context(target.graph, target.params, flat(z), self.blocks[0])
         return natural_rows(target.graph, target.params, flat(z), self.blocks)
 
     def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
@@ -76,13 +76,13 @@ class Layer(Move):
         apart = lambda e: e.reshape(-1, rows, *e.shape[1:])
         (block, *_), held = self.blocks, {b: ~k for b, k in target.keep.items() if b in self.blocks}
         if block not in graph.splits:
-            silent = lambda b, e: parts.silence(graph.families[b], held.get(b), apart(e))
+            silent = lambda b, e: energy.mask_natural(graph.families[b], held.get(b), apart(e))
             return {b: silent(b, e) for b, e in prepared.items()}
         split, x = graph.splits[block], flat(z)
-        units = parts.to_units(x[block], split.family)
-        eta = apart(parts.natural_part(graph, target.params, x, units, block, prepared, part))
-        real = split.take(parts.to_units(held[block], split.family), part).T if held else None
-        return {block: parts.silence(split.part_family(part), real, eta)}
+        units = energy.to_units(x[block], split.family)
+        eta = apart(energy.natural_part(graph, target.params, x, units, block, prepared, part))
+        real = split.take(energy.to_units(held[block], split.family), part).T if held else None
+        return {block: energy.mask_natural(split.part_family(part), real, eta)}
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
@@ -98,7 +98,7 @@ class Layer(Move):
     def view(self, graph: FactorGraph, part: Any) -> gibbs.Families:
         """The families of what is drawn at once."""
         block = self.blocks[0]
-        return parts.view(graph, block, part) if block in graph.splits else graph
+        return energy.part_view(graph, block, part) if block in graph.splits else graph
 
     def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
         """``x`` with the values of a part in their places; ``new`` where it is the whole."""
@@ -106,8 +106,8 @@ class Layer(Move):
         if block not in graph.splits:
             return new
         split = graph.splits[block]
-        units = split.put(parts.to_units(x[block], split.family), part, new[block].T)
-        return {block: parts.to_rows(units, split.family)}
+        units = split.put(energy.to_units(x[block], split.family), part, new[block].T)
+        return {block: energy.to_rows(units, split.family)}
 
 
 def gibbs_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Layer, ...]:

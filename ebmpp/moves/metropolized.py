@@ -12,12 +12,12 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Chains, Draws, Eta, Keys, Natural, Rows, Words
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.families import Categorical
 from ebmpp.families.family import Family
-from ebmpp.graph import FactorGraph, parts
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
@@ -118,7 +118,7 @@ class Metropolized(Layer):
         if block not in graph.splits:
             return {b: x[b] for b in self.blocks}
         split = graph.splits[block]
-        return {block: split.take(parts.to_units(x[block], split.family), part).T}
+        return {block: split.take(energy.to_units(x[block], split.family), part).T}
 
 
 def metropolized_sweep(
@@ -176,7 +176,7 @@ def _couple(family: Family, words: Words, eta: Natural, now: Real[Array, "2 *uni
     return _values(family, x), _values(family, y)
 
 
-@in_full
+@full_precision
 def _chances(family: Family, eta: Natural, now: Draws) -> _Chances:
     """Of each state to come: min(p_i / (1 - p_x), p_i / (1 - p_i)), and what is left for the present one."""
     states = _states(family)

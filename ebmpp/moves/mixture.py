@@ -21,7 +21,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Chains, Eta, Keys, Params, PerRow, Rows
 from ebmpp.errors import ArgumentError, IntractableError, StateError, clash
 from ebmpp.graph import FactorGraph, energy
@@ -139,7 +139,7 @@ class Mixture(Move):
         one = lambda t: energy.log_marginal(target.graph, target.params, t, self.marginalize)
         return jax.vmap(one)(statistics)
 
-    @in_full
+    @full_precision
     def _log_mixture(self, target: Target, part: Pool, x: Rows) -> PerRow:
         """Log of the proposal's density, likewise.
 

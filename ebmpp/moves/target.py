@@ -16,7 +16,7 @@ from ebmpp.core import random
 from ebmpp.core.types import Blocks, Eta, Keep, Keys, Numbers, Params, PerRow, Rows, Schedule
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.states import Given
+from ebmpp.graph.states import Clamped
 
 
 class Pool(NamedTuple):
@@ -43,7 +43,7 @@ class Target:
 
     graph: FactorGraph
     params: Params
-    given: Given = dataclasses.field(default_factory=Given)
+    given: Clamped = dataclasses.field(default_factory=Clamped)
     pool: Pool | None = None
 
     @property

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DomainError
-from ebmpp.graph import FactorGraph, parts
-from ebmpp.graph.arrays import as_array, settle
+from ebmpp.families.values import as_array, settle
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.graph.states import Given, Observed, as_observed, as_rows
+from ebmpp.graph.states import Clamped, Observed, as_observed, as_rows
 from ebmpp.graph.transforms.replicate import (
     Replicated,
     joined_places,
@@ -289,7 +289,7 @@ class TemperedSweep(Move):
         held = {
             b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in target.keep.items()
         }
-        prepared, single = layer.prepare(target, z), Target(self.graph, {}, Given(keep=held))
+        prepared, single = layer.prepare(target, z), Target(self.graph, {}, Clamped(keep=held))
 
         def step(part: Any, carry: tuple[Blocks, _Flags, Array]) -> tuple[Blocks, _Flags, Array]:
             z, flags, broken = carry
@@ -316,7 +316,7 @@ class TemperedSweep(Move):
         single = of_one_replica(split, num)
         eta = jnp.take(focused[block], select(joined_places(split, single, num), part), axis=2)
         eta = eta.reshape(2, -1, *eta.shape[3:])
-        return {block: parts.silence(single.part_family(part), single.real(part), eta)}
+        return {block: energy.mask_natural(single.part_family(part), single.real(part), eta)}
 
     def _swap(
         self, target: Target, carry: tuple[Blocks, _Flags], keys: Keys, parity: Array

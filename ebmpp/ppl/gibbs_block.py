@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks, random
 from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.graph import FactorGraph, cards
-from ebmpp.graph.arrays import check_values
+from ebmpp.families.values import check_values
+from ebmpp.graph import FactorGraph, display
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, Move, sweeps
 from ebmpp.ppl import binding
@@ -278,7 +278,7 @@ class GibbsBlock(SiteKernel, Shown):
 
     def _card(self) -> Card:
         rows = [(s, str(v.shape), ", ".join(v.names)) for s, v in self.within.layouts.items()]
-        card = cards.card(self.graph, "GibbsBlock")
+        card = display.card(self.graph, "GibbsBlock")
         return card._replace(grids=(Grid(("site", "shape", "blocks"), rows), *card.grids))
 
     # -- states ----------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class Surroundings:
         if (log_weight := self.log_weight) is not None:
             own, others = lambda x: self.to_sites(x, values, batch), dict(call.siblings)
             weight = lambda x: jnp.reshape(log_weight(own(x), others, *call.args, **call.kwargs), -1)
-        sites, given = self.site_blocks, states.Given(clamped, batch=batch)
+        sites, given = self.site_blocks, states.Clamped(clamped, batch=batch)
         return binding.Bound(
             self.graph, params, given, axes=axes, order=self.layers, log_weight=weight, weighted=sites
         )
@@ -164,7 +164,7 @@ class Surroundings:
     def _clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
         of_sites = lambda fn: fn(_Seen(call.siblings), *call.args, **call.kwargs)
         made = {b: of_sites(v) if callable(v) else v for b, v in self.given.items()}
-        held = states.as_given(self.graph.families, made, check)
+        held = states.as_clamped(self.graph.families, made, check)
         if held.partial:
             raise StateError(
                 f"given block {next(iter(held.partial))!r} is an Observed, and a block that is given here is "

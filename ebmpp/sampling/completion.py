@@ -123,7 +123,7 @@ def complete(
     num_samples = checks.count("complete: num_samples", num_samples)
     checks.choice("complete: method", method, METHODS)
     graph.check(params)
-    known = states.as_given(graph.families, given)
+    known = states.as_clamped(graph.families, given)
     if len(known.whole) == len(graph.families):
         raise StateError("complete: every block is given whole, so nothing is missing; leave one out")
     run = Runs(Target(graph, params, known), num_chains, random.key_pair(rng_key))

@@ -27,7 +27,7 @@ from ebmpp.core import backend, random, sharding
 from ebmpp.core.programs import compiled
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.graph.states import Given
+from ebmpp.graph.states import Clamped
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
 from ebmpp.moves.target import Target
@@ -93,7 +93,7 @@ def run_pairs(
     """
     num_jobs = len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))
     own = target.given if target.num_rows > 1 else None
-    shared = target if own is None else dataclasses.replace(target, given=Given())
+    shared = target if own is None else dataclasses.replace(target, given=Clamped())
     size = suitable(num_jobs) if num_slots is None else num_slots
 
     def some(jobs: Job, alike: tuple, first: Array, meant: Which | None) -> tuple[Any, Any]:

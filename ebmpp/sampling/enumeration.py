@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Params, State
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family, Gaussian
 from ebmpp.graph import FactorGraph, energy
@@ -215,7 +215,7 @@ def log_term(
     return jnp.where(counts, value, -jnp.inf) if known else value
 
 
-@in_full
+@full_precision
 def _gaussian_integral(
     graph: FactorGraph, params: Params, x: State, blocks: Names, summed: Names, known: State, partly: State
 ) -> Float[Array, ""]:

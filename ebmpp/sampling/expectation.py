@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.display import Card, Grid, Measured, Shown, curve
+from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Observed, as_given, as_rows
+from ebmpp.graph.states import Observed, as_clamped, as_rows
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import check_params, resolve_moves
@@ -136,11 +136,7 @@ class UnbiasedEstimate(Shown):
             rows += [(f"P(tau > {self.lag})", f"{self.late:.3g} (at most {self.late_upper:.2g})")]
         title = f"Unbiased estimate from {pairs} coupled pairs of chains"
         title += f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
-        sweeps, last = np.unique(times, return_index=True)
-        left = 1 - np.append(last[1:], len(times)) / pairs
-        x, y = np.repeat(np.r_[0, sweeps], 2)[1:], np.repeat(np.r_[1.0, left], 2)[:-1]  # in steps
-        picture = curve("share of pairs not yet met", "sweep", x, y)
-        return Card(title, (_values(self.value, self.standard_error), Grid(("", ""), rows)), (picture,))
+        return Card(title, (_values(self.value, self.standard_error), Grid(("", ""), rows)))
 
 
 def unbiased_expectation(
@@ -237,7 +233,7 @@ def unbiased_expectation(
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
     with sharding.over("unbiased_expectation: mesh", mesh):
         graph.check(params)
-        target = Target(graph, sharding.place(params), as_given(graph.families, clamped))
+        target = Target(graph, sharding.place(params), as_clamped(graph.families, clamped))
         if not target.free:
             raise StateError("every block is clamped: there is nothing to sample")
         own, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, Scalar, State
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Given
+from ebmpp.graph.states import Clamped
 from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
@@ -123,7 +123,7 @@ class Job(NamedTuple):
     number: Counts
     x: Starts
     y: Starts | None  # where it starts elsewhere
-    given: Given | None  # of its target, where that is another in each
+    given: Clamped | None  # of its target, where that is another in each
     weights: PerRow | None
 
     def some(self, first: Array | int, size: int) -> "Job":

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
 from ebmpp.core.display import Card, Grid, Shown
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
 from ebmpp.errors import DomainError
-from ebmpp.graph import FactorGraph, cards, energy
+from ebmpp.graph import FactorGraph, display, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
 from ebmpp.moves import gibbs
@@ -100,11 +100,11 @@ class Path(Shown):
     def _card(self) -> Card:
         betas, models = np.asarray(self.betas), range(1, len(self))
         names = [f.name for f in self.graph.factors]
-        far = [[cards.root_mean_square(self.params_at(i)[n]) for n in names] for i in models]
+        far = [[display.root_mean_square(self.params_at(i)[n]) for n in names] for i in models]
         rows = [(i, float(betas[i]), *row) for i, row in zip(models, far, strict=True)]
         head = ("knot", "beta", *(f"rms {n}" for n in names))
         title = f"A path of {len(self)} knots: independent units, then models (rms: root of the mean square)"
-        return Card(title, [Grid(head, rows), *cards.card(self.graph).grids])
+        return Card(title, [Grid(head, rows), *display.card(self.graph).grids])
 
     def __len__(self) -> int:
         """How many knots there are, the reference included."""
@@ -197,7 +197,7 @@ class Path(Shown):
 
     # -- laws along it ---------------------------------------------------------------------------
 
-    @in_full
+    @full_precision
     def slope(self, params: Params, x: Rows) -> Slope:
         """One evaluation of a model at rows of the kept blocks."""
         t, units = self.graph.statistics(dict(x)), lambda a: a.reshape(len(a), -1)

@@ -15,7 +15,7 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Key, Params, Rows
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Given, as_given, as_rows
+from ebmpp.graph.states import Clamped, as_clamped, as_rows
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.mixture import Mixture, make_pool
@@ -104,7 +104,7 @@ def mixture_pool(
     checks.instance("mixture_pool: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params)
     key = random.key_pair(checks.key("mixture_pool: rng_key", rng_key))
-    target = Target(graph, params, as_given(graph.families, clamped))
+    target = Target(graph, params, as_clamped(graph.families, clamped))
     move = mixture_of(resolve_moves(graph, coupling, target.clamped))
     if move is None:
         raise ArgumentError(f"mixture_pool: coupling={coupling!r} has no Mixture move, so it needs no pool")
@@ -150,7 +150,7 @@ def complete_rows(target: Target, rows: Rows, key: Key) -> Blocks:
     own = random.fold_in(key, jnp.arange(count))
     free = tuple(b for b in graph.families if b not in held)
     x = held | initial_rows(graph, free, random.fold_in(own, 0))
-    given, moves = Target(graph, target.params, Given(held)), gibbs_sweep(graph, held)
+    given, moves = Target(graph, target.params, Clamped(held)), gibbs_sweep(graph, held)
     sweeps = _SWEEPS if graph.interacting(free) else 1
     step = lambda i, x: draw_sweep(given, x, moves, random.fold_in(own, i + 1))[0]
     return lax.fori_loop(0, sweeps, step, x)

@@ -10,14 +10,14 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Params
 from ebmpp.graph import energy
 from ebmpp.sampling.path import Path
 from ebmpp.sampling.systems import IslandKeys, Systems, particle_keys
 
 
-@in_full
+@full_precision
 def energy_gradient(path: Path, params: Params, made: Systems) -> Params:
     """The mean over a system of dE/dparams, the blocks that are not kept summed out: a leading axis of
     systems.
@@ -43,7 +43,7 @@ def states(path: Path, params: Params, made: Systems, keys: IslandKeys) -> Block
     return {b: drawn[b] if b in drawn else made.x[b] for b in path.graph.families}
 
 
-@in_full
+@full_precision
 def weighted_mean(fn: Callable[[Blocks], Any], x: Blocks, made: Systems) -> Any:
     """The mean of ``fn`` over each system's particles: a leading axis of systems.
 

@@ -20,8 +20,8 @@ from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.estimators.base import check_whole
 from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Spin
+from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
-from ebmpp.graph.arrays import describe
 from ebmpp.moves import Layer, Target
 from ebmpp.training.batches import Selection
 

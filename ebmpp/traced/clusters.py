@@ -31,8 +31,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.graph.coloring import color_units
 from ebmpp.graph.factors import pairwise
+from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
 from ebmpp.traced.conditionals import Sites
 from ebmpp.traced.dependence import Terms

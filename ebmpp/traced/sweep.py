@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.graph.coloring import color_units
+from ebmpp.graph.factors.coloring import color_units
 from ebmpp.traced.augmented import Augmented, priors_with_latents, scaled
 from ebmpp.traced.block import Call
 from ebmpp.traced.clusters import ModelClusters

@@ -1,24 +1,22 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What ``print`` and notebooks show of a training run: where its history ends, its params, and curves."""
+"""What ``print`` and notebooks show of a training run: where its history ends, and its params."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ebmpp.core.display import Card, Cell, Grid, Measured, curve
+from ebmpp.core.display import Card, Cell, Grid, Measured
 from ebmpp.core.types import Params
-from ebmpp.graph import FactorGraph, cards
+from ebmpp.graph import FactorGraph, display
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_DRAWN = ("log_likelihood", "meeting_time_mean", "gradient_norm")  # of each step, beside the monitors
-
 
 def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") -> Card:
-    """First and last values of what the history has, the factors, and curves of the monitors."""
-    rows, pictures = [], []
+    """First and last values of what the history has, and the factors."""
+    rows = []
     named = {str(name): v for name, v in history.data_vars.items() if v.size}
     for name, v in sorted(named.items(), key=lambda item: item[1].dims != ("monitor_step",)):
         along = str(v.dims[0])
@@ -26,10 +24,8 @@ def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") 
         first, last = (there[0], there[-1]) if len(there) else (0, -1)  # a stage may lack it
         ends = v.values[last].item(), steps[last].item()
         rows.append((name, v.values[first].item(), _last(name, ends[0], last, history), ends[1]))
-        if along == "monitor_step" or name in _DRAWN:
-            pictures.append(curve(name, "step", steps, v.values))
     told = Grid(("history", "first", "last", "at step"), rows)
-    return Card(title, (told, cards.factor_grid(graph, params)), tuple(filter(None, pictures)))
+    return Card(title, (told, display.factor_grid(graph, params)))
 
 
 def _last(name: str, value: float, at: int, history: "xr.Dataset") -> Cell:

@@ -21,7 +21,7 @@ from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
-from ebmpp.graph import FactorGraph, describe
+from ebmpp.graph import FactorGraph, saving
 from ebmpp.sampling.path import Path
 from ebmpp.training import cards
 from ebmpp.training.batches import Data, as_source
@@ -236,8 +236,8 @@ def fit(
         if checkpoint_dir is not None:
             run = {
                 "graph": repr(graph),
-                "energies": describe.energies(graph),
-                "layers": describe.layers(graph),
+                "energies": saving.energies(graph),
+                "layers": saving.layers(graph),
                 **stages.identity(params),
                 "batch_size": source.batch_size,
                 "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),

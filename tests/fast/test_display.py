@@ -17,7 +17,7 @@ import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin
-from ebmpp.core.display import Card, Grid, Measured, Shown, curve
+from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.estimators.certificate import GradientBias, Squares
 from ebmpp.sampling import UnbiasedEstimate
 from ebmpp.sampling.log_partition import Bracket, LogPartition
@@ -32,8 +32,8 @@ ODD = FactorGraph(
 
 
 def words(shown: Shown) -> str:
-    """The text of the HTML, which an XML parser reads."""
-    return " ".join(ElementTree.fromstring(shown._repr_html_()).itertext()).replace("\u00b1", "+-")
+    """Return the text of the HTML, which an XML parser reads."""
+    return " ".join(ElementTree.fromstring(shown._repr_html_()).itertext())
 
 
 def line(shown: Shown, begins: str) -> list[str]:
@@ -138,7 +138,7 @@ def test_a_graph_tells_its_blocks_and_factors() -> None:
     assert line(RBM, "v:h") == ["v:h", "Bilinear", "v, h", "(4, 3)", "12"]
     assert str(RBM).startswith("FactorGraph: 7 units in 2 blocks, 2 layers, 19 params in 3 factors\n")
     ising = FactorGraph({"x": Spin((4, 4))}, factors=[ebmpp.Pairwise("x", [(0, 1), (1, 2)])])
-    assert "layers 0 to 1" in line(ising, "x +Spin") and "layers 0 to 1" in words(ising)
+    assert "layers 0 to 1" in line(ising, "x +Spin")
 
 
 def test_the_quickstart_shows_what_is_printed() -> None:
@@ -148,20 +148,6 @@ def test_the_quickstart_shows_what_is_printed() -> None:
 
 def test_names_are_escaped() -> None:
     assert "<b>" in str(ODD) and "<b>" not in ODD._repr_html_() and "<b>" in words(ODD)
-
-
-def test_the_drawing_has_a_line_from_each_factor_to_its_blocks_and_labels_apart() -> None:
-    sides = [Bilinear(a, b) for a in ("a", "b") for b in ("c", "d")]
-    three = ebmpp.Factor("a", "c", "e", init=jnp.zeros(()), energy=lambda p, a, c, e: p * (a * c * e).sum())
-    graph = FactorGraph({b: Bernoulli(2) for b in "abcde"}, factors=[*sides, three])
-    (drawing,) = graph._card().pictures
-    root = ElementTree.fromstring(drawing)
-    svg = "{http://www.w3.org/2000/svg}"
-    assert len(root.findall(f"{svg}line")) == 2 * 4 + 3
-    boxes = [(float(r.get("x")), float(r.get("y"))) for r in root.findall(f"{svg}rect")]
-    assert len(boxes) == len(set(boxes)) == 5 + 5  # blocks, and labels of factors
-    fills = {r.get("fill") for r in root.findall(f"{svg}rect")}
-    assert len(fills) == len(graph.layers) + 1
 
 
 def test_a_fit_tells_its_history_and_params() -> None:
@@ -177,13 +163,11 @@ def test_a_fit_tells_its_history_and_params() -> None:
         f"Fit(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at step {made.best_step})"
     )
     assert set(str(made).split()) <= set(words(made).split())
-    assert len(made._card().pictures) == 3  # the monitor, meeting times, the gradient
 
 
 def test_a_fit_without_meeting_times() -> None:
     made = trained(ebmpp.CD(k=1))
     assert "meeting" not in str(made) + words(made)
-    assert len(made._card().pictures) == 2
 
 
 def test_an_estimate_tells_its_values_with_their_errors() -> None:
@@ -221,15 +205,5 @@ def test_a_path_tells_its_knots_and_a_traced_one_a_line() -> None:
 def test_a_long_table_says_how_much_it_leaves_out() -> None:
     grid = Grid(("a", "b"), [(str(i), i) for i in range(30)])
     card = Card("many", [grid])
-    assert "... and 6 more rows" in card.text() and "... and 6 more rows" in card.html()
-    assert "23  23" in card.text() and "24" not in card.text()
-
-
-def test_a_long_curve_keeps_its_peaks_and_gaps() -> None:
-    y = np.zeros(10_000)
-    y[1234], y[5000:5200] = 7.0, np.nan
-    path = ElementTree.fromstring(curve("<y>", "step", np.arange(10_000), y)).find("{*}path").get("d")
-    assert path.count("M") == 2 and path.count(" 24.0") == 1  # one gap, and one point at the top
-    assert curve("none", "step", np.arange(3), np.full(3, np.nan)) == ""
-    one = curve("one", "step", np.array([3]), np.array([2.0]))
-    assert "h0" in one and "nan" not in one
+    assert str(card).endswith("... and 6 more rows")
+    assert "23  23" in str(card) and "24" not in str(card)

@@ -32,12 +32,12 @@ class _Frozen:
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple(map(Constant.of, leaves)))
 
-    def as_given(self) -> Params:
+    def unflatten(self) -> Params:
         """As numpy arrays, bit by bit."""
         return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
 
     def __repr__(self) -> str:
-        return repr(jax.tree.map(np.shape, self.as_given()))
+        return repr(jax.tree.map(np.shape, self.unflatten()))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -138,7 +138,7 @@ class Factor:
         del families
         if self.init is None:
             return ()
-        made = self.init(rng_key) if callable(self.init) else self.init.as_given()
+        made = self.init(rng_key) if callable(self.init) else self.init.unflatten()
         as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
         return jax.tree.map(as_float, made)
 

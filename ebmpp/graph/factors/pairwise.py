@@ -17,7 +17,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks
-from ebmpp.core.precision import in_full
+from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
@@ -205,7 +205,7 @@ class Neighbours:
             return upper + upper.T
         return jnp.append(weights, jnp.zeros((), weights.dtype))
 
-    @in_full
+    @full_precision
     def field(self, prepared: Array, at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
         """Natural parameters of the units of ``part``."""
         family = self.split.family

@@ -61,7 +61,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     True
     """
     checks.instance("condition: graph", graph, FactorGraph, "a FactorGraph")
-    values = states.clamps(values)
+    values = states.merge_clamped(values)
     if not values:
         return graph
     with sharding.at_once():
@@ -83,7 +83,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     return _rebuilt(graph, kept, parts, base)
 
 
-def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Given:
+def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Clamped:
     for b, v in values.items():
         if not all(states.is_concrete(leaf) for leaf in jax.tree.leaves(v)):
             raise StateError(
@@ -91,7 +91,7 @@ def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Given:
                 "part of the declaration; condition outside of the transformed function, or clamp the "
                 "block in a kernel"
             )
-    given = states.as_given(graph.families, values)
+    given = states.as_clamped(graph.families, values)
     if given.batch:
         raise StateError(
             f"condition: got leading axes {given.batch}, and a graph is conditioned on one state; to hold "
@@ -252,7 +252,7 @@ def _piece(cut: _Cut, piece: str) -> Factor:
         return renamed(factor, blocks, name)
     init = factor.init
     # an array stays one, for a graph whose init is a function cannot be saved
-    start = init if init is None else cut if callable(init) else cut.of(init.as_given())
+    start = init if init is None else cut if callable(init) else cut.of(init.unflatten())
     return Bias(piece, init=start, name=name)
 
 

@@ -19,7 +19,7 @@ from ebmpp.core.identity import function_identity
 from ebmpp.core.names import leaves_by_name
 from ebmpp.errors import CheckpointError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.describe import energies
+from ebmpp.graph.saving import energies
 from ebmpp.kernels.long_runs import drawn
 from ebmpp.kernels.long_runs.chains import Chains, Plan
 from ebmpp.kernels.long_runs.totals import Totals

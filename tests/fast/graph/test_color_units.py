@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ebmpp import Bias, FactorGraph, Pairwise, Spin
-from ebmpp.graph import coloring
-from ebmpp.graph.coloring import color, color_units
+from ebmpp.graph.factors import coloring
+from ebmpp.graph.factors.coloring import color, color_units
 
 
 @st.composite

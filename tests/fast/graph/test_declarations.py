@@ -47,7 +47,7 @@ def derive(graph: FactorGraph, masks: dict[str, np.ndarray], params: Any, x: dic
     result["eta"] = {b: graph.natural_parameters(params, x, b) for b in graph.families}
     if not graph.interacting(graph.latent):
         result["free_energy"] = graph.free_energy(params, {"a": x["a"]})
-    held = states.as_given(graph.families, {b: Observed(start[b], mask) for b, mask in masks.items()})
+    held = states.as_clamped(graph.families, {b: Observed(start[b], mask) for b, mask in masks.items()})
     keys = random.fold_in(random.key_pair(zoo.KEY), jnp.arange(ROWS))
     result["swept"] = draw_sweep(Target(graph, params, held), start, gibbs_sweep(graph), keys)[0]
     return result

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Exponential, Factor, FactorGraph, Spin
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.graph import coloring
+from ebmpp.graph.factors import coloring
 from helpers import gated, often, pair, random_params, random_state
 
 CASES = [*zoo.NAMES, "exponential"]

@@ -8,7 +8,7 @@ import sys
 
 import networkx as nx
 
-from ebmpp.graph.coloring import color
+from ebmpp.graph.factors.coloring import color
 
 
 def colored() -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin
 from ebmpp.core import loops, random
 from ebmpp.families import Family
-from ebmpp.graph.parts import View
+from ebmpp.graph.energy import PartView
 from ebmpp.moves import gibbs, gibbs_sweep, halves
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
@@ -37,7 +37,7 @@ def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: i
 
     @jax.jit
     def run(eta):
-        keys, view = random.fold_in(ROOT_KEY, jnp.arange(rows)), View({"x": family})
+        keys, view = random.fold_in(ROOT_KEY, jnp.arange(rows)), PartView({"x": family})
         words = random.words(keys, gibbs.num_words(view, ["x"]))
         expected = gibbs.draw_rows(view, ["x"], {"x": eta}, words)["x"]
         return halves.draw(family, jnp.swapaxes(eta, 0, 1), keys).T, expected

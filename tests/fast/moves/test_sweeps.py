@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Observed, Pairwise, Spin
 from ebmpp.core import random
-from ebmpp.graph.states import as_given
+from ebmpp.graph.states import as_clamped
 from ebmpp.graph.transforms.replicate import replicate, tempered_params
 from ebmpp.moves import (
     Langevin,
@@ -210,7 +210,7 @@ class Problem:
             self.oracles = [Oracle(graph, params, clamped)]
         for block, value in self.observed.items():
             self._condition(block, np.asarray(value.values, float), np.asarray(value.known))
-        given = as_given(graph.families, self.case.given)
+        given = as_clamped(graph.families, self.case.given)
         self.target = Target(graph, params, given)
         if self.case.pool_size:
             move, keys = self.moves[0], random.fold_in(ROOT_KEY, 8, np.arange(self.case.pool_size))

@@ -225,7 +225,7 @@ def _factor(graph: FactorGraph, factor: Factor, params: Params, arrays: Arrays) 
     if factor.init is not None:
         if callable(factor.init):
             raise SavedFileError(f"{factor!r} cannot be saved: its init is a function; give it as arrays")
-        made["init"] = arrays.put(factor.init.as_given())
+        made["init"] = arrays.put(factor.init.unflatten())
     return {**made, **_fields(factor, _OWN)}
 
 
