@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make demo     train a model on real digits in a minute, write its pictures and ArviZ files to demo/
-#   make test     lint, format, types, every test but the slow ones, and some again under jax's strictness
+#   make test     lint, format, types, imports, and the fast tests
 #   make docs     the site, in build/site: open build/site/index.html
 #
 # All make the virtual environment first. Another Python, beside the usual environment:
@@ -85,7 +85,7 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(SPREAD)
 
-# Everything: further cases of the fast tests, tests/slow, docstring examples, annotations, strict dtypes.
+# All tiers: further cases of the fast tests, tests/slow, docstring examples, strict dtypes, checked annotations.
 test-all: lint
 	$(BIN)/python -m pytest $(SPREAD) -m "" tests
 	$(BIN)/python -m pytest $(SPREAD) --doctest-modules ebmpp

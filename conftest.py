@@ -25,6 +25,7 @@ from hypothesis import settings
 import pytest
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 # `make test-shapes` checks the shapes and dtypes in annotations; the hook must precede the import of ebmpp.
 if os.environ.get("EBMPP_CHECK_SHAPES"):
@@ -89,3 +90,23 @@ def drop_programs() -> Iterator[None]:
             ctypes.CDLL("libc.so.6").malloc_trim(0)
         except (OSError, AttributeError):  # another C library
             pass
+
+
+_CACHE_SETTINGS = (
+    "jax_enable_compilation_cache",
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture(autouse=True)
+def restore_compilation_cache() -> Iterator[None]:
+    """Restore the settings of JAX's compilation cache after a test or an example that changes them."""
+    settings = lambda: {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+    before = settings()
+    yield
+    if settings() != before:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()

@@ -16,22 +16,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp.errors import ArgumentError
 
-SETTINGS = (
-    "jax_enable_compilation_cache",
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
 HIT = "/jax/compilation_cache/cache_hits"
-
-
-@pytest.fixture(autouse=True)
-def restored_settings() -> Iterator[None]:
-    before = {name: getattr(jax.config, name) for name in SETTINGS}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture
