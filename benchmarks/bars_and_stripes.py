@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, exact
 from ebmpp.core import random
-from ebmpp.estimators import Batch, Estimator
+from ebmpp.estimators import Batch, Estimator, Quantile
 
 ROWS = ebmpp.data.bars_and_stripes(4)
 #: of the 32 rows, 28 patterns occur once and two (blank and full) twice
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 _ADAPTIVE = UCD(num_pairs=1000)
-_PERSISTENT = UCD(num_pairs=200, start="persistent", marginalize="layers", quantile=0.9)
+_PERSISTENT = UCD(num_pairs=200, start="persistent", marginalize="layers", length=Quantile(0.9))
 METHODS: dict[str, tuple[str, list[Part]]] = {
     "ucd": ("UCD, adaptive k and lag", [Part(math.inf, _ADAPTIVE)]),
     "ucd_few": ("UCD, adaptive, 100 pairs", [Part(math.inf, UCD(num_pairs=100))]),

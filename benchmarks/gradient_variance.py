@@ -43,7 +43,7 @@ import ebmpp
 from ebmpp import CD, PCD, UCD, Bernoulli, FactorGraph, exact
 from ebmpp.core import random
 from ebmpp.diagnostics import style
-from ebmpp.estimators import Batch, Estimator
+from ebmpp.estimators import Batch, Estimator, TargetCost, TargetVariance
 
 METHODS: dict[str, dict[str, Any]] = {
     "k = lag = 1": {"k": 1, "lag": 1},
@@ -51,10 +51,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "k = lag = 20": {"k": 20, "lag": 20},
     "adaptive, 95 % quantile (the default)": {},
     "the same, m=0": {"m": 0},
-    "target_variance=1": {"target_variance": 1.0},
-    "target_variance=0.5": {"target_variance": 0.5},
-    "target_variance=1.3, m=0": {"target_variance": 1.3, "m": 0},
-    "target_cost=20": {"target_cost": 20.0},
+    "target_variance=1": {"length": TargetVariance(1.0)},
+    "target_variance=0.5": {"length": TargetVariance(0.5)},
+    "target_variance=1.3, m=0": {"length": TargetVariance(1.3), "m": 0},
+    "target_cost=20": {"length": TargetCost(20.0)},
     'start="persistent"': {"start": "persistent"},
     'marginalize="h"': {"marginalize": "h"},
     'marginalize="layers"': {"marginalize": "layers"},

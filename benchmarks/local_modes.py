@@ -38,7 +38,7 @@ import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Spin
 from ebmpp.contrib import LocalModeUCD
 from ebmpp.diagnostics import style
-from ebmpp.estimators import Estimator, MeanField
+from ebmpp.estimators import Estimator, MeanField, TargetCost
 from ebmpp.estimators.pairs import Phase
 from ebmpp.moves import Metropolis, Move
 from ebmpp.moves.target import Target
@@ -82,7 +82,7 @@ VARIANTS = {
     "gaussian": Variant("without orthogonal weights", LocalModeUCD(), scheme="gaussian"),
     "ucd": Variant(
         "UCD, coupled Gibbs chains",
-        UCD(start="persistent", target_cost=100.0, marginalize="layers"),
+        UCD(start="persistent", length=TargetCost(100.0), marginalize="layers"),
         scheme="gaussian",
     ),
     "pcd": Variant("PCD, mean field", PCD(num_chains=100, posterior=MeanField(10)), scheme="gaussian"),

@@ -42,8 +42,8 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import CD, FPCD, PCD, Bernoulli, BlockedGibbs, FactorGraph, exact
-from ebmpp.contrib import Herding, data_statistics
+from ebmpp import CD, PCD, Bernoulli, BlockedGibbs, FactorGraph, exact
+from ebmpp.contrib import FPCD, Herding, data_statistics
 from ebmpp.contrib.sample_quality import indirect_likelihood
 from ebmpp.diagnostics import style
 from ebmpp.estimators import Estimator

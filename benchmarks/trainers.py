@@ -28,8 +28,8 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, FPCD, PCD, UCD, Bernoulli, ParticleUCD, Spin, TemperedPCD, WeightedPCD
-from ebmpp.contrib import CSDCP, SDCP, LocalModeUCD
+from ebmpp import CD, PCD, UCD, Bernoulli, ParticleUCD, Spin, TemperedPCD, WeightedPCD
+from ebmpp.contrib import CSDCP, FPCD, SDCP, LocalModeUCD
 from ebmpp.diagnostics import style
 from ebmpp.estimators import Centered, Estimator
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ebmpp import data, evaluate
 from ebmpp.core.compilation_cache import enable_compilation_cache
 from ebmpp.core.version import VERSION as __version__  # noqa: N811
-from ebmpp.estimators import CD, FPCD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
+from ebmpp.estimators import CD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.evaluate import ais, bracket, exact
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CD",
-    "FPCD",
     "PCD",
     "UCD",
     "Bernoulli",

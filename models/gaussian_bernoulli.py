@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Factor, FactorGraph, Gaussian, exact
+from ebmpp.estimators import TargetCost
 from shared import common, digit_images
 
 _EXACT = 16  # latents that are enumerated
@@ -123,7 +124,7 @@ def start(rows: np.ndarray, latent: int, seed: int) -> dict[str, Any]:
 def estimator(args: argparse.Namespace) -> UCD | PCD:
     """The estimator that the options name."""
     if args.estimator == "ucd":
-        return UCD(num_pairs=args.num_pairs, start="persistent", target_cost=args.cost)
+        return UCD(num_pairs=args.num_pairs, start="persistent", length=TargetCost(args.cost))
     moves = ebmpp.moves.langevin_sweep(
         args.model, step_size=args.step_size
     )  # a wrong step ends the program here

@@ -3,6 +3,7 @@
 """Methods of single papers. They are tested and supported; no other package of ebmpp imports them."""
 
 from ebmpp.contrib import sample_quality
+from ebmpp.contrib.fpcd import FPCD
 from ebmpp.contrib.herding import Herding
 from ebmpp.contrib.local_mode_ucd import LocalModeUCD
 from ebmpp.contrib.mean_statistics import data_statistics
@@ -11,6 +12,7 @@ from ebmpp.contrib.spectral import spectral_descent
 
 __all__ = [
     "CSDCP",
+    "FPCD",
     "SDCP",
     "Herding",
     "LocalModeUCD",

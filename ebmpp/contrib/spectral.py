@@ -67,7 +67,7 @@ def spectral_descent(
     checks.choice("spectral_descent: vectors", vectors, ("euclidean", "max"))
 
     def sharp(gradient: Any, params: Any) -> Any:
-        """The direction s with ``<g, s> = |s|^2 = |g|_dual^2``."""
+        """Return the direction s with ``<g, s> = |s|^2 = |g|_dual^2``."""
         del params
         if graph is None:
             return jax.tree.map(lambda g: _sharp(g, None, vectors), gradient)

@@ -1,24 +1,27 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Contrastive divergence, plain, persistent and with fast weights: of fixed length, hence biased."""
+"""Contrastive divergence with chains of fixed length: plain, persistent, tempered."""
 
 from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
+from jaxtyping import Float
+
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows, State
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, split_chains
 from ebmpp.estimators.phases import (
     Posterior,
-    as_many,
     carried_chains,
     check_posterior,
     complete_batch,
+    cycle_chains,
     fresh_chains,
+    row_keys,
     sample_latents,
     sweep_chains,
     two_phases,
@@ -28,28 +31,28 @@ from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import Move
 from ebmpp.moves.sweeps import as_moves, resolve_moves
 from ebmpp.moves.target import Target
+from ebmpp.moves.tempering import equalized, replicate, tempered_params, tempered_sweep
 
 Moves = Move | Sequence[Move] | None
 
 
-def _moves(graph: FactorGraph, given: Moves) -> tuple[Move, ...]:
-    return gibbs_sweep(graph) if given is None else resolve_moves(graph, given, exact=False)
+def _resolve(graph: FactorGraph, moves: Moves) -> tuple[Move, ...]:
+    return gibbs_sweep(graph) if moves is None else resolve_moves(graph, moves, exact=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class CD(Estimator):
     """CD-k: chains of k sweeps from the data rows.
 
-    For a first look, since no step is cheaper; it follows no likelihood. Biased, and the more so the slower
-    the chain mixes.
+    The cheapest step. Biased, more so for chains that mix slowly; it follows no likelihood. Missing entries
+    are first drawn by k sweeps, together with the latents, given the known ones.
 
-    Missing entries are drawn first, by k sweeps of them and the latents given what is known.
-
-    :param k: sweeps, at least 1.
-    :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
-    :param moves: of a sweep, in place of Gibbs draws of all layers: those of
-        :func:`~ebmpp.moves.langevin_sweep`, say. Moves that leave a bias are taken too.
-    :raises ArgumentError: for another k.
+    :param k: number of sweeps.
+    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`, needed where the latents
+        given the visibles are not one layer.
+    :param moves: moves of a sweep, such as :func:`~ebmpp.moves.langevin_sweep`; default: Gibbs draws of all
+        layers. Biased moves are accepted.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 
@@ -63,39 +66,36 @@ class CD(Estimator):
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k")
-        object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
+        object.__setattr__(self, "moves", as_moves("CD: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> tuple:
-        """Nothing is carried."""
+        """Return an empty state."""
         check_posterior(graph, "CD", self.posterior)
-        _moves(graph, self.moves)
+        _resolve(graph, self.moves)
         return ()
 
     def estimate(self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, key: Key) -> Estimate:
-        """Data minus their k-sweep reconstructions."""
+        """Subtract the gradient at reconstructions after k sweeps from the one at the data."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         start = sample_latents(graph, params, batch, random.fold_in(key, 0))
-        target, moves = Target(graph, params), _moves(graph, self.moves)
-        model, told = sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
+        target, moves = Target(graph, params), _resolve(graph, self.moves)
+        model, metrics = sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
-        return Estimate(two_phases(graph, params, batch, model, **options), state, told, self.k)
+        return Estimate(two_phases(graph, params, batch, model, **options), state, metrics, self.k)
 
 
 @dataclasses.dataclass(frozen=True)
 class PCD(Estimator):
-    """Persistent CD: chains that go on from step to step while the params move.
+    """Persistent CD: chains that continue from step to step while the params move.
 
-    For large machines and long runs, at the price of :class:`CD`: with a rate that falls, and inside
-    :class:`Centered`, it goes far. Biased where the chains mix more slowly than the params move.
+    For large machines and long runs, at the cost of :class:`CD`; works best with a decreasing rate and inside
+    :class:`~ebmpp.estimators.Centered`. Biased where the chains mix more slowly than the params move. Missing
+    entries are drawn as in :class:`CD`.
 
-    Missing entries are drawn as in :class:`CD`.
-
-    :param k: sweeps a step, at least 1.
-    :param num_chains: persistent chains.
-    :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
-    :param moves: of a sweep, in place of Gibbs draws of all layers: those of
-        :func:`~ebmpp.moves.langevin_sweep`, say. Moves that leave a bias are taken too.
-    :raises ArgumentError: for a k or num_chains that is not a positive int.
+    :param k: sweeps per step.
+    :param num_chains: number of persistent chains.
+    :param posterior: see :class:`CD`, as for ``moves``.
+    :raises ArgumentError: for numbers out of range.
 
     **References**
 
@@ -111,107 +111,127 @@ class PCD(Estimator):
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
-        object.__setattr__(self, "moves", as_moves(f"{type(self).__name__}: moves", self.moves))
+        object.__setattr__(self, "moves", as_moves("PCD: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> State:
-        """Chains at initial draws of every block."""
+        """Draw initial states of every block."""
         check_posterior(graph, "PCD", self.posterior)
-        _moves(graph, self.moves)
+        _resolve(graph, self.moves)
         return fresh_chains(graph, self.num_chains, key)
 
     def adopt(self, before: Any, fresh: State) -> State:
-        """Go on with the chains of another estimator, in turn where there were fewer."""
-        return as_many(carried_chains(before), fresh)
+        """Continue the chains of another estimator, repeated cyclically where they were fewer."""
+        return cycle_chains(carried_chains(before), fresh)
 
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
-        """Data minus the chains, k sweeps on."""
+        """Subtract the gradient at the chains, after k more sweeps, from the one at the data."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        model, told = sweep_chains(Target(graph, params), state, self.k, key, _moves(graph, self.moves))
+        moves = _resolve(graph, self.moves)
+        model, metrics = sweep_chains(Target(graph, params), state, self.k, key, moves)
         gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
-        return Estimate(gradient, model, told, self.k * self.num_chains / len(batch.weights))
-
-    def repeats(self, state: Any, count: int) -> Repeats:
-        """Groups of the chains."""
-        groups = split_chains(state, count)
-        return Repeats(self, groups, len(next(iter(groups[0].values()))))
+        return Estimate(gradient, model, metrics, self.k * self.num_chains / len(batch.weights))
 
 
-class FPCDState(NamedTuple):
-    """What :class:`FPCD` carries."""
+class TemperedState(NamedTuple):
+    """State of :class:`TemperedPCD`."""
 
     chains: Rows
-    fast: Params
+    """``(num_chains, num_temperatures, *shape)`` per block, from hot to cold."""
+    betas: Float[Array, "temperatures"]
+    """Inverse temperatures, from 0 to 1."""
+
+    @property
+    def coldest(self) -> Rows:
+        """Chains at temperature 1, which are the model's."""
+        return {b: v[:, -1] for b, v in self.chains.items()}
 
 
 @dataclasses.dataclass(frozen=True)
-class FPCD(Estimator):
-    """Persistent CD with fast weights: the chains run under params that flee from where they have been.
+class TemperedPCD(Estimator):
+    """Persistent CD with parallel tempering: replicas from hot to cold swap states; the coldest are used.
 
-    For a :class:`PCD` whose chains stay where they are, at a small rate of the params.
+    For models whose modes plain persistent chains do not leave. Replica r has the factors of one block, and
+    beta_r times the others. A step repeats k times: all layers and a swap of even neighbours, all layers and
+    a swap of odd ones. The temperatures adapt: each step moves them a tenth of the way to where all
+    neighbours' swaps would be rejected equally often. Biased like :class:`PCD`, since the params move.
 
-    Beside the params there are fast ones, which learn at ``rate`` from the same gradient and decay by
-    ``decay`` a step; the chains see the sum of both. So they mix fast while the params themselves learn
-    slowly. The negative phase is of no model that is kept, hence **biased**, and on purpose.
-
-    :param k: sweeps a step, at least 1.
-    :param num_chains: persistent chains.
-    :param rate: learning rate of the fast weights, at least 0; 0 is :class:`PCD`.
-    :param decay: what is left of the fast weights after a step, in [0, 1).
-    :param posterior: a stand-in for the exact posterior where that is not one layer: :class:`MeanField`.
+    :param k: tempered sweeps per step; each costs ``2 * num_temperatures`` plain ones.
+    :param num_chains: persistent ensembles of replicas.
+    :param num_temperatures: replicas per ensemble, at least 2.
+    :param posterior: see :class:`CD`.
     :raises ArgumentError: for numbers out of range.
 
     **References**
 
-    1. Tieleman, Hinton (2009), *Using fast weights to improve persistent contrastive divergence*.
-    2. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from an RBM-derived
-       process*, section 3.
+    1. Desjardins, Courville, Bengio, Vincent, Delalleau (2010), *Tempered Markov chain Monte Carlo for
+       training of restricted Boltzmann machines*.
+    2. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*.
 
     **Example**
 
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.FPCD(num_chains=20, rate=0.05), progress_bar=False)
-    >>> fit.history.gradient_norm.shape
-    (5,)
+    ...                 estimator=ebmpp.TemperedPCD(num_chains=10, num_temperatures=4), progress_bar=False)
+    >>> fit.estimator_state.betas.shape
+    (4,)
     """
 
     k: int = 1
-    num_chains: int = 1000
-    rate: float = 0.01
-    decay: float = 0.95
+    num_chains: int = 100
+    num_temperatures: int = 10
     posterior: Posterior | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
-        checks.number("FPCD: rate", self.rate, least=0)
-        checks.number("FPCD: decay", self.decay, least=0, below=1)
+        checks.set_counts(self, "num_temperatures", least=2)
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> FPCDState:
-        """Chains at initial draws of every block, and fast weights of 0."""
-        check_posterior(graph, "FPCD", self.posterior)
-        chains = fresh_chains(graph, self.num_chains, key)
-        return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
-
-    def adopt(self, before: Any, fresh: FPCDState) -> FPCDState:
-        """Go on with the chains of another estimator, and with the fast weights of another FPCD."""
-        fast = before.fast if isinstance(before, FPCDState) else fresh.fast
-        return FPCDState(as_many(carried_chains(before), fresh.chains), fast)
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> TemperedState:
+        """Draw initial replicas of every block; the betas have equal steps."""
+        check_posterior(graph, "TemperedPCD", self.posterior)
+        replicas = replicate(graph, self.num_temperatures)
+        chains = fresh_chains(replicas, self.num_chains, key)
+        return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: FPCDState, batch: Batch, key: Key
+        self, graph: FactorGraph, params: Params, state: TemperedState, batch: Batch, key: Key
     ) -> Estimate:
-        """Data minus the chains, k sweeps on under the sum of params and fast weights."""
+        """Subtract the gradient at the coldest replicas, after k tempered sweeps, from the data's."""
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        target = Target(graph, jax.tree.map(jnp.add, params, state.fast))
-        model, _ = sweep_chains(target, state.chains, self.k, key)
-        gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
-        fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
-        return Estimate(gradient, FPCDState(model, fast), {}, self.k * self.num_chains / len(batch.weights))
+        chains, rejection = self._sweep(graph, params, state, key)
+        state = TemperedState(chains, state.betas)
+        gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
+        betas = state.betas + 0.1 * (equalized(state.betas, rejection) - state.betas)
+        metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
+        sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
+        return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)
 
-    def repeats(self, state: FPCDState, count: int) -> Repeats:
-        """Groups of the chains, with the fast weights as they are."""
-        groups = split_chains(state.chains, count)
-        states = tuple(FPCDState(chains, state.fast) for chains in groups)
-        return Repeats(self, states, len(next(iter(groups[0].values()))))
+    def _sweep(
+        self, graph: FactorGraph, params: Params, state: TemperedState, key: Key
+    ) -> tuple[Rows, Array]:
+        """Return chains after k sweeps, and the mean rejection of the swaps of each pair of neighbours."""
+        sweep = tempered_sweep(graph)
+        target = Target(replicate(graph, self.num_temperatures), tempered_params(graph, params, state.betas))
+
+        def half(x: Rows, i: Array) -> tuple[Rows, Array]:
+            keys = row_keys(random.fold_in(key, i), self.num_chains)
+            x, _, log_ratio = sweep.half(target, x, keys, i % 2)
+            return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
+
+        chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
+        return chains, rejection.mean(0)
+
+
+@repeats.register
+def _(estimator: PCD, state: Any, count: int) -> Repeats:
+    groups = split_chains(state, count)
+    return Repeats(estimator, groups, len(next(iter(groups[0].values()))))
+
+
+@repeats.register
+def _(estimator: TemperedPCD, state: TemperedState, count: int) -> Repeats:
+    groups = split_chains(state.chains, count)
+    size = len(next(iter(groups[0].values())))
+    states = tuple(TemperedState(chains, state.betas) for chains in groups)
+    return Repeats(dataclasses.replace(estimator, num_chains=size), states, size)

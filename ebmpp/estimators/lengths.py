@@ -1,27 +1,27 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""How far a step's coupled pairs run, from the meeting times of the steps before.
+r"""Rules for how long coupled pairs run, from the meeting times of the steps before.
 
 With k = lag = L the estimate averages over the states at L, ..., L + n, where n is L ("averaged") or 0 (one
-state). A pair that takes T sweeps to meet, beyond the lag, costs ``L + max(n, T) + T`` sweeps and makes no
-correction where T <= L. T hardly depends on L, so the times of past steps tell what an L would have cost and
-brought.
+state). A pair that takes T sweeps to meet, beyond the lag, costs :math:`L + \max(n, T) + T` sweeps and makes
+no correction where :math:`T \le L`. T hardly depends on L, so past times predict the cost and the variance
+of any L. The predicted variance, relative to independent draws, is a sum of two terms:
 
-The variance that they predict, over that of independent draws, is a sum of two:
+- of the average,
+  :math:`\frac{1}{n + 1} \left(1 + 2 \sum_{s=1}^{n} (1 - \frac{s}{n + 1}) P(T > s)\right)`: the
+  autocorrelation at s sweeps is taken to be P(T > s), as if a chain kept its value until it met another and
+  were independent afterwards;
+- of the corrections, :math:`2 E[\sum_{i \ge 1} c_i^2] / (n + 1)^2`: the i-th time that T exceeds the lag, it
+  corrects the first :math:`c_i = \max(0, \min(n + 1, T - i L))` of the n + 1 states by differences of two
+  draws that are independent at distances of at least a lag, and equal at less.
 
-- of the average, ``(1 + 2 sum_{s=1}^{n} (1 - s / (n + 1)) P(T > s)) / (n + 1)``: the autocorrelation at s
-  sweeps is taken to be P(T > s), as if a chain kept its value until it met another and were new afterwards;
-- of the corrections, ``2 E[sum_{i>=1} c_i^2] / (n + 1)^2``: the i-th time that T exceeds the lag, it corrects
-  the first ``c_i = max(0, min(n + 1, T - i L))`` of the n + 1 states, by differences of two draws that are
-  independent where they are a lag apart and all alike where they are less.
-
-With n = 0 the sum is ``1 + 2 E[max(0, ceil(T / L) - 1)]``. With n = L it is pessimistic where most pairs
-meet within the lag, since chains forget sooner than pairs meet: two to six times what is measured on
-machines of 16x8 to 64x16. Where many meet later, differences a lag apart are not independent, and it is too
-low.
+With n = 0 the sum is :math:`1 + 2 E[\max(0, \lceil T / L \rceil - 1)]`. With n = L it is pessimistic where
+most pairs meet within the lag, since chains forget sooner than pairs meet: two to six times the measured
+variance on machines of 16x8 to 64x16. Where many pairs meet later, it is too low.
 """
 
 from collections.abc import Mapping
+import dataclasses
 
 from jaxtyping import Real
 import numpy as np
@@ -30,107 +30,180 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.core.types import Scalar
+from ebmpp.errors import ArgumentError
 
 Times = Real[Array, "pairs"]
-_TRAPPED = 30.0  # of a thousand exponential times the last is some 2.3 times their 0.95 quantile
+_LATE = 30.0  # of a thousand exponential times the last is some 2.3 times their 0.95 quantile
 #: Candidates for L: some 5 % apart, up to 2^29 sweeps, twice which an int32 holds.
 _LENGTHS = np.unique(np.geomspace(1, 2**29, 415).round().astype(np.int32))
 
 
-def quantile(times: Times, q: float) -> Scalar:
-    """The L within which a share ``q`` of the pairs meets."""
-    return jnp.quantile(times.astype(jnp.result_type(float)), q)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Length:
+    """Base class of the rules for an adaptive k and lag: see ``length`` of :class:`ebmpp.UCD`.
+
+    :param smoothing: weight of the past, in [0, 1). Steps have equal weight until there are enough for that,
+        so the second step has the length of the first one's times.
+    """
+
+    smoothing: float = 0.9
+
+    def __post_init__(self) -> None:
+        checks.number(f"{type(self).__name__}: smoothing", self.smoothing, least=0, below=1)
+
+    def check(self, k: int | None, m: int | None, lag: int | None) -> None:
+        """Raise ArgumentError for a window that the rule does not apply to."""
+
+    def of(self, times: Times, averaged: bool) -> Array:
+        """Return the L that suits these times; ``averaged``: the states at L, ..., 2 L count."""
+        raise NotImplementedError
+
+    def update(self, length: Scalar, steps: Array, times: Times, averaged: bool) -> Scalar:
+        """Return the next length from the current one, the number of steps and their last times."""
+        share = jnp.maximum(1 - self.smoothing, 1 / steps)
+        return length + share * (self.of(times, averaged) - length)
 
 
-def for_variance(times: Times, target: float, averaged: bool = True) -> Array:
+@dataclasses.dataclass(frozen=True)
+class Quantile(Length):
+    """The L within which a share q of the pairs meets.
+
+    :param q: between 0 and 1.
+    """
+
+    q: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.number("Quantile: q", self.q, above=0, below=1)
+
+    def of(self, times: Times, averaged: bool) -> Scalar:
+        """Return the quantile of the times."""
+        return jnp.quantile(times.astype(jnp.result_type(float)), self.q)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target(Length):
+    """A rule that chooses k, lag and m together."""
+
+    target: float
+
+    def check(self, k: int | None, m: int | None, lag: int | None) -> None:
+        """Raise ArgumentError for a fixed k, lag, or an m other than 0."""
+        fixed = {"k": k, "lag": lag, "m": m or None}
+        fixed = {name: value for name, value in fixed.items() if value is not None}
+        if fixed:
+            raise ArgumentError(
+                f"UCD: length={self!r} chooses k = lag, and m = 2 lag or m = k, got {fixed}. Leave them out, "
+                "or give m=0."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetVariance(_Target):
     """The least L at which the predicted variance is ``target`` times that of independent draws.
 
-    :param times: T of each pair.
-    :param target: above 0; above 1 where one state counts.
-    :param averaged: whether the states at L, ..., 2 L count, or that at L alone.
+    :param target: above 0; above 1 with m=0.
 
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> for_variance(jnp.array([1, 1, 1, 100]), 1.5, averaged=False).item()  # 1 + 2/4: one corrects once
+    >>> TargetVariance(1.5).of(jnp.array([1, 1, 1, 100]), False).item()  # 1 + 2/4: one pair corrects once
     51
-    >>> for_variance(jnp.array([1, 1, 1, 100]), 0.5).item()
+    >>> TargetVariance(0.5).of(jnp.array([1, 1, 1, 100]), True).item()
     59
     """
-    lengths = jnp.asarray(_LENGTHS)
-    predicted = jax.vmap(lambda length: inflation(times, length, averaged))(lengths)
-    enough = (predicted <= target).at[-1].set(True)  # beyond all reach: as long as can be
-    return lengths[jnp.argmax(enough)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.number("TargetVariance: target", self.target, above=0)
+
+    def check(self, k: int | None, m: int | None, lag: int | None) -> None:
+        """Raise ArgumentError for a fixed window, or a target that one state cannot reach."""
+        super().check(k, m, lag)
+        if m == 0:
+            checks.number("UCD: the target of length=TargetVariance, with m=0,", self.target, above=1)
+
+    def of(self, times: Times, averaged: bool) -> Array:
+        """Return the least candidate whose prediction is small enough."""
+        lengths = jnp.asarray(_LENGTHS)
+        predicted = jax.vmap(lambda length: relative_variance(times, length, averaged))(lengths)
+        enough = (predicted <= self.target).at[-1].set(True)  # out of reach: the longest
+        return lengths[jnp.argmax(enough)]
 
 
-def for_cost(times: Times, target: float, averaged: bool = True) -> Array:
-    """The L at which a pair costs ``target`` sweeps on average, at least 1.
+@dataclasses.dataclass(frozen=True)
+class TargetCost(_Target):
+    """The L, at least 1, at which a pair costs ``target`` sweeps of both chains on average.
 
-    :param times: T of each pair.
-    :param target: sweeps of both chains a pair.
-    :param averaged: as for :func:`for_variance`.
+    :param target: above 1.
 
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> for_cost(jnp.array([2.0, 4.0]), 16).item()  # 6.5 sweeps, then 6.5 more, and 3 of the other chain
+    >>> TargetCost(16).of(jnp.array([2.0, 4.0]), True).item()  # 6.5 sweeps, 6.5 more, and 3 of the other
     6.5
-    >>> for_cost(jnp.array([2.0, 4.0]), 16, averaged=False).item()
+    >>> TargetCost(16).of(jnp.array([2.0, 4.0]), False).item()
     10.0
     """
-    times = times.astype(jnp.result_type(float))
-    left = target - times.mean()
-    if not averaged:
-        return jnp.maximum(1.0, left - times.mean())
-    # The mean of max(L, T) is the largest of the lines that count L in place of the i least times, so that
-    # the L at which it and L make up what is left is the least of those of the lines.
-    count = len(times)
-    above = jnp.concatenate([jnp.cumsum(jnp.sort(times)[::-1])[::-1], jnp.zeros(1, times.dtype)]) / count
-    return jnp.maximum(1.0, ((left - above) / (1 + jnp.arange(count + 1) / count)).min())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.number("TargetCost: target", self.target, above=1)
+
+    def of(self, times: Times, averaged: bool) -> Array:
+        """Return the solution of L + E[max(n, T) + T] = target."""
+        times = times.astype(jnp.result_type(float))
+        left = self.target - times.mean()
+        if not averaged:
+            return jnp.maximum(1.0, left - times.mean())
+        # The mean of max(L, T) is the largest of the lines that replace the i least times by L, so the L at
+        # which it and L sum to what is left is the least of the lines' solutions.
+        count = len(times)
+        above = jnp.concatenate([jnp.cumsum(jnp.sort(times)[::-1])[::-1], jnp.zeros(1, times.dtype)]) / count
+        return jnp.maximum(1.0, ((left - above) / (1 + jnp.arange(count + 1) / count)).min())
 
 
-def inflation(times: Times, length: Array, averaged: bool = True) -> Scalar:
-    """Predicted variance at k = lag = ``length`` over that of independent draws; see the top of this file.
-
-    :param averaged: as for :func:`for_variance`.
-    """
+def relative_variance(times: Times, length: Array, averaged: bool = True) -> Scalar:
+    """Return the predicted variance at k = lag = ``length`` over that of independent draws."""
     real = jnp.result_type(float)
     states = length + 1 if averaged else jnp.ones_like(length)
     near = jnp.clip(times - 1, 0, states - 1).astype(real)
     excess = times - length
-    whole = jnp.maximum(0, (excess - states) // length + 1)  # how often all states are corrected
-    rest = jnp.clip(excess - whole * length, 0, states).astype(real)
-    n, whole = states.astype(real), whole.astype(real)
+    complete = jnp.maximum(0, (excess - states) // length + 1)  # corrections of all states
+    rest = jnp.clip(excess - complete * length, 0, states).astype(real)
+    n, complete = states.astype(real), complete.astype(real)
     average = (1 + 2 * (near - near * (near + 1) / (2 * n)).mean()) / n
-    return average + 2 * (whole + (rest / n) ** 2).mean()
+    return average + 2 * (complete + (rest / n) ** 2).mean()
 
 
-def trapped(told: Mapping[str, np.ndarray]) -> str | None:
-    """In words, that most pairs meet within the lag and the last ones take very much longer.
+def diagnose_late_pairs(history: Mapping[str, np.ndarray]) -> str | None:
+    """Return a warning if most pairs meet within the lag and the last ones take very much longer.
 
-    So it is where both chains start in one mode of many, soon meet there, and seldom leave it: the adaptive
-    lag follows those that meet at once. A run that began at a machine trained on bars and stripes 4x4 kept a
-    lag of 2, within which 95 % of its pairs met, and the worth of one exact draw cost 1.9 million sweeps.
+    This happens where both chains start in one of many modes, soon meet there, and seldom leave it: the
+    adaptive lag follows the pairs that meet at once. A run on bars and stripes 4x4 kept a lag of 2, within
+    which 95 % of its pairs met, and one exact draw cost 1.9 million sweeps.
 
-    :param told: the history of steps; its second half is looked at.
+    :param history: metrics of steps, of which the second half counts.
 
     **Example**
 
     >>> steps = {"meeting_time_max": np.array([90.0, 110.0]), "lag": np.array([2, 2])}
-    >>> trapped(steps)[:40]
+    >>> diagnose_late_pairs(steps)[:40]
     'the last pair of a step took 55 times as'
-    >>> trapped({"meeting_time_max": np.array([9.0]), "lag": np.array([2])}) is None
+    >>> diagnose_late_pairs({"meeting_time_max": np.array([9.0]), "lag": np.array([2])}) is None
     True
     """
-    if "meeting_time_max" not in told or not len(told["lag"]):
+    if "meeting_time_max" not in history or not len(history["lag"]):
         return None
-    ratio = float((told["meeting_time_max"] / told["lag"])[len(told["lag"]) // 2 :].mean())
-    if not ratio > _TRAPPED:
+    ratio = float((history["meeting_time_max"] / history["lag"])[len(history["lag"]) // 2 :].mean())
+    if not ratio > _LATE:
         return None
     return (
-        f"the last pair of a step took {ratio:.0f} times as long as the lag, within which most met: chains "
-        "that start alike meet in the mode where they start, and a few late pairs carry the correction, so "
-        "that the gradient is unbiased and its variance large. Train from earlier params, so that the lag "
-        'grows with the model; or take a quantile nearer to 1, coupling="mixture", or ParticleUCD'
+        f"the last pair of a step took {ratio:.0f} times as long as the lag, within which most met: a few "
+        "late pairs make all corrections, so the gradient is unbiased and its variance large. Train from "
+        "earlier params, so that the lag grows with the model, or use a quantile nearer to 1, "
+        'coupling="mixture", or ParticleUCD.'
     )

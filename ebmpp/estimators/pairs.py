@@ -1,37 +1,55 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What coupled pairs give an estimator: a phase, and what the history tells of it."""
+"""Phases of coupled pairs, their metrics, and the pool of mixture proposals.
 
+A pool is a set of states of the whole graph. A step moves it before its pairs begin, by keys of its own: the
+pairs' draws do not enter it, so given the past the pairs are unbiased.
+"""
+
+import dataclasses
+from functools import partial
 from typing import NamedTuple
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Params, Scalar
+from ebmpp.core import random
+from ebmpp.core.types import Blocks, Key, Params, Rows, Scalar
+from ebmpp.estimators.phases import row_keys
+from ebmpp.graph import FactorGraph
+from ebmpp.moves.layer import Layer, gibbs_sweep
+from ebmpp.moves.mixture import Mixture, make_pool
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.target import Target
 from ebmpp.sampling.engine import Outcome, Window
+from ebmpp.sampling.pools import complete_rows
+
+#: Sources of a pool.
+POOLS = ("data", "persistent")
 
 
 class Phase(NamedTuple):
-    """What a set of coupled pairs gives."""
+    """Result of a set of coupled pairs."""
 
     gradient: Params
-    """The weighted sum of energy gradients over the pairs."""
+    """Weighted sum of energy gradients over the pairs."""
     length: Scalar
-    """How far the pairs of the next step run, if that is adaptive."""
+    """Adaptive length of the pairs of the next step."""
     metrics: dict[str, Array]
-    """Meeting times, and what else the history keeps."""
+    """Meeting times and other scalars of the history."""
 
 
-def metrics_of(outcome: Outcome, window: Window) -> dict[str, Array]:
-    """Meeting times, window, cost, trials and acceptance, as scalars."""
+def pair_metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
+    """Return meeting times, window, cost, trials and acceptance as scalars."""
     met = outcome.meeting_time >= 0
     tau = jnp.where(met, outcome.meeting_time, 0)
     corrected = ~met | (tau > window.k + window.lag)
     sweeps = jnp.where(met, jnp.maximum(window.m, tau) + tau - window.lag, 0)
-    # one reduction, which is two kernels to compile, for all; of floats, since whole numbers would overflow
+    # One reduction compiles two kernels for all; it is of floats because integers would overflow.
     sums = jnp.stack([a.astype(jnp.result_type(float)) for a in (~met, tau, sweeps, corrected)]).sum(1)
     num_met = jnp.maximum(len(met) - sums[0], 1)
-    made = {
+    metrics = {
         "meeting_time_mean": sums[1] / num_met,
         "meeting_time_max": tau.max(),
         "num_unmet": sums[0].astype(jnp.int32),
@@ -42,4 +60,28 @@ def metrics_of(outcome: Outcome, window: Window) -> dict[str, Array]:
         "trials": outcome.trials,
         "corrected": sums[3] / len(met),
     }
-    return made if outcome.acceptance is None else made | {"acceptance": outcome.acceptance}
+    return metrics if outcome.acceptance is None else metrics | {"acceptance": outcome.acceptance}
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def init_pool(graph: FactorGraph, params: Params, data: Rows, size: int, key: Key) -> Blocks:
+    """Choose random rows of the data, cyclically if fewer than ``size``, and draw their latents."""
+    count = len(next(iter(data.values())))
+    chosen = jnp.argsort(random.words(random.fold_in(key, 3), count))[jnp.arange(size) % count]
+    rows = {b: jnp.take(v, chosen, axis=0) for b, v in data.items()}
+    return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
+
+
+def sweep_pool(graph: FactorGraph, params: Params, pool: Rows, clamped: tuple[str, ...], key: Key) -> Rows:
+    """Move the pool by one sweep of the blocks that are not clamped."""
+    keys = row_keys(key, len(next(iter(pool.values()))))
+    return draw_sweep(Target(graph, params), pool, gibbs_sweep(graph, clamped), keys)[0]
+
+
+def with_pool(target: Target, move: Mixture, pool: Rows, key: Key) -> Target:
+    """Return a target with the pool, its marginalised blocks redrawn given the others."""
+    keys = row_keys(key, len(next(iter(pool.values()))))
+    rows = Layer(move.marginalize).draw(target, pool, keys)[0]
+    return dataclasses.replace(
+        target, pool=make_pool(target.graph, target.params, move, rows, target.clamped)
+    )

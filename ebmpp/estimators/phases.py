@@ -1,8 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The positive and the negative phase, which all estimators share."""
+"""Positive and negative phases, shared by all estimators."""
 
 from collections.abc import Sequence
+import dataclasses
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,11 +13,12 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, Statistics
+from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, State, Statistics
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.energy import gradient_at, weighted_gradient
+from ebmpp.graph.mean_field import mean_field
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.gibbs import hold, initial_rows
 from ebmpp.moves.layer import gibbs_sweep
@@ -26,118 +28,142 @@ from ebmpp.moves.target import Target
 
 @runtime_checkable
 class Posterior(Protocol):
-    """An approximation of the posterior, for graphs whose latents are not one layer; a hashable value."""
+    """Approximation of the posterior, for graphs whose latents are not one layer; a hashable value."""
 
     def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
-        """Mean statistics of every block given the rows, ``(rows, *statistic_shape)`` each."""
+        """Return mean statistics of every block given the rows, ``(rows, *statistic_shape)`` each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanField:
+    """Mean-field posterior: a product of independent units, by coordinate ascent on the lower bound.
+
+    For deep machines, as ``posterior=`` of the biased estimators. A pass sets the mean statistics of each
+    block, those next to the visible ones first, to those of its conditional at the means of the others, which
+    maximises the bound in that block. **Biased**: it climbs the bound, not the likelihood. Estimators do not
+    use it where the posterior is one layer.
+
+    :param passes: number of passes over the latent layers.
+    :raises ArgumentError: for numbers out of range.
+
+    **References**
+
+    1. Salakhutdinov, Hinton (2009), *Deep Boltzmann machines*, section 3.1.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> deep = ebmpp.layered(v=ebmpp.Bernoulli(9), h1=ebmpp.Bernoulli(4), h2=ebmpp.Bernoulli(3))
+    >>> fit = ebmpp.fit(deep, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=3,
+    ...                 estimator=ebmpp.PCD(num_chains=10, posterior=ebmpp.estimators.MeanField(10)),
+    ...                 progress_bar=False)
+    >>> sorted(fit.params)
+    ['h1', 'h1:h2', 'h2', 'v', 'v:h1']
+    """
+
+    passes: int = 20
+
+    def __post_init__(self) -> None:
+        checks.set_counts(self, "passes")
+
+    def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
+        """Return mean statistics of every block given the rows; those of visible blocks are exact."""
+
+        def one_row(row: State) -> Statistics:
+            return mean_field(graph, params, graph.statistics(row), self.passes)[0]
+
+        return jax.vmap(one_row)(dict(rows))
 
 
 def tractable_posterior(graph: FactorGraph) -> bool:
-    """Whether the latents given the visibles are one layer, so that they can be summed out."""
+    """Return True if the latents given the visibles are one layer, so that they can be summed out."""
     return not graph.interacting(graph.latent)
 
 
 def check_posterior(graph: FactorGraph, name: str, posterior: Posterior | None) -> None:
-    """:raises IntractableError: where the exact positive phase is asked for and there is none."""
+    """Raise IntractableError without a posterior where the exact positive phase is intractable."""
     if posterior is not None:
         checks.instance(f"{name}: posterior", posterior, Posterior, "one such as MeanField()")
     if posterior is None and not tractable_posterior(graph):
         a, b = graph.interacting(graph.latent)[0]
         raise IntractableError(
-            f"{name} needs an exact positive phase, and latent {clash(a, b)} given the "
-            "visible ones; UCD() runs a second set of coupled chains on the posterior, and "
-            f"{name}(posterior=MeanField()) takes a variational one"
+            f"{name} has no exact positive phase: latent {clash(a, b)} given the visible ones. Use UCD(), "
+            f"which couples chains on the posterior, or a variational one, {name}(posterior=MeanField())."
         )
 
 
 def row_keys(key: Key, rows: int) -> Keys:
-    """A key a row."""
+    """Return one key per row."""
     return random.fold_in(key, jnp.arange(rows))
 
 
-@partial(jax.jit, static_argnums=(0, 1))  # in one program: op by op it compiles for seconds
+@partial(jax.jit, static_argnums=(0, 1))  # op by op it compiles for seconds
 def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
-    """Chains at initial draws of every block."""
+    """Draw initial states of every block."""
     return sharding.rows(initial_rows(graph, graph.families, row_keys(key, count)))
 
 
-@runtime_checkable
-class Chained(Protocol):
-    """What an estimator carries that has chains and something else."""
-
-    chains: Any
-
-
-@runtime_checkable
-class Tempered(Protocol):
-    """What an estimator carries of whose chains some alone are the model's."""
-
-    coldest: Rows
-
-
 def carried_chains(state: Any) -> Any:
-    """The model's chains in what an estimator carries, or all of that where nothing is called so."""
-    if isinstance(state, Tempered):
-        return state.coldest
-    return state.chains if isinstance(state, Chained) else state
+    """Return the model's chains in an estimator's state, or the state itself if it has no such field."""
+    for name in ("coldest", "chains"):  # of tempered chains only the coldest are the model's
+        if hasattr(state, name):
+            return getattr(state, name)
+    return state
 
 
-def as_many(given: Any, fresh: Rows) -> Rows:
-    """The chains of ``given`` in turn, as many as ``fresh`` has; ``fresh`` where they are of other blocks."""
-    if not isinstance(given, dict) or not fresh or set(given) != set(fresh):
+def cycle_chains(chains: Any, fresh: Rows) -> Rows:
+    """Repeat ``chains`` cyclically to the number of ``fresh`` ones; ``fresh`` if they are of other blocks."""
+    if not isinstance(chains, dict) or not fresh or set(chains) != set(fresh):
         return fresh
-    return _in_turn(len(next(iter(fresh.values()))), given)
+    return _cycle(len(next(iter(fresh.values()))), chains)
 
 
 @partial(jax.jit, static_argnums=0)
-def _in_turn(count: int, given: Blocks) -> Blocks:
-    turn = jnp.arange(count) % len(next(iter(given.values())))
-    return sharding.rows({b: jnp.take(v, turn, axis=0) for b, v in given.items()})  # cut as fresh ones are
+def _cycle(count: int, chains: Blocks) -> Blocks:
+    index = jnp.arange(count) % len(next(iter(chains.values())))
+    return sharding.rows({b: jnp.take(v, index, axis=0) for b, v in chains.items()})  # sharded as fresh ones
 
 
 def sweep_chains(
     target: Target, x: Rows, count: int, key: Key, moves: Sequence[Move] = ()
 ) -> tuple[Rows, dict[str, Array]]:
-    """``count`` sweeps of every chain, and how many proposals were taken where moves make any.
+    """Move every chain by ``count`` sweeps; return also the acceptance rate if the moves have proposals.
 
-    :param moves: Gibbs draws of all layers unless given.
+    :param moves: default: Gibbs draws of all layers.
     """
     rows, moves = len(next(iter(x.values()))), moves or gibbs_sweep(target.graph, target.clamped)
 
-    def one(i: Array | int, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
-        moved, taken = draw_sweep(target, carry[0], moves, row_keys(random.fold_in(key, i), rows))
-        return moved, carry[1] + taken.sum()
+    def sweep_once(i: Array | int, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
+        moved, accepted = draw_sweep(target, carry[0], moves, row_keys(random.fold_in(key, i), rows))
+        return moved, carry[1] + accepted.sum()
 
     start = dict(x), jnp.zeros((), jnp.int32)
-    # One sweep is not worth a loop: without it XLA drops the last latent draw, which nothing reads.
-    x, taken = one(0, start) if count == 1 else lax.fori_loop(0, count, one, start)
+    # Without a loop XLA drops the last latent draw, which nothing reads.
+    x, accepted = sweep_once(0, start) if count == 1 else lax.fori_loop(0, count, sweep_once, start)
     proposals = count * rows * sum(move.proposes for move in moves)
-    return x, {"acceptance": taken / proposals} if proposals else {}
+    return x, {"acceptance": accepted / proposals} if proposals else {}
 
 
 def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
-    """The latents, and what rows lack, given what is known of the rows."""
-    whole = {b: v for b, v in batch.rows.items() if b not in batch.known}
-    partial_ = {b: batch.rows[b] for b in batch.known}
-    return Target(graph, params, Clamped(whole, partial_, dict(batch.known), (len(batch.weights),)))
+    """Make the target of the latents and missing entries given the known entries of the rows."""
+    complete = {b: v for b, v in batch.rows.items() if b not in batch.known}
+    incomplete = {b: batch.rows[b] for b in batch.known}
+    return Target(graph, params, Clamped(complete, incomplete, dict(batch.known), (len(batch.weights),)))
 
 
 def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -> Rows:
-    """States at the rows: the latents drawn given them, and given initial draws of what is missing.
+    """Draw the latents given the rows, with missing entries at initial draws.
 
-    Exact where the posterior is one layer and nothing is missing; else one sweep over the latents from
-    initial draws, which is a start and not a posterior draw.
+    Exact where the posterior is one layer and no entry is missing; else one sweep over the latents from
+    initial draws, which is not a posterior draw.
     """
-    own = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
-    drawn = initial_rows(graph, batch.known, own[2]) if batch.known else {}
+    keys = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
+    drawn = initial_rows(graph, batch.known, keys[2]) if batch.known else {}
     v = {**batch.rows, **hold(batch.known, batch.rows, drawn)}
     target = Target(graph, params, Clamped(v))
-    return draw_sweep(target, v | initial_rows(graph, graph.latent, own[0]), gibbs_sweep(graph, v), own[1])[0]
-
-
-def whole_visible(graph: FactorGraph, batch: Batch) -> tuple[str, ...]:
-    """The visible blocks that lack no unit, so that they are held on the posterior."""
-    return tuple(b for b in graph.visible if b not in batch.known)
+    return draw_sweep(target, v | initial_rows(graph, graph.latent, keys[0]), gibbs_sweep(graph, v), keys[1])[
+        0
+    ]
 
 
 def complete_batch(
@@ -148,18 +174,16 @@ def complete_batch(
     key: Key,
     posterior: Posterior | None = None,
 ) -> Batch:
-    """The batch with its missing entries drawn given the others, by ``count`` Gibbs sweeps; the draws are
-    biased as those of CD(count) are.
+    """Draw missing entries given the known ones by ``count`` Gibbs sweeps, biased like CD(count).
 
-    :raises IntractableError: beside a posterior that stands in for the exact one.
+    :raises IntractableError: with an approximate posterior.
     """
     if not batch.known:
         return batch
     if posterior is not None and not tractable_posterior(graph):
         raise IntractableError(
-            f"{posterior!r} stands in for the posterior of the latents, and {sorted(batch.known)} have "
-            "missing entries, which it does not know; UCD() runs coupled chains on the posterior of both, "
-            "and ebmpp.complete fills the entries in"
+            f"posterior={posterior!r} cannot draw missing entries, and {sorted(batch.known)} have some. Use "
+            "UCD(), which couples chains on the posterior of both, or fill them in with ebmpp.complete."
         )
     start = sample_latents(graph, params, batch, random.fold_in(key, 0))
     target = posterior_of(graph, params, batch)
@@ -168,10 +192,10 @@ def complete_batch(
 
 
 def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: PerRow) -> Params:
-    """Gradient of ``sum_i w_i E`` over rows, the latents summed out where that is exact.
+    """Return the gradient of ``sum_i w_i E`` over rows, with the latents summed out where that is exact.
 
     With weights 1/n on data rows and -1/N on model rows this is the gradient of the mean negative
-    log-likelihood (Qiu et al. 2020, eq. 2): one product a weight matrix for both phases.
+    log-likelihood (Qiu et al. 2020, eq. 2), with one product per weight matrix for both phases.
     """
     if not tractable_posterior(graph):
         return weighted_gradient(graph, params, x, weights)
@@ -181,7 +205,7 @@ def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: PerRow
 def positive_gradient(
     graph: FactorGraph, params: Params, batch: Batch, posterior: Posterior | None
 ) -> Params:
-    """Gradient of ``sum_i w_i E`` over the batch, by the posterior where the latents cannot be summed out."""
+    """Return the gradient of ``sum_i w_i E`` over the batch, by ``posterior`` where it is intractable."""
     if posterior is None or tractable_posterior(graph):
         return signed_gradient(graph, params, batch.rows, batch.weights)
     return gradient_at(graph, params, posterior.statistics(graph, params, batch.rows), batch.weights)
@@ -191,11 +215,11 @@ def positive_gradient(
 def batch_log_likelihood(
     graph: FactorGraph, params: Params, batch: Batch, log_partition: Scalar
 ) -> dict[str, Scalar]:
-    """The weighted mean of log p of the batch's rows as a metric, where it has a closed form."""
+    """Return the weighted mean of log p of the batch's rows as a metric, if it has a closed form."""
     if not tractable_posterior(graph) or batch.known:
         return {}
-    each = energy.summed_out(graph, params, {b: batch.rows[b] for b in graph.visible}, tuple(graph.latent))
-    return {"log_likelihood": (each @ batch.weights) / batch.weights.sum() - log_partition}
+    values = energy.summed_out(graph, params, {b: batch.rows[b] for b in graph.visible}, tuple(graph.latent))
+    return {"log_likelihood": (values @ batch.weights) / batch.weights.sum() - log_partition}
 
 
 @full_precision
@@ -213,17 +237,18 @@ def two_phases(
     weights: PerRow | None = None,
     posterior: Posterior | None = None,
 ) -> Params:
-    """Gradient of the batch's loss, with rows ``model`` for draws of the model.
+    """Return the gradient of the batch's loss.
 
-    :param weights: of the model rows, of the same sum as those of the batch; equal ones by default.
-    :param posterior: where the latents cannot be summed out.
+    :param model: rows that stand for draws of the model.
+    :param weights: weights of the model rows, with the sum of the batch's weights; equal by default.
+    :param posterior: used where the latents cannot be summed out.
     """
     if weights is None:
         size = len(next(iter(model.values())))
         weights = jnp.broadcast_to(batch.weights.sum() / size, size)
     if tractable_posterior(graph):
-        # Two terms, not one over joined rows: XLA then sees that the products of the data, or of the chains,
-        # are those that their latents were drawn with, which saves one in six.
+        # Two terms instead of one over joined rows: XLA then reuses the products that the latents of the
+        # data or of the chains were drawn with, which saves one in six.
         terms = ((batch.rows, batch.weights), (model, -weights))
         return jax.grad(lambda p: sum(_weighted_free_energy(graph, p, *term) for term in terms))(params)
     signed = jnp.concatenate([batch.weights, -weights])

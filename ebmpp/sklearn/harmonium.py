@@ -18,7 +18,6 @@ import optax
 from ebmpp.core import Params, checks, random
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
-from ebmpp.estimators.base import check_whole
 from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
@@ -152,7 +151,6 @@ def check_params(owner: Any) -> None:
     if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
         raise ArgumentError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
     made = owner.estimator
-    check_whole(made)
     if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
         raise ArgumentError(
             f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not {made!r}"

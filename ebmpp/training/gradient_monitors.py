@@ -14,7 +14,7 @@ import optax
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.estimators import ParticleUCD, certificate
-from ebmpp.estimators.base import Batch, Estimator, check_estimator
+from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training.optimizers import shapes
 from ebmpp.training.watching import Monitor, Of, rows_of
@@ -53,7 +53,7 @@ def gradient_variance(
     >>> bool(variance(rbm.init(key)) > 0)
     True
     """
-    check_estimator("gradient_variance: estimator", estimator, "an estimator such as CD(k=1)")
+    checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
     num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
     rng_key = checks.key("gradient_variance: rng_key", rng_key)
     rows, key = rows_of(graph, data), random.key_pair(rng_key)
@@ -137,7 +137,7 @@ def gradient_bias(
     num_references = checks.count("gradient_bias: num_references", num_references, least=3)
     rng_key = checks.key("gradient_bias: rng_key", rng_key)
     for each in (estimator, reference):
-        check_estimator("gradient_bias: estimator", each, "an estimator such as CD(k=1)")
+        checks.instance("gradient_bias: estimator", each, Estimator, "an estimator such as CD(k=1)")
     run = partial(
         certificate.gradient_bias,
         rng_key=rng_key,
@@ -147,7 +147,7 @@ def gradient_bias(
     )
 
     def measure(params: Params, state: Any) -> float:
-        if state is not None and not certificate.carries(graph, params, rows, estimator, state):
+        if state is not None and not certificate.is_state_of(graph, params, rows, estimator, state):
             return math.nan
         return run(graph, params, rows, estimator, state).total.squared_bias
 

@@ -78,16 +78,11 @@ class Guard:
     def _reason(self, step: int, estimator: Estimator) -> str:
         told = {name: v[step] for name, v in self._log.steps.columns().items()}
         unmet = np.nansum([told.get(name, 0) for name in ("num_unmet", "posterior_num_unmet")])
-        limit = estimator.max_sweeps
-        if unmet and limit is not None:
-            return (
-                f"{unmet:.0f} coupled pairs had not met: raise {estimator.limit_name}, which is {limit}, or "
-                "see UCD(allow_unmet=True), which biases the gradient"
-            )
         if unmet:
             return (
-                f"{unmet:.0f} coupled pairs had not met and cannot: params are too large for the floats they "
-                "are computed in; lower the learning rate, or hold them by optimizers.projected(...)"
+                f"{unmet:.0f} coupled pairs of {estimator!r} had not met. Raise its max_sweeps (of "
+                "ParticleUCD: max_systems), or see UCD(allow_unmet=True), which biases the gradient. Without "
+                "a limit, params are too large for their floats: lower the learning rate"
             )
         norm = float(told["gradient_norm"])
         return f"gradient or params were not finite (gradient norm {norm:.4g}): lower the learning rate"

@@ -171,7 +171,7 @@ class Loop:
         columns = self.log.steps.columns()
         for number, stage in enumerate(self.stages.stages):
             at = slice(self.stages.first[number], self.stages.end(number))
-            told = stage.estimator.caution({name: v[at] for name, v in columns.items()})
+            told = stage.estimator.diagnose({name: v[at] for name, v in columns.items()})
             if told is not None:
                 warnings.warn(f"fit: steps {at.start} to {at.stop - 1}: {told}", stacklevel=4)
 

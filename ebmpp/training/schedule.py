@@ -14,7 +14,6 @@ from ebmpp.core import checks
 from ebmpp.core.identity import without_addresses
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import UCD, Estimator
-from ebmpp.estimators.base import check_whole
 from ebmpp.training import identity
 
 
@@ -24,7 +23,7 @@ class Stage:
 
     Params go on from the stage before; the optimiser starts anew, and so does the estimator, unless its
     ``adopt(before, fresh)`` makes its first state of what the estimator before carried: persistent chains
-    go on, those of :class:`PCD` and :class:`FPCD` among them.
+    continue.
 
     :param num_steps: gradient steps.
     :param estimator: :class:`UCD` (default) or another.
@@ -54,11 +53,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_steps", checks.count("Stage: num_steps", self.num_steps))
-        check_whole(self.estimator)
-        if isinstance(self.estimator, type) or not isinstance(self.estimator, Estimator):
-            raise ArgumentError(
-                f"estimator is one such as UCD() or CD(k=1), not {checks.tell(self.estimator)}"
-            )
+        checks.instance("Stage: estimator", self.estimator, Estimator, "one such as UCD() or CD(k=1)")
         if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
             raise ArgumentError(
                 "optimizer is an optax transformation such as optax.sgd(0.1), not "

@@ -19,6 +19,7 @@ from ebmpp.core.programs import compiled
 from ebmpp.core.types import Key, Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch, Estimator
+from ebmpp.estimators.ucd import uses_fast_compile
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection
@@ -76,7 +77,7 @@ def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selecti
     return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
-@compiled(statics=3, quick=lambda graph, estimator, *_, **__: estimator.quick(graph))
+@compiled(statics=3, quick=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
 def run_chunk(
     graph: FactorGraph,
     estimator: Estimator,

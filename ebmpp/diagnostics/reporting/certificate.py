@@ -37,10 +37,10 @@ def bias(subject: Subject, history: Any) -> Section:
         num_references=count,
     )
     section.text(
-        f"The mean gradient of {made.estimator!r} over {made.given}, against the mean of {count} unbiased "
-        "ones by coupled particle systems, at the last params and the same rows. Squared norms come from "
-        "products of different repeats, so that noise does not add to them; where there is no bias they are "
-        "below 0 about as often as above."
+        f"The mean gradient of {made.estimator!r} over {made.conditioning}, against the mean of {count} "
+        "unbiased ones by coupled particle systems, at the last params and the same rows. Squared norms come "
+        "from products of different repeats, so that noise does not add to them; where there is no bias they "
+        "are below 0 about as often as above."
     )
     if made.chains is not None:
         section.text(

@@ -29,7 +29,7 @@ from ebmpp.contrib import CSDCP
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.centering import CenteredState, _own_params, centered_direction
+from ebmpp.estimators.centering import CenteredState, centered_direction, natural_params
 from ebmpp.graph import energy
 from helpers import gated, often, random_params
 
@@ -85,7 +85,7 @@ def test_direction_is_the_jacobian_times_its_transpose(name: str) -> None:
         for b, f in graph.families.items()
     }
     vector, unravel = ravel_pytree(params)
-    natural = lambda p: ravel_pytree(_own_params(graph, unravel(p), offsets))[0]
+    natural = lambda p: ravel_pytree(natural_params(graph, unravel(p), offsets))[0]
     jacobian = np.asarray(jax.jit(jax.jacfwd(natural))(vector), float)
     rates = {f.name: 0.2 + i for i, f in enumerate(graph.factors[1:])}  # the first keeps its rate of 1
     scale = flat({n: np.full(a.shape, rates.get(n, 1.0)) for n, a in params.items()})
@@ -107,7 +107,7 @@ def test_own_params_have_the_centered_energy_up_to_a_constant(name: str) -> None
     centered, offsets, points = random_params(graph, seed=3, scale=1.0), draw(), draw(5)
 
     def gap(t: Any) -> Any:
-        natural = _own_params(graph, centered, offsets)
+        natural = natural_params(graph, centered, offsets)
         moved = jax.tree.map(jnp.subtract, t, offsets)
         return energy.energy(graph, natural, t) - energy.energy(graph, centered, moved)
 

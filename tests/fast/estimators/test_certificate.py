@@ -22,6 +22,7 @@ from ebmpp import CD, PCD, UCD
 from ebmpp.contrib import Herding
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.estimators import Discriminative
+from ebmpp.estimators.base import repeats
 from helpers import assert_law, slow
 
 
@@ -57,6 +58,6 @@ def test_gradients_that_cannot_be_judged_are_refused(
     state = initial(state, "rbm") if hasattr(state, "estimate") else state
     with pytest.raises(error, match=message):
         if isinstance(estimator, Discriminative):
-            estimator.repeats(state, 3)
+            repeats(estimator, state, 3)
         else:
             measure_bias(estimator, state)

@@ -27,9 +27,10 @@ from ucd_tools import (
 import jax
 import jax.numpy as jnp
 
-from ebmpp import CD, FPCD, PCD
+from ebmpp import CD, PCD
+from ebmpp.contrib import FPCD
+from ebmpp.contrib.fpcd import FPCDState
 from ebmpp.errors import ArgumentError, IntractableError
-from ebmpp.estimators.contrastive import FPCDState
 from helpers import assert_rows_law, slow
 
 CHAINS = 500

@@ -18,8 +18,10 @@ from ebmpp.estimators import lengths
 from helpers import random_params, slow
 
 TIMES = np.random.default_rng(0).geometric(0.02, 1000) - 1
-inflation = jax.jit(lengths.inflation, static_argnums=2)
-for_variance = jax.jit(lengths.for_variance, static_argnums=2)
+relative_variance = jax.jit(lengths.relative_variance, static_argnums=2)
+for_variance = jax.jit(
+    lambda times, target, averaged: lengths.TargetVariance(target).of(times, averaged), static_argnums=(1, 2)
+)
 
 
 def by_hand(times: np.ndarray, length: int, averaged: bool) -> float:
@@ -38,14 +40,14 @@ def by_hand(times: np.ndarray, length: int, averaged: bool) -> float:
 @pytest.mark.parametrize("length", [1, 7, 40])
 def test_predicted_variance_matches_its_definition(length: int, averaged: bool) -> None:
     times = np.array([0, 1, 2, 3, 7, 8, 14, 15, 22, 41, 80, 81, 82, 300])
-    predicted = float(inflation(times, np.int32(length), averaged))
+    predicted = float(relative_variance(times, np.int32(length), averaged))
     assert predicted == pytest.approx(by_hand(times, length, averaged), rel=1e-5)
 
 
 @pytest.mark.parametrize(("target", "averaged"), [(0.2, True), (0.7, True), (1.1, False), (3.0, False)])
 def test_length_for_a_variance_is_the_shortest(target: float, averaged: bool) -> None:
     length = int(for_variance(TIMES, target, averaged))
-    predicted = lambda length: float(inflation(TIMES, np.int32(length), averaged))
+    predicted = lambda length: float(relative_variance(TIMES, np.int32(length), averaged))
     assert predicted(length) <= target < predicted(int(0.93 * length))  # the candidates are 5 % apart
 
 
@@ -53,13 +55,13 @@ def test_lengths_at_the_limits() -> None:
     assert int(for_variance(np.zeros(1000, int), 1.1, False)) == 1
     assert int(for_variance(TIMES, 1e-12, True)) == 2**29
     times = jnp.array([0, 3, 9])
-    assert float(lengths.for_cost(times, 50.0, averaged=False)) == 50 - 2 * 4
-    assert float(lengths.for_cost(times, 6.0, averaged=False)) == 1
+    assert float(lengths.TargetCost(50.0).of(times, False)) == 50 - 2 * 4
+    assert float(lengths.TargetCost(6.0).of(times, False)) == 1
     for target in (9.5, 27.0):
-        length = float(lengths.for_cost(times, target))
+        length = float(lengths.TargetCost(target).of(times, True))
         cost = length + (np.maximum(length, np.asarray(times)) + np.asarray(times)).mean()
         assert cost == pytest.approx(target, rel=1e-5)
-    assert float(lengths.for_cost(times, 6.0)) == 1
+    assert float(lengths.TargetCost(6.0).of(times, True)) == 1
 
 
 def _moments(x: dict[str, Any]) -> jax.Array:
@@ -80,6 +82,6 @@ def test_measured_variance_is_at_most_the_predicted_one(scale: float) -> None:
 
     _, times = measured(1, 1)
     for target in (0.7, 0.25):
-        length = int(lengths.for_variance(jnp.asarray(times.astype(int)), target))
+        length = int(lengths.TargetVariance(target).of(jnp.asarray(times.astype(int)), True))
         variance, _ = measured(length, 2 * length)
         assert 0.15 * target < variance < 1.1 * target

@@ -7,14 +7,14 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.estimators.pairs import metrics_of
+from ebmpp.estimators.pairs import pair_metrics
 from ebmpp.sampling.pairs import Outcome, Window
 
 
 @jax.jit
 def _metrics(times: jax.Array) -> dict[str, jax.Array]:
     window = Window(*(jnp.int32(n) for n in (2, 4, 2, 0)))
-    return metrics_of(Outcome((), times, jnp.float32(1), None, jnp.float32(0)), window)
+    return pair_metrics(Outcome((), times, jnp.float32(1), None, jnp.float32(0)), window)
 
 
 def metrics(*times: int) -> dict[str, np.ndarray]:

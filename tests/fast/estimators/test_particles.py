@@ -98,12 +98,12 @@ def test_weighted_chains_and_watchers_follow_the_params() -> None:
 
 def test_histories_are_diagnosed() -> None:
     weighted, particles = WeightedPCD(), ParticleUCD()
-    assert "60%" in (weighted.caution({"resampled": np.array([1, 0, 1, 0, 1])}) or "")
-    assert weighted.caution({"resampled": np.array([1, 0, 0, 0])}) is None
+    assert "60%" in (weighted.diagnose({"resampled": np.array([1, 0, 1, 0, 1])}) or "")
+    assert weighted.diagnose({"resampled": np.array([1, 0, 0, 0])}) is None
     history = lambda stay, even: {"longest_stay": np.array(stay), "evenness": np.array(even)}
-    assert "25 others, at step 2" in (particles.caution(history([0, 3, 25], [0.9, 0.9, 0.95])) or "")
-    assert "4.0%" in (particles.caution(history([0, 3], [0.9, 0.04])) or "")
-    assert particles.caution(history([0, 3], [0.9, 0.95])) is None
+    assert "25 others, at step 2" in (particles.diagnose(history([0, 3, 25], [0.9, 0.9, 0.95])) or "")
+    assert "4.0%" in (particles.diagnose(history([0, 3], [0.9, 0.04])) or "")
+    assert particles.diagnose(history([0, 3], [0.9, 0.95])) is None
 
 
 @pytest.mark.parametrize(

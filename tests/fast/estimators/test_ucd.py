@@ -12,10 +12,10 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import FPCD, PCD, UCD, TemperedPCD
-from ebmpp.contrib import LocalModeUCD
+from ebmpp import PCD, UCD, TemperedPCD
+from ebmpp.contrib import FPCD, LocalModeUCD
 from ebmpp.errors import ArgumentError, IntractableError
-from ebmpp.estimators import Centered
+from ebmpp.estimators import Centered, Quantile, TargetCost, TargetVariance
 from ebmpp.moves.target import Target
 from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from helpers import assert_rows_law, slow
@@ -37,8 +37,8 @@ def ones(key: jax.Array) -> dict[str, jax.Array]:
         slow("rbm", UCD(k=1, num_slots=8)),
         slow("rbm", UCD(m=0, num_slots=8)),
         slow("rbm", UCD(m=3, num_slots=8)),
-        slow("rbm", UCD(target_variance=0.4, num_slots=8)),
-        slow("rbm", UCD(target_cost=12.0, num_slots=8)),
+        slow("rbm", UCD(length=TargetVariance(0.4), num_slots=8)),
+        slow("rbm", UCD(length=TargetCost(12.0), num_slots=8)),
         slow("rbm", UCD(start="persistent", num_pairs=300, num_slots=8)),
         slow("rbm", UCD(k=1, start=ones, num_slots=8)),
         slow("gaussian", UCD(k=2, m=4, lag=2, marginalize="layers", num_slots=8)),
@@ -166,21 +166,32 @@ def test_window_follows_arguments(options: dict[str, Any], window: tuple[int, ..
         ({"lag": 0}, "lag .*0"),
         ({"max_sweeps": 1}, "max_sweeps .*1"),
         ({"k": 3, "m": 2}, "k=3, m=2"),
-        ({"quantile": 1.0}, "quantile .*1"),
-        ({"smoothing": 1.0}, "smoothing .*1"),
         ({"start": "noise"}, "start .*'noise'"),
         ({"pool": "rows"}, "pool .*'rows'"),
-        ({"target_variance": 0.0}, "target_variance .*0.0"),
-        ({"target_variance": 1.0, "m": 0}, "target_variance .*1.0"),
-        ({"target_cost": 0.5}, "target_cost .*0.5"),
-        ({"target_variance": 2.0, "k": 3}, "target_variance.* k"),
-        ({"target_variance": 2.0, "target_cost": 9.0}, "one target"),
-        ({"target_cost": 9.0, "m": 5}, "target_cost.*'m': 5"),
+        ({"length": 0.95}, "length .*0.95"),
+        ({"length": TargetVariance(1.0), "m": 0}, "length=TargetVariance.*1.0"),
+        ({"length": TargetVariance(2.0), "k": 3}, "length=TargetVariance.*'k': 3"),
+        ({"length": TargetCost(9.0), "m": 5}, "length=TargetCost.*'m': 5"),
     ],
 )
 def test_invalid_arguments_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         UCD(**options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (Quantile, {"q": 1.0}),
+        (Quantile, {"smoothing": 1.0}),
+        (TargetVariance, {"target": 0.0}),
+        (TargetCost, {"target": 0.5}),
+    ],
+)
+def test_invalid_lengths_raise(rule: Any, options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ArgumentError, match=f"{name} .*{value:g}"):
+        rule(**options)
 
 
 def test_couplings_and_marginalized_blocks_are_checked_before_training() -> None:
@@ -189,7 +200,7 @@ def test_couplings_and_marginalized_blocks_are_checked_before_training() -> None
     for estimator, error, message in (
         (UCD(coupling="crn"), ArgumentError, "'crn'"),
         (UCD(coupling=("maximal",)), ArgumentError, "1 layers"),
-        (UCD(coupling="mixture", marginalize="h"), ArgumentError, r"marginalize .*\['h'\]"),
+        (UCD(coupling="mixture", marginalize="h"), ArgumentError, "marginalize 'h'"),
         (UCD(marginalize=("h1", "h2")), IntractableError, "'h1' and 'h2' interact"),
     ):
         with pytest.raises(error, match=message):

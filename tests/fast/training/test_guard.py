@@ -85,16 +85,12 @@ def test_a_model_that_stops_normalising_between_looks_is_not_returned(options: d
     layered(v=Exponential(2), h=Bernoulli(2)).check(caught.value.params)
 
 
-@pytest.mark.parametrize("limit", [7, None])
-def test_unmet_pairs_stop_the_run(limit: int | None) -> None:
+def test_unmet_pairs_stop_the_run() -> None:
     class Unmet(Recorder):
-        max_sweeps = limit
-
         def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
             nan = jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params)
             return Estimate(nan, state, {"num_unmet": jnp.array(3)})
 
-    with pytest.raises(DivergenceError, match="3 coupled pairs") as caught:
+    with pytest.raises(DivergenceError, match="3 coupled pairs .*max_sweeps") as caught:
         train(ROWS, Unmet(), num_steps=2, optimizer=SGD)
-    assert ("max_sweeps, which is 7" in str(caught.value)) == (limit is not None)
     assert caught.value.step == 0 == caught.value.history.sizes["step"]

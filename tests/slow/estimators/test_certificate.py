@@ -17,11 +17,12 @@ from ucd_tools import (
 
 import jax
 
-from ebmpp import FPCD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
+from ebmpp import PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
+from ebmpp.contrib import FPCD
+from ebmpp.contrib.fpcd import FPCDState
 from ebmpp.errors import UnmetError
 from ebmpp.estimators import Centered, Discriminative
-from ebmpp.estimators.base import Repeats
-from ebmpp.estimators.contrastive import FPCDState
+from ebmpp.estimators.base import Repeats, repeats
 
 CHAINS = 4000
 
@@ -59,19 +60,19 @@ def test_unmet_pairs_are_refused_unless_allowed() -> None:
 
 
 def test_repeats_use_groups_of_chains_or_the_same_state() -> None:
-    groups = PCD(num_chains=11).repeats(initial(PCD(num_chains=11), "rbm"), 3)
+    groups = repeats(PCD(num_chains=11), initial(PCD(num_chains=11), "rbm"), 3)
     assert groups.chains == 3 and [len(s["v"]) for s in groups.states] == [3, 3, 3]
-    assert len(PCD(num_chains=2).repeats(initial(PCD(num_chains=2), "rbm"), 5).states) == 2
+    assert len(repeats(PCD(num_chains=2), initial(PCD(num_chains=2), "rbm"), 5).states) == 2
     tempered = TemperedPCD(num_chains=6, num_temperatures=2)
     state = initial(tempered, "rbm")
-    groups = tempered.repeats(state, 3)
+    groups = repeats(tempered, state, 3)
     assert groups.estimator.num_chains == 2 and groups.states[0].chains["v"].shape == (2, 2, 4)
     parts = np.concatenate([s.chains["v"] for s in groups.states])
     np.testing.assert_array_equal(parts, state.chains["v"])
     inner = Centered(PCD(num_chains=6))
-    assert inner.repeats(initial(inner, "rbm"), 3).estimator == PCD(num_chains=6)
+    assert repeats(inner, initial(inner, "rbm"), 3).estimator == PCD(num_chains=6)
     weighted = WeightedPCD(num_chains=20, num_watchers=0)
     state = initial(weighted, "rbm")
-    assert weighted.repeats(state, 2) == Repeats(weighted, (state, state))
+    assert repeats(weighted, state, 2) == Repeats(weighted, (state, state))
     hybrid = Discriminative("v", PCD(num_chains=6))
-    assert hybrid.repeats(initial(PCD(num_chains=6), "rbm"), 3).chains == 2
+    assert repeats(hybrid, initial(PCD(num_chains=6), "rbm"), 3).chains == 2

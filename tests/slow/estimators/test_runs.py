@@ -19,7 +19,6 @@ import optax
 import ebmpp
 from ebmpp import (
     CD,
-    FPCD,
     PCD,
     UCD,
     Bernoulli,
@@ -29,7 +28,7 @@ from ebmpp import (
     WeightedPCD,
     layered,
 )
-from ebmpp.contrib import SDCP, Herding, LocalModeUCD
+from ebmpp.contrib import FPCD, SDCP, Herding, LocalModeUCD
 from ebmpp.errors import DataError, DivergenceError
 from ebmpp.estimators import Batch, Centered
 from helpers import assert_rows_law

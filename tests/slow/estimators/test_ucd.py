@@ -81,10 +81,10 @@ def test_pools_that_hardly_help_are_reported() -> None:
     accepted = {"acceptance": np.array([0.9, 0.9, 0.004, 0.003])}
     mixture = UCD(coupling="mixture")
     for estimator in (mixture, UCD(coupling=mixture_sweep(zoo.graph("rbm"))), Centered(mixture)):
-        assert "0.0035" in (estimator.caution(accepted) or "")
-        assert estimator.caution({"acceptance": np.array([0.0, 0.5])}) is None
+        assert "0.0035" in (estimator.diagnose(accepted) or "")
+        assert estimator.diagnose({"acceptance": np.array([0.0, 0.5])}) is None
     for estimator in (UCD(), UCD(coupling="metropolis"), PCD()):
-        assert estimator.caution(accepted) is None
+        assert estimator.diagnose(accepted) is None
     graph = gated()
     with pytest.raises(IntractableError, match="two layers"):
         mixture.init(graph, graph.init(zoo.KEY), {"a": jnp.ones((3, 2))}, 3, key(0))
@@ -116,14 +116,14 @@ def test_a_run_that_starts_in_deep_modes_gives_a_warning() -> None:
     with pytest.warns(UserWarning, match="UCD: the last pair"):
         result = ebmpp.fit(graph, data, params=params, estimator=UCD(), **options)
     assert (result.history.lag == 1).all()  # most pairs meet where they start
-    assert UCD(lag=1).caution({"meeting_time_max": np.full(9, 900.0), "lag": np.ones(9)}) is None
+    assert UCD(lag=1).diagnose({"meeting_time_max": np.full(9, 900.0), "lag": np.ones(9)}) is None
 
 
 class Reporting(PCD):
     """Reports the number of its steps."""
 
-    def caution(self, told: dict) -> str | None:
-        return f"{len(told['gradient_norm'])} steps"
+    def diagnose(self, history: dict) -> str | None:
+        return f"{len(history['gradient_norm'])} steps"
 
 
 def test_fit_warns_of_what_an_estimator_reports_of_its_stage() -> None:
