@@ -6,8 +6,9 @@ from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling, MetropolisCoupling
 from ebmpp.kernels.devices import over_devices
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsLangevin, GibbsState, LangevinState, SwendsenWang
-from ebmpp.kernels.long_runs import LongDraws, LongRun, Moments
+from ebmpp.kernels.long_run import LongDraws, LongRun
 from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
+from ebmpp.kernels.moments import Moments
 from ebmpp.kernels.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.kernels.tempered_pairs import TemperingCoupling, TemperingCouplingState, tempered_expectation
 from ebmpp.kernels.tempering import ParallelTempering, TemperingState

@@ -84,10 +84,9 @@ def test_long_runs(tmp_path: Path) -> None:
         chain_method="vectorized",
         progress_bar=False,
     )
-    fold = (jnp.zeros(()), lambda carry, z: jnp.maximum(carry, z["v"].sum().astype(carry.dtype)))
-    long = LongRun(mcmc, covariance=lambda z: z["v"], fold=fold, directory=tmp_path, keep=True, every=5)
+    long = LongRun(mcmc, directory=tmp_path, keep=True, every=5)
     made = long.run(KEY, params_of(RBM), extra_fields=("i",))
-    assert_finite((made.moments.mean, made.moments.variance, made.covariance, made.folded))
+    assert_finite((made.moments.mean, made.moments.variance))
     assert made.draws().posterior["v"].shape == (2, 4, 4)
 
 

@@ -16,19 +16,15 @@ from numpyro.infer import MCMC
 import zoo
 
 import jax
-import jax.numpy as jnp
 
 from ebmpp import BlockedGibbs
 from ebmpp.kernels import LongDraws, LongRun
 
 WARMUP, DRAWS, THINNING = 7, 60, 3
-#: at the start of ``longest``
-START = (np.int32(0), np.int32(0))
 
 
 @cache
 def kernel() -> BlockedGibbs:
-    """One object, so that its programs are compiled once."""
     return BlockedGibbs(zoo.graph("rbm"))
 
 
@@ -37,34 +33,21 @@ def chains(some_kernel: Any = None, draws: int = DRAWS, count: int = 3, **option
     return make_mcmc(some_kernel or kernel(), draws, count, **options)
 
 
-def corner(z: Any) -> Any:
-    return z["v"][:2] * 1.5
-
-
-def longest(carry: Any, z: Any) -> Any:
-    """How long the first unit has been on, and the longest so far."""
-    now = jnp.where(z["v"][0] > 0, carry[0] + 1, 0)
-    return now, jnp.maximum(carry[1], now)
-
-
 def run(directory: Any = None, draws: int = DRAWS, resume: bool = False, **options: Any) -> LongDraws:
-    """A run that writes a checkpoint, and a file of draws, every 20 steps."""
-    options = {"batch_length": 8, "covariance": corner, "fold": (START, longest)} | options
+    """Make a run that writes a checkpoint after the batch in which every 20th step is."""
+    options = {"batch_length": 9} | options
     if directory is not None:
         options = {"directory": directory, "keep": True, "every": 20, "resume": resume} | options
     return LongRun(chains(draws=draws), **options).run(zoo.KEY, strong_params(), extra_fields=("i",))
 
 
 def contents(result: LongDraws) -> dict[str, Any]:
-    """Everything that a run returns, as arrays."""
+    """Return everything that a run returns, as arrays."""
     moments = {"fn": vars(result.moments), **{n: vars(m) for n, m in result.fields.items()}}
     state = result.last_state._replace(rng_key=jax.random.key_data(result.last_state.rng_key))
-    tree = result.draws() if result.num_kept else {}
-    draws = {
-        g: {str(n): x.values for n, x in tree[g].data_vars.items()} for g in getattr(tree, "children", ())
-    }
-    parts = {"moments": moments, "covariance": result.covariance, "fold": result.folded}
-    return jax.tree.map(np.asarray, parts | {"state": state, "draws": draws})
+    tree = result.draws().load() if result.num_kept else {}
+    draws = {g: {str(n): x.values for n, x in tree[g].data_vars.items()} for g in tree}
+    return jax.tree.map(np.asarray, {"moments": moments, "state": state, "draws": draws})
 
 
 def assert_same_run(first: LongDraws, second: LongDraws) -> None:

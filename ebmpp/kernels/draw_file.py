@@ -1,0 +1,116 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""One netCDF file of a run's draws, written block by block.
+
+All draws have their places in the file from the beginning, so a block is written without touching the file's
+structure: a process that is killed leaves a file that can be opened and written again. The file is called
+``draws.partial.nc`` until the run is complete, and ``draws.nc`` then.
+"""
+
+from collections.abc import Mapping
+import os
+from pathlib import Path
+from typing import Any
+
+import h5netcdf
+import h5py
+import numpy as np
+
+from ebmpp.core.version import VERSION
+from ebmpp.errors import CheckpointError
+
+#: By group ("posterior", "sample_stats") and name, arrays ``(chains, draws, ...)``.
+Groups = Mapping[str, Mapping[str, Any]]
+
+_COPIED = 2**24  # bytes at a time
+
+
+class DrawFile:
+    """Draws of one run.
+
+    :param directory: an existing directory.
+    :param num_draws: draws of each chain, once the run is complete.
+    :param done: how many of them an earlier call has written.
+    :raises CheckpointError: if these are not there, or a complete file is and none of them is done.
+    """
+
+    def __init__(self, directory: Path, num_draws: int, done: int) -> None:
+        self.path, self._partial = directory / "draws.nc", directory / "draws.partial.nc"
+        self._num_draws = num_draws
+        if not done:
+            if self.path.exists():
+                raise CheckpointError(f"{self.path} exists already. Give another directory.")
+            self._partial.unlink(missing_ok=True)
+            return
+        source = self._partial if self._partial.exists() else self.path
+        try:
+            with h5py.File(source, "r") as file:
+                there = len(file["posterior/draw"])
+                if there < done:
+                    raise OSError(f"it has {there}")
+                if there != num_draws:
+                    self._extend(file, done)
+        except (OSError, KeyError) as error:
+            raise CheckpointError(
+                f"{source} cannot be read, and the run's checkpoint counts {done} draws in it: {error}. "
+                "Put the file back, or start in another directory."
+            ) from error
+        if source == self.path and there == num_draws > done:
+            os.replace(self.path, self._partial)
+
+    def write(self, start: int, groups: Groups) -> None:
+        """Write successive draws, the first of which is number ``start``."""
+        groups = {g: {n: np.asarray(x) for n, x in arrays.items()} for g, arrays in groups.items() if arrays}
+        if start == 0 and not self._partial.exists():
+            self._create(self._partial, groups)
+        with h5py.File(self._partial, "r+") as file:
+            _write(file, start, groups)
+        with open(self._partial, "rb") as file:
+            os.fsync(file.fileno())  # before the checkpoint that counts on them
+
+    def finish(self) -> None:
+        """Give the complete file its name."""
+        if self._partial.exists():
+            os.replace(self._partial, self.path)
+
+    def _extend(self, file: h5py.File, done: int) -> None:
+        """Make a file of more draws, with the first ``done`` of ``file``."""
+        names = {g: [n for n in file[g] if file[g][n].ndim >= 2] for g in file}
+        block = lambda a, b: {g: {n: file[g][n][:, a:b] for n in names[g]} for g in names}
+        larger = self._partial.with_suffix(".tmp")
+        self._create(larger, block(0, 1))
+        size = sum(x.nbytes for arrays in block(0, 1).values() for x in arrays.values())
+        step = max(1, _COPIED // size)
+        with h5py.File(larger, "r+") as target:
+            for start in range(0, done, step):
+                _write(target, start, block(start, min(done, start + step)))
+        os.replace(larger, self._partial)
+
+    def _create(self, path: Path, groups: Groups) -> None:
+        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        with h5netcdf.File(path, "w") as file:
+            for name, arrays in groups.items():
+                group = file.create_group(name)
+                group.attrs.update({"inference_library": "ebmpp", "inference_library_version": VERSION})
+                chains = len(next(iter(arrays.values())))
+                for dim, size in {"chain": chains, "draw": self._num_draws}.items():
+                    group.dimensions[dim] = size
+                    group.create_variable(dim, (dim,), data=np.arange(size))
+                for variable, x in arrays.items():
+                    dims = [f"{variable}_dim_{i}" for i in range(x.ndim - 2)]
+                    for dim, size in zip(dims, x.shape[2:], strict=True):
+                        group.dimensions[dim] = size
+                    is_bool = x.dtype == bool
+                    dtype = np.int8 if is_bool else x.dtype
+                    made = group.create_variable(variable, ("chain", "draw", *dims), dtype, dcpl=layout)
+                    if is_bool:
+                        made.attrs["dtype"] = "bool"  # as xarray stores it
+
+
+def _write(file: h5py.File, start: int, groups: Groups) -> None:
+    """Write draws from number ``start`` on."""
+    for name, arrays in groups.items():
+        for variable, x in arrays.items():
+            file[name][variable][:, start : start + x.shape[1]] = x

@@ -1,0 +1,304 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""MCMC runs of any length in constant memory, resumable."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import hashlib
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpyro.infer.mcmc import MCMC
+from tqdm.auto import tqdm
+
+import jax
+from jax import Array
+
+from ebmpp.core import archive, checkpoints, checks
+from ebmpp.errors import ArgumentError, CheckpointError
+from ebmpp.kernels.base import RowKernel
+from ebmpp.kernels.moments import Moments, Totals
+from ebmpp.kernels.streaming import Chunks, Streaming, as_numbers, chain_keys
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclasses.dataclass(frozen=True)
+class LongDraws:
+    """Result of :meth:`LongRun.run`; :func:`ebmpp.to_datatree` converts it.
+
+    :param mcmc: the MCMC that was continued.
+    :param moments: of ``fn``.
+    :param fields: moments of the kernel's default and extra fields, by name.
+    :param num_draws: draws of each chain after the warm-up, all of which count.
+    :param num_kept: draws of each chain in the file.
+    :param directory: where the file is.
+    :param last_state: the kernel's, as ``mcmc.last_state``; with ``mcmc.post_warmup_state =
+        result.last_state`` another run continues there.
+    """
+
+    mcmc: MCMC
+    moments: Moments
+    fields: dict[str, Moments]
+    num_draws: int
+    num_kept: int
+    directory: str | os.PathLike[str] | None
+    last_state: Any
+
+    def draws(self) -> "xr.DataTree":
+        """Open the file ``draws.nc`` of the directory: groups ``posterior`` and ``sample_stats``.
+
+        Values are read when they are selected: ``result.draws().posterior["v"][0, -100:].values``.
+
+        :raises ArgumentError: if no draws were kept.
+        """
+        if self.directory is None or not self.num_kept:
+            raise ArgumentError("LongRun: keep must be set for draws to be stored: keep=True, directory=...")
+        import xarray  # takes more than a second, with pandas
+
+        return xarray.open_datatree(Path(self.directory, "draws.nc"), engine="h5netcdf")
+
+    def __repr__(self) -> str:
+        kernel, kept = type(self.mcmc.sampler).__name__, f", {self.num_kept} kept" if self.num_kept else ""
+        return f"LongDraws({self.mcmc.num_chains} chains of {kernel}, {self.num_draws} draws each{kept})"
+
+
+def _draw(draw: Any) -> Any:
+    return draw
+
+
+class _Record(checkpoints.Checkpoints):
+    """Checkpoints of a long run."""
+
+    caller = checkpoints.Caller(
+        archive.Kind("ebmpp long run", 2, "LongRun"), "LongRun", "directory", "MCMC's num_samples"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRun:
+    """MCMC run of any length: moments are accumulated, and draws are kept in a file or not at all.
+
+    The steps are those of ``mcmc.run`` with the same arguments and chain method, taken in chunks; real-valued
+    draws agree with it to rounding, which NUTS amplifies. Memory does not grow with ``num_samples``. Any
+    NumPyro kernel will do. Every step after the warm-up counts in the moments: ``mcmc.thinning`` concerns the
+    file alone.
+
+    With a ``directory`` a run that was stopped or killed continues at its last checkpoint, with bitwise the
+    moments and draws of an uninterrupted run (on the same machine, with the same versions). It may also be
+    called again with a larger ``num_samples``. A run is recognised by its kernel's repr, its numbers, its
+    key and its arguments, and not by the code of ``fn``.
+
+    :param mcmc: kernel, numbers, chain method, ``postprocess_fn`` and progress bar of the run. It is not run
+        itself.
+    :param fn: from one chain's draw (a dict of sites, as in ``get_samples``) to numbers: an array or a tree
+        of arrays, such as indicators, or products for covariances. Default: the draw itself.
+    :param batch_length: steps of a batch, for errors by batch means. It is also the number of steps between
+        two returns to Python. Default: the square root of ``num_samples``, and a multiple of the thinning.
+    :param directory: where checkpoints and draws are stored. It is created if it does not exist, and other
+        files in it are left alone.
+    :param keep: store every ``mcmc.thinning``-th draw there, with the fields: True, or names of sites. The
+        netCDF file ``draws.nc`` opens in xarray and ArviZ.
+    :param every: steps after which the next whole batch is followed by a checkpoint.
+    :param resume: continue the run in ``directory``, if there is one.
+    :raises ArgumentError: for numbers out of range; if draws are kept and there is no directory, or
+        ``num_samples`` or ``batch_length`` is no multiple of ``thinning``.
+
+    **References**
+
+    1. Chan, Golub, LeVeque (1983), *Algorithms for computing the sample variance*: merging of batches.
+    2. Flegal, Jones (2010), *Batch means and spectral variance estimators in Markov chain Monte Carlo*:
+       batches as long as the square root of the run.
+
+    **Example**
+
+    >>> import jax, tempfile, ebmpp
+    >>> from numpyro.infer import MCMC
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=10, num_samples=500, num_chains=20, thinning=50,
+    ...             chain_method="vectorized", progress_bar=False)
+    >>> long = ebmpp.kernels.LongRun(mcmc, directory=tempfile.mkdtemp(), keep=["v"], every=200)
+    >>> result = long.run(jax.random.key(1), {"v": jax.numpy.zeros(4), "h": jax.numpy.zeros(3),
+    ...                                       "v:h": jax.numpy.zeros((4, 3))})
+    >>> result.moments.mean["v"].round(1).tolist()
+    [0.5, 0.5, 0.5, 0.5]
+    >>> bool((result.moments.r_hat["h"] < 1.01).all())
+    True
+    >>> result.draws().posterior["v"].shape
+    (20, 10, 4)
+    """
+
+    mcmc: MCMC
+    fn: Callable[..., Any] | None = None
+    _: dataclasses.KW_ONLY
+    batch_length: int | None = None
+    directory: str | os.PathLike[str] | None = None
+    keep: bool | Sequence[str] = False
+    every: int = 1000
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        checks.instance("LongRun: mcmc", self.mcmc, MCMC, "a numpyro.infer.MCMC")
+        if self.fn is not None:
+            checks.function("LongRun: fn", self.fn, "a draw", arguments=1)
+        checks.set_counts(self, "batch_length", optional=True)
+        checks.set_counts(self, "every")
+        if not isinstance(self.keep, bool):
+            keep = checks.sequence("LongRun: keep", self.keep, "names of sites, or True or False")
+            object.__setattr__(self, "keep", tuple(keep))
+        if self.directory is None and (self.keep or self.resume):
+            raise ArgumentError("LongRun: directory must be given for keep and resume.")
+        for name, value in {"num_samples": self.mcmc.num_samples, "batch_length": self.batch_length}.items():
+            if self.keep and (value or 0) % self.mcmc.thinning:
+                raise ArgumentError(
+                    f"LongRun: {name} must be a multiple of MCMC's thinning {self.mcmc.thinning} where draws "
+                    f"are kept, got {value}."
+                )
+
+    def run(
+        self,
+        rng_key: Array,
+        *args: Any,
+        extra_fields: Sequence[str] = (),
+        init_params: Any = None,
+        **kwargs: Any,
+    ) -> LongDraws:
+        """Run or continue, with the arguments of ``mcmc.run``; ``mcmc`` itself is left as it was.
+
+        Chains start at ``mcmc.post_warmup_state``, if it is set.
+
+        :param extra_fields: names of fields of the kernel's state, with dots for nested ones. Their moments
+            are accumulated, and their values are stored where draws are.
+        :raises ArgumentError: if the number of keys is not that of the chains, or a field is unknown.
+        :raises CheckpointError: if the directory is another run's, in use, damaged, holds checkpoints and
+            ``resume`` is not set, or cannot be written.
+        """
+        mcmc, kernel = self.mcmc, self.mcmc.sampler
+        extra_fields = checks.sequence("LongRun: extra_fields", extra_fields, "names of fields")
+        fields = tuple(
+            n for n in dict.fromkeys((*kernel.default_fields, *extra_fields)) if n != kernel.sample_field
+        )
+        stream = Streaming(mcmc, self.fn or _draw, fields, self.keep, args, kwargs)
+        if self.directory is None:
+            return self._run(stream, rng_key, init_params, fields, None)
+        inputs = as_numbers(rng_key), args, kwargs, init_params, mcmc.post_warmup_state
+        record = _Record(self.directory, self._identity(fields, inputs), self.resume)
+        try:
+            return self._run(stream, rng_key, init_params, fields, record)
+        except OSError as error:
+            raise CheckpointError(
+                f"{record.directory} cannot be written: {error}. Free disk space or fix the permissions, and "
+                "continue with resume=True."
+            ) from error
+        finally:
+            record.close()
+
+    def _run(
+        self, stream: Streaming, rng_key: Array, init_params: Any, fields: tuple, record: _Record | None
+    ) -> LongDraws:
+        mcmc, total = self.mcmc, self.mcmc.num_samples
+        thinning = mcmc.thinning if self.keep else 1
+        length = self.batch_length or -(-math.isqrt(total) // thinning) * thinning
+        saved = None if record is None else record.read(depth=4)
+        done = 0 if saved is None else saved.step
+        if record is not None and saved is not None:
+            record.check_length(done, total)
+            length = saved.told["batch_length"]
+            if self.batch_length not in (None, length):
+                raise CheckpointError(
+                    f"LongRun: batch_length must be {length}, as in the run in {record.directory}, got "
+                    f"{self.batch_length}."
+                )
+        file = None
+        if record is not None and self.keep:
+            from ebmpp.kernels.draw_file import DrawFile  # h5py is for those who keep draws
+
+            file = DrawFile(record.directory, total // thinning, done // thinning)
+        chunks = Chunks(stream, rng_key, init_params, self._restored(saved, rng_key))
+        totals = Totals.empty(length, chunks.moments()) if saved is None else _totals(saved, chunks)
+        with tqdm(total=total, initial=done, disable=not mcmc.progress_bar, unit="step") as bar:
+            while done < total:
+                stop = min(total, done + length - done % length)
+                kept = chunks.run(stop - done, thinning)
+                if file is not None:
+                    file.write(done // thinning, kept)
+                if stop % length == 0:
+                    totals = totals.add(chunks.moments(), length)
+                    chunks.reset()
+                if record is not None and (stop // self.every > done // self.every or stop == total):
+                    _save(record, stop, chunks, totals)
+                bar.update(stop - done)
+                done = stop
+        if file is not None:
+            file.finish()
+        tree = totals.moments(chunks.moments(), total % length)
+        return LongDraws(
+            mcmc,
+            Moments.transpose(tree["fn"]),
+            {name: Moments.transpose(tree["fields"][name]) for name in fields},
+            total,
+            total // thinning if self.keep else 0,
+            self.directory,
+            chunks.state.inner,
+        )
+
+    def _restored(self, saved: checkpoints.Checkpoint | None, rng_key: Array) -> dict[str, list[Any]]:
+        """Return the fields of the state at which chains start, if they do not start afresh."""
+        if saved is not None:
+            inner, moments = saved.told["leaves"]
+            return {"inner": saved.arrays[:inner], "moments": saved.arrays[inner : inner + moments]}
+        state, ensemble = self.mcmc.post_warmup_state, self.mcmc.sampler.is_ensemble_kernel
+        if state is None:
+            return {}
+        keys = chain_keys(self.mcmc, rng_key)
+        state = state._replace(rng_key=keys[0] if ensemble else keys)
+        return {"inner": list(map(as_numbers, jax.tree.leaves(state)))}
+
+    def _identity(self, fields: tuple[str, ...], inputs: Any) -> dict[str, Any]:
+        """Return what all calls of one run have in common."""
+        mcmc, fn, kernel = self.mcmc, self.fn or _draw, self.mcmc.sampler
+        return {
+            "kernel": repr(kernel) if isinstance(kernel, RowKernel) else type(kernel).__name__,
+            "fn": getattr(fn, "__qualname__", type(fn).__name__),
+            "fields": list(fields),
+            "keep": self.keep if isinstance(self.keep, bool) else list(self.keep),
+            "chain_method": mcmc.chain_method if isinstance(mcmc.chain_method, str) else "callable",
+            "num_warmup": mcmc.num_warmup,
+            "num_chains": mcmc.num_chains,
+            "thinning": mcmc.thinning,
+            "rng_key and arguments": _digest(inputs),
+        }
+
+
+def _digest(tree: Any) -> str:
+    """Hash the arrays of a tree, with their paths; anything else counts by its type."""
+    result = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        numeric = isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
+        value = as_numbers(leaf) if numeric else np.asarray(type(leaf).__name__)
+        result.update(f"{jax.tree_util.keystr(path)} {value.shape} {value.dtype}".encode() + value.tobytes())
+    return result.hexdigest()
+
+
+def _save(record: _Record, step: int, chunks: Chunks, totals: Totals) -> None:
+    """Write all that the run needs to continue after ``step`` steps."""
+    inner, moments = (jax.tree.leaves(tree) for tree in (chunks.state.inner, chunks.state.moments))
+    sums = jax.tree.leaves((totals.mean, totals.within, totals.between))
+    body = {
+        "leaves": [len(inner), len(moments)],
+        "batch_length": totals.length,
+        "batches": totals.batches,
+    }
+    record.write(step, body, [*map(as_numbers, (*inner, *moments)), *sums])
+
+
+def _totals(saved: checkpoints.Checkpoint, chunks: Chunks) -> Totals:
+    """Return the totals of a checkpoint."""
+    values = chunks.moments().mean
+    structure = jax.tree.structure((values, values, values))
+    sums = jax.tree.unflatten(structure, saved.arrays[sum(saved.told["leaves"]) :])
+    return Totals(saved.told["batch_length"], saved.told["batches"], *sums)
