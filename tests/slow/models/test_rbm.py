@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""models/rbm.py runs from its command line, and its files can be read."""
+"""Runs of models/rbm.py, its data, and its estimates of likelihoods."""
 
 import json
 from pathlib import Path
@@ -19,11 +19,9 @@ from models import rbm
 from shared import digit_images, rbm_likelihood
 
 PICTURES = {"learning_curve.png", "filters.png", "samples.png"}
-TINY = ["--latent", "4", "--steps", "6", "--batch-size", "20", "--num-pairs", "8", "--no-progress"]
-
-
-SMALL = ["--recipe", "likelihood", "--binarize", "bernoulli", *TINY, "--particles", "40", "--coupled", "20"]
-SMALL += ["--temperatures", "200", "--repeats", "2", "--sweeps", "60", "--pair-lag", "10"]
+TINY = "--latent=4 --steps=6 --batch-size=20 --num-pairs=8 --no-progress".split()
+SMALL = "--recipe=likelihood --binarize=bernoulli --particles=40 --coupled=20 --temperatures=200".split()
+SMALL += [*TINY, "--repeats=2", "--sweeps=60", "--pair-lag=10"]
 
 
 def write_idx(path: Path, images: np.ndarray) -> Path:
@@ -51,11 +49,13 @@ def test_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert {"meeting_time_mean", "lag", "log_likelihood_held_out"} <= set(history.data_vars)
 
     printed = capsys.readouterr().out
-    exactly = float(history["log_likelihood_held_out"][-1])
-    assert f"{exactly:.2f} per image, exact" in printed and "independent pixels" in printed
+    likelihood = float(history["log_likelihood_held_out"][-1])
+    assert f"{likelihood:.2f} per image, exact" in printed and "independent pixels" in printed
     graph, params = ebmpp.load(out / "rbm.ebmpp")
     held_out = rbm.parse([]).images.held_out
-    np.testing.assert_allclose(ebmpp.exact.log_likelihood(graph, params, held_out).mean(), exactly, rtol=1e-5)
+    np.testing.assert_allclose(
+        ebmpp.exact.log_likelihood(graph, params, held_out).mean(), likelihood, rtol=1e-5
+    )
     assert str(out / "samples.png") in printed
 
 
@@ -74,59 +74,25 @@ def test_an_idx_file_too_large_to_enumerate(
     assert "no likelihood" in capsys.readouterr().out
 
 
-def test_a_folder_of_mnist(tmp_path: Path) -> None:
+def test_mnist_is_read_from_a_folder(tmp_path: Path) -> None:
     images = 255 * (np.random.default_rng(0).random((12, 28, 28)) < 0.4)
-    for prefix in ("train", "t10k"):
-        write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images)
+    write_idx(tmp_path / "train-images-idx3-ubyte", images)
+    data = rbm.parse(["--data", str(tmp_path)]).images  # without a test file a sixth is held out
+    assert (data.train.shape, data.held_out.shape) == ((10, 784), (2, 784))
+    assert data.origin == "2 of the 12 rows of the training file, drawn with seed 0; a pixel is 1 above 1/2"
+    assert len({row.tobytes() for part in (data.train, data.held_out) for row in part}) == 12
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", images)
     for argv in (["--data", str(tmp_path)], ["--data", "mnist", "--data-dir", str(tmp_path)]):
         data = rbm.parse(argv).images
         assert data.train.shape == data.held_out.shape == (12, 784) and data.shape == (28, 28)
         np.testing.assert_array_equal(data.train, images.reshape(12, -1) / 255)
 
 
-def test_without_a_test_file_a_sixth_of_mnist_is_held_out(tmp_path: Path) -> None:
-    images = 255 * (np.random.default_rng(0).random((12, 28, 28)) < 0.4)
-    write_idx(tmp_path / "train-images-idx3-ubyte", images)
-    data = rbm.parse(["--data", str(tmp_path)]).images
-    assert (data.train.shape, data.held_out.shape) == ((10, 784), (2, 784))
-    assert data.origin == "2 of the 12 rows of the training file, drawn with seed 0; a pixel is 1 above 1/2"
-    rows = {row.tobytes() for part in (data.train, data.held_out) for row in part}
-    assert len(rows) == 12
-
-
-def test_the_split_is_a_partition() -> None:
+def test_digits_are_split_into_training_and_held_out_rows() -> None:
     data = rbm.parse(["--seed", "3"]).images
     rows = np.concatenate([data.train, data.held_out])
     assert len(rows) == 1797
-    from ebmpp.data import binarize, digits
-
-    np.testing.assert_array_equal(rows.sum(0), binarize(digits()).sum(0))
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--latent", "0"], "--latent is at least 1, not 0"),
-        (["--num-pairs", "-3"], "--num-pairs is at least 1"),
-        (["--rate", "nan"], "--rate is a positive number"),
-        (["--estimator", "cd", "--lag", "5"], "--lag belongs to coupled chains"),
-        (["--estimator", "cd", "--k", "0"], "k is an int of at least 1, not 0"),
-        (["--lag", "0"], "lag is an int of at least 1"),
-        (["--data", "nowhere.idx"], "nowhere.idx: no such file"),
-        (["--data", "mnist", "--data-dir", "nowhere"], "no train-images-idx3-ubyte"),
-        (["--estimator", "magic"], "invalid choice"),
-        (["--repeats", "0"], "--repeats is at least 1, not 0"),
-        (["--particles", "1"], "--particles is at least 2, not 1"),
-    ],
-)
-def test_bad_options_say_what_is_wrong(
-    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        rbm.main([*argv, "--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    np.testing.assert_array_equal(rows.sum(0), ebmpp.data.binarize(ebmpp.data.digits()).sum(0))
 
 
 def test_labels_are_not_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,95 +104,81 @@ def test_labels_are_not_images(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.slow
 def test_likelihood_from_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rbm.main([*SMALL, "--out", str(tmp_path)])
-    told = json.loads((tmp_path / "rbm_likelihood.json").read_text())
+    numbers = json.loads((tmp_path / "rbm_likelihood.json").read_text())
     graph, params = ebmpp.load(tmp_path / "rbm.ebmpp")
     held_out = rbm.parse(SMALL).images.held_out
-    exactly = float(ebmpp.exact.log_likelihood(graph, params, held_out).mean())
+    likelihood = float(ebmpp.exact.log_likelihood(graph, params, held_out).mean())
     for side in ("forward", "reverse"):
-        mean = told[side]["pooled"]
-        assert abs(mean["held_out"] - exactly) < 5 * mean["standard_error"] + 1e-3
+        mean = numbers[side]["pooled"]
+        assert abs(mean["held_out"] - likelihood) < 5 * mean["standard_error"] + 1e-3
         assert 0 < mean["standard_error"] < 0.1 and mean["effective"] > 40
-        assert mean["held_out"] == pytest.approx(np.mean(told[side]["held_out"]), abs=0.01)
-    by_particles = told["particles"]
-    assert abs(by_particles["held_out"] - exactly) < 5 * by_particles["standard_error"] + 1e-3
-    assert by_particles["particles"] == 400 and all("standard_error" in point for point in told["curve"])
-    assert told["meeting"]["unmet"] == 0 and told["meeting"]["tv_bound"] < 0.5
-    assert [p["step"] for p in told["curve"]] == list(range(7))
-    assert {p.name for p in tmp_path.glob("*.png")} == {
-        "rbm_likelihood.png",
-        "rbm_filters.png",
-        "rbm_samples.png",
-    }
+        assert mean["held_out"] == pytest.approx(np.mean(numbers[side]["held_out"]), abs=0.01)
+    by_particles = numbers["particles"]
+    assert abs(by_particles["held_out"] - likelihood) < 5 * by_particles["standard_error"] + 1e-3
+    assert by_particles["particles"] == 400 and all("standard_error" in point for point in numbers["curve"])
+    assert numbers["meeting"]["unmet"] == 0 and numbers["meeting"]["tv_bound"] < 0.5
+    assert [p["step"] for p in numbers["curve"]] == list(range(7))
+    pictures = {f"rbm_{name}.png" for name in ("likelihood", "filters", "samples")}
+    assert {p.name for p in tmp_path.glob("*.png")} == pictures
     printed = capsys.readouterr().out
-    assert f"{told['reverse']['pooled']['held_out']:.2f} +- " in printed
-    own = told["annealed"]
-    assert own["held_out"] < exactly + 4 * own["standard_error"] and own["rows"] == 80
+    assert f"{numbers['reverse']['pooled']['held_out']:.2f} +- " in printed
+    annealed = numbers["annealed"]
+    assert annealed["held_out"] < likelihood + 4 * annealed["standard_error"] and annealed["rows"] == 80
 
-    rbm.main([*SMALL, "--out", str(tmp_path), "--resume"])  # nothing is left to do but to evaluate
-    again = json.loads((tmp_path / "rbm_likelihood.json").read_text())
-    assert [p["step"] for p in again["curve"]] == list(range(7))
-    assert again["forward"] == told["forward"] and again["reverse"] == told["reverse"]
+    rbm.main([*SMALL, "--out", str(tmp_path), "--resume"])  # only evaluates again
+    resumed = json.loads((tmp_path / "rbm_likelihood.json").read_text())
+    assert [p["step"] for p in resumed["curve"]] == list(range(7))
+    assert resumed["forward"] == numbers["forward"] and resumed["reverse"] == numbers["reverse"]
     np.testing.assert_array_equal(ebmpp.load(tmp_path / "rbm.ebmpp")[1]["v:h"], params["v:h"])
 
 
 def test_pairs_that_have_not_met_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--sweeps", "1", "--coupled", "1", "--pair-lag", "3", "--out", str(tmp_path)]
-    args = rbm.parse([*SMALL, *few])
+    args = rbm.parse([*SMALL, "--sweeps=1", "--coupled=1", "--pair-lag=3", f"--out={tmp_path}"])
     graph = rbm.declare(64, 4)
     strong = jax.tree.map(lambda a: 100 * a, graph.init(jax.random.key(0)))
     coupled = rbm_likelihood.pairs(graph, strong, args)
-    assert coupled is None  # a sweep after the lag was not enough
+    assert coupled is None  # one sweep after the lag is too short
     met = rbm_likelihood._met(coupled, args)
-    assert met == {
-        "pairs": 1,
-        "lag": 3,
-        "unmet": 1,
-        "later_than_sweeps": 1,
-        "tv_bound": 1.0,
-        "tv_bound_upper": 1.0,
-    }
+    counts = {"pairs": 1, "lag": 3, "unmet": 1, "later_than_sweeps": 1}
+    assert met == counts | {"tv_bound": 1.0, "tv_bound_upper": 1.0}
     mean = {"held_out": -9.0, "standard_error": 0.1, "effective": 5.0}
-    told = {name: {"pooled": mean} for name in ("forward", "reverse")} | {"meeting": met, "row_error": 0.1}
-    told["annealed"] = {"held_out": -9.5, "standard_error": 0.1, "rows": 80}
-    told["particles"] = mean | {"train": -8.0, "particles": 4000, "spread": 0.3, "rungs": 9, "sweeps": 20}
-    made = rbm_likelihood.Evaluation([], coupled, told)
-    rbm_likelihood.report(made, args)
+    numbers = {name: {"pooled": mean} for name in ("forward", "reverse")} | {"meeting": met, "row_error": 0.1}
+    numbers["annealed"] = {"held_out": -9.5, "standard_error": 0.1, "rows": 80}
+    numbers["particles"] = mean | {"train": -8.0, "particles": 4000, "spread": 0.3, "rungs": 9, "sweeps": 20}
+    evaluation = rbm_likelihood.Evaluation([], coupled, numbers)
+    rbm_likelihood.report(evaluation, args)
     printed = capsys.readouterr().out
     assert "1 of 1 coupled pairs had not met (1 not within 4); distance" in printed
     assert "300 of the 1797 rows of scikit-learn's digits" in printed
     point = {"train": -8.0, "held_out": -9.0, "standard_error": 0.1}
     curve = [{"step": i, "seconds": 2.0 * i, **point} for i in range(2)]
-    assert rbm_likelihood.draw(curve, made, args).axes[1].texts[0].get_text() == "none of the pairs met"
+    assert rbm_likelihood.draw(curve, evaluation, args).axes[1].texts[0].get_text() == "none of the pairs met"
 
 
 @pytest.mark.parametrize(("bound", "log_z"), [("lower", np.log(2.5)), ("upper", -np.log(2.5))])
-def test_the_weights_of_all_seeds_are_pooled(bound: str, log_z: float) -> None:
+def test_weights_of_all_seeds_are_pooled(bound: str, log_z: float) -> None:
     graph = rbm.declare(3, 2)
     params = jax.tree.map(lambda a: 0 * a, graph.init(jax.random.key(0)))
     sign = 1 if bound == "lower" else -1
     weights = np.array([[1.0, 3.0], [2.0, 4.0]])
-    each = [
-        LogPartition(
-            sign * np.log(w.mean()), 0.0, 0.0, np.log(w), np.array([0, 1]), bound, True, graph, params
-        )
-        for w in weights
-    ]
-    made = rbm_likelihood._pooled(each, np.ones((4, 3), np.float32))
-    # a row's unnormalised density is 2 ** 2, for the latents
-    assert made["held_out"] == pytest.approx(2 * np.log(2) - log_z, abs=1e-6)
-    assert made["standard_error"] == pytest.approx(weights.std(ddof=1) / 2.5 / 2)
-    assert made["effective"] == pytest.approx(100 / 30)
+    rest = (np.array([0, 1]), bound, True, graph, params)
+    runs = [LogPartition(sign * np.log(w.mean()), 0.0, 0.0, np.log(w), *rest) for w in weights]
+    pooled = rbm_likelihood._pooled(runs, np.ones((4, 3), np.float32))
+    # the unnormalised density of a row is 2 ** 2, from the latents
+    assert pooled["held_out"] == pytest.approx(2 * np.log(2) - log_z, abs=1e-6)
+    assert pooled["standard_error"] == pytest.approx(weights.std(ddof=1) / 2.5 / 2)
+    assert pooled["effective"] == pytest.approx(100 / 30)
 
 
-def test_the_recipe_sets_defaults_that_options_change() -> None:
+def test_options_override_the_defaults_of_a_recipe() -> None:
     args = rbm.parse(["--recipe", "likelihood", "--steps", "7"])
     assert (args.latent, args.steps, args.chosen) == (500, 7, ebmpp.PCD(k=1, num_chains=384))
     assert (rbm.parse([]).latent, rbm.parse([]).estimator) == (20, "ucd")
 
 
 def test_held_out_pixels_are_drawn_once() -> None:
-    first, again = (rbm.parse(["--binarize", "bernoulli"]).images for _ in range(2))
-    np.testing.assert_array_equal(first.held_out, again.held_out)
+    first, repeated = (rbm.parse(["--binarize", "bernoulli"]).images for _ in range(2))
+    np.testing.assert_array_equal(first.held_out, repeated.held_out)
     split = "300 of the 1797 rows of scikit-learn's digits, drawn with seed 0"
     assert first.origin == f"{split}; pixels drawn once with their intensities as probabilities, seed 0"
     assert set(np.unique(first.held_out)) == {0.0, 1.0}
@@ -237,38 +189,38 @@ def test_held_out_pixels_are_drawn_once() -> None:
     assert abs(z.mean()) < 4 / np.sqrt(len(z)) and abs(z.std() - 1) < 0.1
 
 
-def test_batches_are_drawn_anew_each_epoch() -> None:
+def test_batches_are_drawn_again_each_epoch() -> None:
     grey = np.random.default_rng(0).random((50, 5, 5)).astype(np.float32)
-    grey[:, [0, -1]], grey[:, :, [0, -1]] = 0, 0  # so that nothing is lost where an image moves
+    grey[:, [0, -1]], grey[:, :, [0, -1]] = 0, 0  # so that no ink is lost when an image moves
     grey[:, 2, 2] = 1  # certain, unless the image has moved
     stream = digit_images.batches(grey.reshape(50, 25), 20, seed=1, shape=(5, 5))()
     batches = np.array([next(stream) for _ in range(800)])  # 400 epochs of two batches; ten rows left out
     assert set(np.unique(batches)) == {0.0, 1.0}
     ink = batches.reshape(-1, 25).sum(1).mean()
     assert abs(ink - grey.sum((1, 2)).mean()) < 4 * np.sqrt(25 * 0.25 / 16_000)
-    # a tenth of the rows has moved: the certain pixel is then as its neighbours are
+    # a tenth of the rows has moved: the certain pixel then has the values of its neighbours
     missing = 0.1 * (1 - (grey[:, 2, [1, 3]].mean() + grey[:, [1, 3], 2].mean()) / 2)
     assert abs((batches[:, :, 12] == 0).mean() - missing) < 4 * np.sqrt(missing / 16_000)
     assert not (batches[0] == batches[2]).all()
-    again = digit_images.batches(grey.reshape(50, 25), 20, seed=1, shape=(5, 5))()
-    np.testing.assert_array_equal(next(again), batches[0])
+    repeated = digit_images.batches(grey.reshape(50, 25), 20, seed=1, shape=(5, 5))()
+    np.testing.assert_array_equal(next(repeated), batches[0])
 
 
 def test_images_move_by_a_pixel_in_four_ways() -> None:
     rows = np.zeros((4000, 9), np.float32)
     rows[:, 4] = 1
-    made = digit_images.moved(rows, (3, 3), np.random.default_rng(0))
-    assert (made.sum(1) == 1).all() and (rows[:, 4] == 1).all()
-    counts = made.sum(0)
+    moved = digit_images.moved(rows, (3, 3), np.random.default_rng(0))
+    assert (moved.sum(1) == 1).all() and (rows[:, 4] == 1).all()
+    counts = moved.sum(0)
     assert (counts[[0, 2, 6, 8]] == 0).all()
     assert all(abs(c - 100) < 4 * np.sqrt(100) for c in counts[[1, 3, 5, 7]])
     edge = np.zeros((400, 9), np.float32)
     edge[:, 0] = 1
-    gone = digit_images.moved(edge, (3, 3), np.random.default_rng(1)).sum(1) == 0
-    assert 0 < gone.mean() < 0.15
+    is_empty = digit_images.moved(edge, (3, 3), np.random.default_rng(1)).sum(1) == 0
+    assert 0 < is_empty.mean() < 0.15
 
 
-def test_a_resumed_curve_drops_what_comes_later(tmp_path: Path) -> None:
+def test_a_resumed_curve_drops_later_points(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
     at = lambda step: SimpleNamespace(step=step, params={"x": step})
     curve = rbm_likelihood.Curve(path, lambda params: {"held_out": -params["x"]}, resume=False)
@@ -284,21 +236,21 @@ def test_a_resumed_curve_drops_what_comes_later(tmp_path: Path) -> None:
 
 
 def test_only_weights_decay() -> None:
-    made = rbm_likelihood.optimizer(0.1, 10)
+    optimizer = rbm_likelihood.optimizer(0.1, 10)
     params = {"v": np.ones(2), "v:h": np.ones((2, 2))}
-    updates, _ = made.update(jax.tree.map(np.zeros_like, params), made.init(params), params)
+    updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
     assert not np.any(updates["v"]) and np.all(updates["v:h"] < 0)
 
 
-def test_a_rate_may_rise_before_it_falls() -> None:
+def test_learning_rate_rises_and_falls() -> None:
     params = {"v": np.zeros(2)}
 
-    def rates(warm: float) -> np.ndarray:
-        """From the updates at a gradient of one: momentum is a half."""
-        made, updates = rbm_likelihood.optimizer(0.1, 100, warm), []
-        state = made.init(params)
+    def rates(warmup: float) -> np.ndarray:
+        """Return the rates, from updates at a gradient of one with a momentum of a half."""
+        optimizer, updates = rbm_likelihood.optimizer(0.1, 100, warmup), []
+        state = optimizer.init(params)
         for _ in range(100):
-            update, state = made.update({"v": np.ones(2)}, state, params)
+            update, state = optimizer.update({"v": np.ones(2)}, state, params)
             updates.append(-float(update["v"][0]))
         return np.array(updates) / (2 - 0.5 ** np.arange(100))
 

@@ -1,0 +1,212 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Data, initial params, scores and pictures of the programs in models/, apart from those of models/rbm.py."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jax
+import jax.numpy as jnp
+
+import ebmpp
+from helpers import assert_law, random_params
+from models import (
+    categorical,
+    conditional,
+    custom_energy,
+    dbm,
+    gaussian_bernoulli,
+    harmonium,
+    semi_restricted,
+    third_order,
+)
+from shared import corpus, digit_images
+
+KEY = jax.random.key(0)
+ORDER = np.random.default_rng(0).permutation(1797)  # of the digits, by the programs' seed 0
+COUNTS = np.array([[3.0, 0, 1], [0, 2, 2]])
+
+
+# -- tables and labels -------------------------------------------------------------------------------
+
+
+def test_tables_and_scores() -> None:
+    data = categorical.table("iris", bins=3, hidden=0.25, seed=0)
+    assert data.train.shape == (100, 4) and data.held_out.shape == (50, 4) and data.train.max() == 2
+    assert 0.15 < 1 - data.known.mean() < 0.35
+    frequencies = categorical.frequencies(data, bins=3)
+    np.testing.assert_allclose(frequencies.sum(-1), 1)
+    accuracy, log_score = categorical.scores(frequencies, data)
+    assert 0.2 < accuracy < 0.6 and -1.3 < log_score < -0.9
+    assert categorical.scores(data.held_out, data)[0] == 1.0
+    neighbours = categorical.neighbours(data)
+    assert (neighbours == data.held_out)[data.known].all() and categorical.scores(neighbours, data)[0] > 0.6
+
+
+def test_labelled_digits_and_scores() -> None:
+    data = conditional.digits("digits", seed=0)
+    assert len(data.train["v"]) == len(data.train["y"]) == 1797 - 449
+    scores = conditional.scores(jnp.eye(10)[jnp.array([3, 4])] + 1e-9, np.array([[3], [5]]))
+    np.testing.assert_allclose(scores, (0.5, np.log(1e-9) / 2), atol=1e-5)
+
+
+# -- images ------------------------------------------------------------------------------------------
+
+
+def test_standardised_images_can_be_inverted() -> None:
+    data = gaussian_bernoulli.images("digits", seed=0)
+    assert np.abs(data.train.mean(0)).max() < 1e-4 and data.train.std(0).max() < 1.001
+    digits = np.asarray(ebmpp.data.digits())[ORDER][: len(data.held_out)]
+    grey = data.grey(data.held_out) * 17
+    assert ((grey >= 16 * digits - 1e-3) & (grey <= 16 * digits + 1 + 1e-3)).all()  # within one grey level
+
+
+VALUES = [(ebmpp.Spin, {-1.0, 1.0}), (ebmpp.Bernoulli, {0.0, 1.0})]
+
+
+@pytest.mark.parametrize(("family", "values"), VALUES)
+def test_grey_images_have_eight_bits_per_pixel_and_can_be_inverted(
+    family: type[ebmpp.Family], values: set[float]
+) -> None:
+    data = dbm.images("digits", grey=True, seed=0, family=family)
+    assert data.train.shape == (1797 - 20, 64 * 8) and set(np.unique(data.train)) == values
+    np.testing.assert_allclose(data.intensities(data.held_out), ebmpp.data.digits()[ORDER[:20]], atol=1 / 255)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family, _ in VALUES])
+def test_completions_keep_the_known_half(family: type[ebmpp.Family]) -> None:
+    data = dbm.images("digits", grey=False, seed=0, family=family)
+    model = dbm.declare(64, (6, 5), family)
+    halves, completed = dbm.complete(model, model.init(KEY, data.train), data, seed=0)
+    digits = np.asarray(ebmpp.data.binarize(ebmpp.data.digits()))[ORDER]
+    np.testing.assert_array_equal(halves[:, :32], digits[:20, :32])
+    np.testing.assert_array_equal(completed[:, :32], halves[:, :32])
+    assert (halves[:, 32:] == 0).all() and ((completed >= 0) & (completed <= 1)).all()
+
+
+def test_pairs_of_images_are_shifted_by_their_move() -> None:
+    pairs = third_order.pairs(digit_images.images("digits", 0).held_out[:20], seed=1)
+    assert set(pairs.move) <= set(range(9)) and len(set(pairs.move)) > 4
+    for x, y, move in zip(*pairs, strict=True):
+        np.testing.assert_array_equal(
+            y.reshape(8, 8), np.roll(x.reshape(8, 8), third_order.MOVES[move], (0, 1))
+        )
+
+
+# -- graphs ------------------------------------------------------------------------------------------
+
+
+def test_layers_alternate_at_any_depth() -> None:
+    assert dbm.declare(64, (6,)).layers == (("v",), ("h1",))
+    assert dbm.declare(64, (6, 5, 4)).layers == (("v", "h2"), ("h1", "h3"))
+    deep = dbm.declare(64, (7, 6, 5, 4))
+    assert deep.layers == (("v", "h2", "h4"), ("h1", "h3"))
+    assert [deep.families[f"h{i}"].size for i in (1, 2, 3, 4)] == [7, 6, 5, 4]
+
+
+def test_pixels_of_a_lattice_have_edges_to_their_neighbours() -> None:
+    for number, is_near in ((4, lambda d: d.sum() == 1), (8, lambda d: d.max() == 1)):
+        edges = {frozenset(edge) for edge in semi_restricted.lattice(4, number).edges}
+        cells = itertools.combinations(np.ndindex(4, 4), 2)
+        assert edges == {frozenset(c) for c in cells if is_near(np.abs(np.subtract(*c)))}
+
+
+@pytest.mark.parametrize(("kind", "layers"), [*zip(semi_restricted.KINDS, (2, 5, 9), strict=True)])
+def test_lateral_edges_need_few_layers(kind: str, layers: int) -> None:
+    assert len(semi_restricted.declare(kind, 3, 2, neighbours=8).layers) == layers
+
+
+def test_lateral_weights_are_drawn_at_their_pixels() -> None:
+    graph = semi_restricted.declare("semi-restricted", 3, 2, neighbours=4)
+    params = random_params(graph, seed=1)
+    machine = semi_restricted.Machine(graph, ebmpp.Fit(graph, params, None, None, None), None, None)
+    fields = semi_restricted.lateral_fields(machine).reshape(9, 9)
+    np.testing.assert_array_equal(fields, fields.T)
+    corner = fields[0].reshape(3, 3)
+    assert (corner != 0).sum() == 2 and corner[0, 1] != 0 and corner[1, 0] != 0
+    np.testing.assert_allclose(np.triu(fields).sum(), params["v:v"].sum(), rtol=1e-5)
+
+
+def test_an_energy_that_is_not_multi_affine_is_refused() -> None:
+    assert "not affine in the sufficient statistics of block 'v'" in custom_energy.refused()
+
+
+# -- documents ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["replicated", "poisson", "presence"])
+def test_windows_have_the_word_rates_of_their_document(kind: str) -> None:
+    windows = harmonium.windows(np.repeat(COUNTS, 2000, 0), kind, 5, np.random.default_rng(0))
+    assert windows.shape[1:] == harmonium.declare(kind, 5, 3, 2).families["words"].shape
+    if kind == "replicated":
+        windows = (windows[..., None] == np.arange(3)).sum(1)
+    if kind == "presence":
+        expected = 1 - (1 - COUNTS / 4) ** 5
+        assert set(np.unique(windows)) == {0, 1}
+    else:
+        expected = 5 * COUNTS / 4
+        assert (windows.sum(1) == 5).all()
+    for i in range(2):
+        rows = windows[2000 * i : 2000 * (i + 1)]
+        assert_law(rows.mean(0), expected[i], rows.std(0) / 2000**0.5, comparisons=6)
+
+
+def test_initial_params_have_the_base_rates_of_words() -> None:
+    rates = np.array([0.5, 0.3, 0.2])
+    for kind, expected in (("poisson", 4 * rates), ("presence", 1 - np.exp(-4 * rates))):
+        graph = harmonium.declare(kind, 4, 3, 2)
+        params = harmonium.start(graph, rates, 4, 0)
+        np.testing.assert_allclose(graph.families["words"].mean(params["words"]), expected, rtol=1e-5)
+    params = harmonium.start(harmonium.replicated(4, 3, 2), rates, 4, 0)
+    np.testing.assert_allclose(jax.nn.softmax(params["words:topics"]["words"]), rates, rtol=1e-5)
+
+
+def test_retrieval_of_four_documents() -> None:
+    """The cosines are 1, 0.8, 0.6 and 0; the first and the third are relevant: (1/1 + 2/3) / 2."""
+    train = np.array([[1.0, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]])
+    data = corpus.Corpus(train, np.array([0, 1, 0, 1]), np.array([[2.0, 0]]), np.array([0]), np.array([]), [])
+    average, ten, precision = harmonium.retrieval(train, data.held_out, data)
+    np.testing.assert_allclose([average, ten], [(1 + 2 / 3) / 2, 0.5])
+    np.testing.assert_allclose(precision, [1] * 6 + [2 / 3] * 5)
+
+
+def test_top_words_have_the_largest_weights() -> None:
+    weight = jnp.array([[0.0, 3.0], [0.1, -3.0], [-0.1, 0.0]])
+    words = np.array(["a", "b", "c"])
+    assert harmonium.top_words({"words:topics": weight}, words, 2) == ["a c", "b a"]
+
+
+@pytest.mark.slow
+def test_documents_are_reproducible_and_labelled() -> None:
+    data, repeated = (corpus.load("docstrings", 100, seed=0) for _ in range(2))
+    np.testing.assert_array_equal(data.train, repeated.train)
+    assert len(data.train) > 300 and data.train.shape[1] == 100 == len(data.words)
+    assert (np.concatenate([data.train, data.held_out]).sum(1) >= 30).all()
+    labels = np.concatenate([data.train_labels, data.held_out_labels])
+    assert np.bincount(labels).min() >= 30 and len(data.labels) == labels.max() + 1
+    assert "scipy.stats" in data.labels
+
+
+# -- the deep machine's likelihood -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_likelihood_of_a_deep_machine(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    argv = "--recipe=likelihood --sides 6 5 --steps=4 --batch-size=10 --no-progress --num-pairs=8"
+    dbm.main([*argv.split(), "--particles=1000", f"--out={tmp_path}"])
+    graph, params = ebmpp.load(tmp_path / "dbm.ebmpp")
+    held_out = dbm.parse(["--recipe=likelihood"]).images.held_out
+    bound = np.asarray(ebmpp.evaluate.mean_field_bound(graph, params, held_out)).mean()
+    printed, log_z = capsys.readouterr().out, float(ebmpp.exact.log_partition(graph, params))
+    numbers = json.loads((tmp_path / "dbm_likelihood.json").read_text())
+    assert abs(numbers["log_partition"] - log_z) < 5 * numbers["standard_error"] < 0.5
+    assert f"{bound - numbers['log_partition']:.2f} held out" in printed
+    likelihood = float(ebmpp.exact.log_likelihood(graph, params, held_out).mean())
+    assert numbers["gap"] > 3 * numbers["gap_error"] > 0
+    assert abs(bound - log_z + numbers["gap"] - likelihood) < 0.1 * numbers["gap"]
+    assert "300 of the 1797 rows of scikit-learn's digits" in printed and held_out.shape == (300, 64)
