@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' experiments run, at settings that show no more than that."""
+"""Short runs of the papers' experiments, and their table."""
 
 import importlib
 import json
@@ -52,10 +52,10 @@ def run(papers, name, tmp_path):
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("settings", ["quick", "small", "paper"])
-def test_the_options_of_a_row_are_those_of_its_program(papers, monkeypatch, name, settings):
+def test_options_of_a_row_parse(papers, monkeypatch, name, settings):
     row = ROWS[name]
     module = papers.program(row)
-    if row.script.startswith("models/"):  # which reads its data there
+    if row.script.startswith("models/"):  # these read their data while parsing
         monkeypatch.setattr(module, "images", lambda *args: None)
     assert row.options(settings)
     for options in row.options(settings):
@@ -71,18 +71,18 @@ def test_quick_settings_need_no_file(monkeypatch, papers):
 
 
 def test_every_figure_and_table_has_a_row():
-    wanted = {
+    expected = {
         "Qiu et al. (2020)": [f"figure {n}" for n in range(2, 13)] + [f"table {n}" for n in (1, 2, 3)],
         "Taniguchi et al. (2023)": ["figure 1", "figure 2", "figure 3", "table 1", "table 2"],
         "Upadhya, Sastry (2017)": ["table 1", *(f"figure {n}" for n in "1 2 3 4 5 6a 6b 7a 7b".split())],
         "Breuleux et al. (2011)": ["figure 1", "figure 2", "figure 3 left", "figure 3 right"],
     }
-    for paper, printed in wanted.items():
-        there = {one for row in ROWS.values() if row.paper == paper for one in row.printed}
-        assert there == set(printed), paper
+    for paper, printed in expected.items():
+        rows = [row for row in ROWS.values() if row.paper == paper]
+        assert {name for row in rows for name in row.printed} == set(printed), paper
 
 
-def test_states_are_three(path):
+def test_there_are_three_states(path):
     state = importlib.import_module("row").State
     assert {row.state.kind for row in ROWS.values()} <= {"ran as printed", "ran smaller", "needs data"}
     assert all(str(row.state).startswith(row.state.kind) for row in ROWS.values())
@@ -94,31 +94,31 @@ def test_states_are_three(path):
             state(kind, why)
 
 
-def test_the_list_tells_every_row():
-    told = subprocess.run(
+def test_the_list_shows_every_row():
+    printed = subprocess.run(
         [sys.executable, FOLDER / "papers.py", "--list"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
     for row in ROWS.values():
-        assert f"{row.name}: {row.paper}" in told and str(row.state) in told and row.time in told
-        assert all(f"{row.script}.py {' '.join(options)}".rstrip() in told for options in row.small)
+        assert f"{row.name}: {row.paper}" in printed and str(row.state) in printed and row.time in printed
+        assert all(f"{row.script}.py {' '.join(options)}".rstrip() in printed for options in row.small)
 
 
 # -- the programs --------------------------------------------------------------------------------
 
 
-def test_bars_and_stripes_are_learnt(papers, tmp_path):
-    (made,) = run(papers, "u5", tmp_path)
-    assert made["best_possible"] == -108.13
-    assert {run["method"] for run in made["runs"]} == {"CD-1", "PCD-1, 1000 chains"}
-    # sixteen fair coins a row are -354.9
-    assert all(-330 < run["last"] < -108.13 for run in made["runs"])
+def test_bars_and_stripes_are_learned(papers, tmp_path):
+    (result,) = run(papers, "u5", tmp_path)
+    assert result["best_possible"] == -108.13
+    assert {run["method"] for run in result["runs"]} == {"CD-1", "PCD-1, 1000 chains"}
+    # independent fair pixels have -354.9
+    assert all(-330 < run["last"] < -108.13 for run in result["runs"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.script.startswith("bench")])
 def test_a_row_runs(papers, name, tmp_path):
-    (made,) = run(papers, name, tmp_path)
-    assert made["runs"] if "runs" in made else made
+    (result,) = run(papers, name, tmp_path)
+    assert result.get("runs", result)
 
 
 @pytest.mark.slow
@@ -127,12 +127,12 @@ def test_a_row_of_the_models_runs(papers, name, tmp_path):
     run(papers, name, tmp_path)
 
 
-# -- what is made for them -----------------------------------------------------------------------
+# -- their estimators ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_algorithm_4_is_the_printed_one(path):
-    """Its inner steps in centered params, from the text of the paper, on the chains that the class drew."""
+    """Compare its inner steps in centered params with the text of the paper, on the same chains."""
     dc = importlib.import_module("dc_programming")
     rbm, rows, key = dc.declare(), jnp.asarray(ebmpp.data.bars_and_stripes(3)), jax.random.key(0)
     noise = lambda a: a + 0.3 * jax.random.normal(jax.random.key(3), a.shape)
@@ -141,8 +141,8 @@ def test_algorithm_4_is_the_printed_one(path):
         Batch.of({"v": rows}),
         random.key_pair(key),
     )
-    made = dc.Algorithm4(SDCP(d=3, k=4), sliding=0.3)
-    state = made.init(rbm, params, batch.rows, len(rows), random.fold_in(pair, 0, 1))
+    algorithm = dc.Algorithm4(SDCP(d=3, k=4), sliding=0.3)
+    state = algorithm.init(rbm, params, batch.rows, len(rows), random.fold_in(pair, 0, 1))
 
     v, rate, slide = np.asarray(rows, float), 0.1, 0.3
     w, b, c = (np.asarray(params[name], float) for name in ("v:h", "v", "h"))
@@ -152,11 +152,13 @@ def test_algorithm_4_is_the_printed_one(path):
     mu_batch, lam_batch = mu, positive.mean(0)
     b, c = b + w @ lam, c + w.T @ mu  # centered
     for step in range(3):
-        estimate = made.estimate(rbm, params, state, batch, random.fold_in(pair, step, 2))
+        estimate = algorithm.estimate(rbm, params, state, batch, random.fold_in(pair, step, 2))
         state = estimate.state
         negative_v = np.asarray(state[0].inner.chains["v"], float)
         negative_h = probability(negative_v - mu, w, c)
-        lam_batch = np.asarray(state[0].means["h"], float)  # given the offsets, not the rows: see Centered
+        lam_batch = np.asarray(
+            state[0].means["h"], float
+        )  # conditional on the offsets, not the rows: see Centered
         b, c = b + slide * w @ (lam_batch - lam), c + slide * w.T @ (mu_batch - mu)
         mu, lam = mu + slide * (mu_batch - mu), lam + slide * (lam_batch - lam)
         if step == 0:
@@ -165,12 +167,12 @@ def test_algorithm_4_is_the_printed_one(path):
         b = b + rate * (v.mean(0) - negative_v.mean(0))
         c = c + rate * (positive.mean(0) - negative_h.mean(0))
         params = jax.tree.map(lambda p, g: p - rate * g, params, estimate.gradient)
-        own = {"v:h": w, "v": b - w @ lam, "h": c - w.T @ mu}
-        for name, value in own.items():
+        expected = {"v:h": w, "v": b - w @ lam, "h": c - w.T @ mu}
+        for name, value in expected.items():
             np.testing.assert_allclose(params[name], value, atol=1e-5)
 
 
-def test_algorithm_3_never_forgets(path):
+def test_algorithm_3_sums_all_gradients(path):
     dc = importlib.import_module("dc_programming")
     rbm, rows, key = dc.declare(), jnp.asarray(ebmpp.data.bars_and_stripes(3)), jax.random.key(0)
     params, batch, pair = rbm.init(key, rows), Batch.of({"v": rows}), random.key_pair(key)
@@ -180,23 +182,25 @@ def test_algorithm_3_never_forgets(path):
     total = 0.0
     for step in range(6):
         key = random.fold_in(pair, step, 2)
-        one = plain.estimate(rbm, params, state, batch, key)
+        step_estimate = plain.estimate(rbm, params, state, batch, key)
         summed = printed.estimate(rbm, params, other, batch, key)
-        state, other = one.state, summed.state
-        total = one.gradient["v:h"] + (0 if step % 3 == 0 else total)
+        state, other = step_estimate.state, summed.state
+        total = step_estimate.gradient["v:h"] + (0 if step % 3 == 0 else total)
         np.testing.assert_allclose(summed.gradient["v:h"], total, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_without_correction_every_pair_meets_at_once(path):
+def test_uncorrected_pairs_meet_at_once(path):
     modes = importlib.import_module("local_modes")
     rows = 2 * ebmpp.data.bars_and_stripes(2) - 1
     dbm = ebmpp.layered(v=ebmpp.Spin(4), h1=ebmpp.Spin(3), h2=ebmpp.Spin(2))
     params, batch = dbm.init(jax.random.key(0), rows), Batch.of({"v": jnp.asarray(rows)})
-    pair, seen = random.key_pair(jax.random.key(1)), {}
+    pair, corrected = random.key_pair(jax.random.key(1)), {}
     for estimator in (modes.LocalModeUCD(num_pairs=200), modes.Uncorrected(num_pairs=200)):
         state = estimator.init(dbm, params, batch.rows, len(rows), random.fold_in(pair, 0, 1))
         metrics = estimate(estimator, dbm, params, state, batch.rows, random.fold_in(pair, 0, 2)).metrics
-        seen[type(estimator).__name__] = [float(metrics[n]) for n in ("corrected", "posterior_corrected")]
-    assert seen["Uncorrected"] == [0, 0]
-    assert seen["LocalModeUCD"][0] > 0  # nine units are few enough for proposals to be taken
+        corrected[type(estimator).__name__] = [
+            float(metrics[n]) for n in ("corrected", "posterior_corrected")
+        ]
+    assert corrected["Uncorrected"] == [0, 0]
+    assert corrected["LocalModeUCD"][0] > 0  # with nine units some proposals are accepted

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the files of a release. What an installed one does, `make release-check` tells."""
+"""Contents of the files of a release. `make release-check` tests an installed one."""
 
 from pathlib import Path
 import zipfile
@@ -16,19 +16,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return release_files.build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_only_the_package(wheel: Path) -> None:
     assert not release_files.wheel_faults(wheel)
 
 
 def test_faults_of_a_wheel_are_found(wheel: Path, tmp_path: Path) -> None:
-    spoilt = tmp_path / wheel.name
-    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(spoilt, "w") as made:
+    faulty = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(faulty, "w") as target:
         for name in source.namelist():
             if name != "ebmpp/py.typed":
                 text = source.read(name)
-                made.writestr(name, text.replace(b"\nVersion: ", b"\nVersion: 9."))
-        made.writestr("tests/test_release.py", "")
-    faults = release_files.wheel_faults(spoilt)
+                target.writestr(name, text.replace(b"\nVersion: ", b"\nVersion: 9."))
+        target.writestr("tests/test_release.py", "")
+    faults = release_files.wheel_faults(faulty)
     assert [f.split(",")[0] for f in faults] == [
         "lacks ebmpp/py.typed",
         "has tests/test_release.py",
@@ -36,23 +36,21 @@ def test_faults_of_a_wheel_are_found(wheel: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_the_sdist_has_what_its_tests_read(tmp_path: Path) -> None:
+def test_the_sdist_holds_all_that_its_tests_read(tmp_path: Path) -> None:
     assert not release_files.sdist_faults(release_files.build("sdist", tmp_path))
 
 
-def test_the_version_stands_in_one_source() -> None:
-    """In pyproject.toml; the package asks its installation, CITATION.cff has a test of its own."""
+def test_no_module_repeats_the_version() -> None:
     number = f'"{release_files.VERSION}"'
-    found = [p for p in (release_files.ROOT / "ebmpp").rglob("*.py") if number in p.read_text("utf-8")]
-    assert not found
+    assert not [p for p in (release_files.ROOT / "ebmpp").rglob("*.py") if number in p.read_text("utf-8")]
 
 
-def test_a_release_is_checked_on_the_pythons_that_it_names() -> None:
-    named = [c.rsplit(" ", 1)[1] for c in release_files.PROJECT["classifiers"] if ":: Python :: 3." in c]
-    assert set(named) <= set(release_check.VERSIONS)
+def test_a_release_is_checked_on_its_pythons() -> None:
+    versions = [c.rsplit(" ", 1)[1] for c in release_files.PROJECT["classifiers"] if ":: Python :: 3." in c]
+    assert set(versions) <= set(release_check.VERSIONS)
 
 
-def test_the_table_tells_what_failed_and_what_was_skipped() -> None:
+def test_the_table_reports_failed_and_skipped_checks() -> None:
     table = release_check.Table()
     with table.row("build", "3.11") as row:
         row.note = "2 files"
@@ -61,5 +59,5 @@ def test_the_table_tells_what_failed_and_what_was_skipped() -> None:
     table.skip("readme", "3.14", "no such interpreter here")
     assert [row.result for row in table.rows] == ["ok", "FAILED", "skipped"]
     assert table.failed
-    told = str(table)
-    assert "2 files" in told and "such thing" in told and "no such interpreter here" in told
+    text = str(table)
+    assert "2 files" in text and "such thing" in text and "no such interpreter here" in text

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs of everything that draws, for `make test-strict`: jax refuses to promote, or to pass nan."""
+"""Short runs of all samplers and estimators under jax's strict settings, for `make test-strict`."""
 
 from pathlib import Path
 from typing import Any
@@ -85,18 +85,18 @@ def test_long_runs(tmp_path: Path) -> None:
         progress_bar=False,
     )
     long = LongRun(mcmc, directory=tmp_path, keep=True, every=5)
-    made = long.run(KEY, params_of(RBM), extra_fields=("i",))
-    assert_finite((made.moments.mean, made.moments.variance))
-    assert made.draws().posterior["v"].shape == (2, 4, 4)
+    result = long.run(KEY, params_of(RBM), extra_fields=("i",))
+    assert_finite((result.moments.mean, result.moments.variance))
+    assert result.draws().posterior["v"].shape == (2, 4, 4)
 
 
-def test_what_is_not_known_is_nan_and_nobody_minds() -> None:
+def test_missing_entries_may_be_nan() -> None:
     params, v = params_of(RBM), np.where(DATA[:3] > 0, 1.0, np.nan)
-    some = Observed.where_finite(v)
-    assert_finite(draws(ebmpp.BlockedGibbs(RBM), params, v=some))
-    assert_finite(ebmpp.local_search(RBM, params, rng_key=KEY, v=some).state)
-    made = ebmpp.complete(RBM, params, rng_key=KEY, v=some, num_samples=4, num_warmup=2, num_chains=2)
-    assert_finite(made.mean)
+    observed = Observed.where_finite(v)
+    assert_finite(draws(ebmpp.BlockedGibbs(RBM), params, v=observed))
+    assert_finite(ebmpp.local_search(RBM, params, rng_key=KEY, v=observed).state)
+    result = ebmpp.complete(RBM, params, rng_key=KEY, v=observed, num_samples=4, num_warmup=2, num_chains=2)
+    assert_finite(result.mean)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_what_is_not_known_is_nan_and_nobody_minds() -> None:
     ids=lambda e: type(e).__name__,
 )
 def test_training(estimator: Any) -> None:
-    made = ebmpp.fit(
+    fit = ebmpp.fit(
         RBM, DATA, estimator=estimator, num_steps=2, batch_size=6, rng_key=KEY, progress_bar=False
     )
-    assert_finite(made.params)
+    assert_finite(fit.params)
 
 
 @pytest.mark.parametrize("name", ["rbm", "lattice"])
@@ -128,12 +128,12 @@ def test_paths(name: str) -> None:
     assert_finite(draws(ebmpp.ParallelTempering(graph, path=path), other))
     assert_finite(ebmpp.sampling.bridges(path, rng_key=KEY, num_particles=20).log_partition)
     if name == "rbm":
-        made = ebmpp.fit(
+        fit = ebmpp.fit(
             RBM, DATA, num_steps=3, rng_key=KEY, estimator=ebmpp.CD(), keep_path=2, progress_bar=False
         )
-        assert made.path is not None and made.path.ends_at(made.params)
+        assert fit.path is not None and fit.path.ends_at(fit.params)
 
 
 def test_annealing() -> None:
-    made = ebmpp.ais(RBM, params_of(RBM), rng_key=KEY, num_particles=20, num_temperatures=50)
-    assert_finite((made.log_partition, made.standard_error))
+    result = ebmpp.ais(RBM, params_of(RBM), rng_key=KEY, num_particles=20, num_temperatures=50)
+    assert_finite((result.log_partition, result.standard_error))

@@ -1,11 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What a release must pass: it builds, installs, and does what its pages say, away from the repository.
+"""Checks of a release: it builds, installs, and runs its examples outside the repository.
 
 ``make release-check`` builds the sdist and, from it, the wheel; resolves every extra, and the package for
-Pythons that are not here, too; and in a fresh environment of each Python runs README, docstrings and
-``python -m ebmpp`` from the installed wheel. It ends with a table of what passed, what failed and what was
-skipped, and why. It needs a package index, and minutes for each Python.
+every supported Python; and runs README, the docstrings and ``python -m ebmpp`` from the installed wheel in a
+fresh environment of each Python found here. It prints a table of passed, failed and skipped checks. It needs
+a package index, and minutes per Python.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import release_files
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 INSIDE = ("install", "readme", "main", "doctests")
 CHECKS = ("build", "extras", "resolve", *INSIDE)
-_SHOWN = 30  # lines of what a failed command said
+_SHOWN = 30  # lines of a failed command's output
 
 
 class CheckFailed(Exception):
@@ -47,23 +47,23 @@ class Row:
 
 
 class Table:
-    """What was checked, and what came of it."""
+    """The checks and their results."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
     @contextlib.contextmanager
     def row(self, check: str, python: str, note: str = "") -> Iterator[Row]:
-        """A check: what fails inside stands in the table, and the next one is tried."""
+        """Run a check: a failure goes into the table, and the next check runs."""
         row, begin = Row(check, python, "ok", note=note), time.monotonic()
         self.rows.append(row)
         print(f"== {check}, Python {python} {note}".rstrip(), flush=True)
         try:
             yield row
-        except Exception as error:  # whatever it is: what other checks found must be told
-            row.result, told = "FAILED", str(getattr(error, "stderr", None) or error)
-            print(told, flush=True)
-            last = told.strip().splitlines()[-1] if told.strip() else repr(error)
+        except Exception as error:  # of any kind: the table must report the other checks
+            row.result, output = "FAILED", str(getattr(error, "stderr", None) or error)
+            print(output, flush=True)
+            last = output.strip().splitlines()[-1] if output.strip() else repr(error)
             row.note = f"{note}: {last}" if note else last
         row.seconds = time.monotonic() - begin
 
@@ -82,35 +82,35 @@ class Table:
         return "\n".join(lines)
 
 
-# -- running things ------------------------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------------------
 
 
 def run(command: Sequence[str | Path], cwd: Path) -> str:
-    """What a command printed, in a folder outside the repository, which it must not see.
+    """Run a command in a folder outside the repository, and return its output.
 
-    :raises CheckFailed: with the end of what it said, when it fails.
+    :raises CheckFailed: if it fails, with the end of its output.
     """
     hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     env = {k: v for k, v in os.environ.items() if k not in hidden}
     env |= {"MPLBACKEND": "agg", "JAX_PLATFORMS": env.get("JAX_PLATFORMS", "cpu"), "COLUMNS": "110"}
-    made = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True)
-    if made.returncode:
-        told = (made.stdout + made.stderr).strip().splitlines()[-_SHOWN:]
-        raise CheckFailed("\n".join([" ".join(map(str, command)), *told]))
-    return made.stdout
+    process = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True)
+    if process.returncode:
+        output = (process.stdout + process.stderr).strip().splitlines()[-_SHOWN:]
+        raise CheckFailed("\n".join([" ".join(map(str, command)), *output]))
+    return process.stdout
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that version that starts and makes environments: one on PATH may be a shim of nothing."""
+    """Return a Python of that version that starts and makes environments: one on PATH may be a shim."""
     candidates = [f"python{version}"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        asked = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=True)
-        candidates += sorted(map(str, Path(asked.stdout.strip()).glob(f"versions/{version}.*/bin/python")))
+        root = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=True).stdout.strip()
+        candidates += sorted(map(str, Path(root).glob(f"versions/{version}.*/bin/python")))
     probe = "import sys, venv, ensurepip, ssl; print('%d.%d' % sys.version_info[:2])"
     for candidate in candidates:
         with contextlib.suppress(OSError):
-            told = subprocess.run([candidate, "-c", probe], capture_output=True, text=True)
-            if told.returncode == 0 and told.stdout.strip() == version:
+            process = subprocess.run([candidate, "-c", probe], capture_output=True, text=True)
+            if process.returncode == 0 and process.stdout.strip() == version:
                 return candidate
     return None
 
@@ -119,36 +119,36 @@ def interpreter(version: str) -> str | None:
 
 
 def build(table: Table, out: Path) -> Path | None:
-    """The sdist, the wheel made from it, and whether that is the wheel of the repository."""
+    """Build the sdist and a wheel from it, which must equal the wheel built from the repository."""
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     with table.row("build", here) as row:
         sdist = release_files.build("sdist", out / "sdist")
         wheel = release_files.build("wheel", out / "checkout")
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
         run([*pip, "--wheel-dir", out / "wheel", sdist], out)
-        (made,) = (out / "wheel").glob("*.whl")
-        faults = release_files.sdist_faults(sdist) + release_files.wheel_faults(made)
-        if release_files.payload(made) != release_files.payload(wheel):
+        (from_sdist,) = (out / "wheel").glob("*.whl")
+        faults = release_files.sdist_faults(sdist) + release_files.wheel_faults(from_sdist)
+        if release_files.payload(from_sdist) != release_files.payload(wheel):
             faults.append("the wheel made from the sdist is not the wheel of the repository")
         if faults:
             raise CheckFailed("\n".join(faults))
         size = lambda path: f"{path.name} {path.stat().st_size / 1e6:.1f} MB"
-        row.note = f"{size(sdist)}, {size(made)} from it"
-        return made
+        row.note = f"{size(sdist)}, {size(from_sdist)} from it"
+        return from_sdist
     return None
 
 
-def _packages(pip: Sequence[str | Path], out: Path, *what: str) -> list[str]:
-    """What pip would install, as name and version, for what was asked; nothing is installed."""
+def _packages(pip: Sequence[str | Path], out: Path, *requirements: str) -> list[str]:
+    """Return the packages that pip would install, as name and version; nothing is installed."""
     report = out / "report.json"
-    said = ["--quiet", "--dry-run", "--ignore-installed", "--report", report]
-    run([*pip, "-m", "pip", "install", *said, *what], out)
-    found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return [f"{each['metadata']['name']} {each['metadata']['version']}" for each in found]
+    options = ["--quiet", "--dry-run", "--ignore-installed", "--report", report]
+    run([*pip, "-m", "pip", "install", *options, *requirements], out)
+    packages = [item["metadata"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
+    return [f"{metadata['name']} {metadata['version']}" for metadata in packages]
 
 
 def extras(table: Table, wheel: Path, out: Path) -> None:
-    """Each extra resolves; those for GPUs are not installed, nor are others here."""
+    """Resolve every extra, without installing it."""
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     for extra in release_files.PROJECT["optional-dependencies"]:
         with table.row("extras", here, extra) as row:
@@ -157,23 +157,23 @@ def extras(table: Table, wheel: Path, out: Path) -> None:
 
 
 def resolve(table: Table, wheel: Path, out: Path) -> None:
-    """For each Python, whether wheels exist for it of everything needed.
+    """Check that every requirement has a wheel for each Python.
 
-    Conditions on the version in others' requirements are read for the Python that runs this.
+    Version conditions in the requirements of other packages are evaluated for the Python that runs this.
     """
     for version in VERSIONS:
         with table.row("resolve", version) as row:
             other = ["--python-version", version, "--only-binary", ":all:", "--target", str(out / "none")]
-            found = _packages([sys.executable], out, *other, f"{wheel}[plots]")
-            main = sorted(p for p in found if p.split()[0] in ("jax", "jaxlib", "numpyro"))
-            row.note = f"{len(found)} packages have wheels: {', '.join(main)}"
+            packages = _packages([sys.executable], out, *other, f"{wheel}[plots]")
+            main = sorted(p for p in packages if p.split()[0] in ("jax", "jaxlib", "numpyro"))
+            row.note = f"{len(packages)} packages have wheels: {', '.join(main)}"
 
 
 def bare(python: Path, out: Path, wheel: Path) -> str:
-    """Without extras: imports, is what was built, and says what the pictures need."""
+    """Install without extras: it imports, is the built version, and names the extra that plots need."""
     run([python, "-m", "pip", "install", "--quiet", wheel], out)
-    told = run([python, "-c", "import ebmpp; print(ebmpp.__version__); print(ebmpp.__file__)"], out)
-    version, place = told.split("\n")[:2]
+    output = run([python, "-c", "import ebmpp; print(ebmpp.__version__); print(ebmpp.__file__)"], out)
+    version, place = output.split("\n")[:2]
     if version != release_files.VERSION or not Path(place).is_relative_to(python.parents[1]):
         raise CheckFailed(f"ebmpp {version} at {place}, expected {release_files.VERSION}, installed")
     try:
@@ -187,7 +187,7 @@ def bare(python: Path, out: Path, wheel: Path) -> str:
 
 
 def readme(python: Path, out: Path) -> str:
-    """The blocks of README, as one program."""
+    """Run the blocks of README as one program."""
     blocks = python_blocks((release_files.ROOT / "README.md").read_text(encoding="utf-8"))
     (out / "readme.py").write_text("\n".join(block.lstrip("\n") for block in blocks), encoding="utf-8")
     run([python, "readme.py"], out)
@@ -195,42 +195,42 @@ def readme(python: Path, out: Path) -> str:
 
 
 def main_job(python: Path, out: Path, steps: int) -> str:
-    """``python -m ebmpp`` as a stranger would call it, but shorter."""
+    """Run ``python -m ebmpp`` with fewer steps."""
     folder = out / "digits"
-    told = run([python, "-m", "ebmpp", "--steps", str(steps), "--out", folder], out)
+    output = run([python, "-m", "ebmpp", "--steps", str(steps), "--out", folder], out)
     pictures = {f"{n}.png" for n in ("learning_curve", "filters", "samples", "meeting_times")}
-    lacking = pictures | {"draws.nc", "history.nc", "digits.ebmpp"}
-    lacking -= {p.name for p in folder.iterdir() if p.stat().st_size}
-    if lacking:
-        raise CheckFailed(f"python -m ebmpp did not write {sorted(lacking)}")
-    scored = next(line for line in told.splitlines() if line.startswith("log-likelihood, held out"))
-    return f"{steps} steps; {' '.join(scored.split())}"
+    missing = pictures | {"draws.nc", "history.nc", "digits.ebmpp"}
+    missing -= {p.name for p in folder.iterdir() if p.stat().st_size}
+    if missing:
+        raise CheckFailed(f"python -m ebmpp did not write {sorted(missing)}")
+    score = next(line for line in output.splitlines() if line.startswith("log-likelihood, held out"))
+    return f"{steps} steps; {' '.join(score.split())}"
 
 
 def doctests(python: Path, out: Path) -> str:
-    """The docstrings' examples, of the installed package; one needs ArviZ, which is no dependency."""
-    tested = release_files.PROJECT["optional-dependencies"]["test"]
-    needed = [each for each in tested if each.startswith(("arviz", "pytest>"))]
-    run([python, "-m", "pip", "install", "--quiet", *needed], out)
+    """Run the docstrings' examples in the installed package; one needs ArviZ, which is optional."""
+    requirements = release_files.PROJECT["optional-dependencies"]["test"]
+    requirements = [name for name in requirements if name.startswith(("arviz", "pytest>"))]
+    run([python, "-m", "pip", "install", "--quiet", *requirements], out)
     settings = tomllib.loads((release_files.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     flags = " ".join(settings["pytest"]["ini_options"]["doctest_optionflags"])
     (out / "pytest.ini").write_text(f"[pytest]\ndoctest_optionflags = {flags}\n", encoding="utf-8")
-    told = run([python, "-m", "pytest", "-q", "--doctest-modules", "--pyargs", "ebmpp"], out)
-    return told.strip().splitlines()[-1]
+    output = run([python, "-m", "pytest", "-q", "--doctest-modules", "--pyargs", "ebmpp"], out)
+    return output.strip().splitlines()[-1]
 
 
 def inside(table: Table, version: str, wheel: Path, checks: Sequence[str], steps: int, out: Path) -> None:
-    """All that is asked of an installed package, on one Python."""
-    found = interpreter(version)
-    if found is None:
+    """Run the checks of an installed package on one Python."""
+    interpreter_path = interpreter(version)
+    if interpreter_path is None:
         for check in checks:
-            table.skip(check, version, "no such interpreter here; `resolve` tells whether wheels exist")
+            table.skip(check, version, "no such interpreter here; `resolve` reports whether wheels exist")
         return
     place = out / f"python{version}"
     place.mkdir()
     python = place / "env" / "bin" / "python"
     with table.row("install", version) as row:
-        run([found, "-m", "venv", place / "env"], out)
+        run([interpreter_path, "-m", "venv", place / "env"], out)
         row.note = f"{bare(python, place, wheel)} without extras, then with plots"
         run([python, "-m", "pip", "install", "--quiet", f"{wheel}[plots]"], place)
     calls = {
@@ -249,7 +249,7 @@ def inside(table: Table, version: str, wheel: Path, checks: Sequence[str], steps
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options."""
+    """Return the parsed options."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     add = parser.add_argument
     add("--checks", nargs="+", choices=CHECKS, default=CHECKS, help="only these, and the build")
@@ -259,7 +259,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check, tell, and fail where a check did."""
+    """Run the checks, print the table, and exit with 1 if one failed."""
     args, table = parse(argv), Table()
     with tempfile.TemporaryDirectory(prefix="ebmpp-release-") as folder:
         out = Path(folder)
@@ -268,9 +268,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             extras(table, wheel, out)
         if wheel is not None and "resolve" in args.checks:
             resolve(table, wheel, out)
-        wanted = [check for check in INSIDE if check in args.checks]
-        for version in args.pythons if wheel is not None and wanted else ():
-            inside(table, version, wheel, wanted, args.steps, out)
+        installed_checks = [check for check in INSIDE if check in args.checks]
+        for version in args.pythons if wheel is not None and installed_checks else ():
+            inside(table, version, wheel, installed_checks, args.steps, out)
     print(f"\n{table}")
     if wheel is None:
         print("nothing else was checked: there is no wheel")

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Building the two files of a release, and what must be in them."""
+"""The two files of a release: how to build them, and their expected contents."""
 
 from email import message_from_bytes
 from email.message import Message
@@ -14,7 +14,7 @@ import zipfile
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 VERSION = PROJECT["version"]
-#: What an sdist has beside the package: all that a packager's run of the tests reads.
+#: contents of an sdist: the package, and everything that its tests read
 FOLDERS = ("ebmpp", "tests", "models", "docs", "tutorials", "benchmarks")
 SINGLE = (
     "README.md",
@@ -33,55 +33,57 @@ _STRAY = {"__pycache__", ".ipynb_checkpoints", "build", "dist", ".venv", ".git"}
 def build(target: str, out: Path) -> Path:
     """Build "wheel" or "sdist" of this source tree, by hatchling as the build backend.
 
-    :raises CalledProcessError: when it does not build.
+    :raises CalledProcessError: if the build fails.
     """
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    (made,) = out.glob("*.whl" if target == "wheel" else "*.tar.gz")
-    return made
+    (file,) = out.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return file
 
 
 def sources() -> set[str]:
-    """What the package is made of, as paths from the root: its modules, and the mark that it is typed."""
-    found = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ebmpp").rglob("*.py")}
-    return found | {"ebmpp/py.typed"}
+    """Return the files of the package, as paths from the root: its modules and py.typed."""
+    modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ebmpp").rglob("*.py")}
+    return modules | {"ebmpp/py.typed"}
 
 
 def wheel_faults(wheel: Path) -> list[str]:
-    """What is wrong with a wheel; nothing, where it has the package, all of it and nothing else."""
+    """Return the faults of a wheel, which must hold the whole package and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         info = f"ebmpp-{VERSION}.dist-info"
         metadata = message_from_bytes(archive.read(f"{info}/METADATA"))
-    own = {f"{info}/{n}" for n in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")}
+    records = {f"{info}/{n}" for n in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")}
     return [
-        *(f"lacks {n}" for n in sorted((sources() | own) - names)),
-        *(f"has {n}, which is no part of the package" for n in sorted(names - sources() - own)),
+        *(f"lacks {n}" for n in sorted((sources() | records) - names)),
+        *(f"has {n}, which is no part of the package" for n in sorted(names - sources() - records)),
         *_metadata_faults(metadata),
     ]
 
 
-def _metadata_faults(told: Message) -> list[str]:
-    said = {
+def _metadata_faults(metadata: Message) -> list[str]:
+    expected = {
         "Version": VERSION,
         "Requires-Python": PROJECT["requires-python"],
         "License-Expression": PROJECT["license"],
     }
     wrong = [
-        f"{name} is {told[name]}, expected {value}" for name, value in said.items() if told[name] != value
+        f"{name} is {metadata[name]}, expected {value}"
+        for name, value in expected.items()
+        if metadata[name] != value
     ]
-    extras = set(told.get_all("Provides-Extra", []))
+    extras = set(metadata.get_all("Provides-Extra", []))
     if extras != set(PROJECT["optional-dependencies"]):
         wrong.append(f"extras are {sorted(extras)}, expected {sorted(PROJECT['optional-dependencies'])}")
     return wrong
 
 
 def sdist_faults(sdist: Path) -> list[str]:
-    """What is wrong with an sdist; nothing, where it has the package, its tests and all that these read."""
+    """Return the faults of an sdist, which must hold the package, its tests and all that these read."""
     with tarfile.open(sdist) as archive:
         top = f"ebmpp-{VERSION}"
         paths = [PurePosixPath(m.name).relative_to(top) for m in archive.getmembers() if m.isfile()]
-    names = {str(p) for p in paths} - {".gitignore"}  # hatchling adds it, so that a wheel leaves out the same
+    names = {str(p) for p in paths} - {".gitignore"}  # hatchling adds it
     tests = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("*.py")}
     strangers = {n for n in names - set(SINGLE) if n.split("/")[0] not in FOLDERS}
     strays = {str(p) for p in paths if _STRAY & set(p.parts)}
@@ -93,6 +95,6 @@ def sdist_faults(sdist: Path) -> list[str]:
 
 
 def payload(wheel: Path) -> dict[str, bytes]:
-    """The package's files in a wheel, by name."""
+    """Return the package's files in a wheel, by name."""
     with zipfile.ZipFile(wheel) as archive:
         return {n: archive.read(n) for n in archive.namelist() if n.startswith("ebmpp/")}

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What the test run checks of annotations, in the rooms that conftest.py names: shapes and dtypes."""
+"""Checks of shapes and dtypes in annotations, for the rooms that conftest.py names."""
 
 from collections.abc import Callable
 import inspect
@@ -15,8 +15,8 @@ from jax import Array
 
 
 def check(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """beartype, on what is said of arrays alone: of other mistakes the package itself tells."""
-    hints = {name: hint for name, hint in fn.__annotations__.items() if _tells_a_shape(hint)}
+    """Apply beartype to annotations of arrays only: the package reports other wrong arguments itself."""
+    hints = {name: hint for name, hint in fn.__annotations__.items() if _has_shape(hint)}
     fn.__annotations__ = {name: _with_numpy(hint) for name, hint in hints.items()}
     return beartype(fn)
 
@@ -25,12 +25,12 @@ def _is_array(hint: Any) -> bool:
     return inspect.isclass(hint) and issubclass(hint, AbstractArray)
 
 
-def _tells_a_shape(hint: Any) -> bool:
-    return _is_array(hint) or any(map(_tells_a_shape, get_args(hint)))
+def _has_shape(hint: Any) -> bool:
+    return _is_array(hint) or any(map(_has_shape, get_args(hint)))
 
 
 def _with_numpy(hint: Any) -> Any:
-    """NumPy's arrays do for jax's in the tests; which of them is meant, ty checks."""
+    """Allow NumPy arrays in place of jax's: the type checker tells them apart."""
     if _is_array(hint):
         return hint.dtype[Union[Array, np.ndarray], hint.dim_str] if hint.array_type is Array else hint
     inner = tuple(map(_with_numpy, get_args(hint)))
