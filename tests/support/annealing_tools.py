@@ -5,8 +5,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
-from declarations import Oracle
 import numpy as np
+from oracle import Oracle
 import zoo
 
 from ebmpp import (

@@ -1,16 +1,15 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the tests: statistical assertions, a slow independent oracle, and tiny graphs."""
+"""Statistical assertions, tiny graphs and random params, shared by all tests."""
 
-from collections.abc import Iterable, Mapping, Sequence
-import itertools
+from collections.abc import Iterable, Sequence
 import math
 from typing import Any
 
 import numpy as np
+from oracle import unit_values
 import pytest
 from scipy import stats
-from scipy.special import gammaln
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from ebmpp import (
     FactorGraph,
     Family,
     Gaussian,
-    Pairwise,
     Poisson,
     Spin,
 )
@@ -83,103 +81,6 @@ def assert_rows_law(samples: Any, exact: Any, comparisons: int | None = None) ->
     samples = np.asarray(samples, float)
     error = samples.std(0, ddof=1) / math.sqrt(len(samples))
     assert_law(samples.mean(0), exact, error, comparisons)
-
-
-# -- an oracle that shares no code with the package ----------------------------------------------
-
-
-def numpy_statistics(family: Family, x: np.ndarray) -> np.ndarray:
-    """t(x), float64."""
-    x = np.asarray(x, float)
-    if isinstance(family, Categorical):
-        return (x[..., None] == np.arange(family.num_categories)).astype(float)
-    if isinstance(family, Gaussian) and family.variance == "learned":
-        return np.stack([x, x * x], -1)
-    return x
-
-
-def numpy_log_base(family: Family, x: np.ndarray) -> float:
-    """Sum of log r(x) over units."""
-    x = np.asarray(x, float)
-    if isinstance(family, Binomial):
-        n = family.total_count
-        return float(sum(math.log(math.comb(n, int(value))) for value in x.ravel()))
-    if isinstance(family, Poisson):
-        return float(-gammaln(x + 1).sum())
-    if isinstance(family, Gaussian):
-        return float(np.sum(-0.5 * math.log(2 * math.pi) - (family.variance == "unit") * 0.5 * x**2))
-    return 0.0
-
-
-def numpy_energy(graph: FactorGraph, params: Mapping[str, Any], x: Mapping[str, np.ndarray]) -> float:
-    """E of one state for biases, bilinear and pairwise factors, by loops over units."""
-    total = 0.0
-    for factor in graph.factors:
-        weight = np.asarray(params[factor.name], float)
-        if isinstance(factor, Pairwise):
-            total += _pairwise_energy(factor, graph.families, weight, x[factor.blocks[0]])
-            continue
-        ts = []
-        for b in factor.blocks:
-            t = numpy_statistics(graph.families[b], x[b])
-            learned = isinstance(graph.families[b], Gaussian) and graph.families[b].variance == "learned"
-            ts.append(t[..., 0] if learned and isinstance(factor, Bilinear) else t)
-        for index in np.ndindex(weight.shape):
-            term, start = weight[index], 0
-            for t in ts:
-                term = term * t[index[start : start + t.ndim]]
-                start += t.ndim
-            total -= term
-    return total
-
-
-def _pairwise_energy(
-    factor: Pairwise, families: Mapping[str, Family], weight: np.ndarray, x: np.ndarray
-) -> float:
-    (block,) = factor.blocks
-    family, learned = families[block], getattr(families[block], "variance", "unit") == "learned"
-    t = numpy_statistics(family, x).reshape(family.size, -1)
-    t = t[:, :1] if learned else t
-    each = np.broadcast_to(weight, len(factor.edges(families)[block]))
-    return -sum(w * float(t[i] @ t[j]) for w, (i, j) in zip(each, factor.edges(families)[block], strict=True))
-
-
-def numpy_log_weight(graph: FactorGraph, params: Mapping[str, Any], x: Mapping[str, np.ndarray]) -> float:
-    """log p(x) + log Z of one state."""
-    base = sum(numpy_log_base(graph.families[b], x[b]) for b in graph.families)
-    return base - numpy_energy(graph, params, x)
-
-
-def unit_values(family: Family, most: int = 60) -> list[float]:
-    """A unit's values from the family's definition; counts without an end up to ``most``."""
-    if isinstance(family, Spin):
-        return [-1.0, 1.0]
-    if isinstance(family, Categorical):
-        return list(range(family.num_categories))
-    last = {Bernoulli: 1, Poisson: most}.get(type(family), getattr(family, "total_count", None))
-    return [float(i) for i in range(last + 1)]
-
-
-def numpy_states(family: Family, most: int = 60) -> list[np.ndarray]:
-    """Every value of a block."""
-    all_units = itertools.product(unit_values(family, most), repeat=family.size)
-    return [np.array(units).reshape(family.shape) for units in all_units]
-
-
-def enumerate_numpy(
-    graph: FactorGraph, params: Mapping[str, Any], most: int = 60
-) -> tuple[list[dict[str, np.ndarray]], np.ndarray, float]:
-    """Every joint state, its probability, and log Z: float64, one state at a time.
-
-    Takes biases and two-block bilinear factors, over units of finitely many values or counts.
-    """
-    params = jax.tree.map(lambda a: np.asarray(a, float), dict(params))
-    blocks = list(graph.families)
-    listed = itertools.product(*(numpy_states(graph.families[b], most) for b in blocks))
-    states = [dict(zip(blocks, values, strict=True)) for values in listed]
-    weights = np.array([numpy_log_weight(graph, params, x) for x in states])
-    log_z = float(np.logaddexp.reduce(weights))
-    return states, np.exp(weights - log_z), log_z
 
 
 # -- tiny graphs ---------------------------------------------------------------------------------
@@ -240,7 +141,7 @@ def random_state(family: Family, seed: int, rows: tuple[int, ...] = ()) -> np.nd
         return generator.normal(size=shape).astype(np.float32)
     if isinstance(family, Exponential):
         return generator.exponential(size=shape).astype(np.float32)
-    drawn = generator.choice(unit_values(family, most=4), size=shape)
+    drawn = generator.choice(range(5) if isinstance(family, Poisson) else unit_values(family), size=shape)
     return drawn.astype(np.int32 if isinstance(family, Categorical) else np.float32)
 
 

@@ -5,8 +5,8 @@
 from functools import cache
 from typing import Any
 
-from declarations import Oracle
 import numpy as np
+from oracle import Oracle
 import zoo
 
 PARAMS = {

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from oracle import enumerate_numpy
 
 from ebmpp import FactorGraph
-from helpers import assert_law, enumerate_numpy
+from helpers import assert_law
 
 
 class Law:

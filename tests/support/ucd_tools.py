@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
-from declarations import Oracle
 import numpy as np
+from oracle import Oracle
 import zoo
 
 import jax

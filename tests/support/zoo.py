@@ -10,9 +10,9 @@ and ``BATCH`` unless the test is about another size: each new shape is another p
 from functools import cache
 from typing import Any
 
-from declarations import Oracle, numpy_statistics
 import networkx as nx
 import numpy as np
+from oracle import Oracle, numpy_statistics
 
 import jax
 

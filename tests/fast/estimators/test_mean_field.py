@@ -5,8 +5,8 @@
 import itertools
 from typing import Any
 
-from declarations import Oracle
 import numpy as np
+from oracle import Oracle
 import pytest
 from ucd_tools import estimate, key
 import zoo

@@ -5,16 +5,10 @@
 import os
 from typing import Any
 
-from declarations import (
-    Oracle,
-    check_natural_parameters,
-    declarations,
-    log_weight,
-    params_of,
-    statistics_of,
-)
+from declarations import declarations, params_of
 from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 import numpy as np
+from oracle import Oracle, check_natural_parameters, log_weight, statistics_of
 import pytest
 import zoo
 

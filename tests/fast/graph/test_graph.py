@@ -6,10 +6,10 @@ import itertools
 import pickle
 from typing import Any
 
-from declarations import Oracle, check_natural_parameters, log_weight, statistics_of
 from hypothesis import given, settings, strategies as st
 import networkx as nx
 import numpy as np
+from oracle import Oracle, check_natural_parameters, log_weight, statistics_of
 import pytest
 import zoo
 

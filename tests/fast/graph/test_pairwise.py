@@ -8,6 +8,7 @@ import pickle
 from lateral_graphs import TRIPLES, enumerated, lateral, triples, two_blocks
 import networkx as nx
 import numpy as np
+from oracle import numpy_energy
 import pytest
 import zoo
 
@@ -20,7 +21,7 @@ from ebmpp.graph import rename
 from ebmpp.graph.energy import natural_rows
 from ebmpp.moves.gibbs import visit
 from ebmpp.moves.target import Target
-from helpers import numpy_energy, often, random_params, random_state
+from helpers import often, random_params, random_state
 
 
 def single(family: ebmpp.Family, edges: object, **options: object) -> FactorGraph:

@@ -10,9 +10,9 @@ import dataclasses
 import functools
 from typing import Any
 
-from declarations import Oracle
 import networkx as nx
 import numpy as np
+from oracle import Oracle, numpy_statistics
 import pytest
 import zoo
 
@@ -38,7 +38,7 @@ from ebmpp.moves.move import coupled_sweep, draw_sweep
 from ebmpp.moves.sweeps import langevin_sweep, metropolis_sweep, resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.moves.tempering import tempered_sweep
-from helpers import assert_law, numpy_statistics, random_params, random_state, slow
+from helpers import assert_law, random_params, random_state, slow
 
 ROWS, REFERENCE_ROWS = 4000, 100_000
 ROOT_KEY = np.array([0, 5], np.uint32)

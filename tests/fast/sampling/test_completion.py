@@ -5,8 +5,8 @@
 import functools
 from typing import Any
 
-from declarations import statistics_of
 import numpy as np
+from oracle import statistics_of
 import pytest
 import zoo
 

@@ -4,9 +4,9 @@
 
 from typing import Any
 
-from declarations import statistics_of
 import networkx as nx
 import numpy as np
+from oracle import statistics_of
 import pytest
 import zoo
 

@@ -8,6 +8,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+from oracle import enumerate_numpy
 import pytest
 
 import jax
@@ -18,7 +19,7 @@ from ebmpp import PCD, Bernoulli, Binomial, Categorical, Poisson, exact
 from ebmpp.errors import DivergenceError, IntractableError
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.sklearn import HarmoniumTransformer
-from helpers import assert_rows_law, enumerate_numpy, slow
+from helpers import assert_rows_law, slow
 
 X = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 1, 0]], np.float32)
 WEIGHTS = np.array([1, 2, 3, 1, 0, 2])

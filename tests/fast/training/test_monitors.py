@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from oracle import enumerate_numpy
 import pytest
 from training_tools import ROWS, SGD, WALKER, train
 import zoo
@@ -21,7 +22,7 @@ from ebmpp.errors import IntractableError, StateError
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import monitors
 from ebmpp.training.monitors import Monitor
-from helpers import assert_law, assert_rows_law, enumerate_numpy
+from helpers import assert_law, assert_rows_law
 
 
 def marginal(name: str, row: np.ndarray) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:

@@ -6,6 +6,7 @@ import itertools
 
 from hypothesis import given, settings, strategies as st
 import numpy as np
+from oracle import enumerate_numpy
 import pytest
 from surgery_tools import STARS, check_condition, check_marginal, families, graphs, star
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Binomial, Categorical, FactorGraph, Family, Spin, exact
-from helpers import enumerate_numpy, random_params
+from helpers import random_params
 
 
 @settings(max_examples=12)

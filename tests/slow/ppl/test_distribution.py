@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs, TraceGraph_ELBO
+from oracle import enumerate_numpy
 import pytest
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Categorical, EnergyDistribution, Gaussian, Spin, exact
 from ebmpp.families.spin import SpinDistribution
-from helpers import assert_law, assert_rows_law, enumerate_numpy, pair, random_params
+from helpers import assert_law, assert_rows_law, pair, random_params
 
 SPINS = pair(Spin(2), Spin(2))
 X = np.float32([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, -1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
