@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Custom families: defaults derived from their states, and use in a graph."""
 
+import functools
+
 import numpy as np
 from own_families import Geometric, Ordinal, Ternary
 import pytest
@@ -10,8 +12,9 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Family, layered
+from ebmpp import Bernoulli, Categorical, Family, fit, layered, local_search
 from ebmpp.core import random
+from ebmpp.estimators import PCD
 from helpers import FAMILIES, assert_rows_law, often
 
 ROWS = 20_000
@@ -91,3 +94,25 @@ def test_inverse_of_means_of_several_statistics() -> None:
     inverse, again = inverse_and_mean(family, mean)
     assert np.isnan(inverse[:3]).all()
     np.testing.assert_allclose(again[3], mean[3], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [Ternary(4), Ordinal((2, 2))], ids=repr)
+def test_training_with_a_custom_visible_family(family: Family) -> None:
+    graph = layered(v=family, h=Bernoulli(2))
+    data = np.random.default_rng(0).integers(0, 3, (40, *family.shape)).astype(np.float32)
+    options = {"num_steps": 5, "batch_size": 20, "rng_key": zoo.KEY, "progress_bar": False}
+    params = fit(graph, data, estimator=PCD(num_chains=20), **options).params
+    graph.check(params)
+    state = local_search(graph, params, rng_key=zoo.KEY).state
+    assert np.asarray(family.in_support(state["v"])).all()
+
+
+@pytest.mark.slow
+def test_inverse_of_means_of_rare_categories() -> None:
+    """Units that are always the same, and one row of the default distribution."""
+    counts = 1e5 * np.eye(4)[[0, 2]] + 0.25
+    rare = (counts / counts.sum(1, keepdims=True)).astype(np.float32)
+    inverse = jax.jit(functools.partial(Family.from_mean, Categorical(2, 4)))(rare)
+    weights = np.exp(np.asarray(inverse, float))
+    np.testing.assert_allclose(weights / weights.sum(1, keepdims=True), rare, rtol=1e-3)

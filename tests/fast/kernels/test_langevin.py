@@ -2,19 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coupled Gibbs-Langevin sweeps against an exact mixture of Gaussians, and refusals."""
 
-from langevin_tools import PARAMS, exact_moments, moments, stationary
+import pickle
+
+from langevin_tools import PARAMS, VARIANCE, exact_moments, mixture, moments, stationary
+from mcmc_tools import METHODS, fields, run_mcmc, samples
 import numpy as np
 import pytest
 import zoo
 
 import jax
+import jax.numpy as jnp
 
-from ebmpp import Observed, core, moves
+import ebmpp
+from ebmpp import PCD, UCD, MaximalCoupling, Observed, core, moves
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.kernels import GibbsLangevin
-from ebmpp.moves.move import coupled_sweep, equal
+from ebmpp.moves.move import coupled_sweep, draw_sweep, equal
 from ebmpp.moves.target import Target
-from helpers import assert_rows_law, slow
+from helpers import assert_law, assert_rows_law, slow
 
 ROWS = 8000
 
@@ -64,3 +69,148 @@ def test_summed_out_blocks_may_not_be_observed_in_part():
     state = kernel.init(zoo.KEY, 0, None, (PARAMS,), observed)
     with pytest.raises(IntractableError, match="'h'.*observed"):
         kernel.sample(state, (PARAMS,), observed)
+
+
+CHAINS = 8000
+
+
+def run(step_size, num_samples=1, num_chains=CHAINS, num_steps=3, adjust=True, marginalize=(), **options):
+    kernel = GibbsLangevin(zoo.graph("learned"), step_size, num_steps, adjust=adjust, marginalize=marginalize)
+    return run_mcmc(kernel, PARAMS, key=4, num_samples=num_samples, num_chains=num_chains, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step_size", "marginalize"), [(0.5, ()), (1.9, "h")])
+def test_adjusted_steps_keep_the_distribution_for_any_step_size(step_size, marginalize):
+    start = stationary(CHAINS, 1)
+    mcmc = run(step_size, 4, marginalize=marginalize, init_params=start, extra_fields=("acceptance",))
+    last = {b: x[:, -1] for b, x in samples(mcmc).items()}
+    assert_rows_law(moments(**last), exact_moments())
+    assert (last["v"] != start["v"]).mean() > 0.5
+    accepted = mcmc.last_state.acceptance.mean()
+    assert 0.05 < accepted < 1 if step_size > 1.5 else 0.6 < accepted < 1
+
+
+@pytest.mark.slow
+def test_adjusted_steps_reach_the_distribution_from_other_starts():
+    last = run(0.8, num_steps=5, num_warmup=60).last_state.z
+    assert_rows_law(moments(**last), exact_moments())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step_size", [0.6, 1.2])
+def test_unadjusted_steps_have_the_documented_distribution(step_size):
+    """Given h: the right mean, and a variance too large by 1 / (1 - step_size**2 / 4)."""
+    mcmc = run(step_size, num_steps=25, adjust=False, clamped={"h": np.array([1.0, 0.0])})
+    assert mcmc.sampler.get_diagnostics_str(mcmc.last_state) == "1 sweeps, unadjusted"
+    states, _, centre = mixture()
+    mean = centre[(states == [1, 0]).all(1)][0]
+    v = np.asarray(mcmc.last_state.z["v"], float)
+    exact = np.concatenate([mean, VARIANCE / (1 - step_size**2 / 4)])
+    assert_rows_law(np.concatenate([v, (v - mean) ** 2], 1), exact)
+
+
+@pytest.mark.slow
+def test_the_noise_of_a_row_does_not_depend_on_the_number_of_rows():
+    options = {"num_steps": 25, "adjust": False, "num_chains": 1}
+    many, single = (
+        run(1.2, clamped={"h": np.zeros((rows, 2))}, **options).last_state.z["v"] for rows in (100, 1)
+    )
+    np.testing.assert_allclose(many.reshape(-1, 2)[:1], single.reshape(-1, 2), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_observed_units_stay_and_the_others_have_their_distribution():
+    observed = Observed(np.array([0.7, np.nan]), np.array([True, False]))
+    last = run(0.9, num_warmup=40, clamped={"v": observed}).last_state.z
+    np.testing.assert_array_equal(last["v"][:, 0], np.float32(0.7))
+    _, p, mean = mixture()
+    weight = p * np.exp(-0.5 * (0.7 - mean[:, 0]) ** 2 / VARIANCE[0])
+    weight /= weight.sum()
+    free = np.asarray(last["v"][:, 1], float)
+    exact = [weight @ mean[:, 1], weight @ (mean[:, 1] ** 2 + VARIANCE[1])]
+    assert_rows_law(np.stack([free, free**2], 1), exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "vectorized"])
+@pytest.mark.parametrize("marginalize", [(), ("h",)])
+def test_chain_methods_give_the_same_draws(method, marginalize):
+    options = {"num_chains": 2, "num_steps": 2, "marginalize": marginalize}
+    first, second = (samples(run(0.9, 4, chain_method=m, **options)) for m in ("vectorized", method))
+    np.testing.assert_array_equal(first["h"], second["h"])
+    np.testing.assert_allclose(first["v"], second["v"], rtol=0, atol=2e-5)
+    assert (first["v"][0] != first["v"][1]).any()
+
+
+@pytest.mark.slow
+def test_acceptance_is_the_mean_over_all_proposals():
+    start = {"v": np.zeros((3, 2)), "h": np.zeros((3, 2))}
+    mcmc = run(1.6, 20, 3, num_steps=1, extra_fields=("acceptance",), init_params=start)
+    moved = np.diff(np.concatenate([np.zeros((3, 1, 2)), samples(mcmc)["v"]], 1), axis=1) != 0
+    share = np.cumsum(moved.any(-1), 1) / np.arange(1, 21)
+    np.testing.assert_allclose(fields(mcmc)["acceptance"], share, atol=1e-6)
+    kernel = mcmc.sampler
+    assert kernel.get_diagnostics_str(mcmc.last_state).startswith("20 sweeps, acceptance 0.")
+    assert repr(pickle.loads(pickle.dumps(kernel))) == repr(kernel)
+
+
+def langevin(**options):
+    return ebmpp.moves.langevin_sweep(zoo.graph("learned"), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("marginalize", [(), ("h",)])
+def test_the_leading_chain_of_a_pair_equals_a_single_chain(marginalize):
+    moves, target = (
+        langevin(step_size=1.0, num_steps=3, marginalize=marginalize)[:1],
+        Target(zoo.graph("learned"), PARAMS),
+    )
+    x, y = stationary(500, 5), stationary(500, 6)
+    pairs = ebmpp.core.random.fold_in(ebmpp.core.random.key_pair(zoo.KEY), 0, jnp.arange(500))
+    z, _, _, accepted = jax.jit(coupled_sweep, static_argnums=2)(
+        target, {b: jnp.stack([x[b], y[b]]) for b in x}, moves, pairs
+    )
+    single, accepted_single = draw_sweep(target, x, moves, pairs)
+    np.testing.assert_allclose(z["v"][0], single["v"], rtol=0, atol=1e-5)
+    assert (accepted >= accepted_single).all()
+
+
+@pytest.mark.slow
+def test_pairs_of_a_coupled_kernel_meet():
+    kernel = MaximalCoupling(zoo.graph("learned"), coupling=langevin(num_steps=4))
+    state = run_mcmc(kernel, PARAMS, num_chains=50, num_samples=60).last_state
+    assert state.met.all() and (state.accepted > 60 * 4).all()
+    np.testing.assert_array_equal(state.z["v"], state.y["v"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("marginalize", [(), ("h",)])
+def test_coupled_expectations_are_unbiased(marginalize):
+    estimate = ebmpp.unbiased_expectation(
+        zoo.graph("learned"), PARAMS,
+        lambda x: jnp.concatenate([x["v"], *(jnp.outer(x["v"], x[b]).ravel() for b in ("v", "h"))]),
+        rng_key=jax.random.key(2), num_pairs=6000, k=2, lag=2,
+        coupling=langevin(step_size=1.3, num_steps=2, marginalize=marginalize),
+    )  # fmt: skip
+    assert_law(estimate.value, exact_moments(), estimate.standard_error)
+    assert 0.3 < estimate.acceptance < 1 and estimate.meeting_time.max() > 4
+
+
+@pytest.mark.slow
+def test_unbiased_estimators_refuse_unadjusted_moves():
+    with pytest.raises(ValueError, match="adjust"):
+        UCD(coupling=langevin(adjust=False)).init(
+            zoo.graph("learned"), PARAMS, {"v": jnp.zeros((2, 2))}, 2, jnp.zeros(2, jnp.uint32)
+        )
+
+
+@pytest.mark.slow
+def test_persistent_chains_move_by_langevin_steps():
+    estimator = PCD(num_chains=CHAINS, moves=langevin(step_size=1.5, num_steps=2))
+    batch = ebmpp.estimators.Batch.of({"v": jnp.zeros((2, 2))})
+    pair = jnp.array([3, 4], jnp.uint32)
+    step = jax.jit(lambda x: estimator.estimate(zoo.graph("learned"), PARAMS, x, batch, pair))
+    result = step(stationary(CHAINS, 8))
+    assert_rows_law(moments(**result.state), exact_moments())
+    assert 0.1 < result.metrics["acceptance"] < 0.9

@@ -4,14 +4,19 @@
 
 from functools import cache
 
-from mcmc_tools import strong_params
+from mcmc_tools import METHODS, assert_same, fields, run_mcmc, samples, strong_params
 from metropolis_tools import Law
 import numpy as np
 import pytest
 import zoo
 
+import jax
+
 import ebmpp
+from ebmpp import Bernoulli, Gaussian, Spin
 from ebmpp.errors import StateError
+from ebmpp.kernels import LocalSearch
+from helpers import assert_law, assert_rows_law, random_state
 
 
 @cache
@@ -67,3 +72,139 @@ def test_wrong_calls_are_refused():
         ebmpp.local_search(
             zoo.graph("deep"), strong_params("deep"), rng_key=zoo.KEY, num_rows=3, v=np.ones((2, 3))
         )
+
+
+ROWS = 25
+
+
+KNOWN = np.random.default_rng(1).random((ROWS, 3)) < 0.3
+
+
+def search(graph, params, **options):
+    return ebmpp.local_search(graph, params, **{"rng_key": zoo.KEY} | options)
+
+
+@pytest.mark.slow
+def test_the_first_layer_is_random():
+    # three units, each wants to be on and inhibits the others: the first one wins
+    names, bonds = ("a", "b", "c"), (("a", "b"), ("b", "c"), ("a", "c"))
+    graph = ebmpp.FactorGraph(
+        {b: Bernoulli(1) for b in names},
+        factors=[*map(ebmpp.Bias, names), *(ebmpp.Bilinear(*bond) for bond in bonds)],
+    )
+    params = {b: np.ones(1) for b in names} | {":".join(bond): np.full((1, 1), -3.0) for bond in bonds}
+    state = search(graph, params, init={b: np.zeros((3000, 1)) for b in names}).state
+    on = np.concatenate([state[b] for b in names], axis=1)
+    assert (on.sum(1) == 1).all()
+    assert_law(on.mean(0), 1 / 3, np.sqrt(2 / 9 / len(on)))
+
+
+@pytest.mark.slow
+def test_searching_on_from_a_conditional_mode_never_lowers_the_density():
+    graph, params = zoo.graph("deep"), strong_params("deep", 2.0)
+    first = search(graph, params, v=np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])).state
+    second = search(graph, params, init=first).state
+    assert (graph.log_density(params, second) >= graph.log_density(params, first)).all()
+
+
+@pytest.mark.slow
+def test_gaussian_means():
+    params = {"v": np.ones(3), "h": np.zeros(2), "v:h": 0.3 * np.ones((3, 2))}
+    state = search(ebmpp.layered(v=Gaussian(3), h=Gaussian(2)), params, num_rows=3).state
+    precision = np.block([[np.eye(3), -0.3 * np.ones((3, 2))], [-0.3 * np.ones((2, 3)), np.eye(2)]])
+    exact = np.linalg.solve(precision, np.array([1.0, 1, 1, 0, 0]))
+    np.testing.assert_allclose(state["v"], np.broadcast_to(exact[:3], (3, 3)), atol=2e-3)
+
+
+@pytest.mark.slow
+def test_a_gain_below_the_last_bit_of_the_energy_is_accepted():
+    params = {"v": np.array([1e9, 1.0]), "h": np.array([-1.0]), "v:h": np.zeros((2, 1))}
+    init = {"v": np.array([[1.0, 0.0]] * 4), "h": np.zeros((4, 1))}
+    mode = search(ebmpp.layered(v=Bernoulli(2), h=Bernoulli(1)), params, init=init)
+    assert (mode.state["v"] == 1).all() and (mode.steps == 1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [Bernoulli, Spin])
+def test_ties_are_broken_upwards(family):
+    params = {"v": np.zeros(3), "h": np.zeros(2), "v:h": np.zeros((3, 2))}
+    mode = search(ebmpp.layered(v=family(3), h=family(2)), params, num_rows=8)
+    assert all((v == 1).all() for v in mode.state.values())
+
+
+class Contrary(Bernoulli):
+    """A family whose mode is wrong, as rounding near a tie may make it."""
+
+    def mode(self, eta: jax.Array) -> jax.Array:
+        return 1 - super().mode(eta)
+
+
+@pytest.mark.slow
+def test_a_cyclic_search_ends():
+    params = {"v": np.array([-1.0]), "h": np.array([-1.0]), "v:h": np.full((1, 1), 2.0)}
+    mode = search(ebmpp.layered(v=Contrary(1), h=Bernoulli(1)), params, num_rows=8)
+    assert (mode.steps < 10).all()
+
+
+def start() -> dict:
+    """Random values for two chains of many rows."""
+    families = zoo.graph("deep").families
+    return {b: np.stack([random_state(f, i, (ROWS,)) for i in range(2)]) for b, f in families.items()}
+
+
+@cache
+def two_searches(method):
+    observed = ebmpp.Observed(np.where(KNOWN, [0.0, 1.0, 0.0], np.nan), KNOWN)
+    return run_mcmc(
+        LocalSearch(zoo.graph("deep")), strong_params("deep", 2.0), key=2, num_chains=2, chain_method=method,
+        init_params=start(), extra_fields=("steps", "found", "log_density"), clamped={"v": observed},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_kernel_climbs_until_it_has_found_a_mode():
+    z, extra = samples(two_searches("vectorized")), fields(two_searches("vectorized"))
+    density = zoo.graph("deep").log_density(strong_params("deep", 2.0), z)
+    np.testing.assert_allclose(extra["log_density"], density, atol=1e-4)
+    rise, steps = np.diff(extra["log_density"], axis=1), np.diff(extra["steps"], axis=1)
+    assert ((rise > 0) == (steps == 1)).all() and ((rise == 0) == (steps == 0)).all()
+    assert ((steps == 0) == extra["found"][:, 1:]).all()  # a pass that raises nothing is the last
+    assert extra["found"][:, -1].all() and not extra["found"][:, 0].all()
+    kernel, state = two_searches("vectorized").sampler, two_searches("vectorized").last_state
+    assert kernel.get_diagnostics_str(state).startswith("50 of 50 searches")
+
+
+@pytest.mark.slow
+def test_the_kernel_finds_what_local_search_finds():
+    state = two_searches("vectorized").last_state
+    observed = ebmpp.Observed(np.where(KNOWN, [0.0, 1.0, 0.0], np.nan), KNOWN)
+    for chain, key in enumerate(jax.random.split(jax.random.key(2), 2)):
+        init = {b: v[chain] for b, v in start().items()}
+        mode = search(zoo.graph("deep"), strong_params("deep", 2.0), rng_key=key, init=init, v=observed)
+        assert_same({b: v[chain] for b, v in state.z.items()}, mode.state)
+        np.testing.assert_array_equal(state.steps[chain], mode.steps)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "vectorized"])
+def test_chain_methods_agree(method):
+    first, second = two_searches("vectorized"), two_searches(method)
+    assert_same(samples(second), samples(first))
+    np.testing.assert_allclose(fields(second)["log_density"], fields(first)["log_density"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_other_kernels_start_one_sweep_from_a_mode():
+    graph, params, rows = zoo.graph("deep"), strong_params("deep", 2.0), 4000
+    kernel = ebmpp.MaximalCoupling(graph, lag=2, init="local_mode")
+    keys = jax.random.split(jax.random.key(3), rows)
+    pairs = jax.jit(lambda keys: kernel.init(keys, 0, None, (params,), {}))(keys)
+    first = {b: np.asarray(v) for b, v in pairs.y.items()}
+    mode = search(graph, params, rng_key=jax.random.key(9), num_rows=rows).state
+    # the first layer is drawn given the mode, the second given the first
+    assert graph.layers == (("v", "h2"), ("h1",))
+    given_mode = np.asarray(graph.mean(params, mode, "v"))
+    error = np.sqrt((first["v"].var(0) + given_mode.var(0)) / rows)
+    assert_law(first["v"].mean(0), given_mode.mean(0), error)
+    assert_rows_law(first["h1"] - np.asarray(graph.mean(params, first, "h1")), np.zeros(3))

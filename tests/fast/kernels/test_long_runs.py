@@ -4,14 +4,24 @@
 
 import os
 
-from long_run_tools import THINNING, assert_same_run, chains, run
+import arviz_stats
+from long_run_tools import DRAWS, THINNING, assert_same_run, chains, run
 from mcmc_tools import samples, strong_params
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import NUTS, Gibbs
 import pytest
+import xarray as xr
 import zoo
 
-from ebmpp.errors import ArgumentError, CheckpointError
+import jax
+import jax.numpy as jnp
+
+from ebmpp import GibbsBlock, MaximalCoupling, ParallelTempering
+from ebmpp.errors import ArgumentError, CheckpointError, ParameterError
 from ebmpp.kernels import LongRun
+from helpers import assert_law
 
 
 def test_a_stopped_run_resumes_and_has_the_moments_of_all_draws(tmp_path, monkeypatch):
@@ -56,3 +66,134 @@ def test_a_stopped_run_resumes_and_has_the_moments_of_all_draws(tmp_path, monkey
 def test_invalid_options_are_refused(options, argument):
     with pytest.raises(ArgumentError, match=argument):
         LongRun(chains(), **options)
+
+
+def all_draws(mcmc, *args, **options):
+    """Draws that MCMC keeps, without thinning."""
+    mcmc.thinning = 1
+    mcmc.run(zoo.KEY, *args, **options)
+    return samples(mcmc)
+
+
+def long_run(mcmc=None, fn=None, params=None, extra_fields=(), rng_key=zoo.KEY, **options):
+    long = LongRun(chains() if mcmc is None else mcmc, fn, **options)
+    return long.run(rng_key, strong_params() if params is None else params, extra_fields=extra_fields)
+
+
+@pytest.mark.slow
+def test_errors_match_those_computed_from_the_draws():
+    moments = long_run(batch_length=7).moments  # the last four draws are no batch
+    x = all_draws(chains(), strong_params())["v"].astype(float)
+    batches = x[:, :56].reshape(24, 7, 4).mean(1)
+    for errors, sizes, exact in (
+        ("mcse_batches", "ess_batches", np.sqrt(7 * batches.var(0, ddof=1) / (3 * DRAWS))),
+        ("mcse_chains", "ess_chains", x.mean(1).std(0, ddof=1) / np.sqrt(3)),
+    ):
+        np.testing.assert_allclose(getattr(moments, errors)["v"], exact, rtol=1e-4)
+        size = x.reshape(-1, 4).var(0, ddof=1) / exact**2
+        np.testing.assert_allclose(getattr(moments, sizes)["v"], size, rtol=1e-4)
+    data = xr.Dataset({"v": (("chain", "draw", "unit"), x)})
+    np.testing.assert_allclose(moments.r_hat["v"], arviz_stats.rhat(data, method="identity")["v"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_means_match_exact_moments():
+    moments = long_run(chains(draws=900, count=40), params=zoo.params("rbm")).moments
+    for block, exact in zoo.moments("rbm").items():
+        for error in (moments.mcse_chains, moments.mcse_batches):
+            assert_law(moments.mean[block], exact, error[block], comparisons=14)
+
+
+@pytest.mark.slow
+def test_one_chain_and_few_draws_have_no_error():
+    moments = long_run(chains(count=1, draws=3), batch_length=3).moments
+    for values in (moments.mcse_chains, moments.mcse_batches, moments.r_hat):
+        assert np.isnan(values["v"]).all()
+    frozen = long_run(params=strong_params() | {"v": np.full(4, 60.0, np.float32)}).moments
+    assert (frozen.mean["v"] == 1).all() and np.isnan(frozen.r_hat["v"]).all()
+
+
+Y = np.array([-2.1, 1.9, -1.0, 2.5, 0.1], np.float32)
+
+
+def mixture(y):
+    means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1))
+    with numpyro.plate("points", len(y)):
+        z = numpyro.sample("z", dist.Categorical(jnp.array([0.5, 0.5])))
+        numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
+
+
+def composite():
+    return Gibbs([(GibbsBlock.from_model(mixture, ["z"], Y), ["z"]), (NUTS(mixture), None)])
+
+
+KERNELS = {
+    "composite": (composite, jax.vmap, lambda: Y),
+    "pairs": (lambda: MaximalCoupling(zoo.graph("rbm")), "vectorized", strong_params),
+    "tempering": (lambda: ParallelTempering(zoo.graph("rbm")), "vectorized", strong_params),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_other_kernels_have_the_same_draws_and_resume(name, tmp_path):
+    make, method, make_args = KERNELS[name]
+    options = {"draws": 12, "count": 2, "chain_method": method, "num_warmup": 4}
+    long = {"directory": tmp_path, "keep": True, "every": 6}
+    kernel, arg = make(), make_args()
+    first = LongRun(chains(kernel, **options), **long).run(zoo.KEY, arg)
+    with first.draws() as tree:  # HDF5 does not write to a file that is open
+        posterior = tree.posterior.load()
+    draws = all_draws(chains(kernel, **options), arg)
+    for site, x in draws.items():
+        np.testing.assert_allclose(posterior[site], x[:, 2::3], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(first.moments.mean[site], x.mean((0, 1)), rtol=1e-3, atol=1e-3)
+    for path in sorted(tmp_path.glob("checkpoint-*.zip"))[1:]:
+        path.unlink()
+    second = LongRun(chains(make(), **options), **long, resume=True).run(zoo.KEY, arg)
+    jax.tree.map(np.testing.assert_array_equal, second.moments.mean, first.moments.mean)
+    for site in draws:
+        np.testing.assert_array_equal(second.draws().posterior[site], posterior[site])
+
+
+@pytest.mark.slow
+def test_draws_are_read_when_they_are_selected(tmp_path):
+    tree = run(tmp_path).draws()
+    lazy = tree.posterior["v"]
+    assert not lazy.variable._in_memory
+    expected = all_draws(chains(), strong_params())["v"][:, 2::3]
+    np.testing.assert_array_equal(lazy[1, 2:17:3], expected[1, 2:17:3])
+    np.testing.assert_array_equal(tree.sample_stats["i"][0], np.arange(10, 68, 3))
+
+
+@pytest.mark.slow
+def test_a_missing_file_is_reported(tmp_path):
+    run(tmp_path, draws=30)
+    (tmp_path / "draws.nc").unlink()
+    with pytest.raises(CheckpointError, match=r"draws.nc.* 10 draws"):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"rng_key": jax.random.split(zoo.KEY, 2)}, "rng_key"),
+        ({"rng_key": 0}, "rng_key"),
+        ({"extra_fields": ["energy"]}, "'energy'"),
+        ({"extra_fields": ["rng_key"]}, "field"),
+        ({"fn": 3}, "fn"),
+        ({"mcmc": 3}, "mcmc"),
+    ],
+)
+def test_invalid_calls_are_refused(options, argument):
+    with pytest.raises(ArgumentError, match=argument):
+        long_run(**options)
+
+
+@pytest.mark.slow
+def test_errors_of_kernels_and_functions_pass_through():
+    with pytest.raises(ParameterError, match="params"):
+        LongRun(chains()).run(zoo.KEY)
+    with pytest.raises(ZeroDivisionError):
+        long_run(fn=lambda z: 1 / 0)

@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from model_cases import CASES, Y5, Y23, latents
+from model_cases import CASES, Y5, Y23, Call, advance, latents, run_alone
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
 from ebmpp.core import random
-from ebmpp.traced.block import Call
 from helpers import assert_rows_law, slow
 
 
@@ -85,3 +84,27 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
         lambda a: 1.0 * (a[:, 1:] == a[:, :-1]),
     ):
         assert_rows_law(feature(after), weight @ feature(exact), comparisons=24)
+
+
+@pytest.mark.slow
+def test_regions_flip_above_the_critical_coupling() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([6, 6]).to_event(2))
+        numpyro.factor("prior", 2.0 * ((z[1:] == z[:-1]).sum() + (z[:, 1:] == z[:, :-1]).sum()))
+
+    block = GibbsBlock.from_model(model, ["z"], clusters=True)
+    last = run_alone(block, {"z": np.zeros((6, 6), np.int32)}, 20, 1000).z["z"]
+    assert_rows_law((np.asarray(last).mean((1, 2)) > 0.5)[:, None], np.array([0.5]))
+
+
+@pytest.mark.slow
+def test_step_moves_clusters_before_the_sweep() -> None:
+    """Units that a strong coupling ties flip together, which sweeps alone hardly ever do."""
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([6]).to_event(1))
+        numpyro.factor("prior", 6.0 * (z[1:] == z[:-1]).sum())
+
+    block = GibbsBlock.from_model(model, ["z"], clusters=True)
+    moved = advance(block, {"z": np.zeros(6, np.int32)}, Call({}, (), {})).z["z"]
+    assert_rows_law(moved.mean(1, keepdims=True) > 0.5, np.array([0.5]))

@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coupled composites: unbiased estimates, maximal couplings of continuous sites, and refusals."""
 
-from block_tools import NOISY, exact_posterior, offset_step, spin_block
+import pickle
+
+from block_tools import NOISY, exact_posterior, offset_step, run_chains, spin_block
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 import pytest
 
 import jax
 import jax.numpy as jnp
 
-from ebmpp.ppl import CoupledComposite, composite_expectation
+from ebmpp import Bernoulli, GibbsBlock, layered
+from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from ebmpp.ppl.composite import maximal
 from helpers import assert_law, assert_rows_law, slow
 
@@ -57,3 +61,79 @@ def test_coupling_of_a_density_that_is_nan_is_flagged() -> None:
         return maximal(jax.random.key(0), dist.Normal(0.0, 1.0), dist.Normal(mean, 1.0))[2]
 
     assert is_finite(0.5) and not is_finite(jnp.nan)
+
+
+def composite(lag: int = 1, **options: object) -> CoupledComposite:
+    return CoupledComposite([spin_block(**options), offset_step()], lag=lag)
+
+
+@pytest.mark.slow
+def test_metropolis_steps_are_coupled_too() -> None:
+    def weight(x: dict, sites: dict, y: jax.Array) -> jax.Array:
+        return -0.3 * (x["x"].sum() - 1.0) ** 2
+
+    kernel, options = composite(log_weight=weight, fraction=0.7), {"num_pairs": 3000, "k": 4}
+    result = composite_expectation(kernel, lambda s: s["x"] > 0, NOISY, rng_key=jax.random.key(4), **options)
+    options = {"num_warmup": 30, "key": jax.random.key(5), "chain_method": "vectorized"}
+    single = run_chains(composite(log_weight=weight), NOISY, 4000, 1, **options)
+    draws = np.asarray(single.get_samples()["x"] > 0, float)
+    error = np.hypot(result.standard_error, draws.std(0) / len(draws) ** 0.5)
+    assert_law(result.value, draws.mean(0), error)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> MCMC:
+    fields = ("y", "met", "meeting_time", "t")
+    options = {"num_warmup": 0, "key": jax.random.key(6), "chain_method": "vectorized"}
+    return run_chains(composite(lag=2), NOISY, 400, 60, extra_fields=fields, **options)
+
+
+@pytest.mark.slow
+def test_pairs_meet_and_stay_together(pairs: MCMC) -> None:
+    fields = pairs.get_extra_fields(group_by_chain=True)
+    draws = pairs.get_samples(group_by_chain=True)
+    equal = np.ones(fields["met"].shape, bool)
+    for site, value in draws.items():
+        equal &= np.asarray(value == fields["y"][site]).reshape(*equal.shape, -1).all(-1)
+    met, times = np.asarray(fields["met"]), np.asarray(fields["meeting_time"])
+    assert (met == equal).all() and (np.diff(met.astype(int), axis=1) >= 0).all()
+    assert met[:, -1].mean() > 0.95
+    first = np.where(met.any(1), met.argmax(1) + 3, np.asarray(fields["t"])[:, -1])
+    assert (times[:, -1] == np.where(times[:, 0] == 2, 2, first)).all()
+
+
+@pytest.mark.slow
+def test_both_chains_of_a_pair_have_the_posterior(pairs: MCMC) -> None:
+    probability, offset = exact_posterior()
+    for chain in (pairs.last_state.z, pairs.last_state.y):
+        assert_rows_law(np.asarray(chain["x"] > 0, float), probability, comparisons=14)
+        assert_rows_law(np.asarray(chain["offset"]), offset, comparisons=14)
+
+
+@pytest.mark.slow
+def test_latents_of_a_prior_are_part_of_the_pair() -> None:
+    graph = layered(x=Bernoulli(3), h=Bernoulli(2))
+    weights = 1.5 * np.float32([[1.0, -1], [0.5, 1], [-1, 0.2]])
+    params = {"h": np.float32([0.0, 0.0]), "x": np.zeros(3, np.float32), "x:h": weights}
+    block = GibbsBlock(graph, ["x"], params | {"x": lambda sites, y: (y - 0.5) * sites["precision"]})
+    conditional = lambda sites, y: dist.Gamma(2.0 + 1.5, 1.0 + 0.5 * ((y - sites["x"]) ** 2).sum())
+    kernel = CoupledComposite([block, Conjugate("precision", conditional, dist.Gamma(2.0, 1.0))])
+    y = jnp.array([0.9, 0.2, 0.4])
+    options = {"rng_key": jax.random.key(8), "num_pairs": 3000, "k": 2}
+    result = composite_expectation(kernel, lambda s: s["x"], y, **options)
+    states = np.array([[i & 1, i >> 1 & 1, i >> 2] for i in range(8)], float)
+    rate = 1.0 + 0.5 * ((np.asarray(y) - states) ** 2).sum(1)
+    weight = np.exp(np.logaddexp(0, states @ weights).sum(1) - 3.5 * np.log(rate))
+    assert_law(result.value, weight @ states / weight.sum(), result.standard_error)
+
+
+@pytest.mark.slow
+def test_copy_resumes_exactly() -> None:
+    kernel = pickle.loads(pickle.dumps(composite()))
+    run = lambda draws: run_chains(kernel, NOISY, 1, draws, num_warmup=0, chain_method="sequential")
+    long, short = run(8), run(4)
+    first = np.asarray(short.get_samples()["x"])
+    short.post_warmup_state = short.last_state
+    short.run(short.post_warmup_state.rng_key, jnp.asarray(NOISY))
+    resumed = np.concatenate([first, short.get_samples()["x"]])
+    assert (resumed == np.asarray(long.get_samples()["x"])).all()

@@ -5,6 +5,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from block_tools import run_chains
 from model_cases import Y5, Y23, X, advance, latents
 import numpy as np
 import numpyro
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
 from ebmpp.traced.block import Call
-from helpers import assert_rows_law, often
+from helpers import assert_law, assert_rows_law, often
 
 
 def mixture(y: Any) -> None:
@@ -168,3 +169,22 @@ def test_rate_of_counts_is_gamma() -> None:
     total = values["unit_rate"].sum() + (w * values["unit_rate"]).sum()
     np.testing.assert_allclose(rate, (2 + 3 * 3 + 6, 1.5 + total), rtol=1e-5)
     np.testing.assert_allclose(unit_rate, (3 + y, 0.7 + 0.7 * w), rtol=1e-5)
+
+
+def single_walk(y: Any) -> None:
+    """A random walk seen through noise."""
+    x = numpyro.sample("x", dist.Normal(0, 3).expand([3]).to_event(1))
+    numpyro.factor("steps", -0.5 * (jnp.diff(x) ** 2).sum())
+    numpyro.sample("y", dist.Normal(x, 0.5).to_event(1), obs=y)
+
+
+@pytest.mark.slow
+def test_numpyro_runs_a_block_of_all_sites() -> None:
+    """It starts at a draw from the prior, and its draws are independent."""
+    y = np.float32([0.3, -1.2, 0.8])
+    block = GibbsBlock.from_model(single_walk, ["x"], y)
+    assert repr(block).endswith("Gaussian 'x'") and block.layers == {}
+    mcmc = run_chains(block, y, 1, 2000, num_warmup=0, chain_method="sequential")
+    conditional = block.conditional("x", {"x": jnp.zeros(3)})
+    draws = np.asarray(mcmc.get_samples()["x"])
+    assert_law(draws.mean(0), conditional.mean, np.sqrt(np.asarray(conditional.variance) / 2000))
