@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annealed importance sampling in both directions against exact log Z."""
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 import importlib.util
 import math
 from pathlib import Path
 from typing import Any
 import warnings
 
-from annealing_tools import KEY, NUM, PAIR, model, uniform, zoo_model
 import numpy as np
+from oracle import Oracle
 import pytest
 from scipy import stats
 import zoo
@@ -18,11 +20,85 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Factor, FactorGraph, Gaussian, Poisson, exact, layered
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    Exponential,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    Poisson,
+    Spin,
+    exact,
+    layered,
+)
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
 from ebmpp.sampling import annealing_path
 from ebmpp.sampling.path import summed_blocks
-from helpers import assert_law, assert_rows_law, often, random_params
+from helpers import assert_law, assert_rows_law, often, pair, random_params
+
+_GRAPHS: dict[str, Callable[[], FactorGraph]] = {
+    "rbm": lambda: layered(v=Bernoulli(7), h=Bernoulli(5)),
+    "dbm": lambda: layered(v=Bernoulli(5), h1=Spin(3), h2=Bernoulli(4)),
+    "categorical": lambda: layered(v=Categorical(4, num_categories=3), h=Categorical(3, num_categories=3)),
+    "gaussian": lambda: layered(v=Gaussian(5), h=Bernoulli(4)),
+    "learned variance": lambda: layered(v=Gaussian(5, variance="learned"), h=Spin(4)),
+    "harmonium": lambda: layered(v=Poisson(4), h=Bernoulli(3)),
+    # no bias on the exponential's neighbour: its reference is the family's default
+    "exponential": lambda: pair(Exponential(3), Bernoulli(4)),
+    "three layers": lambda: FactorGraph(
+        {"a": Spin(3)},
+        {"b": Bernoulli(2), "c": Categorical(2, num_categories=3)},
+        [*map(Bias, "abc"), Bilinear("a", "b"), Bilinear("b", "c"), Bilinear("a", "c")],
+    ),
+}
+
+
+class _Graphs(Mapping[str, FactorGraph]):
+    """Graphs by name, declared on first use."""
+
+    def __getitem__(self, name: str) -> FactorGraph:
+        return _graph(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_GRAPHS)
+
+    def __len__(self) -> int:
+        return len(_GRAPHS)
+
+
+@cache
+def _graph(name: str) -> FactorGraph:
+    return _GRAPHS[name]()
+
+
+GRAPHS = _Graphs()
+SCALE = {"gaussian": 0.7, "learned variance": 0.3, "harmonium": 0.5, "exponential": 0.2}
+KEY = zoo.KEY
+PAIR = np.zeros(2, np.uint32)
+NUM = 2000
+
+
+def model(name: str, seed: int) -> tuple[FactorGraph, dict, float]:
+    """A model and its exact log Z, by the package's own sum."""
+    graph = GRAPHS[name]
+    params = random_params(graph, seed, SCALE.get(name, 1.0))
+    return graph, params, float(exact.log_partition(graph, params))
+
+
+def zoo_model(name: str, seed: int = 1, scale: float = 1.0) -> tuple[FactorGraph, dict, float]:
+    """A graph of the zoo with stronger params, and its log Z by enumeration in NumPy."""
+    graph = zoo.graph(name)
+    params = random_params(graph, seed, {"poisson": 0.5, "learned": 0.3}.get(name, scale))
+    return graph, params, Oracle(graph, params, {}).log_z
+
+
+def uniform(graph: FactorGraph) -> dict:
+    """A reference that is far from most models."""
+    return {b: f.default_eta() for b, f in graph.families.items()}
+
 
 RUN = {"num_particles": NUM, "num_temperatures": 20}
 
