@@ -65,17 +65,6 @@ def assert_law(mean: Any, exact: Any, standard_error: Any, comparisons: int | No
     )
 
 
-def empirical_z(samples: Any, exact: Any) -> np.ndarray:
-    """z of independent rows' means against ``exact``.
-
-    :param samples: shape ``(rows, ...)``.
-    :param exact: shape ``(...)``.
-    """
-    samples = np.asarray(samples, float)
-    error = samples.std(0, ddof=1) / math.sqrt(len(samples))
-    return (samples.mean(0) - np.asarray(exact)) / np.maximum(error, 1e-12)
-
-
 def assert_rows_law(samples: Any, exact: Any, comparisons: int | None = None) -> None:
     """:func:`assert_law` for independent rows of shape ``(rows, ...)``."""
     samples = np.asarray(samples, float)

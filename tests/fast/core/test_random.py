@@ -41,7 +41,7 @@ def test_fold_in_separates_every_counter() -> None:
 
 
 def test_keys_on_an_accelerator_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    fold = lambda: random._folded.__wrapped__(KEYS, np.uint32(7), np.arange(5, dtype=np.uint32))
+    fold = lambda: random._folded.__wrapped__(KEYS, np.array(7, np.uint32), np.arange(5, dtype=np.uint32))
     on_cpu = np.asarray(fold())
     monkeypatch.setattr(random.backend, "accelerated", lambda: True)
     np.testing.assert_array_equal(fold(), on_cpu)

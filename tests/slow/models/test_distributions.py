@@ -8,7 +8,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-from numpyro.infer import MCMC
 from oracle import Oracle, numpy_statistics, unit_values
 import pytest
 from scipy import stats
@@ -65,7 +64,7 @@ COUNTS = np.array([[3.0, 0, 1], [0, 2, 2]])
 
 
 def mixture(params: Any) -> tuple[Array, Array, Array]:
-    """Return log-weights of every h, with v integrated out; means and variances of v given h."""
+    """Return log-weights of every h, and the means and variances of v given h."""
     p = in_float64(params)["v:h"]
     variance, centre = np.exp(p["log_variance"]), p["mean"] + (PAIRS - 0.5) @ p["weight"].T
     log_weight = PAIRS @ p["bias"] + (centre**2 / variance + p["log_variance"]).sum(1) / 2
@@ -189,26 +188,6 @@ def test_exact_and_coupled_gradients(name: str) -> None:
     jax.tree.map(check, estimate.value, gradient, estimate.standard_error)
 
 
-def run_chains(graph: FactorGraph, params: Any, warmup: int, num_chains: int = 8000) -> dict[str, Array]:
-    """Return one draw of each of many Gibbs chains."""
-    options = {"num_warmup": warmup, "num_samples": 1, "num_chains": num_chains, "progress_bar": False}
-    mcmc = MCMC(ebmpp.BlockedGibbs(graph), chain_method="vectorized", **options)
-    mcmc.run(KEY, params)
-    return {name: np.asarray(value) for name, value in mcmc.get_samples().items()}
-
-
-@pytest.mark.parametrize("name", ENERGIES)
-def test_chains_of_an_energy_against_enumeration(name: str) -> None:
-    graph, energy = ENERGIES[name]
-    params = random_params(graph, seed=3, scale=0.8)
-    states, log_weights = enumerated(graph, params, energy)
-    weights = softmax(log_weights)
-    draws = graph.statistics(run_chains(graph, params, 40, 4000))
-    for block in graph.families:
-        expected = np.tensordot(weights, np.array([state[block] for state in states]), 1)
-        assert_rows_law(draws[block], expected, 40)
-
-
 # -- the Gaussian-Bernoulli machine ------------------------------------------------------------------
 
 
@@ -219,16 +198,6 @@ def test_gaussian_likelihood_is_that_of_a_mixture() -> None:
     expected = np.log(sum(w * normal.pdf(v) for w, normal in zip(softmax(log_weight), normals, strict=True)))
     likelihood = exact.log_likelihood(GAUSSIAN, GAUSSIAN_PARAMS, v.astype(np.float32))
     np.testing.assert_allclose(likelihood, expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_gaussian_chains_have_the_moments_of_the_mixture() -> None:
-    log_weight, centre, variance = mixture(GAUSSIAN_PARAMS)
-    v = run_chains(GAUSSIAN, GAUSSIAN_PARAMS, 30)["v"].astype(float)
-    share = softmax(log_weight)
-    assert_rows_law(
-        np.concatenate([v, v**2], 1), np.concatenate([share @ centre, share @ (centre**2 + variance)])
-    )
 
 
 @pytest.mark.slow
@@ -259,15 +228,6 @@ def test_replicated_softmax_of_every_length_shares_its_params(tokens: int) -> No
     np.testing.assert_allclose(np.exp(expected).sum(), 1, rtol=1e-5)
     likelihood = exact.log_likelihood(graph, WORD_PARAMS, documents)
     np.testing.assert_allclose(likelihood, expected, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_chains_of_documents_against_enumeration() -> None:
-    words = run_chains(harmonium.replicated(2, 3, 2), WORD_PARAMS, 25)["words"]
-    documents = np.array(list(itertools.product(range(3), repeat=2)))
-    share = (words[:, None] == documents).all(-1).mean(0)
-    expected = np.exp([document_log_probability(WORD_PARAMS, d, 2) for d in documents])
-    assert_law(share, expected, np.sqrt(expected * (1 - expected) / len(words)))
 
 
 def test_likelihoods_of_poisson_and_presence_harmoniums() -> None:
