@@ -26,7 +26,7 @@ import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Binomial, Categorical, Gaussian, Poisson, Spin
-from ebmpp.core import programs
+from ebmpp.core import compile as programs
 
 _USUAL = "--xla_cpu_use_fusion_emitters=true"
 
@@ -126,7 +126,7 @@ def main() -> None:
         return
     imports(options.repeats)
     declared()
-    if not programs._known("xla_cpu_use_fusion_emitters", False):
+    if not programs._is_known("xla_cpu_use_fusion_emitters", False):
         parser.error(
             f"the XLA of jax {jax.__version__} has the usual emitters alone: there is nothing to compare"
         )

@@ -23,7 +23,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
-from ebmpp.core.programs import traced
+from ebmpp.core.compile import is_traced
 from ebmpp.errors import ArgumentError, DeclarationError
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ def on_host(name: str, *given: Any, instead: str = "call it outside, on values t
     :param instead: what to do.
     :raises ArgumentError: under jax.jit, jax.vmap, jax.grad, or in a monitor of ``fit`` that is compiled.
     """
-    if traced([each for each in given if not isinstance(each, Iterator)]):  # a stream's rows come later
+    if is_traced([each for each in given if not isinstance(each, Iterator)]):  # a stream's rows come later
         raise ArgumentError(
             f"{name} runs from the host: under jax.jit, jax.vmap or jax.grad, or in a function that is a "
             f"monitor of fit, it cannot be traced: {instead}"

@@ -17,8 +17,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, statistics
+from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
-from ebmpp.core.programs import compiled
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import ArgumentError, DomainError, StateError, UnmetError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats
@@ -204,7 +204,7 @@ def gradient_bias(
     return _compare(tuple(graph.param_shapes), estimator, plan, gradients, unbiased)
 
 
-@compiled(statics=2, quick=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
+@compiled(statics=2, fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
 def _step(
     graph: FactorGraph, estimator: Estimator, params: Params, state: Any, batch: Batch, key: Key
 ) -> Estimate:

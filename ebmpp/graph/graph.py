@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks, sharding
+from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Shown
-from ebmpp.core.programs import compiled
 from ebmpp.core.types import Draws, Natural, Params, PerRow, Rows, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family

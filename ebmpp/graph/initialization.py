@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Eta, Params
-from ebmpp.core.programs import compiled
+from ebmpp.core.compile import compiled
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Bias, Factor

@@ -11,7 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Params, checks, random
-from ebmpp.core.programs import Program
+from ebmpp.core.compile import Compiled
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import RowKernel
@@ -173,7 +173,7 @@ def local_search(
     return LocalMode(shaped, found.steps.reshape(batch))
 
 
-_search = Program(search.local_modes)
+_search = Compiled(search.local_modes)
 
 
 def _free_values(init: Any, given: states.Clamped) -> Mapping[str, Any]:

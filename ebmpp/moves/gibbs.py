@@ -13,8 +13,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.compile import is_fast_compile
 from ebmpp.core.loops import apart, pays
-from ebmpp.core.programs import quick_here
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import halves
@@ -86,7 +86,7 @@ def draw(graph: Families, blocks: Iterable[str], eta: Rows, keys: Keys) -> Block
     count = num_words(graph, blocks)
     make = lambda eta: draw_rows(graph, blocks, eta, random.words(keys, count))
     # a loop keeps draws out of the place of their parameters: 100 rows at 784x500 took 1.6 as long there
-    return apart(make, dict(eta)) if quick_here() and pays(len(keys) * count) else make(eta)
+    return apart(make, dict(eta)) if is_fast_compile() and pays(len(keys) * count) else make(eta)
 
 
 def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:

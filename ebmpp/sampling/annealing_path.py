@@ -23,7 +23,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.programs import Program
+from ebmpp.core.compile import Compiled
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
@@ -231,7 +231,7 @@ def log_partition_of(graph: FactorGraph, eta: Eta) -> float:
 # -- chains along the path -------------------------------------------------------------------------
 
 
-@Program
+@Compiled
 def _carry(
     target: Target,
     eta0: Eta,

@@ -5,7 +5,6 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-from functools import partial
 from typing import Any
 import warnings
 
@@ -17,7 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Params, checks, random
-from ebmpp.core.programs import Program
+from ebmpp.core.compile import Compiled, compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
@@ -268,7 +267,7 @@ def _means(target: Target, x: Blocks) -> Blocks:
     return made
 
 
-@partial(Program, static_argnames="num_samples")
+@compiled(statics=(1,))
 def _sample(
     target: Target, num_samples: int, x: Blocks, keys: Array, num_warmup: Array
 ) -> tuple[Blocks, Blocks, Array]:
@@ -291,7 +290,7 @@ def _sample(
     return x, mean, trace
 
 
-@Program
+@Compiled
 def _search(target: Target, x: Blocks, keys: Array) -> tuple[Blocks, Array]:
     found = search.local_modes(target, x, random.fold_in(keys, 2))
     return found.x, found.value

@@ -24,7 +24,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend, random, sharding
-from ebmpp.core.programs import compiled
+from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped
@@ -66,9 +66,9 @@ class _Count(NamedTuple):
 # An accumulator of a caller's function is another one each time that the function is made anew.
 @compiled(
     statics=(1, 2, 3),
-    kept=64,
-    quick=lambda target, moves, accumulator, *_, **__: quick(target.graph, moves, accumulator),
-    also=lambda target, *_, **__: target.graph,
+    size=64,
+    fast_compile=lambda target, moves, accumulator, *_, **__: quick(target.graph, moves, accumulator),
+    key=lambda target, *_, **__: target.graph,
 )
 def run_pairs(
     target: Target,

@@ -12,7 +12,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.programs import compiled
+from ebmpp.core.compile import compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph

@@ -5,7 +5,7 @@
 import jax
 from jax import Array
 
-from ebmpp.core.programs import compiled
+from ebmpp.core.compile import compiled
 from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.sampling import systems

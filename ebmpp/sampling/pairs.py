@@ -39,7 +39,7 @@ class Accumulator(Protocol):
 
 
 def quick(graph: FactorGraph | None, moves: Iterable[Move], accumulator: Accumulator) -> bool:
-    """Whether a program of such pairs is compiled :class:`quick <ebmpp.core.programs.Program>`.
+    """Whether a program of such pairs is compiled by the older emitters.
 
     Where layers are drawn whose units have few values and take one word (Bernoulli, Spin, Categorical) the
     first step of ``UCD`` then takes 0.6 to 0.8 of the time, and later ones as long to within some 4 %.

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
+from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured
-from ebmpp.core.programs import compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import ArgumentError, DomainError

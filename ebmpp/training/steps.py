@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 import optax
 
 from ebmpp.core import backend, random, sharding
-from ebmpp.core.programs import compiled
+from ebmpp.core.compile import compiled
 from ebmpp.core.types import Key, Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Batch, Estimator
@@ -77,7 +77,7 @@ def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selecti
     return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
-@compiled(statics=3, quick=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
+@compiled(statics=3, fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
 def run_chunk(
     graph: FactorGraph,
     estimator: Estimator,

@@ -16,7 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
-from ebmpp.core.programs import compiled
+from ebmpp.core.compile import compiled
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound

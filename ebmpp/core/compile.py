@@ -1,0 +1,215 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Bounded caches of compiled functions, and the compiler options that they are compiled with."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+import dataclasses
+from functools import cache, update_wrapper
+import os
+import threading
+from types import CodeType, FunctionType
+from typing import Any
+import warnings
+from weakref import WeakSet
+
+import jax
+from jax.core import Tracer
+import jax.numpy as jnp
+
+from ebmpp.core import backend
+
+_Options = tuple[tuple[str, Any], ...]
+# XLA asks LLVM for vectors of 256 bits. Where a processor has 512, those took 0.86 (16x16, 200x100) and
+# 0.92 (784x500) of the time for 1000 coupled pairs, 0.62 for an Ising torus, and as long to compile.
+_WIDE = "xla_cpu_prefer_vector_width", "512"
+# XLA's older emitters compile hundreds of kernels in 0.6 to 0.75 of the time. They do not vectorise a kernel
+# that writes where it reads. The XLA of jax 0.12 does not know the option.
+_FAST = "xla_cpu_use_fusion_emitters", False
+_fast: ContextVar[bool] = ContextVar("fast", default=False)
+
+
+def is_fast_compile() -> bool:
+    """True while a function is traced that is compiled by the older emitters."""
+    return _fast.get()
+
+
+def is_traced(inputs: Any) -> bool:
+    """True if any leaf is a tracer, or if the call is made while a function is traced."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)) or isinstance(
+        jnp.zeros(()), Tracer
+    )
+
+
+class Compiled:
+    """A function compiled for each value of its static arguments; the most recently used are kept.
+
+    ``jax.jit(..., static_argnums=...)`` keeps every program until ``jax.clear_caches()``: a small one takes
+    a megabyte and some five memory mappings, of which Linux grants a process 65530. jax takes compiler
+    options for a whole program, so none are set inside a caller's ``jax.jit``. Options that ``XLA_FLAGS``
+    names keep their values.
+
+    :param fn: traced by jax.
+    :param statics: number of leading arguments that are hashable values, not arrays, or their positions.
+    :param size: number of values of the static arguments whose programs are kept.
+    :param fast_compile: called once per program with the arguments; True to compile by XLA's older emitters.
+        Measure before you ask for it.
+    :param key: called with the arguments; a further hashable value that tells programs apart.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        statics: int | tuple[int, ...] = 0,
+        size: int = 16,
+        fast_compile: Callable[..., bool] | None = None,
+        key: Callable[..., Hashable] | None = None,
+    ) -> None:
+        self._fn, self._size, self._fast_compile, self._key = fn, size, fast_compile, key
+        self._statics = tuple(range(statics)) if isinstance(statics, int) else statics
+        self._programs: dict[Hashable, dict[_Options | None, Any]] = {}  # the newest is the last
+        self._lock = threading.Lock()
+        update_wrapper(self, fn)
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, compiling it where the static arguments or the shapes are new."""
+        jits, arrays = self._lookup(args)
+        if is_traced((arrays, kwargs)):
+            return jits[()](*arrays, **kwargs)
+        options = jits.get(None)
+        if options is None:  # once per program
+            fast = self._fast_compile is not None and self._fast_compile(*args, **kwargs)
+            options = jits[None] = _options(fast)
+        if options not in jits:
+            jits[options] = jax.jit(jits[()].__wrapped__, compiler_options=dict(options))
+        token = _fast.set(_FAST in options)
+        try:
+            return jits[options](*arrays, **kwargs)
+        finally:
+            _fast.reset(token)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower the function, as ``jax.jit`` does."""
+        jits, arrays = self._lookup(args)
+        return jits[()].lower(*arrays, **kwargs)
+
+    def eval_shape(self, *args: Any) -> Any:
+        """Return the shapes of the result; nothing is compiled."""
+        jits, arrays = self._lookup(args)
+        return jits[()].eval_shape(*arrays)
+
+    def clear_cache(self) -> None:
+        """Forget all programs."""
+        with self._lock:
+            while self._programs:
+                _clear(self._programs.popitem()[1])
+
+    def _cache_size(self) -> int:
+        return sum(jitted._cache_size() for jits in self._programs.values() for jitted in _jits(jits))
+
+    def _lookup(self, args: tuple) -> tuple[dict, list]:
+        """Return the jitted functions of the static arguments, one per set of options, and the arrays."""
+        static = {i: args[i] for i in self._statics}
+        arrays = [a for i, a in enumerate(args) if i not in static]
+        key = (*static.values(), None if self._key is None else self._key(*args))
+        with self._lock:
+            jits = self._programs.pop(key, None)
+            if jits is None:
+                _warn_of_new_functions(static.values())
+                jits = {(): jax.jit(self._bind(static))}
+            self._programs[key] = jits
+            if len(self._programs) > self._size:
+                _clear(self._programs.pop(next(iter(self._programs))))
+        return jits, arrays
+
+    def _bind(self, static: dict[int, Any]) -> Callable:
+        def bound(*arrays: Any, **kwargs: Any) -> Any:
+            args = list(arrays)
+            for i, value in static.items():  # in ascending order
+                args.insert(i, value)
+            return self._fn(*args, **kwargs)
+
+        update_wrapper(bound, self._fn, ("__name__",), ())  # in logs and profiles
+        return bound
+
+
+def compiled(statics: int | tuple[int, ...], **options: Any) -> Callable[[FunctionType], Compiled]:
+    """:class:`Compiled` as a decorator.
+
+    **Example**
+
+    >>> @compiled(statics=1)
+    ... def power(exponent, x):
+    ...     return x**exponent
+    >>> [int(power(n, 2)) for n in range(20)][-1], len(power)
+    (524288, 16)
+    """
+    return lambda fn: Compiled(fn, statics, **options)
+
+
+def _jits(jits: dict) -> list[Any]:
+    return [jitted for options, jitted in jits.items() if options is not None]
+
+
+def _clear(jits: dict) -> None:
+    for jitted in _jits(jits):
+        jitted.clear_cache()
+
+
+def _options(fast: bool) -> _Options:
+    """Return the compiler options for the default device."""
+    if backend.accelerated():
+        return ()
+    flags = os.environ.get("XLA_FLAGS", "")
+    wanted = (_WIDE, _FAST) if fast else (_WIDE,)
+    return tuple(option for option in wanted if option[0] not in flags and _is_known(*option))
+
+
+@cache
+def _is_known(name: str, value: Any) -> bool:
+    """True if this XLA knows an option: it refuses to compile with one that it does not know."""
+    try:
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+_seen: WeakSet[FunctionType] = WeakSet()
+_compilations: Counter[CodeType] = Counter()
+
+
+def _warn_of_new_functions(static: Any) -> None:
+    """Warn once when a third function of one line of code is about to be compiled."""
+    for fn in _functions(static):
+        if fn in _seen:
+            continue
+        _seen.add(fn)
+        _compilations[fn.__code__] += 1
+        if _compilations[fn.__code__] == 3:
+            warnings.warn(
+                f"{fn.__name__} of {fn.__code__.co_filename}, line {fn.__code__.co_firstlineno}, has been "
+                "compiled three times, because each call passed a new function object. Define the function "
+                "once, outside the loop that makes these calls.",
+                stacklevel=4,
+            )
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """Yield the functions that a static argument holds."""
+    if isinstance(value, FunctionType):
+        yield value
+    elif isinstance(value, str | bytes):
+        return
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _functions(getattr(value, field.name))
+    elif isinstance(value, dict):
+        yield from _functions(tuple(value.values()))
+    elif isinstance(value, tuple | list) or type(value) is type({}.values()):
+        for item in value:
+            yield from _functions(item)
