@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the parts of ``python -m ebmpp``: options, data, stages, and a few steps of training."""
+"""Parts of ``python -m ebmpp``: options, data, stages and steps of training; and a short run."""
 
 import dataclasses
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 import jax
 
 from helpers import often
-from page_blocks import python_blocks
+from release_files import python_blocks
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

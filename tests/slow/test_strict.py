@@ -5,27 +5,24 @@
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
+from mcmc_tools import make_mcmc, run_mcmc
 import numpy as np
-from numpyro.infer import MCMC
 from own_families import Ternary
 import pytest
+import zoo
 
 import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Observed, Poisson, Spin, exact, layered
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Observed, Spin, exact, layered
 from ebmpp.kernels import LongRun
 
-KEY = jax.random.key(0)
-RBM = layered(v=Bernoulli(4), h=Bernoulli(3))
+KEY, RBM = zoo.KEY, zoo.graph("rbm")
 GRAPHS = {
-    "rbm": RBM,
+    **{name: zoo.graph(name) for name in ("rbm", "lattice", "poisson")},
     "deep": layered(v=Spin(3), h1=Categorical(2, 3), h2=Bernoulli(2)),
     "gaussian": layered(v=Gaussian(3, "learned"), h=Ternary(2)),
-    "counts": layered(v=Poisson(2), h=Bernoulli(2)),
-    "lattice": FactorGraph.from_networkx(nx.grid_2d_graph(3, 3), Spin),
 }
 DATA = np.random.default_rng(0).integers(0, 2, (12, 4)).astype(float)
 
@@ -37,11 +34,7 @@ def params_of(graph: FactorGraph) -> dict[str, Any]:
 
 
 def draws(kernel: Any, *args: Any, **clamped: Any) -> dict:
-    mcmc = MCMC(
-        kernel, num_warmup=2, num_samples=3, num_chains=2, chain_method="vectorized", progress_bar=False
-    )
-    mcmc.run(KEY, *args, **clamped)
-    return mcmc.get_samples()
+    return run_mcmc(kernel, *args, num_warmup=2, num_samples=3, num_chains=2, clamped=clamped).get_samples()
 
 
 def assert_finite(tree: Any) -> None:
@@ -75,15 +68,7 @@ def test_kernels(name: str) -> None:
 
 
 def test_long_runs(tmp_path: Path) -> None:
-    mcmc = MCMC(
-        ebmpp.BlockedGibbs(RBM),
-        num_warmup=2,
-        num_samples=12,
-        num_chains=2,
-        thinning=3,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = make_mcmc(ebmpp.BlockedGibbs(RBM), 12, 2, num_warmup=2, thinning=3)
     long = LongRun(mcmc, directory=tmp_path, keep=True, every=5)
     result = long.run(KEY, params_of(RBM), extra_fields=("i",))
     assert_finite((result.moments.mean, result.moments.variance))

@@ -26,12 +26,12 @@ def _sum(params: Any) -> Any:
 
 
 def steps_in(directory: Path) -> list[int]:
-    """Steps of the checkpoints in a directory."""
+    """Return the steps of the checkpoints in a directory."""
     return sorted(int(path.stem.removeprefix("checkpoint-")) for path in directory.glob("checkpoint-*.zip"))
 
 
 def names_in(directory: Path) -> list[str]:
-    """Relative paths of everything in a directory."""
+    """Return the relative paths of everything in a directory."""
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
@@ -51,11 +51,11 @@ def run_endlessly(directory: str, die_in: str) -> None:
     if die_in:
         function, calls = getattr(os, die_in), []
 
-        def killing(*args: Any) -> Any:
+        def kill_or_call(*args: Any) -> Any:
             calls.append(args)
             if len(calls) > 3:  # the marker, two checkpoints, and this one
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args)
 
-        setattr(os, die_in, killing)
+        setattr(os, die_in, kill_or_call)
     run(directory, 10**6, resume=True)

@@ -22,7 +22,6 @@ import tempfile
 import time
 import tomllib
 
-from page_blocks import python_blocks
 import release_files
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
@@ -188,7 +187,7 @@ def bare(python: Path, out: Path, wheel: Path) -> str:
 
 def readme(python: Path, out: Path) -> str:
     """Run the blocks of README as one program."""
-    blocks = python_blocks((release_files.ROOT / "README.md").read_text(encoding="utf-8"))
+    blocks = release_files.python_blocks((release_files.ROOT / "README.md").read_text(encoding="utf-8"))
     (out / "readme.py").write_text("\n".join(block.lstrip("\n") for block in blocks), encoding="utf-8")
     run([python, "readme.py"], out)
     return f"{len(blocks)} blocks"

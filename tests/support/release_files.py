@@ -1,10 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The two files of a release: how to build them, and their expected contents."""
+"""The two files of a release, their expected contents, and the programs in pages."""
 
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path, PurePosixPath
+import re
 import subprocess
 import sys
 import tarfile
@@ -98,3 +99,11 @@ def payload(wheel: Path) -> dict[str, bytes]:
     """Return the package's files in a wheel, by name."""
     with zipfile.ZipFile(wheel) as archive:
         return {n: archive.read(n) for n in archive.namelist() if n.startswith("ebmpp/")}
+
+
+_FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(text: str) -> list[str]:
+    """Return the code of each Python block of a page, padded with newlines to keep its line numbers."""
+    return ["\n" * text.count("\n", 0, m.start(1)) + m.group(1) for m in _FENCE.finditer(text)]

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Custom families: defaults derived from their states, and use in a graph."""
+"""Custom families: defaults derived from their states, use in a graph, and training."""
 
 import functools
 

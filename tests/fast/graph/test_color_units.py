@@ -1,6 +1,10 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Colourings of the units of a block: proper, and with as few colours as networkx needs."""
+"""Colourings of the units of a block: proper, with as few colours as networkx needs, and reproducible."""
+
+import os
+import subprocess
+import sys
 
 from hypothesis import given, settings, strategies as st
 import networkx as nx
@@ -60,3 +64,23 @@ def test_large_torus_is_coloured_without_networkx(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(coloring, "_color_component", None)
     colors = color_units(side * side, np.concatenate([right, down]))
     np.testing.assert_array_equal(colors.reshape(side, side), np.indices((side, side)).sum(0) % 2)
+
+
+def colored() -> str:
+    """Layers of graphs that networkx's smallest_last, fed with strings, colours by hash."""
+    layers = []
+    for seed in (17, 180, 188, 202, 241, 340):
+        numbers = nx.gnp_random_graph(12, 0.4, seed=seed)
+        graph = nx.Graph()
+        graph.add_nodes_from(f"block{i}" for i in numbers)
+        graph.add_edges_from({(f"block{a}", f"block{b}") for a, b in numbers.edges})
+        layers.append(color(graph))
+    return str(layers)
+
+
+def test_layers_are_the_same_in_another_process() -> None:
+    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = f"import runpy; print(runpy.run_path({__file__!r})['colored']())"
+    command = [sys.executable, "-c", program]
+    other = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == colored()

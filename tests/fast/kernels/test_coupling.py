@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""MaximalCoupling inside NumPyro: meetings, the distribution of both chains, chain methods."""
+"""MaximalCoupling and MetropolisCoupling: meetings, the distribution of both chains, chain methods."""
 
 import pickle
 

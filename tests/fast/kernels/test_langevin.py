@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupled Gibbs-Langevin sweeps against an exact mixture of Gaussians, and refusals."""
+"""Gibbs-Langevin sweeps, single and coupled, against an exact mixture of Gaussians, and refusals."""
 
 from functools import cache
 import pickle

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""local_search ends at states whose density no layer can raise."""
+"""local_search ends at states whose density no layer can raise; its kernel."""
 
 from functools import cache
 

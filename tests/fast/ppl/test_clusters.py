@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster moves of units of a model, against enumeration."""
+"""Cluster moves of units of a model, against enumeration and above the critical coupling."""
 
 from typing import Any
 

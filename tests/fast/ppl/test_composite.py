@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupled composites: unbiased estimates, maximal couplings of continuous sites, and refusals."""
+"""Coupled composites: unbiased estimates, maximal couplings of continuous sites, kernels, and refusals."""
 
 import pickle
 

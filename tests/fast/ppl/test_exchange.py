@@ -7,16 +7,18 @@ import pickle
 from typing import Any
 
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS, Gibbs
 import pytest
 
 import jax
+import jax.numpy as jnp
 
-from ebmpp import FactorGraph, Spin, exact, layered
-from ebmpp.errors import IntractableError
+from ebmpp import EnergyDistribution, FactorGraph, Spin, exact, layered
+from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.ppl import Exchange
-from helpers import assert_law, pair, slow
+from helpers import assert_law, assert_rows_law, pair, slow
 
 # the two colours of a 2x4 board, and which squares touch
 PLACES = np.stack(np.divmod(np.arange(8), 4), 1)
@@ -136,3 +138,112 @@ def test_failed_auxiliary_draw_is_reported() -> None:
     assert "1 FAILED auxiliary draws" in exchange.get_diagnostics_str(mcmc.last_state)
     with pytest.raises(IntractableError, match="not attractive"):
         sampler(exchange, 4).run(jax.random.key(0), x, init_params={"J": np.float32(-0.5)})
+
+
+GRAPH = layered(a=Spin(3), b=Spin(3))
+
+
+CONNECTIONS = np.float32([[1, 1, 0], [0, 1, 1], [1, 0, 1]])
+
+
+X = {
+    "a": np.float32([[1, 1, -1], [1, 1, 1], [-1, -1, -1]]),
+    "b": np.float32([[1, 1, 1], [1, -1, 1], [-1, -1, 1]]),
+}
+
+
+UNIFORM = {"J": dist.Uniform(0, 1.5)}
+
+
+def params_of(sites: Any, *_: Any, **__: Any) -> dict:
+    """Params at a coupling J and a field."""
+    field = jnp.broadcast_to(sites.get("field", 0.1), (3,))
+    return {"a": field, "b": field, "a:b": sites["J"] * CONNECTIONS}
+
+
+def run(kernel: Any, draws: int, chains: int, *args: Any, **options: Any) -> dict:
+    settings = {"num_warmup": 60, "chain_method": "vectorized", "progress_bar": False} | options
+    mcmc = MCMC(kernel, num_samples=draws, num_chains=chains, **settings)
+    mcmc.run(jax.random.key(1), *args)
+    return {name: np.asarray(v, float) for name, v in mcmc.get_samples(group_by_chain=True).items()}
+
+
+def grid_weights(x: dict, *axes: np.ndarray, log_prior: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """Points of a grid over (J, field) and their posterior probabilities."""
+    grid = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes)).astype(np.float32)
+
+    def log_joint(point: Any) -> Any:
+        params = params_of(dict(zip(("J", "field"), point, strict=False)))
+        density = GRAPH.log_density(params, x) if "b" in x else -GRAPH.free_energy(params, x)
+        return density.sum() - 3 * exact.log_partition(GRAPH, params)
+
+    log = np.asarray(jax.jit(jax.vmap(log_joint))(grid), float)
+    log = log + (log_prior(grid) if log_prior else 0.0)
+    return grid, np.exp(log - log.max()) / np.exp(log - log.max()).sum()
+
+
+COUPLINGS = np.linspace(0, 1.5, 402)[1:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["latents", "sweeps"])
+def test_posterior_with_latents_or_sweeps_matches_quadrature(kind: str) -> None:
+    """Latents are summed out; and many sweeps from the data are approximate, but close."""
+    x = {"a": X["a"]} if kind == "latents" else X
+    if kind == "latents":
+        kernel = Exchange(GRAPH, UNIFORM, params_of, lambda _, x: x)
+    else:
+        with pytest.warns(UserWarning, match=r"approximate .double Metropolis-Hastings"):
+            kernel = Exchange(GRAPH, UNIFORM, params_of, lambda _, x: x, auxiliary=60)
+    draws = run(kernel, 150, 60, x)["J"]
+    grid, weight = grid_weights(x, COUPLINGS)
+    mean = weight @ grid
+    moments = np.stack([draws.mean(1), ((draws - mean) ** 2).mean(1)], 1)
+    assert_rows_law(moments, np.append(mean, weight @ (grid - mean) ** 2))
+
+
+@pytest.mark.slow
+def test_several_dimensions_and_a_prior_on_the_line() -> None:
+    prior = {"J": dist.Normal(0.2, 0.3), "field": dist.Normal(0.0, 0.3)}
+    kernel = Exchange(GRAPH, prior, params_of, lambda _, x: x)
+    assert kernel.auxiliary == "enumerate" and kernel.target_accept == 0.234
+    draws = run(kernel, 200, 60, X, num_warmup=100)
+    log_prior = lambda grid: -0.5 * (((grid - [0.2, 0.0]) / 0.3) ** 2).sum(1)
+    axes = np.linspace(-1.2, 1.6, 61), np.linspace(-1.4, 1.4, 61)
+    grid, weight = grid_weights(X, *axes, log_prior=log_prior)
+    assert_rows_law(np.stack([draws["J"].mean(1), draws["field"].mean(1)], 1), weight @ grid)
+
+
+@pytest.mark.slow
+def test_block_of_gibbs_beside_nuts() -> None:
+    """y is J plus an offset of unit variance, plus noise."""
+
+    def model(x: Any, y: Any) -> None:
+        coupling = numpyro.sample("J", UNIFORM["J"])
+        offset = numpyro.sample("offset", dist.Normal())
+        with numpyro.plate("rows", 3):
+            numpyro.sample("x", EnergyDistribution(GRAPH, params_of({"J": coupling}), blocks="all"), obs=x)
+        numpyro.sample("y", dist.Normal(coupling + offset, 0.1), obs=y)
+
+    def likelihood(sites: Any, x: Any, y: Any) -> Any:
+        return dist.Normal(sites["J"] + sites["offset"], 0.1).log_prob(y)
+
+    data = lambda sites, x, y: {"a": x[:, :3], "b": x[:, 3:]}
+    block = Exchange(GRAPH, UNIFORM, params_of, data, log_weight=likelihood)
+    kernel = Gibbs([(block, ["J"]), (NUTS(model), None)])
+    x = np.concatenate([X["a"], X["b"]], 1)
+    draws = run(kernel, 80, 40, x, 1.5, chain_method=jax.vmap)
+    log_prior = lambda grid: -0.5 * (1.5 - grid[:, 0]) ** 2 / 1.01
+    grid, weight = grid_weights(X, COUPLINGS, log_prior=log_prior)
+    mean = weight @ grid[:, 0]
+    means = np.stack([draws["J"].mean(1), draws["offset"].mean(1)], 1)
+    assert_rows_law(means, np.array([mean, (1.5 - mean) / 1.01]))
+
+
+@pytest.mark.slow
+def test_start_without_auxiliary_draws_is_refused() -> None:
+    prior, options = {"J": dist.Uniform(0, 9)}, {"auxiliary": "coupling_from_the_past", "max_sweeps": 4}
+    kernel = Exchange(GRAPH, prior, params_of, lambda _, x: x, **options)
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(UnmetError, match=r"no auxiliary data.*not met after 4 sweeps"):
+        mcmc.run(jax.random.key(0), X, init_params={"J": np.float32(6.0)})

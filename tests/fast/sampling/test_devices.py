@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Many devices give the pairs, particles and estimates of one device."""
+"""Many devices give the pairs, particles, chains and estimates of one device."""
 
 from collections.abc import Callable
 import re

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The transformer: features, scores and draws against enumeration, epochs and weights of training."""
+"""The transformer: features, scores and draws against enumeration, training, and BernoulliRBM."""
 
 import dataclasses
 from functools import cache, partial
@@ -13,19 +13,22 @@ from own_families import Ternary
 import pytest
 from scipy.ndimage import convolve
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
+from sklearn.neural_network import BernoulliRBM
 from sklearn.preprocessing import minmax_scale
 from sklearn.utils.estimator_checks import parametrize_with_checks
+import zoo
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import PCD, Bernoulli, Binomial, Categorical, Poisson, exact
-from ebmpp.errors import DivergenceError, IntractableError
+from ebmpp import PCD, Bernoulli, Bias, Binomial, Categorical, FactorGraph, Pairwise, Poisson, exact, layered
+from ebmpp.errors import ArgumentError, DivergenceError, IntractableError
 from ebmpp.estimators.base import Estimate, Estimator
-from ebmpp.sklearn import HarmoniumTransformer
+from ebmpp.sklearn import HarmoniumTransformer, from_bernoulli_rbm, to_bernoulli_rbm
 from helpers import assert_rows_law, slow
 
 X = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 1, 0]], np.float32)
@@ -294,3 +297,40 @@ def test_features_classify_digits_better_than_pixels() -> None:
     classify = LogisticRegression(C=6000, max_iter=200).fit(model.transform(train), train_y)
     # with 500 iterations 0.78 and 0.94; BernoulliRBM with the same settings has 0.93
     assert pixels < 0.8 and classify.score(model.transform(test), test_y) > 0.91
+
+
+ROWS = np.random.default_rng(0).integers(0, 2, (12, 4)).astype(float)
+
+
+def test_a_fitted_bernoulli_rbm_becomes_an_equal_graph() -> None:
+    machine = BernoulliRBM(3, learning_rate=0.5, n_iter=5, random_state=0).fit(ROWS)
+    graph, params = from_bernoulli_rbm(machine)
+    np.testing.assert_allclose(graph.mean(params, {"v": ROWS}, "h"), machine.transform(ROWS), rtol=1e-5)
+    np.testing.assert_allclose(graph.free_energy(params, {"v": ROWS}), machine._free_energy(ROWS), rtol=1e-5)
+
+
+def test_a_graph_becomes_an_equal_bernoulli_rbm() -> None:
+    graph, params = zoo.graph("rbm"), zoo.params("rbm")
+    machine = to_bernoulli_rbm(graph, params, learning_rate=0.01, random_state=0)
+    np.testing.assert_allclose(machine.transform(ROWS), graph.mean(params, {"v": ROWS}, "h"), rtol=1e-5)
+    np.testing.assert_allclose(machine._free_energy(ROWS), graph.free_energy(params, {"v": ROWS}), rtol=1e-5)
+    np.testing.assert_allclose(from_bernoulli_rbm(machine)[1]["v:h"], params["v:h"], rtol=1e-6)
+    assert set(np.unique(machine.gibbs(ROWS))) <= {0, 1} and len(machine.get_feature_names_out()) == 3
+    before = machine.components_.copy()
+    machine.partial_fit(ROWS[:10])
+    assert not np.array_equal(machine.components_, before)
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(NotFittedError):
+        from_bernoulli_rbm(BernoulliRBM())
+    with pytest.raises(ArgumentError, match="BernoulliRBM"):
+        from_bernoulli_rbm(3)
+    factors = [Bias("v"), Bias("h"), Pairwise("v", [(0, 1)])]
+    lateral = FactorGraph({"v": Bernoulli(3)}, {"h": Bernoulli(2)}, factors)
+    for graph in (zoo.graph("spin"), layered(v=Bernoulli(2)), lateral):
+        params = {name: np.zeros(a.shape) for name, a in graph.param_shapes.items()}
+        with pytest.raises(ArgumentError, match="Bernoulli units"):
+            to_bernoulli_rbm(graph, params)
+    with pytest.raises(ArgumentError, match="n_components=7"):
+        to_bernoulli_rbm(zoo.graph("rbm"), zoo.params("rbm"), n_components=7)

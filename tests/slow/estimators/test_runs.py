@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ucd_tools import flat, log_likelihood, two_modes
+from training_tools import as_memmap, assert_same_run
+from ucd_tools import estimate, exact_gradient, flat, key, log_likelihood, two_modes
 import zoo
 
 import jax
@@ -43,13 +44,6 @@ GRAPH = layered(v=Bernoulli(9), h=Bernoulli(4))
 def train(data: Any, estimator: Any, **options: Any) -> Any:
     options = {"num_steps": 4, "optimizer": optax.sgd(0.2), "progress_bar": False} | options
     return ebmpp.fit(GRAPH, data, rng_key=zoo.KEY, estimator=estimator, **options)
-
-
-def assert_same_run(first: Any, second: Any) -> None:
-    """Two runs are equal bitwise."""
-    for name in ("params", "optimizer_state", "estimator_state"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(first, name), getattr(second, name))
-    assert first.history.identical(second.history)
 
 
 # -- missing entries -------------------------------------------------------------------------------
@@ -94,14 +88,8 @@ def test_weighted_chains_report_no_likelihood_of_drawn_entries() -> None:
     assert "log_likelihood" not in holes
 
 
-def in_file(path: Path, values: np.ndarray) -> np.ndarray:
-    file = np.memmap(path, mode="w+", dtype=values.dtype, shape=values.shape)
-    file[:] = values
-    return file
-
-
 def test_complete_rows_files_and_streams_train_as_arrays_do(tmp_path: Path) -> None:
-    known, file = np.ones(BARS.shape, bool), in_file(tmp_path / "v", BARS)
+    known, file = np.ones(BARS.shape, bool), as_memmap(BARS, tmp_path / "v")
     options = {"batch_size": 5, "estimator": UCD(num_pairs=8, num_slots=4)}
     plain = train(BARS, **options)
     for data in (
@@ -113,7 +101,7 @@ def test_complete_rows_files_and_streams_train_as_arrays_do(tmp_path: Path) -> N
         assert_same_run(train(data, **options), plain)
     options["estimator"] = CD()
     data = Observed.where_finite(HOLES)
-    holes = Observed(in_file(tmp_path / "h", HOLES), in_file(tmp_path / "k", data.known))
+    holes = Observed(as_memmap(HOLES, tmp_path / "h"), as_memmap(data.known, tmp_path / "k"))
     assert_same_run(train(holes, **options), train(data, **options))
 
 
@@ -184,3 +172,36 @@ def test_more_pairs_and_a_longer_window_vary_less() -> None:
 def test_watchers_may_be_left_out() -> None:
     fit = train(BARS, WeightedPCD(num_chains=20, num_watchers=0))
     assert "log_partition" not in fit.history and fit.estimator_state.watchers is None
+
+
+ROWS = {"v": np.float32([[1] * 4, [0] * 4])}
+
+
+def gradients(estimator: Any, steps: int = 250, warmup: int = 50) -> tuple[np.ndarray, Any, list[Any]]:
+    """Gradients by ``v`` of a run at fixed params whose chains all start in one mode."""
+    graph, params = zoo.graph("rbm"), two_modes(5.0, 0.05)
+    state, results, metrics = estimator.init(graph, params, ROWS, 2, key(0)), [], []
+    ones = lambda s: jax.tree.map(jnp.ones_like, s)
+    state = state._replace(chains=ones(state.chains)) if hasattr(state, "chains") else ones(state)
+    for seed in range(steps):
+        result = jax.device_get(estimate(estimator, graph, params, state, ROWS, key(seed + 1)))
+        state = result.state
+        if seed >= warmup:
+            results.append(result.gradient["v"])
+            metrics.append(result.metrics)
+    return np.stack(results), state, metrics
+
+
+def test_tempered_chains_weigh_modes_that_plain_chains_do_not_leave() -> None:
+    exact = exact_gradient(zoo.graph("rbm"), two_modes(5.0, 0.05), ROWS)["v"]
+    # batch means of 20 steps: neighbouring steps are not independent
+    result, state, metrics = gradients(TemperedPCD(k=2, num_chains=50, num_temperatures=6))
+    assert_rows_law(result.reshape(10, 20, -1).mean(1), exact)
+    stuck, _, _ = gradients(PCD(k=2, num_chains=50))
+    assert np.abs(stuck.mean(0) - exact).min() > 0.2
+    # the ladder has moved to where all neighbours are rejected alike
+    betas = np.asarray(state.betas)
+    assert betas[0] == 0 and betas[-1] == 1 and (np.diff(betas) > 0).all()
+    assert not np.allclose(betas, np.linspace(0, 1, 6), atol=0.02)
+    spread = [float(m["swap_rejection_max"] - m["swap_rejection_mean"]) for m in metrics]
+    assert np.mean(spread) < 0.15
