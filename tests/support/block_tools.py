@@ -62,7 +62,7 @@ def binary_model(y: Any) -> None:
 
 
 def spin_model(y: Any) -> None:
-    """The same model with pixels in -1 and +1, and the prior as a distribution."""
+    """Model with pixels in -1 and +1, whose prior is a distribution."""
     graph, layout = lattice()
     params = {"even": jnp.zeros(3), "odd": jnp.zeros(3), "even:odd": jnp.asarray(WEIGHTS)}
     offset = numpyro.sample("offset", dist.Normal(0, 1))

@@ -45,7 +45,7 @@ def run_mcmc(
     extra_fields: Sequence[str] = (),
     **options: Any,
 ) -> MCMC:
-    """Run a kernel on params (or other model arguments); ``options`` are those of :func:`make_mcmc`."""
+    """Run a kernel on params (or other model arguments); ``options`` go to :func:`make_mcmc`."""
     mcmc = make_mcmc(kernel, **options)
     key = jax.random.key(key) if isinstance(key, int) else key
     mcmc.run(key, *args, extra_fields=extra_fields, init_params=init_params, **(clamped or {}))

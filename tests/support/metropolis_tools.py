@@ -45,7 +45,7 @@ class Law:
 
 
 class Chain(Law):
-    """A chain that proposes some blocks uniformly, and then redraws those that it sums out.
+    """A chain that proposes some blocks uniformly, and then redraws the blocks that it sums out.
 
     :param summed: blocks that are summed out of the acceptance ratio.
     """

@@ -188,13 +188,13 @@ class Conditionals:
     reported: dict[str, np.ndarray]
 
     def around(self, row: int = 0) -> tuple[dict[str, np.ndarray], Call]:
-        """The block's own sites and their surroundings in one of the states."""
-        own = {site: self.values[site][row] for site in self.case.sites}
-        siblings = {name: v[row] for name, v in self.values.items() if name not in own}
-        return own, Call(siblings, self.case.args, {})
+        """Return the block's sites and their siblings in one of the states."""
+        sites = {site: self.values[site][row] for site in self.case.sites}
+        siblings = {name: v[row] for name, v in self.values.items() if name not in sites}
+        return sites, Call(siblings, self.case.args, {})
 
     def check(self, atol: float = 2e-5) -> None:
-        """Assert that the block's conditionals are those of the joint density."""
+        """Assert that the block has the conditionals of the joint density."""
         assert self.block.conditionals.num_layers == self.case.layers
         for site in self.case.sites:
             reported, exact = np.exp(self.reported[site]), np.exp(self.exact[site])
@@ -220,7 +220,7 @@ def brute_force(case: Case, block: Any, values: dict[str, Any]) -> dict[str, Any
                 is_moved = np.eye(size, dtype=bool).reshape(size, 1, *value.shape)
                 changed = jnp.where(is_moved, jnp.broadcast_to(table, (count, *value.shape)), changed)
             rows[site].append(changed.reshape(-1, *value.shape))
-    density = lambda own: log_density(case.model, case.args, {}, {**values, **own})[0]
+    density = lambda sites: log_density(case.model, case.args, {}, {**values, **sites})[0]
     logs, result, start = jax.vmap(density)({s: jnp.concatenate(v) for s, v in rows.items()}), {}, 0
     for site, (size, count) in sizes.items():
         shape = (*values[site].shape, count)
@@ -252,15 +252,17 @@ def conditionals(name: str) -> Conditionals:
 
 
 def advance(
-    block: Any, own: Any, call: Call, num_draws: int = 4000, seed: int = 0, rows: bool = False
+    block: Any, sites: Any, call: Call, num_draws: int = 4000, seed: int = 0, rows: bool = False
 ) -> Any:
     """One step of a block for each of many keys.
 
-    :param own: the block's sites; one state for each key if ``rows``.
+    :param sites: the block's sites; one state for each key if ``rows``.
     """
     keys = jax.random.split(jax.random.key(seed), num_draws)
-    step = jax.vmap(lambda own, key: block.advance(own, call, random.key_pair(key)), (0 if rows else None, 0))
-    return jax.tree.map(np.asarray, jax.jit(step)(own, keys))
+    step = jax.vmap(
+        lambda sites, key: block.advance(sites, call, random.key_pair(key)), (0 if rows else None, 0)
+    )
+    return jax.tree.map(np.asarray, jax.jit(step)(sites, keys))
 
 
 def run_alone(block: Any, start: dict, steps: int, chains: int, args: tuple = (), **siblings: Any) -> Any:

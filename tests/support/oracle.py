@@ -59,7 +59,7 @@ def numpy_statistics(family: Family, x: np.ndarray) -> np.ndarray:
 
 
 def statistics_of(family: Family, x: np.ndarray, interacting: bool = False) -> np.ndarray:
-    """Return the statistics of rows, or those that enter factors, shape ``(rows, statistics)``."""
+    """Return the statistics of rows, or the interacting ones, shape ``(rows, statistics)``."""
     t = numpy_statistics(family, x)
     if interacting and isinstance(family, Gaussian) and family.learned:
         t = t[..., 0]
@@ -81,21 +81,21 @@ def _coefficients(factor: Factor, w: np.ndarray, families: list[Family]) -> np.n
     """Return the coefficients of minus the energy in products of statistics, one axis per block."""
     sizes = [math.prod(f.interaction_shape) for f in families]
     if isinstance(factor, Convolution):
-        (n, m), (to, of, reach) = (f.size for f in families), w.shape
-        made = np.zeros((n, of, m, to))
-        for i, k, c, d in np.ndindex(m, reach, of, to):
-            made[i + k, c, i, d] += w[d, c, k]
-        return made.reshape(sizes)
+        (n, m), (to, channels, reach) = (f.size for f in families), w.shape
+        result = np.zeros((n, channels, m, to))
+        for i, k, c, d in np.ndindex(m, reach, channels, to):
+            result[i + k, c, i, d] += w[d, c, k]
+        return result.reshape(sizes)
     if isinstance(factor, Linear):
         i, j = np.indices(sizes)
         return w[0] + w[1] * (i == j % sizes[0])
     if factor.lateral:
-        each, (block,) = sizes[0] // families[0].size, factor.blocks
+        count, (block,) = sizes[0] // families[0].size, factor.blocks
         edges = factor.edges({block: families[0]})[block]
-        made = np.zeros((families[0].size, each, families[0].size, each))
+        result = np.zeros((families[0].size, count, families[0].size, count))
         for (i, j), weight in zip(edges, np.broadcast_to(w, len(edges)), strict=True):
-            made[i, range(each), j, range(each)] += weight
-        return made.reshape(sizes * 2)
+            result[i, range(count), j, range(count)] += weight
+        return result.reshape(sizes * 2)
     return w.reshape(sizes)
 
 
@@ -129,21 +129,21 @@ def numpy_energy(graph: FactorGraph, params: Mapping[str, Any], x: Mapping[str, 
 
 
 class Oracle:
-    """The joint distribution of the blocks that are not ``given``.
+    """The joint distribution of the blocks that are not ``fixed``.
 
-    :param given: one row of each given block.
+    :param fixed: one row of each fixed block.
     """
 
     def __init__(
-        self, graph: FactorGraph, params: Mapping[str, Any], given: Mapping[str, np.ndarray]
+        self, graph: FactorGraph, params: Mapping[str, Any], fixed: Mapping[str, np.ndarray]
     ) -> None:
         self.graph, self.params = graph, {n: np.asarray(w, float) for n, w in params.items()}
-        free = {b: f for b, f in graph.families.items() if b not in given}
+        free = {b: f for b, f in graph.families.items() if b not in fixed}
         listed = {b: f for b, f in free.items() if unit_values(f)}
         units = [unit_values(f) for f in listed.values() for _ in range(f.size)]
         listing = list(itertools.product(*units))
         states = np.array(listing, float).reshape(len(listing), len(units))
-        self.x, start = {b: np.repeat(v[None], len(states), 0) for b, v in given.items()}, 0
+        self.x, start = {b: np.repeat(v[None], len(states), 0) for b, v in fixed.items()}, 0
         for b, f in listed.items():
             self.x[b] = states[:, start : (start := start + f.size)].reshape(-1, *f.shape)
         self.reals = {b: f for b, f in free.items() if b not in listed}

@@ -76,7 +76,7 @@ def assert_unbiased(name: str, coupling: Any, windows: list[tuple[int, int, int]
         assert tau.min() >= lag and tau.max() > lag + 1  # there was something to correct
         means = np.stack([flat(r.total) for r in runs]) / (JOBS * (m - k + 1))
         error = means.std(0, ddof=1) / math.sqrt(RUNS)
-        # Student's t of 39 degrees of freedom: its tails at 1e-4 are those of a normal 15 % wider
+        # Student's t of 39 degrees of freedom: its tails at 1e-4 equal the tails of a normal 15 % wider
         assert_law(means.mean(0), exact, 1.15 * error, exact.size * len(windows))
 
 
@@ -120,10 +120,10 @@ def meeting_tail(kinds: tuple[str, str], times: int) -> np.ndarray:
     given_b, given_a = sigmoid(bias_a + states @ weight.T), sigmoid(bias_b + states @ weight)
     pair_a = np.array([[_joint(kinds[0], p, q) for q in given_b] for p in given_b])
     pair_b = np.array([[_joint(kinds[1], p, q) for q in given_a] for p in given_a])
-    ahead = _common(given_b[3], given_b[3]).diagonal()
+    leading_a = _common(given_b[3], given_b[3]).diagonal()
     joint = np.zeros((4, 4, 4, 4))  # a of X, a of Y, b of X, b of Y
     for a in range(4):
-        joint[a, 3, :, 3] = ahead[a] * _common(given_a[a], given_a[a]).diagonal()
+        joint[a, 3, :, 3] = leading_a[a] * _common(given_a[a], given_a[a]).diagonal()
     tail = []
     for _ in range(times):
         tail.append(1 - np.einsum("iijj", joint))

@@ -30,7 +30,7 @@ def _has_shape(hint: Any) -> bool:
 
 
 def _with_numpy(hint: Any) -> Any:
-    """Allow NumPy arrays in place of jax's: the type checker tells them apart."""
+    """Allow NumPy arrays in place of jax's: the type checker distinguishes them."""
     if _is_array(hint):
         return hint.dtype[Union[Array, np.ndarray], hint.dim_str] if hint.array_type is Array else hint
     inner = tuple(map(_with_numpy, get_args(hint)))

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Data, initial params, scores and pictures of the programs in models/, apart from those of models/rbm.py."""
+"""Data, initial params, scores and pictures of the programs in models/; test_rbm.py has models/rbm.py."""
 
 import itertools
 import json
