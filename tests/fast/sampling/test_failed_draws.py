@@ -2,19 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of real units meet, and a draw that cannot be made is flagged."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 from ucd_tools import key
+import zoo
 
 import jax
 import jax.numpy as jnp
 
+import ebmpp
 from ebmpp import Bernoulli, FactorGraph, Gaussian, layered
 from ebmpp.core import random
-from ebmpp.errors import DeclarationError
+from ebmpp.errors import DeclarationError, UnmetError
+from ebmpp.moves import couplings
 from ebmpp.moves.couplings import Trial
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.langevin import Langevin
@@ -22,6 +25,7 @@ from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
+from ebmpp.sampling import engine
 from ebmpp.sampling.accumulators import EnergyGradient
 from ebmpp.sampling.engine import Window, run_pairs
 from helpers import pair, slow
@@ -113,3 +117,15 @@ def test_a_residual_without_mass_is_flagged() -> None:
     result = attempt(random.fold_in(key(0), np.arange(9)))
     np.testing.assert_array_equal(result.broken, ~result.together["a"])
     assert result.broken.any() and not (result.broken & result.accept_y).any()
+
+
+@pytest.mark.slow
+def test_a_residual_without_mass_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.MOST_TRIALS == couplings.MOST_TRIALS
+    monkeypatch.setattr(engine, "MOST_TRIALS", 4096)
+    graph = pair(Lopsided(2), Bernoulli(2))
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2), "a:b": jnp.ones((2, 2))}
+    run = partial(ebmpp.unbiased_expectation, graph, params, lambda x: x["a"], rng_key=zoo.KEY, num_pairs=20)
+    for max_sweeps in (None, 2):
+        with pytest.raises(UnmetError, match=r"\d+ of them because a draw could not be made"):
+            run(max_sweeps=max_sweeps)

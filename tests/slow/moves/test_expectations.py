@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Categorical, FactorGraph, MaximalCoupling, Observed, Spin, exact
-from ebmpp.kernels import TemperingCoupling, tempered_expectation
+from ebmpp import Categorical, FactorGraph, Observed, exact
+from ebmpp.kernels import tempered_expectation
 from ebmpp.moves import Clusters, gibbs_sweep, metropolized_sweep
 from helpers import assert_law, random_params
 
@@ -84,21 +84,3 @@ def test_tempered_expectations_are_unbiased_given_observed_units() -> None:
     result = tempered_expectation(graph, params, graph.statistics, **options)
     exact_mean = conditional_means(graph, params, x=observed)["x"]
     assert_law(result.value["x"], exact_mean, result.standard_error["x"])
-
-
-def test_tempered_pairs_meet_where_gibbs_pairs_do_not() -> None:
-    """A ferromagnet with two modes, between which replicas exchange states."""
-    graph = FactorGraph.from_networkx(nx.grid_2d_graph(4, 4), Spin, shared=True)
-    params = {"x": jnp.full(16, 0.02), "x:x": jnp.asarray(0.9)}
-
-    def met(kernel: Any) -> np.ndarray:
-        @jax.jit
-        def run(keys):
-            state = kernel.init(keys, 0, None, (params,), {})
-            step = lambda state, _: (kernel.sample(state, (params,), {}), None)
-            return jax.lax.scan(step, state, length=150)[0].met
-
-        return np.asarray(run(jax.random.split(jax.random.key(11), 40)))
-
-    assert met(TemperingCoupling(graph, (0.0, 0.3, 0.45, 0.6, 1.0))).all()
-    assert met(MaximalCoupling(graph)).mean() < 0.9
