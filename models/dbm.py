@@ -40,7 +40,7 @@ import optax
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, FactorGraph, Family, Observed, Spin
 from ebmpp.contrib import LocalModeUCD
-from ebmpp.estimators import Centered, Estimator, MeanField, TargetCost
+from ebmpp.estimators import Centered, Estimator, MeanField, Quantile, TargetCost
 from shared import common, digit_images, rbm_likelihood
 
 _DEEPEST = 4
@@ -155,7 +155,8 @@ def estimator(args: argparse.Namespace) -> Estimator:
         rates = dict.fromkeys(upper, _UPPER)
     if args.estimator == "ucd":
         pairs = {"num_pairs": args.num_pairs, "start": "persistent", "marginalize": "layers"}
-        return Centered(UCD(length=TargetCost(args.cost), **pairs), rates=rates)
+        length = Quantile(0.9) if args.cost is None else TargetCost(args.cost)
+        return Centered(UCD(length=length, **pairs), rates=rates)
     pcd = PCD(num_chains=args.num_pairs, posterior=MeanField(_MEAN_FIELD))
     return Centered(pcd, rates=rates) if args.estimator == "centered" else pcd
 

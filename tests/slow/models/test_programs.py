@@ -185,6 +185,7 @@ REFUSED = [
     (dbm, "--steps=0", "--steps is at least 1"),
     (dbm, "--sides 9 9 9 9 9", "--sides are one to 4 numbers of at least 1, not [9, 9, 9, 9, 9]"),
     (dbm, "--sides 9 0", "not [9, 0]"),
+    (dbm, "--cost=1", "--cost is above 1, not 1.0"),
     (dbm, f"{LIKELIHOOD} --decay=-1", "--decay is a number of at least 0"),
     (dbm, f"{LIKELIHOOD} --decay=nan", "--decay is a number of at least 0"),
     (dbm, f"{LIKELIHOOD} --grey", "without --grey, and of a centered --estimator"),
