@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 import ebmpp
+from ebmpp.contrib import readers
 
 
 def _presence(directory: Any = None, **options: Any) -> np.ndarray:
     """Which of the thousand commonest words a document has."""
-    return (ebmpp.data.bag_of_words(directory, num_words=1000) > 0).astype(np.float32)
+    return (readers.bag_of_words(directory, num_words=1000) > 0).astype(np.float32)
 
 
 def _grey(directory: Any = None, labels: bool = False, **options: Any) -> Any:
     """CIFAR-10 without its colours: 32x32 pixels."""
-    made = ebmpp.data.cifar10(directory, labels=labels, **options)
+    made = readers.cifar10(directory, labels=labels, **options)
     rows = (made[0] if labels else made).reshape(-1, 3, 1024).mean(1)
     return (rows, made[1]) if labels else rows
 
@@ -29,9 +30,9 @@ READERS: dict[str, Callable[..., Any]] = {
     "digits": lambda directory=None, **options: ebmpp.data.digits(**options),
     "mnist": ebmpp.data.mnist,
     "fashion_mnist": ebmpp.data.fashion_mnist,
-    "omniglot": ebmpp.data.omniglot,
-    "caltech101_silhouettes": ebmpp.data.caltech101_silhouettes,
-    "usps": ebmpp.data.usps,
+    "omniglot": readers.omniglot,
+    "caltech101_silhouettes": readers.caltech101_silhouettes,
+    "usps": readers.usps,
     "cifar10": _grey,
     "bag_of_words": _presence,
 }

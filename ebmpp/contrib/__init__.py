@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods of single papers. They are tested and supported; no other package of ebmpp imports them."""
 
-from ebmpp.contrib import sample_quality
+from ebmpp.contrib import graphs, readers, sample_quality
 from ebmpp.contrib.fpcd import FPCD
 from ebmpp.contrib.herding import Herding
 from ebmpp.contrib.local_mode_ucd import LocalModeUCD
@@ -17,6 +17,8 @@ __all__ = [
     "Herding",
     "LocalModeUCD",
     "data_statistics",
+    "graphs",
+    "readers",
     "sample_quality",
     "spectral_descent",
 ]

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a data set's files are, and their bytes: packed or not, whole or said to be damaged."""
+"""Location and decompression of the files of data sets."""
 
 import bz2
 from collections.abc import Generator, Sequence
@@ -21,7 +21,7 @@ Folder = str | os.PathLike[str] | None
 
 DATA_DIR_VARIABLE = "EBMPP_DATA_DIR"
 
-#: by a file's first bytes: what it is, what opens it, and how that says that it is damaged
+#: by a file's first bytes: its format, the function that opens it, and the errors of damaged data
 _PACKED = {
     b"\x1f\x8b": ("gzip", gzip.open, (EOFError, gzip.BadGzipFile, zlib.error)),
     b"BZh": ("bzip2", bz2.open, (EOFError, OSError)),
@@ -30,60 +30,53 @@ _CHUNK = 1 << 20
 
 
 def find(
-    who: str, directory: Folder, name: str, folders: Sequence[str], source: str, packed: str = ""
+    reader: str, directory: Folder, name: str, folders: Sequence[str], source: str, packed: str = ""
 ) -> Path:
-    """The path of a file of a data set, packed or not.
+    """Return the path of a file of a data set, packed or not.
 
-    :param who: the reader, for its errors.
-    :param directory: a folder; None for the environment's.
-    :param folders: under it, where the file is looked for, in order; "." is the folder itself.
-    :param source: where the file is to be had.
-    :param packed: the suffix that its packed form has.
-    :raises FileNotFoundError: if it is nowhere; the text says where it was looked for and how to get it.
+    :param reader: name of the reader, for error messages.
+    :param directory: a folder; None for the environment variable.
+    :param folders: subfolders to search in order; "." is the folder itself.
+    :param source: where the file can be had.
+    :param packed: suffix of its packed form.
+    :raises FileNotFoundError: if it is in none of them, with the source.
     """
-    given = os.environ.get(DATA_DIR_VARIABLE) if directory is None else directory
-    told = f"{name}[{packed}]" if packed else name
-    if not given:
-        raise FileNotFoundError(
-            f"{who}: no directory given, and the environment variable {DATA_DIR_VARIABLE} is not "
-            f"set. Set it to the folder that holds {told}, or pass directory=... ({source})"
-        )
-    places = [Path(given, folder) for folder in folders]
+    root = os.environ.get(DATA_DIR_VARIABLE) if directory is None else directory
+    places = [Path(root, folder) for folder in folders] if root else []
     for place in places:
         for path in (place / name, place / f"{name}{packed}"):
             if path.is_file():
                 return path
+    searched = " or ".join(map(str, places)) or "no directory"
     raise FileNotFoundError(
-        f"{who}: no {told} in {' or '.join(map(str, places))}; pass directory=..., or set "
-        f"{DATA_DIR_VARIABLE}, to the folder that holds it. ({source})"
+        f"{reader}: {name}{f'[{packed}]' if packed else ''} must be in the folder given by directory=... or "
+        f"by the environment variable {DATA_DIR_VARIABLE}, got {searched}. ({source})"
     )
 
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Generator[BinaryIO]:
-    """A file to read, of which gzip and bzip2 are undone: its first bytes tell, not its name.
+    """Open a file, decompressing gzip and bzip2 as its first bytes tell.
 
-    :raises ArgumentError: from inside, where what is packed is damaged.
+    :raises ArgumentError: from inside, for damaged compressed data.
     """
     with open(path, "rb") as raw:
         first = raw.read(max(map(len, _PACKED)))
         raw.seek(0)
-        known = [how for magic, how in _PACKED.items() if first.startswith(magic)]
-        if not known:
+        formats = [value for magic, value in _PACKED.items() if first.startswith(magic)]
+        if not formats:
             yield raw
             return
-        ((kind, opened, damaged),) = known
+        ((kind, open_packed, damaged),) = formats
         try:
-            with opened(raw) as file:
+            with open_packed(raw) as file:
                 yield cast(BinaryIO, file)
         except damaged as error:
-            raise ArgumentError(
-                f"{path}: damaged {kind} ({error}); fetch the file again, or check its checksum."
-            ) from error
+            raise ArgumentError(f"{path}: damaged {kind} ({error}); fetch the file again") from error
 
 
 def read_up_to(file: BinaryIO, size: int) -> bytearray:
-    """Up to `size` bytes, in chunks: asking for them all at once would allocate them first."""
+    """Read up to ``size`` bytes in chunks; one call would allocate them first."""
     data = bytearray()
     while len(data) < size and (chunk := file.read(min(_CHUNK, size - len(data)))):
         data += chunk

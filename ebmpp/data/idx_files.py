@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""IDX files, the form of MNIST and its relatives."""
+"""IDX files, the format of MNIST."""
 
 import math
 import os
@@ -19,18 +19,15 @@ _MAX_DIMS = 64  # of a NumPy array
 
 
 def idx(path: str | os.PathLike[str]) -> Array:
-    """
-    Read an IDX file, the form of MNIST and its relatives, packed by gzip or not.
+    """Read an IDX file, gzipped or not.
 
-    Whether it is packed is told from the file's first bytes, not from its name. Memory grows with what
-    the file really holds, never with what its header promises.
+    Memory grows with the content of the file, not with the size that its header claims.
 
     :param path: the file.
-    :return: array in the machine's byte order, with the file's own shape and type: uint8, int8,
-        int16, int32, float32 or float64.
+    :return: array in native byte order, with the file's shape and dtype: uint8, int8, int16, int32, float32
+        or float64.
     :raises FileNotFoundError: if there is no such file.
-    :raises ArgumentError: if the file is not IDX, has an unknown type code or impossible dimensions,
-        is cut short, goes on after its data, or is damaged gzip; the text names the file.
+    :raises ArgumentError: if the file is not IDX, truncated, too long, or damaged gzip.
 
     **Example**
 
@@ -42,52 +39,32 @@ def idx(path: str | os.PathLike[str]) -> Array:
     array([7, 2, 1], dtype=uint8)
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; give the path of an IDX file.")
     with files.unpacked(path) as file:
         return _parse(path, file)
 
 
 def _parse(path: Path, file: BinaryIO) -> Array:
-    """Header, dimensions, data."""
     magic = files.read_up_to(file, 4)
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[3] == 0:
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[3] == 0 or magic[2] not in _DTYPES:
         raise ArgumentError(
-            f"{path}: not an IDX file: it begins with {magic.hex(' ') or 'nothing'}, where "
-            "00 00, a type code and a number of dimensions above 0 are expected."
+            f"{path}: an IDX file must start with 00 00, a type code of {[f'{c:02x}' for c in _DTYPES]} and "
+            f"a number of dimensions > 0, got {magic.hex(' ') or 'nothing'}"
         )
-    code, ndim = magic[2], magic[3]
-    if code not in _DTYPES:
-        known = ", ".join(f"0x{c:02x} {np.dtype(d).name}" for c, d in _DTYPES.items())
-        raise ArgumentError(f"{path}: unknown IDX type code 0x{code:02x}; the known ones are {known}.")
-    dtype = np.dtype(_DTYPES[code])
-
+    dtype, ndim = np.dtype(_DTYPES[magic[2]]), magic[3]
     header = files.read_up_to(file, 4 * ndim)
-    if len(header) < 4 * ndim:
-        raise ArgumentError(
-            f"{path}: truncated IDX file: {ndim} dimensions take {4 * ndim} bytes, "
-            f"found {len(header)}; fetch the file again."
-        )
-    shape = tuple(np.frombuffer(header, ">u4").tolist())
-    # A dimension of 0 counts as 1 here: NumPy refuses such a shape too, less clearly.
+    shape = tuple(np.frombuffer(header[: len(header) // 4 * 4], ">u4").tolist())
+    # A dimension of 0 counts as 1: NumPy refuses such a shape too, less clearly.
     if ndim > _MAX_DIMS or math.prod(d or 1 for d in shape) * dtype.itemsize > sys.maxsize:
-        told = " x ".join(map(str, shape[:6])) + (" x ..." if len(shape) > 6 else "")
         raise ArgumentError(
-            f"{path}: impossible IDX dimensions: {ndim} of them, {told}; an array "
-            f"has at most {_MAX_DIMS} dimensions and {sys.maxsize} bytes."
+            f"{path}: an array must have at most {_MAX_DIMS} dimensions that fit, got {shape[:6]}"
         )
-
     expected = math.prod(shape) * dtype.itemsize
-    # One byte more than promised: shows trailing bytes, and makes gzip check its sum at the end.
+    # One byte more than expected shows trailing bytes, and makes gzip verify its checksum.
     data = files.read_up_to(file, expected + 1)
-    if len(data) < expected:
+    if len(header) < 4 * ndim or len(data) != expected:
+        size = f"more than {expected}" if len(data) > expected else len(data)
         raise ArgumentError(
-            f"{path}: truncated IDX file: shape {shape} of {dtype.name} takes {expected} bytes, "
-            f"found {len(data)}; fetch the file again."
-        )
-    if len(data) > expected:
-        raise ArgumentError(
-            f"{path}: trailing bytes after the {expected} bytes of shape {shape} of {dtype.name}; "
-            "the header or the file is damaged: fetch the file again."
+            f"{path}: {ndim} dimensions {shape} of {dtype.name} must take {expected} bytes, got {size}; the "
+            "file is truncated or damaged"
         )
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -1,9 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""One block's values, from whatever holds numbers to the library's own width, checked on the way.
+"""Validation of one block's values, from any container of numbers to the library's dtypes.
 
-Values are checked in the width in which they are given: 64-bit counts that were narrowed first would wrap
-or round into other counts without a word.
+Values are checked in the dtype in which they are given: 64-bit counts that were narrowed first would silently
+wrap or round to other counts.
 """
 
 from typing import Any
@@ -21,130 +21,118 @@ from ebmpp.families.family import Family
 
 
 def is_concrete(x: object) -> bool:
-    """Whether values can be looked at now (not under jit, vmap or grad)."""
+    """Return True unless ``x`` is traced by jit, vmap or grad."""
     return not isinstance(x, Tracer)
 
 
 def as_array(name: str, value: Any) -> Numbers:
-    """Numbers as they are given, of any width; nothing is copied, and of a memory map nothing is read.
+    """Return an array of numbers of any dtype, without a copy; a memory map is not read.
 
-    Data frames are taken column by column, in their order; so is anything that has ``__array__``.
+    Data frames are converted column by column, and anything with ``__array__`` by numpy.
 
-    :param name: of the block.
-    :raises StateError: for what does not hold real numbers, and for two things that belong into an
-        :class:`~ebmpp.Observed`.
+    :param name: name of the block.
+    :raises StateError: for anything but real numbers, and for values with a mask.
     """
     where = f"block {name!r}"
-    if isinstance(value, tuple) and hasattr(value, "known"):
+    leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
+    is_masked = any(isinstance(v, np.ma.MaskedArray) for v in leaves)  # numpy would ignore the masks
+    if is_masked or (isinstance(value, tuple) and _is_pair_with_mask(value)):
         raise StateError(
-            f"{where}: got an Observed, and every unit needs a value here; ebmpp.complete fills in the others"
-        )
-    if isinstance(value, tuple) and _are_values_and_known(value):
-        raise StateError(
-            f"{where}: got a tuple of values and booleans; if these say which units are known, give "
-            "ebmpp.Observed(values, known)"
-        )
-    # numpy takes a list of masked rows for one of what is under the masks
-    each = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
-    if any(isinstance(v, np.ma.MaskedArray) for v in each):
-        raise StateError(
-            f"{where}: got a masked array; give ebmpp.Observed(values.filled(0), ~values.mask) for what the "
-            "mask leaves (of a list of them, of np.ma.stack(list))"
+            f"{where}: must be numbers without a mask, got {type(value).__name__}. Pass "
+            "ebmpp.Observed(values, known) where missing units are accepted, or fill them in by "
+            "ebmpp.complete."
         )
     if hasattr(value, "iloc") and hasattr(value, "columns"):
-        return _of_frame(where, value)
-    if isinstance(value, list | tuple) and any(not is_concrete(v) for v in each):
+        return _from_frame(where, value)
+    if isinstance(value, list | tuple) and not all(map(is_concrete, leaves)):
         return jnp.asarray(value)
     return checks.numbers(where, value, StateError)
 
 
-def _are_values_and_known(value: tuple) -> bool:
-    arrays = [isinstance(v, np.ndarray | Array | list) for v in value]
-    if len(value) != 2 or not all(arrays):
+def _is_pair_with_mask(value: tuple) -> bool:
+    """Return True for an Observed, or a tuple of values and booleans that was meant as one."""
+    if hasattr(value, "known"):
+        return True
+    if len(value) != 2 or not all(isinstance(v, np.ndarray | Array | list) for v in value):
         return False
     return all(map(is_concrete, jax.tree.leaves(value[1]))) and np.asarray(value[1]).dtype == bool
 
 
-def _of_frame(where: str, frame: Any) -> np.ndarray:
+def _from_frame(where: str, frame: Any) -> np.ndarray:
     for name, dtype in zip(frame.columns, frame.dtypes, strict=True):
         if dtype.kind not in "biuf":
-            raise StateError(f"{where}: column {name!r} of the data frame holds {dtype}, not numbers")
+            raise StateError(f"{where}: column {name!r} of the data frame must hold numbers, got {dtype}")
     plain = all(isinstance(dtype, np.dtype) for dtype in frame.dtypes)
     common = np.result_type(*frame.dtypes, bool) if plain else np.dtype(float)
     if common.kind == "f" and any(dtype.kind in "iu" for dtype in frame.dtypes):
-        common = np.longdouble  # doubles would round whole numbers past 2**53 before they are checked
-    return frame.to_numpy(common) if plain else frame.to_numpy(common, na_value=np.nan)  # pandas' own types
+        common = np.longdouble  # doubles would round integers past 2**53 before they are checked
+    return frame.to_numpy(common) if plain else frame.to_numpy(common, na_value=np.nan)
 
 
-def settle(name: str, family: Family, given: Numbers, check: bool = True) -> Array:
-    """Values as draws of the family have them.
+def settle(name: str, family: Family, value: Numbers, check: bool = True) -> Array:
+    """Convert values to the dtype of the family's draws.
 
-    :param given: of :func:`as_array`.
-    :param check: whether to look at values.
+    :param value: of :func:`as_array`.
+    :param check: False to skip the check of values.
     :raises StateError: for a value outside the support, or one that jax's default floats cannot hold.
     """
-    dtype = jnp.result_type(float)
-    if not is_concrete(given):
-        return jnp.asarray(given, family.dtype)
-    with sharding.at_once(), np.errstate(over="ignore"):  # known values stay known under jit
-        made = given.astype(dtype)
+    if not is_concrete(value):
+        return jnp.asarray(value, family.dtype)
+    with sharding.at_once(), np.errstate(over="ignore"):  # concrete values stay concrete under jit
+        narrow = value.astype(jnp.result_type(float))
         if check:
-            check_values(name, family, made, given)
-            _check_width(name, family, made, given)
-        return jnp.asarray(made, family.dtype)
+            check_values(name, family, narrow, value)
+            _check_width(name, family, narrow, value)
+        return jnp.asarray(narrow, family.dtype)
 
 
-def check_values(name: str, family: Family, x: Numbers, given: Numbers | None = None) -> None:
+def check_values(name: str, family: Family, x: Numbers, original: Numbers | None = None) -> None:
     """Check values against the support.
 
-    :param given: the same before they were narrowed, to be shown.
-    :raises StateError: for NaN or a value outside the support, with the first place it stands.
+    :param original: the values before they were narrowed.
+    :raises StateError: for nan or a value outside the support, with its first index.
     """
     if not is_concrete(x):
         return
-    with sharding.at_once():  # under jit, known values would be staged, not looked at
+    with sharding.at_once():
         wrong = ~np.asarray(family.in_support(np.asarray(x)))  # on the host: nothing to compile
-        if given is not None and np.isinf(infinite := np.asarray(x)).any():
-            # what became infinite on the way is told as that
-            wrong &= ~(np.isinf(infinite) & np.isfinite(np.asarray(given).astype(float)))
+        if original is not None and wrong.any():  # overflow is reported by _check_width
+            wrong &= ~(np.isinf(np.asarray(x)) & np.isfinite(np.asarray(original).astype(float)))
         if wrong.any():
-            wrong, wanted = np.argwhere(wrong), describe(family)
-            shown = np.asarray(x if given is None else given)[tuple(wrong[0])]
-            hint = "; ebmpp.Observed.where_finite(values) says that nan is missing" if shown != shown else ""
-            _refuse(name, family, wrong, shown, f"; expected {wanted}{hint}")
+            _refuse(name, family, wrong, x if original is None else original, describe(family))
 
 
-def _check_width(name: str, family: Family, made: Numbers, given: Numbers) -> None:
-    """:raises StateError: for a whole number that floats round, or a number that becomes infinite."""
-    kind, floats = given.dtype.kind, np.finfo(made.dtype)
-    if kind not in "iuf" or given.dtype.itemsize * 8 <= (floats.bits if kind == "f" else floats.nmant + 1):
+def _check_width(name: str, family: Family, narrow: Numbers, original: Numbers) -> None:
+    """Refuse an integer that floats round, or a number that overflows."""
+    kind, floats = original.dtype.kind, np.finfo(narrow.dtype)
+    digits = floats.bits if kind == "f" else floats.nmant + 1
+    if kind not in "iuf" or original.dtype.itemsize * 8 <= digits:
         return
-    given, held = np.asarray(given), np.asarray(made)
-    wrong = np.isinf(held) & np.isfinite(given)
+    original, held = np.asarray(original), np.asarray(narrow)
+    wrong = np.isinf(held) & np.isfinite(original)
     if family.states() is not None or getattr(family.support, "is_discrete", False):
         with np.errstate(invalid="ignore"):
-            wrong = wrong | (held.astype(given.dtype) != given)
-        if kind != "f":  # the way back of what is past the last number is whatever the machine makes of it
-            wrong |= held >= 2.0 ** (8 * given.dtype.itemsize - (kind == "i"))
+            wrong = wrong | (held.astype(original.dtype) != original)
+        if kind != "f":  # converting back past the last integer depends on the machine
+            wrong |= held >= 2.0 ** (8 * original.dtype.itemsize - (kind == "i"))
     if wrong.any():
-        places = np.argwhere(wrong)
-        shown, became = given[tuple(places[0])], held[tuple(places[0])]
-        remedy = 'give values of another unit, or jax.config.update("jax_enable_x64", True)'
-        why = f", which {held.dtype} cannot hold: it would be {became:.17g}; {remedy}"
-        _refuse(name, family, places, shown, why)
+        _refuse(name, family, wrong, original, f"numbers that {held.dtype} holds (or set jax_enable_x64)")
 
 
-def _refuse(name: str, family: Family, places: np.ndarray, shown: Any, why: str) -> None:
-    index = tuple(int(i) for i in places[0])
-    count = f"{len(places)} such value{'s' if len(places) > 1 else ''}"
-    raise StateError(f"block {name!r} ({family!r}) got {shown!s} at index {index} ({count}){why}")
+def _refuse(name: str, family: Family, wrong: np.ndarray, values: Numbers, expected: str) -> None:
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    raise StateError(
+        f"block {name!r} ({family!r}) must have {expected}, got {np.asarray(values)[index]!s} at index "
+        f"{index} and {int(wrong.sum())} such values. ebmpp.Observed.where_finite(values) marks nan as "
+        "missing."
+    )
 
 
 def describe(family: Family) -> str:
-    """What values a family takes, in words."""
+    """Return the values of a family in words."""
     states = family.states()
     if states is not None and len(states) <= 3:
         return f"values in {{{', '.join(f'{s:g}' for s in np.asarray(states))}}}"
     if states is not None:
-        return f"whole numbers from {states[0]:g} to {states[-1]:g}"
+        return f"integers from {states[0]:g} to {states[-1]:g}"
     return str(family.support).strip("<>") or "values in its support"

@@ -242,7 +242,7 @@ def natural_part(
         eta_at = lambda t, factor=factor: natural(graph, params, t, [block], [factor])[block]
         eta = eta + split.take(to_units(jax.vmap(eta_at)(graph.statistics(state)), split.family), part)
     eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
-    return mask_natural(split.part_family(part), split.real(part), jnp.moveaxis(eta, 0, 1))
+    return mask_natural(split.part_family(part), split.mask(part), jnp.moveaxis(eta, 0, 1))
 
 
 def mask_natural(family: Family, mask: Bool[Array, "..."] | None, eta: Natural) -> Natural:

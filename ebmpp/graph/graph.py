@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The declaration: a factor graph of visible and latent blocks, and what follows from it."""
+"""Factor graphs of visible and latent blocks."""
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
@@ -31,18 +31,20 @@ if TYPE_CHECKING:
 
 
 class FactorGraph(Declaration, Shown):
-    """An energy-based model: ``log p(x) = -E(t(x)) + sum_b log r_b(x_b) - log Z``.
+    r"""An energy-based model of visible and latent blocks.
 
-    Immutable, hashable and compared by value, so it can be a static argument of ``jax.jit``. All
+    .. math:: \log p(x) = -E(t(x)) + \sum_b \log r_b(x_b) - \log Z
+
+    It is immutable, hashable and compared by value, so it can be a static argument of ``jax.jit``. All
     methods take leading batch axes and work under ``jit``, ``vmap`` and ``grad``.
 
-    :param visible: blocks that data are given for, a dict of families.
+    :param visible: blocks with data, a dict of families.
     :param latent: the other blocks.
-    :param factors: the terms of the energy.
-    :param labels: names of the units of some blocks, in their order: hashable, and each once.
-    :raises DeclarationError: unknown block, two factors of one name, a block no factor mentions, or
-        an energy that fails.
-    :raises NotMultiAffineError: a factor that is not affine in each unit's statistics.
+    :param factors: terms of the energy.
+    :param labels: names of the units of some blocks, in their order: different and hashable.
+    :raises DeclarationError: for an unknown block, two factors of one name, a block in no factor, or an
+        energy that fails.
+    :raises NotMultiAffineError: for a factor that is not affine in each unit's statistics.
 
     **Example**
 
@@ -56,6 +58,8 @@ class FactorGraph(Declaration, Shown):
     (10,)
     """
 
+    # -- networks --------------------------------------------------------------------------------
+
     @classmethod
     def from_networkx(
         cls,
@@ -66,17 +70,15 @@ class FactorGraph(Declaration, Shown):
         shared: bool = False,
         bias: bool = True,
     ) -> "FactorGraph":
-        """One visible block of a unit a node, in the nodes' order, whose units interact along the edges.
+        """Declare one visible block with a unit per node, whose units interact along the edges.
 
-        The nodes are the units' ``labels``.
+        The nodes become the units' ``labels``.
 
-        :param graph: undirected. Where its edges have a ``weight`` and its nodes a ``bias``, that is where
-            these params start.
-        :param family: a class such as ``Spin``, called with the number of nodes; or a family of as
-            many units.
-        :param block: the block's name.
-        :param shared: one weight for all edges.
-        :param bias: whether units have biases.
+        :param graph: undirected. Edge attributes ``weight`` and node attributes ``bias`` give initial params.
+        :param family: a family, or a class such as ``Spin`` that is called with the number of nodes.
+        :param block: name of the block.
+        :param shared: use one weight for all edges.
+        :param bias: add a bias to each unit.
         :raises DeclarationError: for a directed graph, parallel edges, loops or a wrong number of units.
 
         **Example**
@@ -87,19 +89,19 @@ class FactorGraph(Declaration, Shown):
         >>> ising.layers
         (('x[0]',), ('x[1]',))
         """
-        made, factors = networks.declare(graph, family, block, shared, bias)
-        return cls({block: made}, factors=factors, labels={block: graph.nodes})
+        units, factors = networks.declare(graph, family, block, shared, bias)
+        return cls({block: units}, factors=factors, labels={block: graph.nodes})
 
     def to_networkx(self, params: Params | None = None) -> nx.Graph:
-        """The graph of the blocks; or, given params, of the units with their biases and weights.
+        """Return the graph of blocks or, with ``params``, that of units with their biases and weights.
 
-        Blocks have ``family``, ``visible``, ``layer`` and ``parts``, and edges between them ``factors``.
-        Units are named as in ``labels``, or by number or index; with their block, ``("v", 3)``, where there
-        are several. They have ``block`` and ``bias``, and edges ``weight``: ``from_networkx`` takes that back
-        for one block. Two blocks' units of weight 0 have no edge.
+        Blocks have the attributes ``family``, ``visible``, ``layer`` and ``parts``, and their edges
+        ``factors``. Units are named by their ``labels``, number or index, with their block if there are
+        several: ``("v", 3)``. They have ``block`` and ``bias``, and edges have ``weight``; ``from_networkx``
+        inverts this for one block. Units of two blocks are joined if their weight is not 0.
 
-        :raises ArgumentError: given params, for units of several statistics each.
-        :raises IntractableError: given params, for an energy in which three units interact.
+        :raises ArgumentError: with ``params``, for units of several statistics each.
+        :raises IntractableError: with ``params``, for an energy in which three units interact.
 
         **Example**
 
@@ -117,13 +119,13 @@ class FactorGraph(Declaration, Shown):
 
     @classmethod
     def from_bqm(cls, bqm: Any, *, block: str = "x") -> "FactorGraph":
-        """One visible block of a unit a variable of a binary quadratic model: spins, or Bernoulli units.
+        """Declare one visible block with a unit per variable of a binary quadratic model.
 
-        ``init`` gives its biases and weights, with the opposite signs: p(x) is proportional to
-        exp(-bqm.energy(x)). The variables are the units' ``labels``. The offset, a constant, is left out.
+        ``init`` returns its biases and weights with opposite signs, so that p(x) is proportional to
+        exp(-bqm.energy(x)). The variables become the units' ``labels``. The offset is dropped.
 
         :param bqm: a ``dimod.BinaryQuadraticModel``, or the two dicts ``(h, J)`` of an Ising model.
-        :param block: the block's name.
+        :param block: name of the block.
         :raises ArgumentError: for anything else, or a model without variables.
 
         **Example**
@@ -133,31 +135,33 @@ class FactorGraph(Declaration, Shown):
         >>> graph.labels["x"], graph.init(jax.random.key(0))["x:x"].tolist()
         (('a', 'b'), [1.0])
         """
-        made, factors, variables = networks.of_bqm(bqm, block)
-        return cls({block: made}, factors=factors, labels={block: variables})
+        units, factors, variables = networks.of_bqm(bqm, block)
+        return cls({block: units}, factors=factors, labels={block: variables})
 
     def to_bqm(self, params: Params) -> Any:
-        """The energy as a ``dimod.BinaryQuadraticModel``, of the variables of :meth:`to_networkx`.
+        """Return the energy as a ``dimod.BinaryQuadraticModel`` of the variables of :meth:`to_networkx`.
 
         Needs dimod, an extra: ``pip install ebmpp[dimod]``.
 
-        :raises ArgumentError: unless all units are Spin, or all are Bernoulli.
+        :raises ArgumentError: unless all blocks are Spin, or all are Bernoulli.
         :raises IntractableError: for an energy in which three units interact.
         :raises ImportError: without dimod.
         """
         self.check(params)
         return networks.to_bqm(self, params)
 
+    # -- display ---------------------------------------------------------------------------------
+
     def _card(self) -> Card:
         return display.card(self)
 
     def draw(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw the block graph: a column a layer, visible blocks shaded, factors' names on the edges.
+        """Draw the block graph, one column per layer, with visible blocks shaded and factors on the edges.
 
-        A factor over one block is listed under that block's family; one over three blocks or more has its
-        name on each edge it makes. Needs matplotlib.
+        A factor over one block is listed below it; one over three blocks or more is on each edge that it
+        makes. Needs matplotlib.
 
-        :param ax: where to; a new figure if None.
+        :param ax: axes to draw on; a new figure by default.
 
         **Example**
 
@@ -177,74 +181,73 @@ class FactorGraph(Declaration, Shown):
         scheme: str | Mapping[str, str] = "gaussian",
         weights: ArrayLike | None = None,
     ) -> Params:
-        """Initial params, a dict keyed by factor name.
+        """Return initial params, a dict by factor.
 
         :param rng_key: a jax key.
-        :param data: rows of the visible blocks; their base rates become the visible biases, those of known
-            entries alone where a block is an :class:`~ebmpp.Observed`.
+        :param data: rows of the visible blocks, whose base rates become the visible biases; those of known
+            entries for an :class:`~ebmpp.Observed` block.
         :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
             (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with
             "weight" ("gaussian", "orthogonal", "zero") and "bias" ("base_rate", "logistic", "zero").
-        :param weights: of the rows in the base rates, not all 0; equal ones by default.
+        :param weights: of the rows in the base rates, not all 0; equal by default.
         :raises ParameterError: for an unknown scheme.
         :raises StateError: for data of a wrong name, shape or value.
         """
-        initialization.resolve(scheme)  # refused before the data are looked at
+        initialization.resolve(scheme)  # before the data are read
         means = {} if data is None else tables.mean_statistics(self, data, weights)
         rng_key = checks.key("init: rng_key", rng_key)
         return initialization.init_params(self.factors, self.families, rng_key, scheme, means)
 
     def check(self, params: Params, values: bool = True) -> None:
-        """Check params: names, shapes, finite values, and that the model normalises.
+        """Check names, shapes and finite values of params, and that the model normalises.
 
-        :param values: False for names and shapes alone.
+        :param values: False to check names and shapes only.
         :raises ParameterError: naming the factor.
-        :raises DomainError: with an account of what does not normalise.
+        :raises DomainError: if the model does not normalise, with the reason.
         """
         states.check_params(self.param_shapes, params)
         if not values:
             return
         states.check_finite(params)
-        if all(states.is_concrete(leaf) for leaf in jax.tree.leaves(params)):
-            with sharding.at_once():  # under jit, known params would be staged
+        if all(map(states.is_concrete, jax.tree.leaves(params))):
+            with sharding.at_once():  # under jit, concrete params would be staged
                 normalization.check(self, params)
 
     def as_visible(self, data: StateLike) -> dict[str, Any]:
-        """Data as a dict of visible blocks; a bare array (or the like) stands for the only one.
+        """Return data as a dict of visible blocks; anything but a dict stands for the only one.
 
-        :raises StateError: for a bare array when there are several visible blocks.
+        :raises StateError: for an array when there are several visible blocks.
         """
         return states.as_visible(self, data)
 
     def _as_state(self, x: StateLike) -> dict[str, Any]:
-        """A state as a dict of blocks; a bare array stands for the only visible one."""
         x = dict(x) if isinstance(x, Mapping) else states.as_visible(self, x)
         states.check_names(x, self.families)
         return x
 
-    # -- what follows from the energy ------------------------------------------------------------
+    # -- densities and conditionals --------------------------------------------------------------
 
     def _rows(self, params: Params, x: StateLike, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
         states.check_params(self.param_shapes, params)
         return states.as_rows(self.families, self._as_state(x), tuple(needed))
 
     def energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
-        """E(t(x)).
+        """Return E(t(x)).
 
-        :param x: every block, shapes ``(*batch, *shape)``; here and in what follows a bare array stands for
-            the only visible block.
-        :raises StateError: missing or unknown block, wrong shape, NaN, or outside the support.
+        :param x: every block, shapes ``(*batch, *shape)``. Here and in the methods below, a bare array stands
+            for the only visible block.
+        :raises StateError: for a missing or unknown block, a wrong shape, or a value outside the support.
         """
         rows, batch = self._rows(params, x, self.families)
         return _energies(self, params, rows).reshape(batch)
 
     def log_density(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
-        """log p(x) + log Z: minus the energy, plus the base measures."""
+        """Return log p(x) + log Z, minus the energy plus the base measures."""
         rows, batch = self._rows(params, x, self.families)
         return _log_densities(self, params, rows).reshape(batch)
 
-    def _law(self, params: Params, x: StateLike, block: str) -> tuple[Natural, Family]:
-        """Natural parameters of a block, or of a part of one such as "x[0]", and their family."""
+    def _natural(self, params: Params, x: StateLike, block: str) -> tuple[Natural, Family]:
+        """Return natural parameters and family of a block, or of a part such as "x[0]"."""
         parts = {lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)}
         name, part = parts.get(block, (block, None))
         states.check_names([name], self.families)
@@ -260,69 +263,70 @@ class FactorGraph(Declaration, Shown):
         return jnp.take(flat, units, axis=len(batch)), dataclasses.replace(family, shape=(len(units),))
 
     def natural_parameters(self, params: Params, x: StateLike, block: str) -> Natural:
-        """eta of ``block`` given its neighbours in ``x``: shape ``(*batch, *shape, *stat_shape)``.
+        """Return the natural parameters of ``block`` given its neighbours, ``(*batch, *shape, *stat_shape)``.
 
-        :param block: a block, or a part such as "x[0]" of one whose units interact. Of such a whole
-            block, the natural parameter of each unit given all the others.
+        :param block: a block, or a part such as "x[0]" of one whose units interact. Such a block as a whole
+            gives the natural parameter of each unit given all others.
         """
-        return self._law(params, x, block)[0]
+        return self._natural(params, x, block)[0]
 
     def conditional(self, params: Params, x: StateLike, block: str) -> dist.Distribution:
-        """The law of ``block`` given the rest: a NumPyro distribution over the whole block.
+        """Return the conditional of ``block`` given the rest, a NumPyro distribution over the whole block.
 
-        :param block: a block, or a part such as "x[0]" of one whose units interact, whose units are those of
+        :param block: a block, or a part such as "x[0]" of one whose units interact: the units
             ``splits["x"].units[0]``.
         :raises IntractableError: for a block whose units interact.
         """
         if block in self.splits:
             raise IntractableError(
-                f"{clash(block, block)}, so given the rest it has no law of independent units; ask for one "
-                f"of its parts, such as {lateral.part_name(block, 0)!r}, or draw the block with BlockedGibbs"
+                f"{clash(block, block)}, so they are not independent given the rest. Ask for a part such as "
+                f"{lateral.part_name(block, 0)!r}, or draw the block by BlockedGibbs."
             )
-        eta, family = self._law(params, x, block)
+        eta, family = self._natural(params, x, block)
         return family.distribution(eta)
 
     def mean(self, params: Params, x: StateLike, block: str) -> Natural:
-        """Mean statistics of ``block`` given the rest, dA/deta; of each unit, where the units interact."""
-        eta, family = self._law(params, x, block)
+        """Return the mean statistics of ``block`` given the rest, or of each unit if its units interact."""
+        eta, family = self._natural(params, x, block)
         return family.mean(eta)
 
     def mode(self, params: Params, x: StateLike, block: str) -> Draws:
-        """The most probable value of ``block`` given the rest; of each unit, where the units interact."""
-        eta, family = self._law(params, x, block)
+        """Return the mode of ``block`` given the rest, or of each unit if its units interact."""
+        eta, family = self._natural(params, x, block)
         return family.mode(eta)
 
     def marginal(self, params: Params, x: StateLike, blocks: Iterable[str] | str) -> Float[Array, "*batch"]:
-        """log of the unnormalised density of the other blocks, ``blocks`` summed out exactly.
+        """Return the log of the unnormalised density of the other blocks, with ``blocks`` summed out exactly.
 
-        :param x: the blocks that stay, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored. Of an
-            :class:`~ebmpp.Observed` one, the unknown units are summed out too.
-        :param blocks: blocks that do not interact with one another, nor with one that lacks units.
-        :raises IntractableError: when two of ``blocks``, or units of one, interact.
+        :param x: the other blocks, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored. Unknown
+            units of an
+            :class:`~ebmpp.Observed` block are summed out too.
+        :param blocks: blocks that interact neither with one another nor with a partly observed block.
+        :raises IntractableError: if two of ``blocks``, or units of one, interact.
         """
         blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
         states.check_names(blocks, self.families)
         states.check_params(self.param_shapes, params)
-        kept = {b: v for b, v in self._as_state(x).items() if b not in blocks}
+        rest = {b: v for b, v in self._as_state(x).items() if b not in blocks}
+        states.check_summable(self, blocks)
         needed = [b for b in self.families if b not in blocks]
-        states.refuse_together(self, blocks)
-        rows, known, batch = states.as_partial_rows(self.families, kept, needed)
-        states.refuse_together(self, blocks, known)
+        rows, known, batch = states.as_partial_rows(self.families, rest, needed)
+        states.check_summable(self, blocks, known)
         value = _log_marginals(self, blocks, params, rows, known)
         return value.reshape(batch) if rows else value
 
     def free_energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
-        """F with p(x) proportional to exp(-F(x)): the blocks that ``x`` leaves out are summed out.
+        """Return F with p(x) proportional to exp(-F(x)); blocks missing from ``x`` are summed out.
 
         :param x: usually the visible blocks, shapes ``(*batch, *shape)``, or :class:`~ebmpp.Observed` ones,
             whose unknown units are summed out too.
-        :raises IntractableError: when two blocks left out, or units of one, interact.
+        :raises IntractableError: if two missing blocks, or units of one, interact.
         """
         x = self._as_state(x)
         return -self.marginal(params, x, [b for b in self.families if b not in x])
 
 
-# -- programs of what is asked from the host: op by op each is a dozen or two, which compile one by one ----
+# -- one program per method: op by op, each would compile a dozen -----------------------------------
 
 
 @compiled(statics=1)
@@ -337,24 +341,24 @@ def _log_densities(graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
 
 @compiled(statics=2)
 def _naturals(graph: FactorGraph, block: str, params: Params, rows: Rows) -> Natural:
-    """Of one block, ``(rows, ...)``; without a row where nothing is around it."""
-    one = lambda t: energy.natural(graph, params, t, [block])[block]
-    return jax.vmap(one)(graph.statistics(rows)) if rows else one({})
+    """Return ``(rows, ...)``, or no leading axis for a block without neighbours."""
+    eta_at = lambda t: energy.natural(graph, params, t, [block])[block]
+    return jax.vmap(eta_at)(graph.statistics(rows)) if rows else eta_at({})
 
 
 @compiled(statics=2)
 def _log_marginals(
     graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows, known: Rows
 ) -> Array:
-    """Of each row; of no row where nothing is kept."""
-    one = lambda row, known: energy.log_unnormalized(graph, params, row, blocks, known)
-    return jax.vmap(one)(rows, known) if rows else one({}, {})
+    """Return one value per row, or one value if all blocks are summed out."""
+    log_density_at = lambda row, known: energy.log_unnormalized(graph, params, row, blocks, known)
+    return jax.vmap(log_density_at)(rows, known) if rows else log_density_at({}, {})
 
 
 def layered(**blocks: Family) -> FactorGraph:
-    """A chain of blocks, each with a bias and bilinear to the next; the first is visible.
+    """Declare a chain of blocks, each with a bias and bilinear to the next; the first is visible.
 
-    Two blocks make a (restricted) Boltzmann machine, more a deep one.
+    Two blocks make a restricted Boltzmann machine, more a deep one.
 
     :param blocks: families in order.
     :raises DeclarationError: without blocks.

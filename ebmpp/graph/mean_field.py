@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Mean-field passes: coordinate ascent on a bound of the log-density of the visible blocks, for one row."""
+"""Mean-field passes: coordinate ascent on a lower bound of the log-density of one row."""
 
 import jax
 from jax import Array, lax
@@ -15,28 +15,28 @@ Means = tuple[Blocks, Eta]
 
 
 def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -> Means:
-    """Independent latent units that fit a row best, after so many passes over the latent blocks.
+    """Return independent latent units fitted to a row by ``passes`` passes over the latent blocks.
 
-    At first the latents are at the means of their families' default laws. A pass visits the blocks next to
-    the visible ones first: upper layers begin from what the row has told the lower ones. (From their own
-    biases, or from above, a deep machine on digits ended a hundred nats below the bound it reaches so.)
+    Latents start at the means of their families' defaults. A pass visits the blocks next to the visible ones
+    first, so that upper layers start from lower ones that have seen the row. (Starting from their own biases,
+    or from above, a deep machine on digits ended a hundred nats below the bound it reaches this way.)
 
     :param known: statistics of the visible blocks.
     """
     start = {b: f.default_eta() for b, f in graph.latent.items()}
     order = _upward(graph)
 
-    def one_pass(_: Array, now: Means) -> Means:
+    def one_pass(_: Array, state: Means) -> Means:
         for block in order:
-            now = mean_layer(graph, params, (block,), *now)
-        return now
+            state = mean_layer(graph, params, (block,), *state)
+        return state
 
     means = {b: graph.families[b].mean(e) for b, e in start.items()}
     return lax.fori_loop(0, passes, one_pass, (known | means, start))
 
 
 def _upward(graph: Declaration) -> list[str]:
-    """The latent blocks by their distance from the visible ones, then as they are declared."""
+    """Return the latent blocks by distance from the visible ones, then in order of declaration."""
     seen, order = set(graph.visible), []
     while near := [b for b in graph.latent if b not in seen and not seen.isdisjoint(graph.neighbours([b]))]:
         seen.update(near)
@@ -45,25 +45,25 @@ def _upward(graph: Declaration) -> list[str]:
 
 
 def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: Blocks, eta: Eta) -> Means:
-    """``t`` and ``eta`` with the ``blocks`` of a layer set to their conditional at the means of the others.
+    """Update the ``blocks`` of one layer to their conditional given the means of the others.
 
-    Of units that interact, part after part.
+    Units that interact are updated part by part.
     """
 
     def conditional(t: Blocks) -> Means:
-        made = energy.natural(graph, params, t, blocks)
-        return {b: graph.families[b].mean(e).astype(t[b].dtype) for b, e in made.items()}, made
+        new = energy.natural(graph, params, t, blocks)
+        return {b: graph.families[b].mean(e).astype(t[b].dtype) for b, e in new.items()}, new
 
     if graph.splits.keys().isdisjoint(blocks):
-        means, made = conditional(t)
-        return t | means, eta | made
+        means, new_eta = conditional(t)
+        return t | means, eta | new_eta
     (block,) = blocks
     split, family = graph.splits[block], graph.families[block]
     colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
 
-    def step(part: Array, now: Means) -> Means:
-        new = conditional(t | now[0])
-        return jax.tree.map(lambda new, old: jnp.where(colors == part, new, old), new, now)
+    def step(part: Array, state: Means) -> Means:
+        new = conditional(t | state[0])
+        return jax.tree.map(lambda new, old: jnp.where(colors == part, new, old), new, state)
 
-    means, made = split.each(step, ({block: t[block]}, {block: eta[block]}))
-    return t | means, eta | made
+    means, new_eta = split.each(step, ({block: t[block]}, {block: eta[block]}))
+    return t | means, eta | new_eta

@@ -1,12 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Does the model normalise? An account, block by block, for given params.
+"""Check that a model normalises at given params.
 
-Finite blocks always do. An Exponential or a learned-variance Gaussian needs its natural parameter
-inside the domain whatever its neighbours do; two blocks of unbounded statistics need the right sign
-(or a positive definite precision, if both are Gaussian). Families are asked for their bounds and domains,
-those of one's own as well. Interactions of two blocks are decided exactly. Those of three or more, and a
-joint precision that depends on other blocks, are tried at states of these, which can refute but not prove.
+Finite blocks always do. An Exponential or a Gaussian with learned variance needs its natural parameter inside
+the domain for all values of its neighbours; two blocks of unbounded statistics need a coupling of the right
+sign, or a positive definite precision if both are Gaussian. Custom families are judged by their bounds and
+domains. Interactions of two blocks are decided exactly. Interactions of three or more, and a joint precision
+that depends on other blocks, are tried at states of these, which can refute but not prove.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ import warnings
 from jaxtyping import Float
 import numpy as np
 from numpyro.distributions import constraints
+from scipy.linalg import eigh_tridiagonal
 
 import jax
 from jax import Array
@@ -30,21 +31,28 @@ from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
-from ebmpp.graph import definite, energy
+from ebmpp.families.random_statistics import random_statistics
+from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.initialization import random_statistics
 
 _RANDOM_STATES = 64
 _FEW_STATES = 8  # where each takes many products
 _ROUNDS = 5  # from a state to a worse one
-_DENSE = 512  # units; their precision is a matrix, and of more units only products are taken
-_ROUNDING = 32  # of a product with the precision, in units of the floats' own
+_DENSE = 512  # units up to which the precision is a matrix; only products are taken with larger ones
+_ROUNDING = 32  # of a product with the precision, in units of the floats' epsilon
+_FAR = 1e6  # a magnitude of natural parameters outside every domain that is not all of R
+_MAX_PRODUCTS = 4096  # decides condition numbers up to about 5e4
+_DOUBT = 1e-12  # probability, over the random start, of a lower bound that does not hold
+_GROWTH = 1.5  # of the number of products between two eigenvalue computations
+
 _Times = Callable[[Float[Array, "vectors size"]], Float[Array, "vectors size"]]
-_FAR = 1e6  # a natural parameter that a domain short of all reals does not hold, on one side or the other
 
 
 def check(graph: Declaration, params: Params) -> None:
-    """:raises DomainError: when the model with these params does not normalise, saying why."""
+    """Check that the model normalises.
+
+    :raises DomainError: if it does not, with the reason.
+    """
     quadratic = [b for b, f in graph.families.items() if _is_quadratic(f)]
     unbounded = [b for b, f in graph.families.items() if _is_unbounded(f)]
     for block, family in graph.families.items():
@@ -59,12 +67,12 @@ def check(graph: Declaration, params: Params) -> None:
 
 @lru_cache(maxsize=256)
 def _is_restricted(family: Family) -> bool:
-    """Whether some natural parameters are outside the domain."""
-    one = dataclasses.replace(family, shape=(1,))  # the same program for each width
+    """Return True if some natural parameters are outside the domain."""
+    unit = dataclasses.replace(family, shape=(1,))  # one program for all widths
     with sharding.at_once():
-        ends = np.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(one.statistic_shape))
-        ends = np.broadcast_to(ends, (4, *one.statistic_shape)).astype(jnp.result_type(float))
-        return not np.asarray(jax.jit(one.in_domain)(ends)).all()
+        ends = np.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(unit.statistic_shape))
+        ends = np.broadcast_to(ends, (4, *unit.statistic_shape)).astype(jnp.result_type(float))
+        return not np.asarray(jax.jit(unit.in_domain)(ends)).all()
 
 
 @lru_cache(maxsize=256)
@@ -74,7 +82,7 @@ def _is_unbounded(family: Family) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_quadratic(family: Family) -> bool:
-    """Whether the log density of a real unit is quadratic in its value, as a Gaussian's is."""
+    """Return True if the log density of a real unit is quadratic in its value, as a Gaussian's is."""
     if family.support is not constraints.real:
         return False
     points = jnp.array([-2.3, -0.7, 0.4, 1.9])
@@ -83,31 +91,40 @@ def _is_quadratic(family: Family) -> bool:
         return all(bool(jnp.allclose(c, c[:1], 1e-4, 1e-4)) for c in jax.tree.leaves(curvature(points)))
 
 
-def _around(graph: Declaration, block: str) -> list[str]:
-    found = [b for b in graph.families if (b, block) in graph.edges or (block, b) in graph.edges]
-    return found + [b for b in graph.splits if b == block]
+def _scope(graph: Declaration, block: str) -> list[str]:
+    """Return the blocks that the natural parameters of ``block`` depend on."""
+    near = [b for b in graph.families if (b, block) in graph.edges or (block, b) in graph.edges]
+    return near + [b for b in graph.splits if b == block]
 
 
 def _eta(graph: Declaration, params: Params, block: str, stats: Statistics) -> Natural:
     return energy.natural(graph, params, stats, [block])[block]
 
 
+def _names(graph: Declaration, *blocks: str) -> list[str]:
+    if len(set(blocks)) == 1:
+        return [f.name for f in graph.factors if blocks[0] in f.blocks and f.interacts]
+    return [f.name for f in graph.factors if len(set(f.blocks) & set(blocks)) > 1]
+
+
+# -- domains -------------------------------------------------------------------------------------
+
+
 def _check_reach(graph: Declaration, params: Params, block: str) -> None:
-    """Natural parameters of ``block`` over everything its bounded neighbours can do."""
+    """Check the natural parameters of ``block`` for all values of its bounded neighbours."""
     family = graph.families[block]
     stats = None
     if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
-        stats = random_statistics(graph.families, _around(graph, block), _RANDOM_STATES)
-    for worst in _reach(graph, block, params, stats):
-        inside = np.asarray(family.in_domain(worst))
+        stats = random_statistics(graph.families, _scope(graph, block), _RANDOM_STATES)
+    for extreme in _reach(graph, block, params, stats):
+        inside = np.asarray(family.in_domain(extreme))
         if inside.all():
             continue
         unit = tuple(int(i) for i in np.argwhere(~inside)[0])
         raise DomainError(
-            f"the model does not normalise: the natural parameter of block {block!r} ({family!r}) must "
-            f"be {family.domain}, and at unit {unit} it reaches {np.asarray(worst)[unit]!s}. "
-            f"Lower its bias, or weaken its factors {_names(graph, block)}; with no Bias({block!r}) "
-            "there is nothing to hold it in its domain."
+            f"the model does not normalise: the natural parameter of block {block!r} ({family!r}) must be "
+            f"{family.domain}, and at unit {unit} it reaches {np.asarray(extreme)[unit]!s}. Lower its bias, "
+            f"or weaken its factors {_names(graph, block)}; only a Bias({block!r}) holds it in its domain."
         )
 
 
@@ -115,17 +132,17 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
 def _reach(
     graph: Declaration, block: str, params: Params, stats: Statistics | None
 ) -> tuple[Natural, Natural]:
-    """The largest and the smallest natural parameters; a domain is convex, so it has what is between.
+    """Return the largest and the smallest natural parameters; domains are convex.
 
-    :param stats: of some states of the neighbours, where those are tried; None for all that they can do.
+    :param stats: of states of the neighbours to try, None for all values that they can take.
     """
-    around = _around(graph, block)
+    scope = _scope(graph, block)
     if stats is not None:
         eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
         return eta.max(0), eta.min(0)
-    zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in around}
+    zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in scope}
     high = low = _eta(graph, params, block, zero)
-    for b in around:
+    for b in scope:
         if not _is_unbounded(graph.families[b]):
             slope = _slope(graph, block, b, params, zero)
             high = high + _largest(slope, graph.families[b])
@@ -134,28 +151,16 @@ def _reach(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _slope(graph: Declaration, a: str, b: str, params: Params, around: Statistics) -> Array:
-    """How the natural parameters of ``a`` depend on the statistics of ``b``, its neighbours at ``around``."""
-    few = math.prod(graph.families[b].statistic_shape) < math.prod(graph.families[a].statistic_shape)
-    eta = lambda t: _eta(graph, params, a, {**around, b: t})
-    return (jax.jacfwd if few else jax.jacrev)(eta)(around[b])
-
-
-def _tried(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
-    """What the neighbours of ``a`` are tried at: 0 where no other block changes its coupling to ``b``."""
-    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _around(graph, a)}
-    inside = lambda f: {a, b} <= set(f.blocks) and (a != b or any(n == a for n, _ in f.lateral))
-    others = {n for f in graph.factors if inside(f) for n in f.blocks} - {a, b}
-    if not others:
-        yield zero
-        return
-    stats = jax.device_get(random_statistics(graph.families, sorted(others), _RANDOM_STATES))
-    yield from (zero | {n: t[row] for n, t in stats.items()} for row in range(_RANDOM_STATES))
+def _slope(graph: Declaration, a: str, b: str, params: Params, stats: Statistics) -> Array:
+    """Return the derivative of the natural parameters of ``a`` in the statistics of ``b``."""
+    narrow = math.prod(graph.families[b].statistic_shape) < math.prod(graph.families[a].statistic_shape)
+    eta = lambda t: _eta(graph, params, a, {**stats, b: t})
+    return (jax.jacfwd if narrow else jax.jacrev)(eta)(stats[b])
 
 
 @full_precision
 def _largest(slope: Array, other: Family) -> Array:
-    """The largest contribution of one bounded neighbour, exactly: unit by unit over its states."""
+    """Return the largest contribution of one bounded neighbour, exactly, unit by unit over its states."""
     own = slope.ndim - len(other.statistic_shape)
     states = other.states()
     unit_axes = tuple(range(own, own + len(other.shape)))
@@ -168,28 +173,43 @@ def _largest(slope: Array, other: Family) -> Array:
     return jnp.maximum(slope * low, slope * high).sum(tuple(range(own, slope.ndim)))
 
 
+# -- signs of couplings --------------------------------------------------------------------------
+
+
+def _points(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
+    """Yield statistics of the neighbours of ``a``: only 0 if the coupling to ``b`` is constant."""
+    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _scope(graph, a)}
+    couples = lambda f: {a, b} <= set(f.blocks) and (a != b or any(n == a for n, _ in f.lateral))
+    others = {n for f in graph.factors if couples(f) for n in f.blocks} - {a, b}
+    if not others:
+        yield zero
+        return
+    stats = jax.device_get(random_statistics(graph.families, sorted(others), _RANDOM_STATES))
+    yield from (zero | {n: t[row] for n, t in stats.items()} for row in range(_RANDOM_STATES))
+
+
 def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     fa, fb = graph.families[a], graph.families[b]
-    slopes = [np.asarray(_slope(graph, a, b, params, around)) for around in _tried(graph, a, b)]
+    slopes = [np.asarray(_slope(graph, a, b, params, stats)) for stats in _points(graph, a, b)]
     slope = np.stack(slopes).reshape(-1, fa.size, math.prod(fa.stat_shape), fb.size, math.prod(fb.stat_shape))
-    # to which sides the product of two statistics has no end, shape (1, 1, S of a, 1, S of b)
+    # directions in which the product of two statistics is unbounded, shape (1, 1, S of a, 1, S of b)
     (low_a, high_a), (low_b, high_b) = (np.isinf(np.reshape(f.statistic_bounds, (2, -1))) for f in (fa, fb))
-    each = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, None, :, None]
-    up = each(high_a, high_b) | each(low_a, low_b)
-    down = each(high_a, low_b) | each(low_a, high_b)
+    both = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, None, :, None]
+    up = both(high_a, high_b) | both(low_a, low_b)
+    down = both(high_a, low_b) | both(low_a, high_b)
     wrong = ((up & (slope > 0)) | (down & (slope < 0))).any(0, keepdims=True)
     if wrong.any():
-        sides = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
-        where = np.argwhere(wrong)[0] * [0, 0, 1, 0, 1]
-        both = f"the units of block {a!r} ({fa!r}) are"
-        if a != b:
-            both = f"blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are both"
+        signs = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
+        where = tuple(np.argwhere(wrong)[0] * [0, 0, 1, 0, 1])
         raise DomainError(
-            f"the model does not normalise: {both} unbounded, so every coupling between them "
-            f"must be {sides[bool(up[tuple(where)]), bool(down[tuple(where)])]}; {int(wrong.sum())} are not. "
-            f"Change the params of {_names(graph, a, b)}, or bound one of the two blocks "
-            "(Bernoulli, Spin, Categorical, Binomial)."
+            f"the model does not normalise: blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are unbounded, so every "
+            f"coupling between their units must be {signs[bool(up[where]), bool(down[where])]}, and "
+            f"{int(wrong.sum())} are not. Change the params of {_names(graph, a, b)}, or use a bounded "
+            "family for one block."
         )
+
+
+# -- joint precision of Gaussian blocks ----------------------------------------------------------
 
 
 def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]) -> None:
@@ -198,40 +218,34 @@ def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]
     zero = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in blocks}
     where = ""
     if _depends(graph, blocks, at, zero, size):
-        lower, upper = _least_of_states(graph, blocks, params, at, tuple(zero), size)
+        lower, upper = _least_over_states(graph, blocks, params, at, tuple(zero), size)
         where = f" at a state of blocks {[b for b in zero if _joins(graph, blocks, b)]}"
     else:
         lower, upper = _least(at(zero), size)
-    remedy = f"Weaken the factors {_names(graph, *blocks)} between them."
+    message = (
+        f"the joint precision of the Gaussian blocks {list(blocks)} must be positive definite, and its "
+        f"smallest eigenvalue is between {lower:.4g} and {upper:.4g}{where}. Weaken the factors "
+        f"{_names(graph, *blocks)}."
+    )
     if upper <= 0:
-        raise DomainError(
-            f"the model does not normalise: the joint precision of the Gaussian blocks {list(blocks)} has "
-            f"smallest eigenvalue {upper:.4g}{'' if size <= _DENSE else ' or less'}{where}, and must be "
-            f"positive definite. {remedy}"
-        )
+        raise DomainError(f"the model does not normalise: {message}")
     if not lower > 0:
-        warnings.warn(
-            "the model may not normalise: the smallest eigenvalue of the joint precision of the Gaussian "
-            f"blocks {list(blocks)} is between {lower:.4g} and {upper:.4g}{where}, and must be positive. "
-            f"{remedy}",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        warnings.warn(f"the model may not normalise: {message}", RuntimeWarning, stacklevel=4)
 
 
 def _least(times: _Times, size: int) -> tuple[float, float]:
-    """Bounds on the least eigenvalue of a matrix that ``times`` multiplies rows by."""
+    """Bound the least eigenvalue of a matrix that ``times`` multiplies rows by."""
     if size <= _DENSE:
         least = float(np.linalg.eigvalsh(np.asarray(times(jnp.eye(size)), float))[0])
         return least, least
     rounding = _ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps)
-    return definite.least_eigenvalue(lambda v: np.asarray(times(_rows(v))[0]), size, rounding)
+    return least_eigenvalue(lambda v: np.asarray(times(_rows(v))[0]), size, rounding)
 
 
 def _rows(vector: Any) -> Float[Array, "2 size"]:
-    """Two, though one is asked for: one row alone takes XLA seven times as long (5000 units)."""
-    made = jnp.asarray(vector, float)
-    return jnp.broadcast_to(made[None], (2, *made.shape))
+    """Repeat a vector: XLA takes seven times as long for a single row (5000 units)."""
+    row = jnp.asarray(vector, float)
+    return jnp.broadcast_to(row[None], (2, *row.shape))
 
 
 def _joins(graph: Declaration, blocks: tuple[str, ...], other: str) -> bool:
@@ -245,8 +259,9 @@ def _depends(
     zero: Statistics,
     size: int,
 ) -> bool:
-    """Whether the joint precision of ``blocks`` depends on the other blocks: it is affine in each of these,
-    so that it then differs between two random points.
+    """Return True if the joint precision depends on other blocks.
+
+    It is affine in each of these, so it then differs between two random points.
     """
     if not any(_joins(graph, blocks, b) for b in zero):
         return False
@@ -257,7 +272,7 @@ def _depends(
     return not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
 
 
-def _least_of_states(
+def _least_over_states(
     graph: Declaration,
     blocks: tuple[str, ...],
     params: Params,
@@ -265,15 +280,17 @@ def _least_of_states(
     others: tuple[str, ...],
     size: int,
 ) -> tuple[float, float]:
-    """The least of bounds on the least eigenvalue, over some states of ``others``; and from the worst of
-    these on over states that are worse for its eigenvector, until there is none.
+    """Bound the least eigenvalue over states of ``others``.
+
+    From the worst of some random states, move to states that are worse for its eigenvector until there is
+    none.
     """
     rows = _RANDOM_STATES if size <= _DENSE else _FEW_STATES
     stats = jax.device_get(random_statistics(graph.families, others, rows))
-    tried = [{b: t[row] for b, t in stats.items()} for row in range(rows)]
-    found = [_least(at(state), size) for state in tried]
-    least = min(found, key=lambda bounds: bounds[1])
-    worst = tried[found.index(least)]
+    states = [{b: t[row] for b, t in stats.items()} for row in range(rows)]
+    bounds = [_least(at(state), size) for state in states]
+    least = min(bounds, key=lambda pair: pair[1])
+    worst = states[bounds.index(least)]
     for _ in range(_ROUNDS if size <= _DENSE else 0):
         vector = np.linalg.eigh(np.asarray(at(worst)(jnp.eye(size)), float))[1][:, 0]
         slopes = _slopes_along(graph, blocks, params, worst, jnp.asarray(vector, float))
@@ -289,20 +306,20 @@ def _least_of_states(
 def _slopes_along(
     graph: Declaration, blocks: tuple[str, ...], params: Params, others: Statistics, vector: Array
 ) -> Statistics:
-    """How the precision along a vector changes with the statistics of the other blocks."""
+    """Return the gradient of the precision along a vector in the statistics of the other blocks."""
     along = lambda o: _precision_times(graph, blocks, params, o, vector[None])[0] @ vector
     return jax.grad(along)(others)
 
 
 def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
-    """Of the state at which their product with ``slope`` is least; as they are of units of endless values."""
+    """Return statistics of the state that minimises their product with ``slope``; unchanged if not finite."""
     states = family.states()
     if states is None:
         return statistics
     table = family.statistics(states).reshape(len(states), *family.stat_shape)
     own = list(range(len(family.shape), slope.ndim))
-    each = jnp.tensordot(slope, table, (own, list(range(1, table.ndim))))
-    return table[each.argmin(-1)]
+    products = jnp.tensordot(slope, table, (own, list(range(1, table.ndim))))
+    return table[products.argmin(-1)]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -313,7 +330,7 @@ def _precision_times(
     others: Statistics,
     vectors: Float[Array, "vectors size"],
 ) -> Float[Array, "vectors size"]:
-    """The joint precision of ``blocks`` times each row of ``vectors``, the others at ``others``."""
+    """Multiply the joint precision of ``blocks`` given ``others`` by each row of ``vectors``."""
 
     def negative_log_density(x: dict[str, Array]) -> Array:
         stats = {b: graph.families[b].statistics(v) for b, v in x.items()}
@@ -324,7 +341,46 @@ def _precision_times(
     return jax.vmap(lambda v: jax.jvp(slope, (zero,), (v,))[1])(vectors)
 
 
-def _names(graph: Declaration, *blocks: str) -> list[str]:
-    if len(set(blocks)) == 1:
-        return [f.name for f in graph.factors if blocks[0] in f.blocks and f.interacts]
-    return [f.name for f in graph.factors if len(set(f.blocks) & set(blocks)) > 1]
+def least_eigenvalue(
+    product: Callable[[np.ndarray], np.ndarray], size: int, rounding: float
+) -> tuple[float, float]:
+    """Bound the smallest eigenvalue of a symmetric matrix by Lanczos, until its sign is known.
+
+    The upper bound is a value of the quadratic form. The lower bound holds with probability 1 - 1e-12 over
+    the random starting vector. If the sign stays undecided, the bounds have different signs.
+
+    :param product: multiplies the matrix by a vector of length ``size``.
+    :param rounding: of the products, relative to the largest eigenvalue.
+    :return: a lower and an upper bound.
+
+    **References**
+
+    1. Kuczynski, Wozniakowski (1992), *Estimating the largest eigenvalue by the power and Lanczos algorithms
+       with a random start*, theorem 4.2.
+    """
+    start = np.random.default_rng(0).normal(size=size)
+    vector, previous, beta = start / np.linalg.norm(start), np.zeros(size), 0.0
+    diagonal, off_diagonal, next_check = [], [], 8
+    for count in range(1, _MAX_PRODUCTS + 1):
+        after = np.asarray(product(vector), float) - beta * previous
+        diagonal.append(float(vector @ after))
+        after -= diagonal[-1] * vector
+        beta = float(np.linalg.norm(after))
+        complete = count == size or beta <= rounding * np.abs(diagonal).max()  # an invariant subspace
+        if count >= next_check or complete or count == _MAX_PRODUCTS:
+            ritz = eigh_tridiagonal(diagonal, off_diagonal, eigvals_only=True)
+            low, high = float(ritz[0]), float(ritz[-1])
+            missed = 0.0 if complete else _missed(count, size) * (high - low)
+            lower = low - missed - rounding * max(high, -low)
+            if low <= 0 or lower > 0 or complete:
+                break
+            next_check = math.ceil(_GROWTH * count)
+        vector, previous = after / beta, vector
+        off_diagonal.append(beta)
+    return lower, low
+
+
+def _missed(count: int, size: int) -> float:
+    """Bound how far the smallest eigenvalue is below that of ``count`` steps, relative to their spread."""
+    share = (math.log(1.648 * math.sqrt(size) / _DOUBT) / (2 * count - 1)) ** 2
+    return share / (1 - 2 * share) if share < 0.25 else math.inf

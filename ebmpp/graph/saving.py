@@ -1,13 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A graph and its params in one file, for keeping and passing on.
+"""Files that hold a graph and its params.
 
-The file is an archive (:mod:`ebmpp.core.archive`) whose header holds the declaration. Nothing in it is
-executed when it is read, and nothing is pickled. Checkpoints of a run (:mod:`ebmpp.core.checkpoints`) hold
-the state of an optimiser and of chains, and are no such files.
+A file is an archive (:mod:`ebmpp.core.archive`) whose header describes the declaration. Nothing in it is
+pickled or executed. Checkpoints of a training run (:mod:`ebmpp.core.checkpoints`) are another format.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+import contextlib
 import dataclasses
 from functools import lru_cache
 import os
@@ -21,30 +21,29 @@ import jax.numpy as jnp
 
 from ebmpp import families as builtin_families
 from ebmpp.core import Params, archive, checks
-from ebmpp.errors import DeclarationError, ParameterError, SavedFileError
+from ebmpp.errors import SavedFileError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.states import named
+from ebmpp.graph.states import ordered_params
 
 _KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
-_PLAIN = (bool, int, float, str, type(None))
-_OWN = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
-_TOLERANCE = 1e-2  # of a factor's energy at one state, relative: params of 16 bits, other devices
+_COMMON = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
+_TOLERANCE = 1e-2  # relative, of a custom energy at one state: params may have 16 bits, devices differ
 
 
 def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> None:
-    """Write a graph and its params to one file, whole or not at all.
+    """Write a graph and its params to one file, atomically.
 
-    A factor's energy is a function, and no file can hold one safely: of a :class:`Factor` of your own the
-    file has its name, its blocks, its params and its energy at one state, and :func:`load` takes the factor
-    itself back. Params keep their dtypes bit by bit.
+    A custom energy is a function, which no file can hold safely. The file stores the name, blocks and params
+    of such a :class:`Factor` and the value of its energy at one state; pass the factor to :func:`load`.
+    Params keep their dtypes bit by bit.
 
-    :param path: where; a file that is there is replaced.
+    :param path: an existing file is replaced.
     :param graph: the declaration.
-    :param params: its params; their names and shapes are checked, their values are not.
-    :raises ParameterError: for params of wrong names or shapes.
-    :raises SavedFileError: for what such a file cannot hold.
+    :param params: only their names and shapes are checked.
+    :raises ParameterError: for params with wrong names or shapes.
+    :raises SavedFileError: for params, labels or fields that the format cannot hold.
 
     **Example**
 
@@ -58,10 +57,16 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     """
     checks.instance("save: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params, values=False)
-    arrays = Arrays()
-    body = {"graph": describe(graph, params, arrays)}
-    body["params"] = {name: arrays.put(value) for name, value in named(graph, params).items()}
-    archive.write(Path(path), _KIND, body, arrays.listed)
+    arrays: list[np.ndarray] = []
+    families = {b: _fields(f, set()) | _class_of(f, _families()) for b, f in graph.families.items()}
+    body = {
+        "blocks": families,
+        "visible": list(graph.visible),
+        "factors": [_describe_factor(graph, f, params, arrays) for f in graph.factors],
+        "labels": {b: _to_json(f"labels of block {b!r}", names) for b, names in graph.labels.items()},
+        "params": {name: _pack(value, arrays) for name, value in ordered_params(graph, params).items()},
+    }
+    archive.write(Path(path), _KIND, body, arrays)
 
 
 def load(
@@ -70,18 +75,17 @@ def load(
     factors: Iterable[Factor] = (),
     families: Mapping[str, type[Family]] | None = None,
 ) -> tuple[FactorGraph, Params]:
-    """Read what :func:`save` wrote.
+    """Read a file written by :func:`save`.
 
-    Params are jax arrays; one of 64 bits is a numpy array where jax is not set to hold it
-    (``jax_enable_x64``), so that no bit is lost.
+    Params are jax arrays; those of 64 bits are numpy arrays unless ``jax_enable_x64`` is set.
 
     :param path: the file.
-    :param factors: the graph's factors that are of your own, as they were declared; others of its factors may
-        be among them.
-    :param families: classes of families of your own, by their names.
-    :raises FileNotFoundError: where there is no file.
-    :raises SavedFileError: for a file of another kind or a newer version, one that is cut off or changed, a
-        factor or family that is missing, or one that is not what was saved.
+    :param factors: the graph's custom factors as they were declared; other factors of the graph are accepted
+        too.
+    :param families: custom family classes by name.
+    :raises FileNotFoundError: if there is no file.
+    :raises SavedFileError: for a file that is damaged or of another kind or version, and for a custom factor
+        or family that is missing or differs from the saved one.
 
     **Example**
 
@@ -98,96 +102,66 @@ def load(
     """
     data = Path(path).read_bytes()
     try:
-        body, listed = archive.read(data, _KIND, str(path))
-    except archive.ArchiveError as error:
-        raise SavedFileError(str(error)) from error
-    held = lambda a: jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype  # jax is set to hold its dtype
-    arrays = Arrays([jnp.asarray(a) if held(a) else a for a in listed])
-    try:
-        params = {name: arrays.get(tree) for name, tree in body["params"].items()}
-        graph = build(body["graph"], params, arrays, tuple(factors), dict(families or {}))
-    except (SavedFileError, DeclarationError, ParameterError) as error:
+        body, stored = archive.read(data, _KIND, "the file")
+        fits = lambda a: jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype
+        arrays = [jnp.asarray(a) if fits(a) else a for a in stored]
+        params = {name: _unpack(tree, arrays) for name, tree in body["params"].items()}
+        return _build(body, params, arrays, tuple(factors), dict(families or {})), params
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedFileError(f"{path}: {error}") from error
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise SavedFileError(f"{path}: the declaration in it cannot be read ({error!r})") from error
-    return graph, params
 
 
-# -- a declaration as JSON values and arrays ----------------------------------------------------------
+# -- JSON values ---------------------------------------------------------------------------------
 
 
-class Arrays:
-    """Trees of arrays as JSON values that refer to a list.
-
-    :param listed: the arrays.
-    """
-
-    def __init__(self, listed: Sequence[Any] = ()) -> None:
-        self.listed = list(listed)
-
-    def put(self, tree: Any) -> Any:
-        """A description of a tree of dicts, lists, tuples, None and arrays.
-
-        :raises SavedFileError: for a node or a leaf of another kind.
-        """
-        if isinstance(tree, dict):
-            wrong = [key for key in tree if not isinstance(key, str)]
-            if wrong:
-                raise SavedFileError(f"params with a key {wrong[0]!r} cannot be saved: names are strings")
-            return {"dict": {key: self.put(value) for key, value in tree.items()}}
-        if type(tree) in (list, tuple):
-            return {type(tree).__name__: [self.put(value) for value in tree]}
-        if tree is None:
-            return {"none": None}
-        refused = (
-            f"params that hold a {type(tree).__name__} cannot be saved; accepted are arrays of numbers in "
-            "dicts, lists and tuples"
-        )
-        try:
-            array = np.asarray(tree)
-        except Exception as error:  # jax's own arrays of keys refuse, each in its way
-            raise SavedFileError(refused) from error
-        numeric = jax.dtypes.issubdtype(array.dtype, np.number) or array.dtype == bool
-        if not numeric or not jax.tree_util.all_leaves([tree]):
-            raise SavedFileError(refused)
-        self.listed.append(np.asarray(array, order="C"))
-        return {"array": len(self.listed) - 1}
-
-    def get(self, described: Mapping[str, Any]) -> Any:
-        """The tree."""
-        ((kind, value),) = described.items()
-        if kind == "dict":
-            return {key: self.get(inner) for key, inner in value.items()}
-        if kind in ("list", "tuple"):
-            return {"list": list, "tuple": tuple}[kind](map(self.get, value))
-        return None if kind == "none" else self.listed[value]
+def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
+    """Append the arrays of a tree to a list and return a description that refers to them by number."""
+    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: _pack(value, arrays) for key, value in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_pack(value, arrays) for value in tree]}
+    if tree is None:
+        return {"none": None}
+    with contextlib.suppress(TypeError, ValueError):  # jax arrays of keys do not convert
+        array = np.asarray(tree, order="C")
+        is_number = jax.dtypes.issubdtype(array.dtype, np.number) or array.dtype == bool
+        if is_number and jax.tree_util.all_leaves([tree]):
+            arrays.append(array)
+            return {"array": len(arrays) - 1}
+    raise SavedFileError(
+        "params must be arrays of numbers in dicts with string keys, lists and tuples, got "
+        f"{checks.tell(tree)}"
+    )
 
 
-# -- what is written -------------------------------------------------------------------------------
+def _unpack(description: Mapping[str, Any], arrays: list) -> Any:
+    ((kind, value),) = description.items()
+    if kind == "dict":
+        return {key: _unpack(inner, arrays) for key, inner in value.items()}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](_unpack(inner, arrays) for inner in value)
+    return None if kind == "none" else arrays[value]
 
 
-def describe(graph: FactorGraph, params: Params, arrays: Arrays) -> dict[str, Any]:
-    """The graph; ``arrays`` takes what belongs to a factor's declaration."""
-    blocks = {b: {**_fields(f, set()), **_kind(f, _families())} for b, f in graph.families.items()}
-    factors = [_factor(graph, f, params, arrays) for f in graph.factors]
-    labels = {"labels": {b: _labels(b, names) for b, names in graph.labels.items()}} if graph.labels else {}
-    return {"blocks": blocks, "visible": list(graph.visible), "factors": factors, **labels}
+def _to_json(name: str, value: Any) -> Any:
+    """Return numbers, strings and nested tuples of them as JSON values."""
+    if type(value) is tuple:
+        return [_to_json(name, item) for item in value]
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise SavedFileError(f"{name} must be numbers, strings or tuples of them to be saved, got {value!r}")
+    return value
 
 
-def _labels(block: str, names: tuple) -> list:
-    """:raises SavedFileError: for names that would not come back from JSON."""
-    made = [list(n) if type(n) is tuple else n for n in names]
-    wrong = [n for n, m in zip(names, made, strict=True) if not _is_plain(m)]
-    if wrong:
-        raise SavedFileError(
-            f"labels of block {block!r} cannot be saved: a file takes numbers, strings and tuples of them, "
-            f"not {wrong[0]!r}"
-        )
-    return made
+def _from_json(value: Any) -> Any:
+    return tuple(map(_from_json, value)) if isinstance(value, list) else value
 
 
-def _is_plain(made: Any) -> bool:
-    return all(type(part) in _PLAIN for part in made) if type(made) is list else type(made) in _PLAIN
+def _fields(value: Any, skipped: set[str]) -> dict[str, Any]:
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in skipped}
+    return {"fields": {n: _to_json(f"{value!r}: field {n!r}", v) for n, v in fields.items()}}
+
+
+# -- families and factors ------------------------------------------------------------------------
 
 
 def _families() -> dict[str, type]:
@@ -195,42 +169,28 @@ def _families() -> dict[str, type]:
 
 
 def _factors() -> dict[str, type]:
-    """The package's own classes of factors, whose energies it knows."""
     return {c.__name__: c for c in Factor.__subclasses__() if c.__module__.split(".")[0] == "ebmpp"}
 
 
-def _kind(value: Any, known: Mapping[str, type]) -> dict[str, Any]:
+def _class_of(value: Any, builtin: Mapping[str, type]) -> dict[str, Any]:
     name = type(value).__name__
-    return {"class": name, "own": known.get(name) is not type(value)}
+    return {"class": name, "custom": builtin.get(name) is not type(value)}
 
 
-def _fields(value: Any, left_out: set[str]) -> dict[str, Any]:
-    made = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in left_out}
-    for name, field in made.items():
-        parts = field if isinstance(field, tuple) else (field,)
-        if not all(isinstance(part, _PLAIN) for part in parts):
-            raise SavedFileError(
-                f"{value!r} cannot be saved: its field {name!r} is {field!r}, and a file takes numbers, "
-                "strings and tuples of them"
-            )
-    return {"fields": {n: list(v) if isinstance(v, tuple) else v for n, v in made.items()}}
-
-
-def _factor(graph: FactorGraph, factor: Factor, params: Params, arrays: Arrays) -> dict[str, Any]:
-    made = {"name": factor.name, "blocks": list(factor.blocks), **_kind(factor, _factors())}
-    if made["own"]:
+def _describe_factor(graph: FactorGraph, factor: Factor, params: Params, arrays: list) -> dict[str, Any]:
+    description = {"name": factor.name, "blocks": list(factor.blocks), **_class_of(factor, _factors())}
+    if description["custom"]:
         energy = getattr(factor.energy, "__qualname__", type(factor.energy).__qualname__)
-        return {**made, "energy": energy, "value": _value(factor, graph.families, params[factor.name])}
-    made["lateral"] = {b: arrays.put(pairs.array) for b, pairs in factor.lateral}
-    if factor.init is not None:
-        if callable(factor.init):
-            raise SavedFileError(f"{factor!r} cannot be saved: its init is a function; give it as arrays")
-        made["init"] = arrays.put(factor.init.unflatten())
-    return {**made, **_fields(factor, _OWN)}
+        return {**description, "energy": energy, "value": _value(factor, graph.families, params[factor.name])}
+    if callable(factor.init):
+        raise SavedFileError(f"{factor!r}: init must be arrays to be saved, got a function")
+    description["lateral"] = {b: _pack(pairs.array, arrays) for b, pairs in factor.lateral}
+    description["init"] = _pack(None if factor.init is None else factor.init.unflatten(), arrays)
+    return {**description, **_fields(factor, _COMMON)}
 
 
 def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[float | None]:
-    """The energy at one state that tells energies apart, and the size of what is summed in it."""
+    """Return the energy at one generic state, and the magnitude of the terms in its sum."""
     scope = tuple(families[b] for b in factor.blocks)
     generator = np.random.default_rng(0)
     as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
@@ -241,6 +201,70 @@ def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[
     size = sum(float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True))
     numbers = (float(value), abs(float(value)) + size)
     return [x if np.isfinite(x) else None for x in numbers]
+
+
+def _build(
+    body: Mapping[str, Any],
+    params: Params,
+    arrays: list,
+    factors: tuple[Factor, ...],
+    families: Mapping[str, type[Family]],
+) -> FactorGraph:
+    """Build the graph of a file's body with the caller's custom factors and families."""
+    blocks = {b: _build_family(b, description, families) for b, description in body["blocks"].items()}
+    custom = {f.name: f for f in factors}
+    checks.names("factor", custom, [d["name"] for d in body["factors"]], SavedFileError)
+    declared = [_build_factor(d, custom.get(d["name"]), arrays) for d in body["factors"]]
+    visible = {b: blocks[b] for b in body["visible"]}
+    latent = {b: f for b, f in blocks.items() if b not in visible}
+    labels = {b: _from_json(names) for b, names in body["labels"].items()}
+    graph = FactorGraph(visible, latent, declared, labels=labels)
+    graph.check(dict(params), values=False)
+    for description, factor in zip(body["factors"], graph.factors, strict=True):
+        if description["custom"]:
+            _check_value(description["value"], factor, graph, params)
+    return graph
+
+
+def _build_family(block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]) -> Family:
+    known, name = custom if description["custom"] else _families(), description["class"]
+    if name not in known:
+        raise SavedFileError(
+            f"block {block!r} has the unknown family {name!r}. Pass load(..., families={{{name!r}: ...}})."
+        )
+    return known[name](**{n: _from_json(v) for n, v in description["fields"].items()})
+
+
+def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays: list) -> Factor:
+    name, blocks, kind = description["name"], tuple(description["blocks"]), description["class"]
+    if custom is not None:
+        if (custom.blocks, type(custom).__name__) != (blocks, kind):
+            raise SavedFileError(f"factor {name!r} must be a {kind} over {blocks}, got {custom!r}")
+        return custom
+    if description["custom"]:
+        raise SavedFileError(
+            f"factor {name!r} over {blocks} has the custom energy {description['energy']}, which no file "
+            "holds. Pass load(..., factors=[...]) the factor as it was declared."
+        )
+    # a factor whose pairs of units are part of its declaration takes them after its block
+    pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
+    init = _unpack(description["init"], arrays)
+    fields = {n: _from_json(v) for n, v in description["fields"].items()}
+    return _factors()[kind](*blocks, *pairs, name=name, **fields, **({} if init is None else {"init": init}))
+
+
+def _check_value(saved: list[float | None], factor: Factor, graph: FactorGraph, params: Params) -> None:
+    (was, size), (now, _) = saved, _value(factor, graph.families, params[factor.name])
+    if was is None or size is None or now is None:
+        return
+    if not abs(was - now) <= _TOLERANCE * size:
+        raise SavedFileError(
+            f"the energy passed for factor {factor.name!r} differs from the saved one: at one state it is "
+            f"{now:.6g}, and it was {was:.6g}"
+        )
+
+
+# -- identity of a graph -------------------------------------------------------------------------
 
 
 def layers(graph: FactorGraph) -> dict[str, Any]:
@@ -255,107 +279,21 @@ def layers(graph: FactorGraph) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)  # tenths of a second
 def energies(graph: FactorGraph) -> dict[str, list]:
-    """What a graph's repr does not tell: which units are joined, and what the energies are, by factor.
+    """Return what a graph's repr lacks, by factor: a rounded value of its energy, and a digest of its pairs.
 
-    :return: JSON values. An energy is told by its value at one state and at params that are nowhere zero,
-        rounded, so that another device finds the same.
+    The value is that at one state and at params that are nowhere zero, rounded so that devices agree.
     """
-    made = {}
+    result = {}
     for number, factor in enumerate(graph.factors):
         params = factor.init_params(jax.random.key(0), graph.families)
         generator = np.random.default_rng(number)
         noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
         value, size = _value(factor, graph.families, noisy)
-        if value is None or size is None:  # an energy that restricts its params is told at its init
+        if value is None or size is None:  # an energy may restrict its params
             value, size = _value(factor, graph.families, params)
         if value is None or size is None:
-            told = "not finite"
+            text = "not finite"
         else:
-            told = f"{round(value / size, 3) + 0.0 if size else 0.0:.3f} of {size:.3g}"  # no -0
-        made[factor.name] = [told, archive.digest(factor.edges(graph.families))]
-    return made
-
-
-# -- what is read ----------------------------------------------------------------------------------
-
-
-def build(
-    described: Mapping[str, Any],
-    params: Params,
-    arrays: Arrays,
-    factors: Sequence[Factor],
-    own: Mapping[str, type[Family]],
-) -> FactorGraph:
-    """The graph.
-
-    :param arrays: what :func:`describe` filled.
-    :param factors: those that the caller declares.
-    :param own: the caller's families.
-    :raises SavedFileError: for a factor or family that is missing, or not what was saved.
-    """
-    blocks = {b: _family(b, told, own) for b, told in described["blocks"].items()}
-    given = {f.name: f for f in factors}
-    there = [told["name"] for told in described["factors"]]
-    unknown = [name for name in given if name not in there]
-    if unknown:
-        raise SavedFileError(f"no factor is named {unknown[0]!r}; the file has {there}")
-    made = [_declared(told, given.get(told["name"]), arrays) for told in described["factors"]]
-    visible = {b: blocks[b] for b in described["visible"]}
-    latent = {b: f for b, f in blocks.items() if b not in visible}
-    listed = described.get("labels", {})
-    named = {b: [tuple(n) if isinstance(n, list) else n for n in names] for b, names in listed.items()}
-    graph = FactorGraph(visible, latent, made, labels=named)
-    graph.check(dict(params), values=False)
-    for told, factor in zip(described["factors"], graph.factors, strict=True):
-        if told["own"]:
-            _check_value(told, factor, graph, params)
-    return graph
-
-
-def _family(block: str, told: Mapping[str, Any], own: Mapping[str, type[Family]]) -> Family:
-    known = own if told["own"] else _families()
-    if told["class"] not in known:
-        raise SavedFileError(
-            f"block {block!r} is of family {told['class']!r}, which this ebmpp does not have; give "
-            f"load(..., families={{{told['class']!r}: ...}}) its class"
-        )
-    return known[told["class"]](**_as_given(told["fields"]))
-
-
-def _as_given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`_fields` made of a declaration's: JSON has lists for tuples."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-
-
-def _declared(told: Mapping[str, Any], given: Factor | None, arrays: Arrays) -> Factor:
-    name, blocks = told["name"], tuple(told["blocks"])
-    if given is not None and (given.blocks, type(given).__name__) != (blocks, told["class"]):
-        raise SavedFileError(
-            f"factor {name!r} is a {told['class']} over {blocks}, and the one given is {given!r}"
-        )
-    if given is not None:
-        return given
-    if told["own"]:
-        raise SavedFileError(
-            f"the energy of factor {name!r} ({told['energy']}) is a function of your own, which no "
-            f"file holds; give load(..., factors=[...]) the factor over {blocks} as you declared it"
-        )
-    known = _factors()
-    if told["class"] not in known:
-        raise SavedFileError(f"factor {name!r} is a {told['class']!r}, which this ebmpp does not have")
-    # a factor whose pairs of units are a part of its declaration takes them after its block
-    pairs = [arrays.get(e) for e in told["lateral"].values()]
-    start = {"init": arrays.get(told["init"])} if "init" in told else {}
-    return known[told["class"]](*blocks, *pairs, name=name, **_as_given(told["fields"]), **start)
-
-
-def _check_value(told: Mapping[str, Any], factor: Factor, graph: FactorGraph, params: Params) -> None:
-    """:raises SavedFileError: for an energy with another value at the state that was tried."""
-    (was, size), (now, _) = told["value"], _value(factor, graph.families, params[factor.name])
-    if None in (was, size, now):
-        return
-    if not abs(was - now) <= _TOLERANCE * size:
-        raise SavedFileError(
-            f"the energy given for factor {factor.name!r} is not the one that was saved: at one "
-            f"state it is {now:.6g}, and it was {was:.6g}"
-        )
+            text = f"{round(value / size, 3) + 0.0 if size else 0.0:.3f} of {size:.3g}"  # no -0
+        result[factor.name] = [text, archive.digest(factor.edges(graph.families))]
+    return result

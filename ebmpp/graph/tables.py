@@ -1,9 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The door through which data enter: rows of the visible blocks, and their weights.
+"""Validation of training data: rows of the visible blocks, and their weights.
 
-Arrays, lists, data frames, memory maps, dicts of them and :class:`~ebmpp.Observed` ones come in alike: names
-and shapes are looked at first, values when they are read, and a row is never broadcast to others.
+Arrays, lists, data frames, memory maps, dicts of these and :class:`~ebmpp.Observed` blocks are accepted.
+Names and shapes are checked first, values when they are read. Rows are never broadcast.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import sharding
+from ebmpp.core import checks, sharding
 from ebmpp.core.types import Blocks, Numbers
 from ebmpp.errors import StateError
 from ebmpp.families.values import is_concrete, settle
@@ -26,21 +26,21 @@ from ebmpp.graph.declaration import Declaration
 
 
 class Table(NamedTuple):
-    """Data as they were given: names and shapes are checked, values are not."""
+    """Data with checked names and shapes, and unchecked values."""
 
     values: Mapping[str, Numbers]
-    """A visible block each, ``(*batch, *shape)``."""
+    """Visible blocks, ``(*batch, *shape)``."""
     known: Mapping[str, Numbers]
-    """Of the blocks that lack units, which are known."""
+    """Masks of the partly observed blocks."""
     batch: tuple[int, ...]
 
     def take(self, index: np.ndarray) -> "Table":
-        """Rows by number."""
+        """Select rows by number."""
         values, known = ({b: np.asarray(v)[index] for b, v in x.items()} for x in (self.values, self.known))
         return Table(values, known, (len(index),))
 
     def observed(self) -> dict[str, Any]:
-        """As they were given, block by block."""
+        """Return arrays and :class:`~ebmpp.Observed` blocks."""
         return _observed(self.values, self.known)
 
 
@@ -48,14 +48,14 @@ class Data(NamedTuple):
     """Checked data as rows on the device."""
 
     rows: Blocks
-    """The visible blocks, ``(rows, *shape)``; something harmless stands at unknown units."""
+    """Visible blocks, ``(rows, *shape)``, with placeholders at unknown units."""
     known: Blocks
-    """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
+    """Masks of the partly observed blocks, ``(rows, *shape)``."""
     batch: tuple[int, ...]
-    """The leading axes, of which ``rows`` is the product."""
+    """Leading axes, whose product is ``rows``."""
 
     def observed(self) -> dict[str, Any]:
-        """What they were given as, but in rows."""
+        """Return arrays and :class:`~ebmpp.Observed` blocks."""
         return _observed(self.rows, self.known)
 
 
@@ -64,48 +64,42 @@ def _observed(values: Mapping[str, Numbers], known: Mapping[str, Numbers]) -> di
 
 
 def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:
-    """Data whose values are looked at later.
+    """Check names and shapes of data.
 
     :param data: rows of the visible blocks, a dict or a bare array for the only one.
-    :param missing: None where units may be missing; else what takes whole rows alone, in words.
-    :raises StateError: for a wrong name, type or shape, or rows that are not as many in each block.
+    :param missing: None to accept missing units, else the name of the consumer that does not.
+    :raises StateError: for a wrong name, type or shape, or different numbers of rows.
     """
-    given = states.as_visible(graph, data)
-    states.check_present(given, graph.visible)
-    values, known = states.as_arrays(graph.families, given)
+    blocks = states.as_visible(graph, data)
+    states.check_present(blocks, graph.visible)
+    values, known = states.as_arrays(graph.families, blocks)
     known = {b: k for b, k in known.items() if not (is_concrete(k) and bool(np.asarray(k).all()))}
     if known and missing is not None:
         raise StateError(
-            f"block {next(iter(known))!r} has units that are not known, and {missing} takes whole rows; "
-            "ebmpp.complete fills them in"
+            f"block {next(iter(known))!r} must have no unknown units, for {missing} takes complete rows. "
+            "ebmpp.complete fills them in."
         )
-    leading = {}
-    for b, v in values.items():
-        states.batch_shape(graph.families, {b: v})
-        leading[b] = v.shape[: v.ndim - len(graph.families[b].shape)]
+    leading = {b: states.batch_shape(graph.families, {b: v}) for b, v in values.items()}
     if len(set(leading.values())) > 1:
-        raise StateError(
-            f"blocks of the data have unlike leading axes, {leading}: give each block as many rows, for "
-            "rows of data are not broadcast"
-        )
+        raise StateError(f"blocks of the data must have as many rows each, got leading axes {leading}")
     return Table(values, known, next(iter(leading.values())))
 
 
 def one_axis(graph: Declaration, table: Table) -> int:
-    """How many rows there are.
+    """Return the number of rows.
 
-    :raises StateError: where there is none, or no axis of them, or more axes than one.
+    :raises StateError: unless there is exactly one leading axis, with at least one row.
     """
     if len(table.batch) != 1 or table.batch[0] < 1:
+        shapes = {b: ("rows", *f.shape) for b, f in graph.visible.items()}
         raise StateError(
-            f"data need one leading axis of at least one row; got leading axes {table.batch} before the "
-            f"blocks' own shapes { ({b: f.shape for b, f in graph.visible.items()}) }"
+            f"data must have shapes {shapes} and at least one row, got leading axes {table.batch}"
         )
     return table.batch[0]
 
 
 def check_table(graph: Declaration, table: Table) -> Data:
-    """Values looked at, and narrowed.
+    """Check the values, and convert them to the library's dtypes.
 
     :raises StateError: for a value outside the support, or one that floats cannot hold.
     """
@@ -120,14 +114,14 @@ def check_table(graph: Declaration, table: Table) -> Data:
 
 
 def as_data(graph: Declaration, data: Any, missing: str | None = "this") -> Data:
-    """Checked data, with any leading axes; see :func:`as_table`."""
+    """Return checked data with any leading axes; see :func:`as_table`."""
     return check_table(graph, as_table(graph, data, missing))
 
 
 def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> tuple[dict[str, Array], int]:
-    """Checked data as rows on the device, and how many; see :func:`as_table`.
+    """Return checked data with one leading axis, and the number of rows; see :func:`as_table`.
 
-    :return: a dict of arrays; of :class:`~ebmpp.Observed` ones where units are missing.
+    :return: a dict of arrays, and of :class:`~ebmpp.Observed` blocks where units are missing.
     """
     table = as_table(graph, data, missing)
     size = one_axis(graph, table)
@@ -135,10 +129,10 @@ def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> t
 
 
 def mean_statistics(graph: Declaration, data: Any, weights: Any) -> dict[str, initialization.Mean]:
-    """Means of the statistics of known entries, and of how many rows, a block."""
+    """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
     if 0 in batch:
-        raise StateError(f"data have no rows (leading axes {batch}), and so no base rates: give at least one")
+        raise StateError(f"data must have at least one row, got leading axes {batch}")
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
     mean = lambda b, v: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
@@ -146,23 +140,17 @@ def mean_statistics(graph: Declaration, data: Any, weights: Any) -> dict[str, in
 
 
 def check_weights(weights: Any, size: int) -> np.ndarray:
-    """Weights of the rows, scaled to mean 1.
+    """Return weights of the rows, scaled to mean 1.
 
     :raises StateError: for a wrong shape, a weight that is negative or not finite, or all zero.
     """
-    given = np.asarray(weights)
-    if given.shape != (size,) or given.dtype.kind not in "fiub":
+    array = np.asarray(weights)
+    is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
+    if not is_numeric or not (np.isfinite(array) & (array >= 0)).all() or not array.any():
+        worst = f", the smallest {array.min()}" if is_numeric and size else ""
         raise StateError(
-            f"weights are one number a row of the data, shape ({size},); got shape {given.shape} of "
-            f"{given.dtype}"
+            f"weights must be {size} finite numbers >= 0, one per row and not all 0, got "
+            f"{checks.tell(array)}{worst}"
         )
-    given = given.astype(float)
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
-    if len(wrong):
-        raise StateError(
-            f"weights are finite and not negative; got {given[wrong[0]]} at row {wrong[0]} "
-            f"({len(wrong)} such)"
-        )
-    if not given.any():
-        raise StateError("weights are all zero: at least one row needs a positive weight")
-    return (given / given.mean()).astype(np.dtype(jnp.result_type(float)))
+    array = array.astype(float)
+    return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))

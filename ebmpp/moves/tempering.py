@@ -316,7 +316,7 @@ class TemperedSweep(Move):
         single = of_one_replica(split, num)
         eta = jnp.take(focused[block], select(joined_places(split, single, num), part), axis=2)
         eta = eta.reshape(2, -1, *eta.shape[3:])
-        return {block: energy.mask_natural(single.part_family(part), single.real(part), eta)}
+        return {block: energy.mask_natural(single.part_family(part), single.mask(part), eta)}
 
     def _swap(
         self, target: Target, carry: tuple[Blocks, _Flags], keys: Keys, parity: Array

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Factors: the terms of the energy."""
+"""Factors: the terms of an energy."""
 
 from ebmpp.graph.factors.bias import Bias
 from ebmpp.graph.factors.convolution import Convolution

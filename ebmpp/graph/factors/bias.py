@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The natural parameter that a block has on its own."""
+"""The bias factor of one block."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -16,15 +16,15 @@ from ebmpp.graph.factors.factor import Factor
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Bias(Factor):
-    """``-<b, t(x)>``: the natural parameter that a block has on its own; ``b`` has its statistics' shape.
+    """``-<b, t(x)>``, with ``b`` a natural parameter of the block.
 
-    :param block: the block's name.
-    :param shared: axes of the block's shape along which units have one bias in common, such as the positions
-        of a feature map; the params have length 1 there.
-    :param init: where the biases start, an array or a function of a jax key; what the scheme of
-        :meth:`ebmpp.FactorGraph.init` says unless given.
-    :param name: the key of its params; the block's name unless given.
-    :raises DeclarationError: for axes that the block does not have, or an ``init`` of another shape.
+    :param block: name of the block.
+    :param shared: axes of the block's shape along which units share a bias, such as the positions of a
+        feature map; the params have length 1 there.
+    :param init: initial biases, an array or a function of a jax key; by default those of the scheme of
+        :meth:`ebmpp.FactorGraph.init`.
+    :param name: key of its params; the block's name by default.
+    :raises DeclarationError: for axes that the block lacks, or an ``init`` of another shape.
 
     **Example**
 
@@ -44,36 +44,36 @@ class Bias(Factor):
     ) -> None:
         super().__init__(block, energy=_bias_energy, init=init, name=name)
         if not isinstance(shared, Sequence) or not all(isinstance(axis, int) for axis in shared):
-            raise DeclarationError(
-                f"Bias({block!r}): shared is a tuple of axes, such as (1, 2), not {shared!r}"
-            )
+            raise DeclarationError(f"Bias({block!r}): shared must be a tuple of axes, got {shared!r}")
         object.__setattr__(self, "shared", tuple(shared))
 
     def __repr__(self) -> str:
         shared = f", shared={self.shared}" if self.shared else ""
         return super().__repr__().removesuffix(")") + shared + ")"
 
+    @property
+    def is_affine(self) -> bool:
+        """True: a bias is linear."""
+        return type(self) is Bias
+
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+        """Return ``init``, or the family's default natural parameter."""
         family, rank = families[self.blocks[0]], len(families[self.blocks[0]].shape)
         if not all(-rank <= axis < rank for axis in self.shared):
-            raise DeclarationError(f"{self!r}: {family!r} has axes 0 to {rank - 1}, and shared names another")
+            raise DeclarationError(f"{self!r}: shared must be among the {rank} axes of {family!r}")
         start = self.pool(family.default_eta(), family)
-        if self.init is None:
-            return start
-        made = super().init_params(rng_key, families)
-        if jnp.shape(made) != start.shape:
-            raise DeclarationError(f"{self!r}: init has shape {jnp.shape(made)}, expected {start.shape}")
-        return made
+        return start if self.init is None else self.init_checked(rng_key, families, start.shape)
 
     def pool(self, statistics: Array, family: Family) -> Array:
-        """The mean over the axes that are shared, which keep length 1."""
+        """Average statistics over the shared axes, which keep length 1."""
         axes = tuple({axis % len(family.shape) for axis in self.shared})
         return statistics.mean(axes, keepdims=True) if axes else statistics
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
+        """Return 0: biases are a vector."""
         return 0
 
 
 def _bias_energy(bias: Array, statistics: Array) -> Array:
-    # Not vdot: XLA makes a kernel of its own, dear to compile, for a product of vectors.
+    # Not vdot: XLA compiles a kernel of its own for a product of vectors, which takes long.
     return -(jnp.broadcast_to(bias, statistics.shape) * statistics).sum()

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Proper colourings: of the block graph into layers, and of the units of a block that interact into parts."""
+"""Proper colourings of the block graph (layers), and of the units of a block that interact (parts)."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -11,33 +11,27 @@ import networkx as nx
 import numpy as np
 from scipy import sparse
 
-from ebmpp.errors import ArgumentError
 from ebmpp.families import Family
-from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.lateral import Local, Split
 
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
-_EXHAUSTIVE = 20_000  # edges; DSATUR takes 9 s on a torus of 4096 nodes and 14 s on 784 all joined
-_DENSE = 1_000_000  # edges and nodes; smallest-last takes many seconds beyond
+_MAX_DSATUR = 20_000  # edges and nodes; DSATUR takes 9 s on a torus of 4096 nodes, 14 s on a clique of 784
+_MAX_SMALLEST_LAST = 1_000_000  # edges and nodes; many seconds beyond
 
 
 def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     """Split the nodes into independent sets, as few as the strategies find.
 
-    Two colours where the graph is bipartite (exact and fast), else the best of networkx's greedy strategies.
-    Layers keep the order in which nodes were added: the first node is in the first layer, and so is the
-    first node of every connected component.
+    A bipartite graph gets two sets; others the best of networkx's greedy strategies. Sets keep the order of
+    the nodes, and the first node of every connected component is in the first set.
 
-    Nodes are coloured by position. networkx takes nodes out of sets, whose order for strings changes with
-    ``PYTHONHASHSEED``, and so would the layers, the draws and the continuation of a saved run.
+    Nodes are coloured by position: networkx takes nodes out of Python sets, whose order for strings changes
+    with ``PYTHONHASHSEED``, and layers, draws and resumed runs would change with it.
 
     :param graph: undirected, without self-loops.
-    :return: the layers, each a tuple of nodes in their order in ``graph``.
-    :raises ArgumentError: when a node has a self-loop.
+    :return: the sets, each a tuple of nodes in the order of ``graph``.
     """
-    loops = sorted(str(a) for a, b in graph.edges if a == b)
-    if loops:
-        raise ArgumentError(f"nodes {loops} are connected to themselves: no colouring separates them")
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
     by_position = nx.empty_graph(len(nodes))
@@ -46,16 +40,13 @@ def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
         colors = _bipartite(by_position)
     else:
         size = by_position.number_of_edges() + len(nodes)
-        strategies = _STRATEGIES[0 if size <= _EXHAUSTIVE else 1 if size <= _DENSE else 2 :]
+        strategies = _STRATEGIES[0 if size <= _MAX_DSATUR else 1 if size <= _MAX_SMALLEST_LAST else 2 :]
         candidates = [nx.greedy_color(by_position, strategy) for strategy in strategies]
         colors = min(candidates, key=lambda c: max(c.values()))
-    for a, b in by_position.edges:
-        if colors[a] == colors[b]:
-            raise ArgumentError(f"{nodes[a]!r} and {nodes[b]!r} interact but were given the same layer")
     classes: dict[int, list[Any]] = {}
     for i, node in enumerate(nodes):
         classes.setdefault(colors[i], []).append(node)
-    return tuple(tuple(members) for members in classes.values())
+    return tuple(map(tuple, classes.values()))
 
 
 def _bipartite(graph: nx.Graph) -> dict[int, int]:
@@ -67,15 +58,15 @@ def _bipartite(graph: nx.Graph) -> dict[int, int]:
     return colors
 
 
-# -- units of a block ------------------------------------------------------------------------------
+# -- units of a block ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitBlock(Split):
-    """A block of a graph in parts, and the factors over it.
+    """A block of a graph in parts, with the factors over it.
 
-    :param own: the factors in which its units interact.
-    :param others: the other factors over the block.
+    :param own: factors in which its units interact with one another.
+    :param others: all other factors over the block.
     """
 
     own: tuple[Factor, ...]
@@ -83,68 +74,68 @@ class SplitBlock(Split):
 
     @functools.cached_property
     def locals(self) -> tuple[Local | None, ...]:
-        """The quicker way of each factor of :attr:`own`, where it has one."""
+        """Fast path of each factor of :attr:`own`, if it has one."""
         return tuple(f.local({self.block: self.family}, self) for f in self.own)
 
 
 def split_blocks(families: Mapping[str, Family], factors: Iterable[Factor]) -> dict[str, SplitBlock]:
-    """A split of every block whose units interact.
+    """Split every block whose units interact.
 
-    :raises DeclarationError: for pairs that are wrong.
+    :raises DeclarationError: for invalid pairs.
     """
     factors = tuple(factors)
-    found: dict[str, list[np.ndarray]] = {}
+    pairs: dict[str, list[np.ndarray]] = {}
     for factor in factors:
         for block, edges in factor.edges(families).items():
             if len(edges):
-                found.setdefault(block, []).append(edges)
-    made = {}
-    for block, edges in found.items():
+                pairs.setdefault(block, []).append(edges)
+    splits = {}
+    for block, lists in pairs.items():
         inside = tuple(f for f in factors if any(b == block for b, _ in f.lateral))
         others = tuple(f for f in factors if block in f.blocks and f not in inside)
-        colors = color_units(families[block].size, edges[0] if len(edges) == 1 else _once(edges))
-        made[block] = SplitBlock(block, families[block], colors, inside, others)
-    return made
+        colors = color_units(families[block].size, lists[0] if len(lists) == 1 else _distinct(lists))
+        splits[block] = SplitBlock(block, families[block], colors, inside, others)
+    return splits
 
 
-def _once(edges: Iterable[np.ndarray]) -> np.ndarray:
-    """Pairs of several factors, each once, in their order."""
-    every = np.concatenate(list(edges))
-    _, first = np.unique(np.sort(every, axis=1), axis=0, return_index=True)
-    return every[np.sort(first)]
+def _distinct(lists: Iterable[np.ndarray]) -> np.ndarray:
+    """Concatenate pairs of several factors, without repetitions, in their order."""
+    pairs = np.concatenate(list(lists))
+    _, first = np.unique(np.sort(pairs, axis=1), axis=0, return_index=True)
+    return pairs[np.sort(first)]
 
 
 def color_units(size: int, edges: np.ndarray) -> np.ndarray:
-    """Colours, component by component, so that components alike (replicas, say) are coloured alike.
+    """Return a colour per unit; equal components, such as replicas, get equal colours.
 
-    As arrays where two colours will do, or all units of a component are joined; networkx colours the others.
+    Bipartite and complete components are coloured by array operations, others by networkx.
 
-    :param edges: each pair once.
+    :param edges: distinct pairs.
     """
-    if 2 * len(edges) == size * (size - 1):  # all joined: of 10,000 units 50 million pairs
+    if 2 * len(edges) == size * (size - 1):  # complete: 50 million pairs for 10,000 units
         return np.arange(size)
-    label, colors = _in_two(size, edges)
+    label, colors = _two_colors(size, edges)
     order = np.argsort(label, kind="stable")
     left = np.unique(label[colors < 0])
     place = np.zeros(size, np.int64)
     by_edge = np.argsort(label[edges[:, 0]], kind="stable")
     starts = np.searchsorted(label[order], [left, left + 1])
     ends = np.searchsorted(label[edges[by_edge, 0]], [left, left + 1])
-    for units, own in zip(starts.T, ends.T, strict=True):
-        inside, own = order[slice(*units)], edges[by_edge[slice(*own)]]
-        if 2 * len(own) == len(inside) * (len(inside) - 1):  # all joined: a colour each
-            colors[inside] = np.arange(len(inside))
+    for unit_range, edge_range in zip(starts.T, ends.T, strict=True):
+        units, pairs = order[slice(*unit_range)], edges[by_edge[slice(*edge_range)]]
+        if 2 * len(pairs) == len(units) * (len(units) - 1):
+            colors[units] = np.arange(len(units))
             continue
-        place[inside] = np.arange(len(inside))
-        colors[inside] = _color_component(len(inside), place[own].tobytes())
+        place[units] = np.arange(len(units))
+        colors[units] = _color_component(len(units), place[pairs].tobytes())
     return colors
 
 
-def _in_two(size: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each unit's component and its colour, 0 or 1; -1 in components that two colours do not suffice for.
+def _two_colors(size: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each unit's component and its colour 0 or 1, or -1 in components with an odd cycle.
 
-    In the graph of two copies of each unit, where an edge joins copies that differ, the copies of a unit are
-    in one component if there is an odd cycle, and else tell the sides apart.
+    Each unit has two copies, and an edge joins unlike copies. The copies of a unit are in one component if
+    there is an odd cycle; otherwise they separate the two sides.
     """
     a, b = edges.T
     rows, columns = np.concatenate([a, a + size]), np.concatenate([b + size, b])

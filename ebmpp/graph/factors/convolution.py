@@ -1,22 +1,19 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutional machines: filters that are the same at every position."""
+"""The factor of convolutional machines."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph.factors.factor import Factor
+from ebmpp.graph.factors.factor import Factor, is_positive_int
 
 Padding = str | int | Sequence[tuple[int, int]]
 
@@ -29,6 +26,7 @@ class _Correlation:
     padding: str | tuple[tuple[int, int], ...]
 
     def forward(self, filters: Array, image: Array) -> Array:
+        """Correlate an image with the filters."""
         return lax.conv_general_dilated(image[None], filters, self.stride, self.padding)[0]
 
     def __call__(self, filters: Array, first: Array, second: Array) -> Array:
@@ -37,25 +35,24 @@ class _Correlation:
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Convolution(Factor):
-    """``-<w * t(a), t(b)>``: maps of ``b`` see ``a`` through filters that are the same at every position.
+    """``-<w * t(a), t(b)>`` with filters ``w`` that are shared by all positions.
 
-    Positions are the last axes of both blocks, as many as ``window`` has; axes before them are channels, and
-    so are a unit's own statistics (the categories of a Categorical). The params are filters of shape
-    ``(channels of b, channels of a, *window)``, and ``*`` is the correlation that deep learning calls a
-    convolution. The way back is its transpose, by autodiff. A bias that is the same at every position is
-    ``Bias(b, shared=...)``.
+    The last axes of both blocks are positions, as many as ``window`` has; axes before them, and the
+    statistics of a unit (the categories of a Categorical), are channels. The params are filters of shape
+    ``(channels of b, channels of a, *window)``, and ``*`` is a cross-correlation, as in deep learning.
+    ``Bias(b, shared=...)`` shares a bias over positions.
 
-    "orthogonal" makes the filters orthonormal, which does not make the whole map so. Gaussian units of
-    learned variance take part with x alone.
+    The scheme "orthogonal" of :meth:`ebmpp.FactorGraph.init` makes the filters orthonormal, not the whole
+    map. Gaussian units with learned variance take part with x only.
 
-    :param first: the block that is looked at, ``a``.
-    :param second: the block of maps, ``b``.
-    :param window: a filter's extent along each axis of positions.
-    :param stride: how far a window is from the next, an int or one an axis.
-    :param padding: "VALID", "SAME", a number of zeros at every border, or a pair an axis.
-    :param name: the key of its params; ``"first:second"`` unless given.
-    :raises DeclarationError: for a window, stride or padding that is none, or (when a graph is made of it)
-        maps whose positions are not those of ``b``.
+    :param first: the image block, ``a``.
+    :param second: the block of feature maps, ``b``.
+    :param window: extent of a filter along each axis of positions.
+    :param stride: distance between windows, an int or one per axis.
+    :param padding: "VALID", "SAME", a number of zeros at every border, or a pair per axis.
+    :param name: key of its params; ``"first:second"`` by default.
+    :raises DeclarationError: for an invalid window, stride or padding, or (on declaration of a graph) feature
+        maps whose positions differ from those of ``b``.
 
     **References**
 
@@ -72,8 +69,9 @@ class Convolution(Factor):
     {'h': (32, 1, 1), 'v': (28, 28), 'v:h': (32, 1, 7, 7)}
     """
 
-    energy: _Correlation
     window: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: str | tuple[tuple[int, int], ...]
 
     role = "weight"
 
@@ -87,80 +85,83 @@ class Convolution(Factor):
         padding: Padding = "VALID",
         name: str | None = None,
     ) -> None:
-        here = f"Convolution({first!r}, {second!r})"
-        if not isinstance(window, Sequence) or not window or not _positive(window):
+        sizes = tuple(window) if isinstance(window, Sequence) else ()
+        given = stride if isinstance(stride, Sequence) else (stride,) * len(sizes)
+        strides = tuple(given)
+        pads = _as_padding(padding, len(sizes))
+        for argument, value, parsed in (("window", window, sizes), ("stride", stride, strides)):
+            if not sizes or len(parsed) != len(sizes) or not all(map(is_positive_int, parsed)):
+                raise DeclarationError(
+                    f"Convolution({first!r}, {second!r}): {argument} must be positive ints, one per axis of "
+                    f"positions, got {value!r}"
+                )
+        if pads is None:
             raise DeclarationError(
-                f"{here}: window is a tuple of positive ints, an axis of positions each, not {window!r}"
+                f'Convolution({first!r}, {second!r}): padding must be "VALID", "SAME", an int >= 0 or '
+                f"{len(sizes)} pairs of them, got {padding!r}"
             )
-        rank = len(window)
-        single = isinstance(stride, int | np.integer)
-        strides = [int(stride)] * rank if single else checks.sequence(f"{here}: stride", stride, "ints")
-        if len(strides) != rank or not _positive(strides):
-            raise DeclarationError(f"{here}: stride is a positive int or {rank} of them, not {stride!r}")
-        energy = _Correlation(tuple(strides), _padding(here, padding, rank))
-        super().__init__(first, second, energy=energy, name=name)
-        object.__setattr__(self, "window", tuple(window))
+        super().__init__(first, second, energy=_Correlation(strides, pads), name=name)
+        for field, value in (("window", sizes), ("stride", strides), ("padding", pads)):
+            object.__setattr__(self, field, value)
 
     def __repr__(self) -> str:
-        said = f", window={self.window}"
-        if set(self.energy.stride) != {1}:
-            said += f", stride={self.energy.stride}"
-        if self.energy.padding != "VALID":
-            said += f", padding={self.energy.padding!r}"
-        return super().__repr__().removesuffix(")") + said + ")"
+        options = f", window={self.window}"
+        if set(self.stride) != {1}:
+            options += f", stride={self.stride}"
+        if self.padding != "VALID":
+            options += f", padding={self.padding!r}"
+        return super().__repr__().removesuffix(")") + options + ")"
+
+    @property
+    def is_affine(self) -> bool:
+        """True: a correlation is bilinear."""
+        return type(self) is Convolution
 
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        """Return the energy of one state."""
         return self.energy(params, *map(self._image, families, statistics))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
-        """Zero filters, once the positions are found to agree."""
+        """Return zero filters after checking that the positions of both blocks agree."""
         first, second = (self._image_shape(b, families[b]) for b in self.blocks)
         shape = (second[0], first[0], *self.window)
-        made = jax.eval_shape(
-            self.energy.forward, *(jax.ShapeDtypeStruct(s, jnp.result_type(float)) for s in (shape, first))
-        ).shape
-        if made != second:
-            b, positions = self.blocks[1], made[1:]
+        arguments = (jax.ShapeDtypeStruct(s, jnp.result_type(float)) for s in (shape, first))
+        maps = jax.eval_shape(_Correlation(self.stride, self.padding).forward, *arguments).shape
+        if maps != second:
             raise DeclarationError(
-                f"{self!r}: maps of {self.blocks[0]!r} have positions {positions}, and block {b!r} "
-                f"({families[b]!r}) has {second[1:]}; the last axes of its shape should be {positions}"
+                f"{self!r}: the last axes of block {self.blocks[1]!r} must be {maps[1:]}, the positions of "
+                f"the feature maps of {self.blocks[0]!r}, got {families[self.blocks[1]]!r}"
             )
         return jnp.zeros(shape)
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
+        """Return 1: a row of the weight matrix is a filter."""
         return 1
 
     def _image_shape(self, block: str, family: Family) -> tuple[int, ...]:
-        rank = len(self.window)
-        if len(family.shape) < rank:
+        if len(family.shape) < len(self.window):
             raise DeclarationError(
-                f"{self!r}: a window of {rank} axes needs blocks of at least {rank} axes, and block "
-                f"{block!r} is {family!r}"
+                f"{self!r}: block {block!r} must have at least the {len(self.window)} axes of window, got "
+                f"{family!r}"
             )
         statistics = jax.ShapeDtypeStruct(family.statistic_shape, jnp.result_type(float))
         return jax.eval_shape(partial(self._image, family), statistics).shape
 
     def _image(self, family: Family, statistics: Array) -> Array:
-        """The statistics that interact, channels first."""
+        """Return the interacting statistics with channels first."""
         t = family.interaction(statistics)
         own = t.ndim - len(family.shape)
         t = jnp.moveaxis(t, range(t.ndim - own, t.ndim), range(own))
         return t.reshape(-1, *t.shape[t.ndim - len(self.window) :])
 
 
-def _positive(numbers: Iterable[Any]) -> bool:
-    return all(isinstance(n, int | np.integer) and n > 0 for n in numbers)
-
-
-def _padding(here: str, given: Padding, rank: int) -> str | tuple[tuple[int, int], ...]:
-    if isinstance(given, str) and given.upper() in ("VALID", "SAME"):
-        return given.upper()
-    if isinstance(given, int) and given >= 0:
-        return ((given, given),) * rank
-    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) == rank:
-        pairs = tuple(tuple(pair) if isinstance(pair, Sequence) else () for pair in given)
-        if all(len(p) == 2 and all(isinstance(n, int) and n >= 0 for n in p) for p in pairs):
-            return pairs
-    raise DeclarationError(
-        f'{here}: padding is "VALID", "SAME", an int of at least 0 or {rank} pairs of them, not {given!r}'
-    )
+def _as_padding(padding: Any, rank: int) -> str | tuple[tuple[int, int], ...] | None:
+    """Return padding as lax takes it, None if it is invalid."""
+    if isinstance(padding, str):
+        return padding.upper() if padding.upper() in ("VALID", "SAME") else None
+    pairs = ((padding, padding),) * rank if isinstance(padding, int) else padding
+    try:
+        pairs = tuple((int(low), int(high)) for low, high in pairs)
+    except (TypeError, ValueError):
+        return None
+    return pairs if len(pairs) == rank and min(map(min, pairs)) >= 0 else None

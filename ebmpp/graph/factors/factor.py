@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What a factor is: a term of the energy over one or more blocks."""
+"""Base class of factors: a term of the energy over one or more blocks."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -28,12 +28,12 @@ class _Frozen:
 
     @classmethod
     def of(cls, tree: Params) -> "_Frozen":
-        """The arrays as they are now."""
+        """Copy the arrays of a tree."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple(map(Constant.of, leaves)))
 
     def unflatten(self) -> Params:
-        """As numpy arrays, bit by bit."""
+        """Return the tree as numpy arrays, bit by bit."""
         return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
 
     def __repr__(self) -> str:
@@ -44,17 +44,18 @@ class _Frozen:
 class Factor:
     """A term of the energy over one or more blocks.
 
-    :param blocks: the names of the blocks in its scope.
-    :param energy: ``energy(params, *statistics)``, a scalar for one state; statistics come in the
-        order of ``blocks``, each of shape ``shape + stat_shape``. It must be affine in each unit's
-        statistics, the others held fixed, and units of one block may interact in it where ``lateral`` says.
-    :param init: the factor's initial params: a pytree of arrays, or a function of a jax key that
-        returns one, or None for a factor without parameters.
-    :param name: the key of its params; the blocks joined by ":" unless given.
-    :param lateral: which units of one block interact: by block, pairs of units or a networkx graph over
-        them. A unit is its number in the flattened block, or its index in a block of several axes.
-    :raises DeclarationError: no block, a block named twice, an energy that is not callable, or lateral
-        pairs that are not pairs of units.
+    :param blocks: names of the blocks in its scope.
+    :param energy: function ``energy(params, *statistics)`` of one state that returns a scalar. Statistics
+        come in the order of ``blocks``, with shapes ``shape + stat_shape``. It must be affine in the
+        statistics of each unit while all other units are held fixed; units of one block may interact only as
+        ``lateral`` declares.
+    :param init: initial params: a pytree of arrays, a function of a jax key that returns one, or None for a
+        factor without params.
+    :param name: key of its params; the blocks joined by ":" by default.
+    :param lateral: pairs of interacting units by block, as an array or a networkx graph. A unit is its number
+        in the flattened block, or its index in a block of several axes.
+    :raises DeclarationError: for missing or repeated blocks, an energy that is not callable, or invalid
+        pairs.
 
     **Example**
 
@@ -72,10 +73,8 @@ class Factor:
     name: str
     lateral: tuple[tuple[str, Pairs], ...] = ()
 
-    #: what an initialisation scheme may do with it: "bias", "weight", or nothing.
+    #: which entry of an initialisation scheme fills the params: "weight", "bias", "lateral" or None.
     role: ClassVar[str | None] = None
-    #: what the refusal of an energy that is not multi-affine says besides.
-    advice: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -85,70 +84,88 @@ class Factor:
         name: str | None = None,
         lateral: Mapping[str, Any] | None = None,
     ) -> None:
-        if not blocks or not all(isinstance(b, str) and b for b in blocks):
-            raise DeclarationError(f"a factor's blocks are one or more names, not {blocks!r}")
-        if len(set(blocks)) < len(blocks):
-            raise DeclarationError(
-                f"factor over {blocks} names a block twice: units of one block would interact; name it once, "
-                "and say which of its units do (Pairwise, or Factor(..., lateral=...)), or split the block"
-            )
-        if not callable(energy):
-            raise DeclarationError(f"factor over {blocks}: energy is a function, not {energy!r}")
-        set_field = lambda field, value: object.__setattr__(self, field, value)
-        set_field("blocks", tuple(blocks))
-        set_field("energy", energy)
-        set_field("init", init if callable(init) or init is None else _Frozen.of(init))
-        set_field("name", ":".join(blocks) if name is None else name)
-        set_field("lateral", _as_lateral(blocks, lateral or {}))
+        lateral = lateral or {}
+        are_names = bool(blocks) and all(isinstance(b, str) and b for b in blocks)
+        arguments = (
+            (are_names and len(set(blocks)) == len(blocks), "blocks", "different names", blocks),
+            (callable(energy), "energy", "a function", energy),
+            (set(lateral) <= set(blocks), "lateral", "pairs by block of the factor", list(lateral)),
+        )
+        for is_valid, argument, expected, value in arguments:
+            if not is_valid:
+                raise DeclarationError(
+                    f"factor over {blocks}: {argument} must be {expected}, got {value!r}. Units of one block "
+                    "interact in a Pairwise, or in a Factor with lateral=..."
+                )
+        fields = {
+            "blocks": tuple(blocks),
+            "energy": energy,
+            "init": init if callable(init) or init is None else _Frozen.of(init),
+            "name": ":".join(blocks) if name is None else name,
+            "lateral": tuple((b, Pairs.read(b, pairs)) for b, pairs in lateral.items()),
+        }
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
 
     def name_over(self, blocks: tuple[str, ...]) -> str:
-        """The name of such a factor over ``blocks`` where it is given none."""
+        """Return the default name of this factor over ``blocks``."""
         return ":".join(blocks)
 
     @property
     def interacts(self) -> bool:
-        """Whether units interact in it, those of different blocks or of one."""
+        """True if units of different blocks or of one block interact in it."""
         return len(self.blocks) > 1 or bool(self.lateral)
 
-    def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
-        """The pairs of units of one block that interact in it, ``(edges, 2)`` a block.
+    @property
+    def is_affine(self) -> bool:
+        """True if the energy is multi-affine by construction, so that a declaration need not probe it."""
+        return bool(getattr(self.energy, "is_affine", False))
 
-        :raises DeclarationError: for a unit that a block does not have, or pairs that join a unit to itself
-            or are there twice.
+    def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
+        """Return the pairs of interacting units of each block, ``(edges, 2)``.
+
+        :raises DeclarationError: for a unit that the block lacks, a pair of one unit, or a repeated pair.
         """
         return {b: pairs.edges(repr(self), b, families[b]) for b, pairs in self.lateral}
 
     def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
-        """A quicker way to the natural parameters of a few units of a block; None for autodiff's."""
+        """Return a fast path to the natural parameters of a few units of a block, None to use autodiff."""
         del families, split
         return None
 
     def __repr__(self) -> str:
-        kind = type(self).__name__
-        named = "" if self.name == ":".join(self.blocks) else f", name={self.name!r}"
-        return f"{kind}({', '.join(map(repr, self.blocks))}{named})"
+        name = "" if self.name == ":".join(self.blocks) else f", name={self.name!r}"
+        return f"{type(self).__name__}({', '.join(map(repr, self.blocks))}{name})"
 
     def evaluate(self, params: Params, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """The energy of one state, a scalar."""
+        """Return the energy of one state, a scalar."""
         del families
         return self.energy(params, *statistics)
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
-        """Initial params without a scheme."""
+        """Return initial params without a scheme."""
         del families
         if self.init is None:
             return ()
-        made = self.init(rng_key) if callable(self.init) else self.init.unflatten()
-        as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
-        return jax.tree.map(as_float, made)
+        values = self.init(rng_key) if callable(self.init) else self.init.unflatten()
+        return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), values)
+
+    def init_checked(self, rng_key: Array, families: Mapping[str, Family], shape: tuple[int, ...]) -> Array:
+        """Return ``init`` as one array of a known shape.
+
+        :raises DeclarationError: for an ``init`` of another shape.
+        """
+        values = Factor.init_params(self, rng_key, families)
+        if jnp.shape(values) != shape:
+            raise DeclarationError(f"{self!r}: init must have shape {shape}, got {jnp.shape(values)}")
+        return values
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:
-        """How many leading axes of its params are the rows of a matrix: 0 for a vector, None if unknown."""
+        """Return the number of leading axes of the params that index matrix rows: 0 for a vector, or None."""
         del families
         return None
 
 
-def _as_lateral(blocks: tuple[str, ...], given: Mapping[str, Any]) -> tuple[tuple[str, Pairs], ...]:
-    for b in (b for b in given if b not in blocks):
-        raise DeclarationError(f"factor over {blocks}: lateral names block {b!r}, which it is not over")
-    return tuple((b, Pairs.read(b, pairs)) for b, pairs in given.items())
+def is_positive_int(value: Any) -> bool:
+    """Return True for a positive int of Python or numpy."""
+    return isinstance(value, int | np.integer) and value > 0

@@ -1,10 +1,10 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of one block that interact: the pairs as they are declared, and the parts whose units do not.
+"""Interacting units of one block: the declared pairs, and parts of units that do not interact.
 
-The units of a part do not interact, so they are drawn together, given those of the other parts. A part's
-arrays have the units first and the rows last: a neighbour's values are then contiguous, and a sweep of a
-64x64 lattice takes a fifth of the time that it takes with the rows first (100 chains, two cores).
+The units of a part are drawn jointly given the other parts. Arrays of a part have the units first and the
+rows last: the values of a neighbour are then contiguous, and a sweep of a 64x64 lattice takes a fifth of the
+time that it takes with the rows first (100 chains, two cores).
 """
 
 from collections.abc import Callable, Iterable
@@ -24,30 +24,28 @@ from ebmpp.core.types import Numbers
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 
-#: So many parts are unrolled; 128 of them would compile for half a minute.
+#: Number of parts up to which they are unrolled; 128 parts would compile for half a minute.
 UNROLLED = 4
 
-#: Statistics of some units of the block, by their numbers: ``(*numbers, rows, *stat_shape)``.
+#: Statistics of units of the block by their numbers: ``(*numbers, rows, *stat_shape)``.
 StatisticsAt = Callable[[Any], Array]
 
 
-def check_network(what: str, graph: nx.Graph) -> None:
-    """That a networkx graph has one undirected edge a pair: an energy has no directions.
+def check_network(name: str, graph: nx.Graph) -> None:
+    """Check that a networkx graph has one undirected edge per pair.
 
-    :raises DeclarationError: for another.
+    :raises DeclarationError: for a directed graph or a multigraph.
     """
-    if graph.is_directed():
+    if graph.is_directed() or graph.is_multigraph():
         raise DeclarationError(
-            f"{what}: {graph} is directed, and the energy of a pair of units has no direction; give "
-            "graph.to_undirected()"
+            f"{name} must be undirected, with one edge per pair, got {graph}. Convert it by "
+            "networkx.Graph(graph)."
         )
-    if graph.is_multigraph():
-        raise DeclarationError(f"{what}: {graph} may have parallel edges; give networkx.Graph(graph)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """An array that compares and hashes by value, so that a declaration can hold it."""
+    """An array that compares and hashes by value."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -55,90 +53,86 @@ class Constant:
 
     @classmethod
     def of(cls, array: Any) -> Self:
-        """The array as it is now."""
-        made = np.asarray(array)
-        return cls(made.shape, made.dtype, made.tobytes())
+        """Copy an array."""
+        values = np.asarray(array)
+        return cls(values.shape, values.dtype, values.tobytes())
 
     @property
     def array(self) -> np.ndarray:
-        """The array."""
+        """The array, read-only."""
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
 class Pairs(Constant):
-    """Pairs of units of one block, as they were given: by number, or by index."""
+    """Pairs of units of one block as they were declared, by number or by index."""
 
     @classmethod
-    def read(cls, block: str, given: Any) -> "Pairs":
-        """Pairs from a networkx graph over the units, or an array or list of them.
+    def read(cls, block: str, pairs: Any) -> "Pairs":
+        """Convert an array, a list or a networkx graph over the units.
 
-        :raises DeclarationError: for what is neither, and for a graph that is directed or has parallel edges.
+        :raises DeclarationError: for anything else, and for a directed graph or a multigraph.
         """
-        if isinstance(given, Pairs):
-            return given
-        if isinstance(given, nx.Graph):
-            check_network(f"the lateral pairs of block {block!r}", given)
-            given = list(given.edges())
-        wanted = (
-            f"the lateral pairs of block {block!r} are pairs of units (numbers, or indices such as (3, 5) in "
-            "a block of two axes), or a networkx graph whose nodes are units"
-        )
+        if isinstance(pairs, Pairs):
+            return pairs
+        if isinstance(pairs, nx.Graph):
+            check_network(f"lateral pairs of block {block!r}", pairs)
+            pairs = list(pairs.edges())
         try:
-            array = np.asarray(given)
-        except ValueError as error:
-            raise DeclarationError(f"{wanted}: {error}") from None
-        if array.shape == (0,):  # an empty list has no such shape or type
+            array = np.asarray(pairs)
+        except ValueError:  # ragged
+            array = np.empty(0, object)
+        if isinstance(pairs, list | tuple | np.ndarray) and not len(pairs):
             array = np.empty((0, 2), np.int64)
-        if array.ndim not in (2, 3) or array.shape[1] != 2 or array.dtype.kind not in "iu":
-            raise DeclarationError(f"{wanted}; got an array of shape {array.shape} and type {array.dtype}")
+        if array.ndim not in (2, 3) or array.shape[1:2] != (2,) or array.dtype.kind not in "iu":
+            raise DeclarationError(
+                f"lateral pairs of block {block!r} must be pairs of unit numbers, pairs of indices such as "
+                f"(3, 5) for a block of two axes, or a networkx graph over these, got {type(pairs).__name__} "
+                f"of shape {array.shape}"
+            )
         return cls.of(array.astype(np.int64))
 
     @functools.lru_cache(maxsize=64)
     def edges(self, factor: str, block: str, family: Family) -> Integer[np.ndarray, "edges 2"]:
-        """Units by their numbers in the flattened block.
+        """Return the pairs by unit numbers in the flattened block.
 
-        :raises DeclarationError: for a unit that the block does not have, a pair of one unit, or one twice.
+        :raises DeclarationError: for a unit that the block lacks, a pair of one unit, or a repeated pair.
         """
-        array, shape = self.array, family.shape
-        if array.ndim == 3 and array.shape[2] != len(shape):
+        units, shape = self.array, family.shape
+        if units.ndim == 3 and units.shape[2] != len(shape):
+            problem = f"{units.shape[2]} indices per unit"
+        elif (
+            outside := (units < 0) | (units >= np.asarray(shape if units.ndim == 3 else family.size))
+        ).any():
+            problem = f"the pair {units[np.argwhere(outside)[0, 0]].tolist()}"
+        else:
+            if units.ndim == 3:
+                units = np.ravel_multi_index(tuple(np.moveaxis(units, -1, 0)), shape)
+            problem = _repeated(units)
+        if problem:
             raise DeclarationError(
-                f"{factor}: units are given by {array.shape[2]} indices, and block {block!r} has shape "
-                f"{shape}"
+                f"{factor}: lateral pairs of block {block!r} must be distinct pairs of different units of "
+                f"{family!r}, got {problem}"
             )
-        limit = np.asarray(shape if array.ndim == 3 else family.size)
-        outside = (array < 0) | (array >= limit)
-        if outside.any():
-            wrong = array[np.argwhere(outside)[0, 0]].tolist()
-            raise DeclarationError(
-                f"{factor}: pair {wrong} names a unit that block {block!r} ({family!r}) does not have"
-            )
-        flat = np.ravel_multi_index(tuple(np.moveaxis(array, -1, 0)), shape) if array.ndim == 3 else array
-        _check_simple(factor, block, flat)
-        return flat
+        return units
 
 
-def _check_simple(factor: str, block: str, edges: np.ndarray) -> None:
+def _repeated(edges: np.ndarray) -> str:
+    """Describe a pair of one unit or a repeated pair, if there is one."""
     loops = edges[edges[:, 0] == edges[:, 1]]
     if len(loops):
-        raise DeclarationError(
-            f"{factor}: unit {int(loops[0, 0])} of block {block!r} is joined to itself; what a unit has on "
-            f"its own belongs in Bias({block!r})"
-        )
+        return f"the pair {loops[0].tolist()}"
     low, high = np.minimum(*edges.T), np.maximum(*edges.T)
-    number = low * (high.max(initial=0) + 1) + high  # of each pair; exact in 64 bits
+    width = int(high.max(initial=0)) + 1
+    number = low * width + high  # of each pair; exact in 64 bits
     if (number[1:] > number[:-1]).all():
-        return
+        return ""
     number = np.sort(number)
-    again = np.flatnonzero(number[1:] == number[:-1])
-    if len(again):
-        a, b = divmod(int(number[again[0]]), int(high.max()) + 1)
-        raise DeclarationError(
-            f"{factor}: units {a} and {b} of block {block!r} are joined twice; once is enough"
-        )
+    repeated = number[1:][number[1:] == number[:-1]]
+    return f"the pair {list(divmod(int(repeated[0]), width))} twice" if len(repeated) else ""
 
 
 def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """``step(part, carry)`` for every part, in order; parts are numbers of Python where they are few."""
+    """Apply ``carry = step(part, carry)`` to each part in order; few parts are unrolled, with Python ints."""
     if count > UNROLLED:
         return lax.fori_loop(0, count, step, carry)
     for part in range(count):
@@ -147,23 +141,23 @@ def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:
 
 
 class Local(Protocol):
-    """What a factor adds to the natural parameters of a part, quicker than by autodiff over the block."""
+    """Contribution of a factor to the natural parameters of one part, cheaper than by autodiff."""
 
     def prepare(self, params: Any) -> Any:
-        """What all parts have in common; depends on the params alone."""
+        """Return what all parts share, a function of the params."""
 
-    def field(self, prepared: Any, at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
-        """Natural parameters of the units of ``part``."""
+    def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
+        """Return natural parameters of the units of ``part``."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """A block whose units interact, in parts whose units do not.
+    """A block whose units interact, in parts of units that do not.
 
-    :param block: its name.
+    :param block: name of the block.
     :param family: its family.
-    :param colors: the part of each unit.
+    :param colors: part of each unit.
     """
 
     block: str
@@ -172,18 +166,18 @@ class Split:
 
     @property
     def num_parts(self) -> int:
-        """How many parts there are."""
+        """Number of parts."""
         return int(self.colors.max()) + 1
 
     @functools.cached_property
     def units(self) -> tuple[np.ndarray, ...]:
-        """The units of each part, by their numbers."""
+        """Unit numbers of each part."""
         order = np.argsort(self.colors, kind="stable")
         return tuple(np.split(order, np.cumsum(np.bincount(self.colors))[:-1]))
 
     @functools.cached_property
     def place(self) -> Integer[np.ndarray, "size"]:
-        """The place of each unit in its part."""
+        """Position of each unit in its part."""
         place = np.zeros(self.family.size, np.int64)
         for units in self.units:
             place[units] = np.arange(len(units))
@@ -191,54 +185,54 @@ class Split:
 
     @property
     def unrolled(self) -> bool:
-        """Whether parts are counted in Python, so that each has its own size."""
+        """True if parts are Python ints, so that each keeps its own size."""
         return self.num_parts <= UNROLLED
 
     @functools.cached_property
     def table(self) -> Integer[np.ndarray, "parts most_units"]:
-        """The units of each part; past a part's end the size of the block."""
+        """Unit numbers of each part, padded with the size of the block."""
         return self.padded([u[:, None] for u in self.units], self.family.size)[..., 0]
 
-    def padded(self, each: Iterable[Numbers], fill: Any) -> np.ndarray:
-        """One array of a row a part, ``(parts, most units, ...)``, from arrays ``(units, ...)``."""
-        each = list(each)
-        most = max(map(len, each))
+    def padded(self, arrays: Iterable[Numbers], fill: Any) -> np.ndarray:
+        """Stack arrays ``(units, ...)``, one per part, to ``(parts, most units, ...)``."""
+        arrays = list(arrays)
+        most = max(map(len, arrays))
         fit = lambda a: np.pad(a, [(0, most - len(a)), *[(0, 0)] * (a.ndim - 1)], constant_values=fill)
-        return np.stack([fit(a) for a in each])
+        return np.stack([fit(a) for a in arrays])
 
     def at(self, part: Any) -> Any:
-        """The units of a part: as many as it has where parts are unrolled, else as the largest has."""
+        """Return the unit numbers of a part, padded unless parts are unrolled."""
         return self.units[part] if self.unrolled else jnp.asarray(self.table)[part]
 
     def part_family(self, part: Any) -> Family:
-        """The family of a part."""
+        """Return the family of a part."""
         width = len(self.units[part]) if self.unrolled else self.table.shape[1]
         return dataclasses.replace(self.family, shape=(width,))
 
-    def real(self, part: Any) -> Bool[Array, "units"] | None:
-        """Which of the units of :meth:`at` there are; None for all."""
+    def mask(self, part: Any) -> Bool[Array, "units"] | None:
+        """Return False at the padding of :meth:`at`; None if there is none."""
         return None if self.unrolled else jnp.asarray(self.table)[part] < self.family.size
 
     def take(self, values: Shaped[Numbers, "size ..."], part: Any) -> Shaped[Array, "units ..."]:
-        """``values`` of a part's units."""
+        """Return ``values`` at the units of a part."""
         return jnp.take(values, self.at(part), axis=0, mode="clip")
 
     def put(
         self, values: Shaped[Numbers, "size *rest"], part: Any, new: Shaped[Array, "units *rest"]
     ) -> Shaped[Array, "size *rest"]:
-        """``values`` with ``new`` at a part's units."""
+        """Return ``values`` with ``new`` at the units of a part."""
         new = new.astype(values.dtype)
-        if self.unrolled and pays(new.size):  # a look-up for each unit, half the time of a scatter
+        if self.unrolled and pays(new.size):  # a gather per unit, half the time of a scatter
             here = (self.colors == part).reshape(-1, *(1,) * (new.ndim - 1))
             return jnp.where(here, jnp.take(new, self.place, axis=0, mode="clip"), jnp.asarray(values))
-        # units past the end are dropped; they are all the same number, so indices are unique only without
+        # padding is dropped; it repeats one number, so indices are unique only without it
         return jnp.asarray(values).at[self.at(part)].set(new, mode="drop", unique_indices=self.unrolled)
 
     def each(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-        """``step(part, carry)`` for every part, in order."""
+        """Apply :func:`each_part` to the parts."""
         return each_part(self.num_parts, step, carry)
 
 
 def part_name(block: str, part: int) -> str:
-    """The name of a part, as in :attr:`ebmpp.FactorGraph.layers`."""
+    """Return the name of a part, as in :attr:`ebmpp.FactorGraph.layers`."""
     return f"{block}[{part}]"

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Two blocks joined by a linear map: each unit with each, or of any other kind, such as of shared weights."""
+"""Factors that join two blocks by a linear map."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -14,18 +14,18 @@ import jax.numpy as jnp
 
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph.factors.factor import Factor, Params
+from ebmpp.graph.factors.factor import Factor, Params, is_positive_int
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Bilinear(Factor):
-    """``-sum_ij w_ij t_i(a) t_j(b)``; ``w`` has the shapes of the two blocks' statistics, joined.
+    """``-sum_ij w_ij t_i(a) t_j(b)``, with ``w`` of the joined shapes of both blocks' statistics.
 
-    A Gaussian of learned variance takes part with x alone; write a :class:`Factor` to couple x**2.
+    A Gaussian with learned variance takes part with x only; use a :class:`Factor` to couple x**2.
 
-    :param first: a block's name.
-    :param second: another block's name.
-    :param name: the key of its params; ``"first:second"`` unless given.
+    :param first: name of a block.
+    :param second: name of another block.
+    :param name: key of its params; ``"first:second"`` by default.
     """
 
     role = "weight"
@@ -33,21 +33,29 @@ class Bilinear(Factor):
     def __init__(self, first: str, second: str, *, name: str | None = None) -> None:
         super().__init__(first, second, energy=_bilinear_energy, name=name)
 
+    @property
+    def is_affine(self) -> bool:
+        """True: the energy is bilinear."""
+        return type(self) is Bilinear
+
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        """Return the energy of one state."""
         return self.energy(params, *map(lambda f, t: f.interaction(t), families, statistics))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+        """Return zero weights."""
         first, second = (families[b].interaction_shape for b in self.blocks)
         return jax.device_put(np.zeros(first + second, jnp.result_type(float)))  # compiles nothing
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
+        """Return the number of axes of the first block."""
         return len(families[self.blocks[0]].interaction_shape)
 
 
 def _bilinear_energy(weight: Array, first: Array, second: Array) -> Array:
     matrix = weight.reshape(first.size, second.size)
-    # Gradients in either block then come out row by row when vmapped; (matrix @ second) gives the transpose,
-    # and reading that in a loop over rows costs a tenth of a coupled sweep at 784x500.
+    # With this order the vmapped gradients in either block come out row by row. (matrix @ second) gives the
+    # transpose, and reading that in a loop over rows costs a tenth of a coupled sweep at 784x500.
     return -(first.ravel() @ (second.ravel() @ matrix.T))
 
 
@@ -56,51 +64,47 @@ Forward = Callable[[Params, Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class _InnerProduct:
-    """``-<forward(params, t(a)), t(b)>``; equal where ``forward`` is."""
+    """``-<forward(params, t(a)), t(b)>``, equal to another where ``forward`` is."""
 
     blocks: tuple[str, str]
     forward: Forward
 
     def __call__(self, params: Params, first: Array, second: Array) -> Array:
-        made = self.forward(params, first)
-        if jnp.shape(made) != second.shape:
-            a, b = self.blocks
+        image = self.forward(params, first)
+        if jnp.shape(image) != second.shape:
             raise DeclarationError(
-                f"Linear({a!r}, {b!r}): forward was given params of shape {jax.tree.map(jnp.shape, params)} "
-                f"and the statistics of block {a!r}, of shape {first.shape}, and returned shape "
-                f"{jnp.shape(made)}; expected is the shape of the statistics of block {b!r}, {second.shape}"
+                f"Linear{self.blocks!r}: forward must return the shape {second.shape} of the statistics of "
+                f"block {self.blocks[1]!r}, got {jnp.shape(image)} for statistics of shape {first.shape}"
             )
-        return -jnp.vdot(made, second)
+        return -jnp.vdot(image, second)
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Linear(Factor):
-    """``-<forward(params, t(a)), t(b)>``: what ``a`` adds to the natural parameter of ``b``, as a function.
+    """``-<forward(params, t(a)), t(b)>``, with a custom linear map from ``a`` to natural parameters of ``b``.
 
-    The way back, from ``b`` to ``a``, is the transpose of ``forward``, by autodiff. Write with it what
-    :class:`~ebmpp.Bilinear` is too general for: weights that are shared, sparse, low-rank, or a fixed
-    operator. For convolutions there is :class:`~ebmpp.Convolution`.
+    The map from ``b`` to ``a`` is the transpose of ``forward``, by autodiff. Use it for weights that are
+    shared, sparse or low-rank, and for fixed operators; convolutions have :class:`~ebmpp.Convolution`.
+    ``forward`` may be affine: its value at zero is a bias on ``b``. A Gaussian with learned variance takes
+    part with x only.
 
-    ``forward`` is linear in the statistics. It may be affine: its value at zero is a bias on ``b``, of the
-    same params. A Gaussian of learned variance takes part with x alone, as in :class:`~ebmpp.Bilinear`.
-
-    :param first: a block's name, ``a``.
-    :param second: another block's name, ``b``.
-    :param forward: ``forward(params, statistics of a)`` returns an array of the shape of b's statistics.
-        It is called with one state; the library adds the batch axes.
-    :param shape: of the weights, one array that :meth:`FactorGraph.init` fills by its scheme. "orthogonal"
-        makes them, as a matrix whose rows are the first axis, semi-orthogonal, which need not make the whole
-        map so.
-    :param init: in place of ``shape``, params that keep their own initial values whatever the scheme: a
-        pytree of arrays, or a function of a jax key that returns one. With neither, ``params`` is ``()``.
-    :param name: the key of its params; ``"first:second"`` unless given.
-    :raises DeclarationError: both ``shape`` and ``init``, or (when a graph is made of it) a value of
-        another shape than the statistics of ``b``.
-    :raises NotMultiAffineError: when a graph is made of it and ``forward`` is not affine.
+    :param first: name of a block, ``a``.
+    :param second: name of another block, ``b``.
+    :param forward: ``forward(params, statistics of a)`` for one state, which returns an array of the shape of
+        the statistics of ``b``. It must be affine in the statistics.
+    :param shape: shape of the weights, one array filled by the scheme of :meth:`FactorGraph.init`.
+        "orthogonal" makes the matrix whose rows are the first axis semi-orthogonal, not necessarily the whole
+        map.
+    :param init: initial params in place of ``shape`` and of a scheme: a pytree of arrays, or a function of a
+        jax key that returns one. With neither, the params are ``()``.
+    :param name: key of its params; ``"first:second"`` by default.
+    :raises DeclarationError: for both ``shape`` and ``init``, or (on declaration of a graph) a value of the
+        wrong shape.
+    :raises NotMultiAffineError: on declaration of a graph, if ``forward`` is not affine.
 
     **Example**
 
-    A latent unit sees three neighbouring visible ones, by the same three weights everywhere:
+    Each latent unit sees three neighbouring visible ones through the same three weights:
 
     >>> import jax, jax.numpy as jnp
     >>> from ebmpp import Bernoulli, Bias, FactorGraph
@@ -115,8 +119,6 @@ class Linear(Factor):
 
     shape: tuple[int, ...] | None
 
-    advice = "; forward must be affine in the statistics that it is given: no activation, no product of them"
-
     def __init__(
         self,
         first: str,
@@ -127,35 +129,33 @@ class Linear(Factor):
         init: Any = None,
         name: str | None = None,
     ) -> None:
-        if not callable(forward):
-            raise DeclarationError(f"Linear({first!r}, {second!r}): forward is a function, not {forward!r}")
-        if shape is not None and init is not None:
-            raise DeclarationError(
-                f"Linear({first!r}, {second!r}): give shape, which leaves the values to graph.init's scheme, "
-                "or init, which keeps them; not both"
-            )
-        if shape is not None and not _is_shape(shape):
-            raise DeclarationError(
-                f"Linear({first!r}, {second!r}): shape is a tuple of positive ints, not {shape!r}"
-            )
+        is_shape = shape is None or (isinstance(shape, Sequence) and all(map(is_positive_int, shape)))
+        arguments = (
+            (callable(forward), "forward", "a function", forward),
+            (is_shape, "shape", "positive ints", shape),
+            (shape is None or init is None, "init", "None where shape is given", init),
+        )
+        for is_valid, argument, expected, value in arguments:
+            if not is_valid:
+                raise DeclarationError(
+                    f"Linear({first!r}, {second!r}): {argument} must be {expected}, got {value!r}"
+                )
         super().__init__(first, second, energy=_InnerProduct((first, second), forward), init=init, name=name)
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
 
     @property
     def role(self) -> str | None:
-        """Weights are a scheme's; params with initial values of their own are not."""
+        """Return "weight" if a scheme fills the params, None if ``init`` does."""
         return None if self.shape is None else "weight"
 
     def evaluate(self, params: Params, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        """Return the energy of one state."""
         return self.energy(params, *map(lambda f, t: f.interaction(t), families, statistics))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
+        """Return ``init``, or zero weights."""
         return super().init_params(rng_key, families) if self.shape is None else jnp.zeros(self.shape)
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:
+        """Return 1 for weights of several axes."""
         return None if self.shape is None else max(0, min(1, len(self.shape) - 1))
-
-
-def _is_shape(given: Any) -> bool:
-    whole = lambda n: isinstance(n, int | np.integer) and n > 0
-    return isinstance(given, Sequence) and not isinstance(given, str) and all(map(whole, given))

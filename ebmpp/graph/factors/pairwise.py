@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Integer
@@ -16,34 +15,34 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks
+from ebmpp.core import Numbers
 from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.lateral import Split, StatisticsAt
 
-_DENSE = 0.1  # share of all pairs from which a matrix product is faster than looking neighbours up
-_ONE_BY_ONE = 8  # slots
-_WASTE = 2.0  # slots of the neighbour table over the neighbours that there are
+_DENSE = 0.1  # share of all pairs from which a matrix product is faster than gathering neighbours
+_MAX_UNROLLED_SLOTS = 8
+_MAX_PADDING = 2.0  # slots of the neighbour table per neighbour
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Pairwise(Factor):
-    """``-sum_e w_e <t_i, t_j>`` over pairs e = (i, j) of units of one block; ``w`` has one entry a pair.
+    """``-sum_e w_e <t_i, t_j>`` over pairs e = (i, j) of units of one block, with one weight per pair.
 
-    The units are coloured, and the block is drawn part by part: a lattice in two. For Spin units it is the
-    Ising model, for Categorical ones the Potts model, for Gaussian ones a Markov random field. A Gaussian of
-    learned variance takes part with x alone.
+    The units are coloured and the block is drawn part by part, a lattice in two. Spin units make an Ising
+    model, Categorical units a Potts model, Gaussian units a Markov random field. A Gaussian with learned
+    variance takes part with x only.
 
-    :param block: the block's name.
-    :param edges: pairs of units, by their numbers in the flattened block or by their indices; or a networkx
-        graph over the units, undirected and of one edge a pair, whose ``weight`` is where the weights start.
-    :param shared: one weight for all pairs; ``w`` is then a scalar.
-    :param init: where the weights start, an array or a function of a jax key; zeros, or what the scheme of
-        :meth:`ebmpp.FactorGraph.init` says, unless given.
-    :param name: the key of its params; ``"block:block"`` unless given.
-    :raises DeclarationError: for what are not pairs of units.
+    :param block: name of the block.
+    :param edges: pairs of units by number in the flattened block or by index, or an undirected networkx graph
+        over the units, whose edge attribute ``weight`` gives the initial weights.
+    :param shared: use one weight for all pairs, a scalar.
+    :param init: initial weights, an array or a function of a jax key; by default those of the scheme of
+        :meth:`ebmpp.FactorGraph.init`.
+    :param name: key of its params; ``"block:block"`` by default.
+    :raises DeclarationError: for invalid pairs or edge attributes.
 
     **Example**
 
@@ -70,66 +69,74 @@ class Pairwise(Factor):
     def __repr__(self) -> str:
         block, pairs = self.lateral[0]
         shared = ", shared=True" if self.shared else ""
-        named = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
-        return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{named})"
+        name = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
+        return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{name})"
 
     def name_over(self, blocks: tuple[str, ...]) -> str:
+        """Return the default name over a block."""
         return f"{blocks[0]}:{blocks[0]}"
 
+    @property
+    def is_affine(self) -> bool:
+        """True: the energy is bilinear in each pair of different units."""
+        return type(self) is Pairwise
+
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        """Return the energy of one state."""
         family = families[0]
         edges = self.edges({self.blocks[0]: family})[self.blocks[0]]
-        each = family.interaction(statistics[0]).reshape(family.size, -1)
-        return self.energy(self.weights(params), each, edges)
+        units = family.interaction(statistics[0]).reshape(family.size, -1)
+        return self.energy(self.weights(params), units, edges)
 
     def weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "pairs"]:
-        """One weight a pair."""
+        """Return one weight per pair."""
         return jnp.broadcast_to(params, self.lateral[0][1].shape[0])
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+        """Return ``init``, or zero weights."""
         shape = () if self.shared else (self.lateral[0][1].shape[0],)
-        if self.init is None:
-            return jnp.zeros(shape)
-        made = super().init_params(rng_key, families)
-        if jnp.shape(made) != shape:
-            raise DeclarationError(f"{self!r}: init has shape {jnp.shape(made)}, expected {shape}")
-        return made
+        return jnp.zeros(shape) if self.init is None else self.init_checked(rng_key, families, shape)
 
     def local(self, families: Mapping[str, Family], split: Split) -> "Neighbours":
+        """Return the gather of neighbours of a part."""
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
 
 
-def edge_weights(what: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
-    """The weight of each edge, None where none has one.
+def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
+    """Return the weights of a graph's edges, None if no edge has one.
 
-    :raises DeclarationError: where some have, or all share one; and for one that is no number.
+    :raises DeclarationError: if some edges have none, if all pairs share a weight, or for a weight that is no
+        number.
     """
-    found = [((a, b), w) for a, b, w in graph.edges(data="weight") if w is not None]
-    weights = [attribute(f"{what}: edge {edge}", "weight", w) for edge, w in found]
-    if weights and (shared or len(weights) < graph.number_of_edges()):
-        raise DeclarationError(
-            f"{what}: {len(weights)} of {graph.number_of_edges()} edges have a weight; give each one its "
-            "own and shared=False, or none"
-        )
-    return np.array(weights) if weights else None
+    weights = attribute(f"{name}: weight", [w for *_, w in graph.edges(data="weight")])
+    if weights is not None and shared:
+        raise DeclarationError(f"{name}: shared must be False where edges have weights, got True")
+    return weights
 
 
-def attribute(whose: str, name: str, given: Any, shape: tuple[int, ...] = ()) -> Float[np.ndarray, "..."]:
-    """A number of a node or an edge, or several.
+def attribute(
+    name: str, values: Iterable[Any], shape: tuple[int, ...] = ()
+) -> Float[np.ndarray, "items ..."] | None:
+    """Stack an attribute of nodes or edges, None if no item has it.
 
-    :raises DeclarationError: for anything else.
+    :raises DeclarationError: if some items lack it, or have a value of another shape.
     """
-    try:
-        made = np.asarray(given, float)
-    except (TypeError, ValueError):
-        made = None
-    if made is None or made.size != math.prod(shape):
-        wanted = f"an array of shape {shape}" if shape else "one number"
-        raise DeclarationError(
-            f"{whose} has {name} {checks.tell(given)}, expected {wanted}; give each one that as its "
-            f"{name!r}, or leave it away at all of them"
-        )
-    return made.reshape(shape)
+    values = list(values)
+    if all(value is None for value in values):
+        return None
+    for value in values:
+        try:
+            is_valid = value is not None and np.asarray(value, float).size == np.prod(shape, dtype=int)
+        except (TypeError, ValueError):
+            is_valid = False
+        if not is_valid:
+            raise DeclarationError(
+                f"{name} must be numbers of shape {shape} at all nodes or edges, or at none, got {value!r}"
+            )
+    return np.array([np.asarray(value, float).reshape(shape) for value in values])
+
+
+# -- energy --------------------------------------------------------------------------------------
 
 
 def _is_dense(size: int, edges: np.ndarray) -> bool:
@@ -137,32 +144,35 @@ def _is_dense(size: int, edges: np.ndarray) -> bool:
 
 
 def _matrix(weights: Array, edges: np.ndarray, size: int) -> Array:
-    # They are inside: XLA asked two million of them while it compiled the gradient, for eight seconds.
+    # In bounds: checking two million indices cost XLA eight seconds when it compiled the gradient.
     at = jnp.zeros((size, size), weights.dtype).at[edges[:, 0], edges[:, 1]]
     return at.set(weights, mode="promise_in_bounds", unique_indices=True)
 
 
-def _pairwise_energy(weights: Array, each: Array, edges: np.ndarray) -> Array:
-    if _is_dense(len(each), edges):
-        return -jnp.vdot(each, _matrix(weights, edges, len(each)) @ each)
-    return -jnp.vdot(weights, (each[edges[:, 0]] * each[edges[:, 1]]).sum(-1))
+def _pairwise_energy(weights: Array, units: Array, edges: np.ndarray) -> Array:
+    if _is_dense(len(units), edges):
+        return -jnp.vdot(units, _matrix(weights, edges, len(units)) @ units)
+    return -jnp.vdot(weights, (units[edges[:, 0]] * units[edges[:, 1]]).sum(-1))
+
+
+# -- natural parameters of a part ----------------------------------------------------------------
 
 
 class Adjacency(NamedTuple):
-    """Neighbours of units, as many a unit as most have, and one by one what is left."""
+    """Neighbours of units: a table of a few slots per unit, and a list of the neighbours beyond these."""
 
     other: Integer[Numbers, "units slots"]
-    """A neighbour's number."""
+    """Number of the neighbour."""
     pair: Integer[Numbers, "units slots"]
-    """The number of the pair; that past the last one in empty slots."""
+    """Number of the pair; the number of pairs in empty slots."""
     to: Integer[Numbers, "more"]
-    """The place in its part of a unit that has more neighbours than slots."""
+    """Listed neighbours: position of the unit in its part."""
     more_other: Integer[Numbers, "more"]
     more_pair: Integer[Numbers, "more"]
 
 
 def table(size: int, edges: Integer[np.ndarray, "edges 2"]) -> Adjacency:
-    """The neighbours of all units of a block; the place of a unit is its number."""
+    """Return the neighbours of all units of a block, whose position is their number."""
     empty = len(edges)
     unit = np.concatenate([edges[:, 0], edges[:, 1]])
     other = np.concatenate([edges[:, 1], edges[:, 0]])
@@ -172,25 +182,24 @@ def table(size: int, edges: Integer[np.ndarray, "edges 2"]) -> Adjacency:
     degree = np.bincount(unit, minlength=size)
     rank = np.arange(len(unit)) - (np.cumsum(degree) - degree)[unit]
     slots = _slots(degree)
-    made = np.zeros((size, slots), np.int64), np.full((size, slots), empty)
+    others, pairs = np.zeros((size, slots), np.int64), np.full((size, slots), empty)
     inside = rank < slots
-    made[0][unit[inside], rank[inside]] = other[inside]
-    made[1][unit[inside], rank[inside]] = pair[inside]
-    return Adjacency(*made, unit[~inside], other[~inside], pair[~inside])
+    others[unit[inside], rank[inside]] = other[inside]
+    pairs[unit[inside], rank[inside]] = pair[inside]
+    return Adjacency(others, pairs, unit[~inside], other[~inside], pair[~inside])
 
 
 def _slots(degree: np.ndarray) -> int:
-    """As many as the most neighbours, unless most of the table would then be empty."""
+    """Return the largest number of neighbours, unless most of the table would then be padding."""
     most, mean = int(degree.max()), float(degree.mean())
-    return most if most <= _WASTE * mean + 4 else max(1, round(_WASTE * mean))
+    return most if most <= _MAX_PADDING * mean + 4 else max(1, round(_MAX_PADDING * mean))
 
 
 class Neighbours:
-    """What a :class:`Pairwise` factor adds to natural parameters: a
-    :class:`~ebmpp.graph.factors.lateral.Local`.
+    """The :class:`~ebmpp.graph.factors.lateral.Local` of a :class:`Pairwise` factor.
 
-    Autodiff gives the same over the whole block, and scatters what this looks up: a sweep of a 64x64 torus
-    then takes 50 times as long, and one of 128 units that are all joined 22 times (100 chains).
+    Autodiff over the whole block gives the same values by scatters: a sweep of a 64x64 torus then takes 50
+    times as long, and one of a complete graph of 128 units 22 times (100 chains).
     """
 
     def __init__(self, factor: Pairwise, split: Split, edges: np.ndarray) -> None:
@@ -198,7 +207,7 @@ class Neighbours:
         self.dense = _is_dense(split.family.size, edges)
 
     def prepare(self, params: Array) -> Array:
-        """The weights: a symmetric matrix, or one a pair and a last one of 0."""
+        """Return a symmetric matrix of weights, or one weight per pair and a final 0."""
         weights = self.factor.weights(params)
         if self.dense:
             upper = _matrix(weights, self.edges, self.split.family.size)
@@ -206,21 +215,24 @@ class Neighbours:
         return jnp.append(weights, jnp.zeros((), weights.dtype))
 
     @full_precision
-    def field(self, prepared: Array, at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
-        """Natural parameters of the units of ``part``."""
+    def field(
+        self, prepared: Array, statistics_at: StatisticsAt, part: Any
+    ) -> Float[Array, "units rows ..."]:
+        """Return natural parameters of the units of ``part``."""
         family = self.split.family
-        read = lambda numbers: family.interaction(at(numbers))
+        read = lambda numbers: family.interaction(statistics_at(numbers))
         if self.dense:
-            around = read(np.arange(family.size))
-            made = jnp.tensordot(self.split.take(prepared, part), around, 1)
+            block = read(np.arange(family.size))
+            total = jnp.tensordot(self.split.take(prepared, part), block, 1)
         else:
             table = self._at(part)
-            made = _looked_up(prepared, table, read)
+            total = _weighted_sum(prepared, table, read)
             if table.to.shape[-1]:
-                more = prepared[table.more_pair]
-                each = read(table.more_other)
-                made = made.at[table.to].add(more.reshape(-1, *(1,) * (each.ndim - 1)) * each, mode="drop")
-        return _to_statistics(family, made)
+                weights = prepared[table.more_pair]
+                units = read(table.more_other)
+                terms = weights.reshape(-1, *(1,) * (units.ndim - 1)) * units
+                total = total.at[table.to].add(terms, mode="drop")
+        return _to_statistics(family, total)
 
     def _at(self, part: Any) -> Adjacency:
         if self.split.unrolled:
@@ -229,7 +241,7 @@ class Neighbours:
 
     @functools.cached_property
     def _stacked(self) -> Adjacency:
-        """All parts in one array each."""
+        """The tables of all parts, padded to one shape and stacked."""
         slots, empty = max(t.other.shape[1] for t in self._tables), len(self.edges)
         widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
         wide = (t._replace(other=widen(t.other, 0), pair=widen(t.pair, empty)) for t in self._tables)
@@ -238,30 +250,31 @@ class Neighbours:
 
     @functools.cached_property
     def _tables(self) -> list[Adjacency]:
-        whole = table(self.split.family.size, self.edges)
-        place, made = self.split.place, []
+        block = table(self.split.family.size, self.edges)
+        place, tables = self.split.place, []
         for number, units in enumerate(self.split.units):
-            more = self.split.colors[whole.to] == number
-            rest = place[whole.to[more]], whole.more_other[more], whole.more_pair[more]
-            made.append(Adjacency(whole.other[units], whole.pair[units], *rest))
-        return made
+            more = self.split.colors[block.to] == number
+            rest = place[block.to[more]], block.more_other[more], block.more_pair[more]
+            tables.append(Adjacency(block.other[units], block.pair[units], *rest))
+        return tables
 
 
-def _looked_up(weights: Array, table: Adjacency, read: Callable[[Any], Array]) -> Array:
-    """The sum over the slots of weights times neighbours: one by one where they are few, which XLA makes one
-    loop of, a fifth of the time of a product for each unit.
+def _weighted_sum(weights: Array, table: Adjacency, read: Callable[[Any], Array]) -> Array:
+    """Sum weights times neighbours over the slots.
+
+    Few slots are unrolled: XLA fuses them into one loop, in a fifth of the time of a product for each unit.
     """
-    if table.other.shape[1] > _ONE_BY_ONE:
+    if table.other.shape[1] > _MAX_UNROLLED_SLOTS:
         return jnp.einsum("ud,ud...->u...", weights[table.pair], read(table.other))
-    made: Any = 0.0
+    total: Any = 0.0
     for other, pair in zip(table.other.T, table.pair.T, strict=True):
-        each = read(other)
-        made = made + weights[pair].reshape(-1, *(1,) * (each.ndim - 1)) * each
-    return made
+        units = read(other)
+        total = total + weights[pair].reshape(-1, *(1,) * (units.ndim - 1)) * units
+    return total
 
 
 def _to_statistics(family: Family, field: Array) -> Array:
-    """Natural parameters of what interacts as natural parameters of all statistics."""
+    """Extend natural parameters of the interacting statistics to all statistics."""
     own = len(family.interaction_shape) - len(family.shape)
     zero = jnp.zeros(field.shape[: field.ndim - own] + family.stat_shape, field.dtype)
     return jax.vjp(family.interaction, zero)[1](field)[0]

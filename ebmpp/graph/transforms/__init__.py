@@ -1,3 +1,3 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs from graphs: blocks fixed, renamed, cut, joined, summed out, repeated."""
+"""Transformations of graphs: conditioning, marginalisation, replication."""

@@ -105,14 +105,14 @@ BAD_FILES = {
     "short": (b"\0\0\x08", "00 00 08"),
     "magic": (b"PK\x03\x04rest", "50 4b 03 04"),
     "no dimensions": (b"\0\0\x08\0\x05", "dimensions"),
-    "type": (b"\0\0\x0a\x01" + FILE[4:], "0x0a"),
-    "half a header": (FILE[:6], "4 bytes"),
+    "type": (b"\0\0\x0a\x01" + FILE[4:], "00 00 0a"),
+    "half a header": (FILE[:6], "truncated"),
     "truncated": (FILE[:-1], "3 bytes.* 2"),
-    "trailing": (FILE + b"\n", "trailing"),
+    "trailing": (FILE + b"\n", "more than 3"),
     "promise": (b"\0\0\x08\x01" + struct.pack(">I", MAX_UINT) + b"abc", f"{MAX_UINT} bytes"),
-    "too large": (b"\0\0\x0e\x02" + struct.pack(">2I", MAX_UINT, MAX_UINT), f"{MAX_UINT} x {MAX_UINT}"),
-    "empty and too large": (b"\0\0\x08\x04" + struct.pack(">4I", 0, *[MAX_UINT] * 3), f"0 x {MAX_UINT}"),
-    "many dimensions": (b"\0\0\x08\xff" + struct.pack(">255I", *[1] * 255) + b"a", "255"),
+    "too large": (b"\0\0\x0e\x02" + struct.pack(">2I", MAX_UINT, MAX_UINT), f"{MAX_UINT}, {MAX_UINT}"),
+    "empty and too large": (b"\0\0\x08\x04" + struct.pack(">4I", 0, *[MAX_UINT] * 3), f"0, {MAX_UINT}"),
+    "many dimensions": (b"\0\0\x08\xff" + struct.pack(">255I", *[1] * 255) + b"a", "dimensions"),
 }
 
 
@@ -171,7 +171,7 @@ def test_mnist_reads_its_files(
 
 
 def test_mnist_names_the_folders_that_it_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "mnist")) + ".*EBMPP_DATA_DIR"):
+    with pytest.raises(FileNotFoundError, match="EBMPP_DATA_DIR.*" + re.escape(str(tmp_path / "mnist"))):
         mnist(tmp_path, "test")
     with pytest.raises(ArgumentError, match="split.*'valid'"):
         mnist(tmp_path, "valid")
@@ -200,7 +200,7 @@ def test_binarize_by_a_threshold() -> None:
     assert result.dtype == np.float32 and result.tolist() == [[0, 0], [1, 1]]
     assert binarize(np.array([3, 200], np.uint8), threshold=127).tolist() == [0, 1]
     assert binarize(jax.numpy.asarray(x), threshold=0.2).tolist() == [[0, 1], [1, 1]]
-    with pytest.raises(ArgumentError, match=r"\(2,\).*nan"):
+    with pytest.raises(ArgumentError, match=r"nan.*\(2,\)"):
         binarize([0.1, 300.0, np.nan])
     with pytest.raises(ArgumentError, match="'round'"):
         binarize([0.1], method="round")
@@ -218,5 +218,5 @@ def test_binarize_draws_bernoulli_pixels() -> None:
     with pytest.raises(ArgumentError, match="key"):
         binarize([0.5], method="bernoulli")
     for invalid in (-0.1, np.nan):
-        with pytest.raises(ArgumentError, match=r"\(0, 1\).*" + str(invalid)):
+        with pytest.raises(ArgumentError, match=str(invalid) + r".*\(0, 1\)"):
             binarize([[0.0, invalid]], method="bernoulli", rng_key=jax.random.key(0))

@@ -29,11 +29,10 @@ def test_fewer_bits_round_to_their_levels():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: encode_bits([[0.0, 1.5]]), r"\(0, 1\).*1.5"),
+        (lambda: encode_bits([[0.0, 1.5]]), r"1.5.*\(0, 1\)"),
         (lambda: encode_bits([np.nan]), "nan"),
         (lambda: encode_bits([0.0], num_bits=0), "num_bits.*0"),
         (lambda: decode_bits([0.0, -1.0]), "-1.0"),
-        (lambda: decode_bits(1.0), "axis"),
     ],
 )
 def test_invalid_input_is_refused(call, message):

@@ -14,6 +14,8 @@ import pytest
 import scipy.io
 
 from ebmpp import data
+from ebmpp.contrib import readers
+from ebmpp.contrib import readers
 from ebmpp.errors import ArgumentError
 
 RNG = np.random.default_rng(0)
@@ -75,21 +77,21 @@ def characters(**replaced: np.ndarray) -> dict[str, np.ndarray]:
 def test_omniglot(tmp_path, monkeypatch):
     write(tmp_path, f"omniglot/{OMNIGLOT}", characters())
     monkeypatch.setenv("EBMPP_DATA_DIR", str(tmp_path))
-    images, alphabets = data.omniglot(labels=True)
+    images, alphabets = readers.omniglot(labels=True)
     assert images.dtype == np.float32 and alphabets.tolist() == [4, 0, 49]
     np.testing.assert_array_equal(images.reshape(3, 28, 28), GREY.astype(np.float32))
 
 
 def test_caltech101_silhouettes(tmp_path):
     write(tmp_path, f"caltech101/{CALTECH}", silhouettes())
-    images, classes = data.caltech101_silhouettes(tmp_path, "validation", labels=True)
+    images, classes = readers.caltech101_silhouettes(tmp_path, "validation", labels=True)
     assert images.dtype == np.float32 and classes.tolist() == [0, 1]
     np.testing.assert_array_equal(images.reshape(2, 28, 28), GREY[:2] > 0.5)
 
 
 def test_usps(tmp_path):
     write(tmp_path, "usps.bz2", bz2.compress(usps_text(INK, (10, 1))))
-    images, labels = data.usps(tmp_path, labels=True)
+    images, labels = readers.usps(tmp_path, labels=True)
     assert images.dtype == np.float32 and labels.tolist() == [9, 0]
     np.testing.assert_allclose(images, (INK + 1) / 2, atol=1e-6)
 
@@ -97,7 +99,7 @@ def test_usps(tmp_path):
 def test_cifar10(tmp_path):
     for n in range(1, 6):
         write(tmp_path, f"cifar-10-batches-bin/data_batch_{n}.bin", cifar((n, 0)))
-    images, labels = data.cifar10(tmp_path, labels=True)
+    images, labels = readers.cifar10(tmp_path, labels=True)
     assert images.dtype == np.float32 and labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
     np.testing.assert_allclose(images.reshape(5, 2, 3, 32, 32)[3], PHOTOS / 255, atol=1e-6)
 
@@ -107,11 +109,11 @@ def test_bag_of_words(tmp_path, packed):
     content = docword(COUNTS)
     write(tmp_path, "docword.kos.txt" + ".gz" * packed, gzip.compress(content) if packed else content)
     write(tmp_path, "vocab.kos.txt", b"ant\nbee\ncow\ndog\n")
-    counts, words = data.bag_of_words(tmp_path, words=True)
+    counts, words = readers.bag_of_words(tmp_path, words=True)
     assert counts.dtype == np.float32 and words == ["ant", "bee", "cow", "dog"]
     np.testing.assert_array_equal(counts, COUNTS)
     # the two most frequent words; ties go to the first
-    counts, words = data.bag_of_words(tmp_path, num_words=2, words=True)
+    counts, words = readers.bag_of_words(tmp_path, num_words=2, words=True)
     np.testing.assert_array_equal(counts, COUNTS[:, :2])
     assert words == ["ant", "bee"]
 
@@ -132,11 +134,11 @@ def test_fashion_mnist_is_not_confused_with_mnist(tmp_path, monkeypatch):
 READERS = {
     data.mnist: "train-images-idx3-ubyte",
     data.fashion_mnist: "train-images-idx3-ubyte",
-    data.omniglot: OMNIGLOT,
-    data.caltech101_silhouettes: CALTECH,
-    data.usps: "usps",
-    data.cifar10: "data_batch_1.bin",
-    data.bag_of_words: "docword.kos.txt",
+    readers.omniglot: OMNIGLOT,
+    readers.caltech101_silhouettes: CALTECH,
+    readers.usps: "usps",
+    readers.cifar10: "data_batch_1.bin",
+    readers.bag_of_words: "docword.kos.txt",
 }
 
 
@@ -148,38 +150,38 @@ def test_missing_files_are_named_with_their_source(tmp_path, monkeypatch, reader
     monkeypatch.delenv("EBMPP_DATA_DIR", raising=False)
     with pytest.raises(FileNotFoundError, match="EBMPP_DATA_DIR.*http"):
         reader()
-    if reader is not data.bag_of_words:
+    if reader is not readers.bag_of_words:
         with pytest.raises(ArgumentError, match="split.*'all'"):
             reader(tmp_path, "all")
 
 
 WRONG = [
-    (data.omniglot, OMNIGLOT, b"<html>" + b" " * 600, "MATLAB"),
-    (data.omniglot, OMNIGLOT, {"x": GREY[0]}, "'data'"),
-    (data.omniglot, OMNIGLOT, characters(data=GREY[0]), r"\(28, 28\)"),
-    (data.omniglot, OMNIGLOT, characters(target=np.ones((50, 3))), r"\(50, 3\)"),
-    (data.caltech101_silhouettes, CALTECH, silhouettes(train_labels=np.ones((2, 1))), r"\(2, 1\)"),
-    (data.usps, "usps", b"", "empty"),
-    (data.usps, "usps", usps_text(2 + INK, (1, 2)), "line 1"),
-    (data.usps, "usps", usps_text(INK, (1, 11)), "line 2"),
-    (data.usps, "usps.bz2", bz2.compress(usps_text(INK, (1, 2)))[:-20], "bzip2"),
-    (data.cifar10, "data_batch_1.bin", cifar()[:-1], "6145"),
-    (data.cifar10, "data_batch_1.bin", cifar((1, 10)), "10"),
-    (data.bag_of_words, "docword.kos.txt", b"1 2 3\n", "1 2 3"),
-    (data.bag_of_words, "docword.kos.txt", docword(COUNTS)[:-6], "4 counts"),
-    (data.bag_of_words, "docword.kos.txt", b"1\n2\n2\n1 1 1\n1 3 1\n", "line 5"),
-    (data.bag_of_words, "docword.kos.txt", b"9999999999999\n9999999\n1\n1 1 1\n", "memory"),
-    (data.bag_of_words, "docword.kos.txt.gz", gzip.compress(docword(COUNTS))[:-9], "gzip"),
+    (readers.omniglot, OMNIGLOT, b"<html>" + b" " * 600, "MATLAB"),
+    (readers.omniglot, OMNIGLOT, {"x": GREY[0]}, "'data'"),
+    (readers.omniglot, OMNIGLOT, characters(data=GREY[0]), r"\(28, 28\)"),
+    (readers.omniglot, OMNIGLOT, characters(target=np.ones((50, 3))), r"\(50, 3\)"),
+    (readers.caltech101_silhouettes, CALTECH, silhouettes(train_labels=np.ones((2, 1))), r"\(2, 1\)"),
+    (readers.usps, "usps", b"", "truncated"),
+    (readers.usps, "usps", usps_text(2 + INK, (1, 2)), "line 1"),
+    (readers.usps, "usps", usps_text(INK, (1, 11)), "line 2"),
+    (readers.usps, "usps.bz2", bz2.compress(usps_text(INK, (1, 2)))[:-20], "bzip2"),
+    (readers.cifar10, "data_batch_1.bin", cifar()[:-1], "6145"),
+    (readers.cifar10, "data_batch_1.bin", cifar((1, 10)), "10"),
+    (readers.bag_of_words, "docword.kos.txt", b"1 2 3\n", "1 2 3"),
+    (readers.bag_of_words, "docword.kos.txt", docword(COUNTS)[:-6], "4 counts"),
+    (readers.bag_of_words, "docword.kos.txt", b"1\n2\n2\n1 1 1\n1 3 1\n", "line 5"),
+    (readers.bag_of_words, "docword.kos.txt", b"9999999999999\n9999999\n1\n1 1 1\n", "memory"),
+    (readers.bag_of_words, "docword.kos.txt.gz", gzip.compress(docword(COUNTS))[:-9], "gzip"),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("reader", "name", "content", "message"), WRONG)
 def test_invalid_files_are_named(tmp_path, reader, name, content, message):
-    if reader is data.cifar10:
+    if reader is readers.cifar10:
         for n in range(2, 6):
             write(tmp_path, f"data_batch_{n}.bin", cifar())
     path = write(tmp_path, name, content)
-    options = {} if reader is data.bag_of_words else {"labels": True}
+    options = {} if reader is readers.bag_of_words else {"labels": True}
     with pytest.raises(ArgumentError, match=f"(?s){re.escape(str(path))}.*{message}"):
         reader(tmp_path, **options)

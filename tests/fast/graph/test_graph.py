@@ -74,7 +74,7 @@ def test_interacting_latents_have_no_closed_free_energy() -> None:
     assert graph.layers == (("a",), ("b",), ("c",))
     with pytest.raises(IntractableError, match="'b' and 'c' interact"):
         graph.free_energy(params, {"a": np.zeros(2)})
-    with pytest.raises(StateError, match="block 'b' is missing"):
+    with pytest.raises(StateError, match="'b' is missing"):
         graph.natural_parameters(params, {"a": np.zeros(2)}, "c")
 
 

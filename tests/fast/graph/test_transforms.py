@@ -32,8 +32,8 @@ from ebmpp import (
     exact,
     marginalize,
 )
+from ebmpp.contrib.graphs import merge, rename, split, stack
 from ebmpp.errors import DeclarationError, IntractableError, ParameterError, StateError
-from ebmpp.graph import merge, rename, split, stack
 from ebmpp.graph.transforms import marginalize as elimination
 from helpers import gated, often, random_params, random_state, slow
 
@@ -146,7 +146,7 @@ def test_conditioned_graphs_compare_by_value_and_compose() -> None:
 
 def test_traced_values_are_refused() -> None:
     free_energy = lambda v: condition(zoo.graph("rbm"), v=v).free_energy(zoo.params("rbm"), {})
-    with pytest.raises(StateError, match="block 'v' is traced"):
+    with pytest.raises(StateError, match="block 'v'.*traced"):
         jax.jit(free_energy)(np.zeros(4))
 
 
@@ -238,9 +238,9 @@ def test_block_without_neighbours_leaves_its_normaliser() -> None:
 
 def test_marginals_without_a_closed_form_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rbm = zoo.graph("rbm")
-    with pytest.raises(IntractableError, match="block 'h' depends on 4 units of block 'v'"):
+    with pytest.raises(IntractableError, match="block 'h'.*block 'v', got up to 4"):
         marginalize(rbm, "h")
-    monkeypatch.setattr(elimination, "_MOST_ENTRIES", 17)
+    monkeypatch.setattr(elimination, "_MAX_ENTRIES", 17)
     blocks = {b: Categorical(1, 3) for b in "ab"}
     wide = FactorGraph(blocks, {"h": Bernoulli(2)}, [Bilinear("a", "h"), Bilinear("b", "h")])
     with pytest.raises(IntractableError, match="table of 18 entries"):
@@ -249,11 +249,11 @@ def test_marginals_without_a_closed_form_are_refused(monkeypatch: pytest.MonkeyP
 
 def test_wrong_marginalisations() -> None:
     rbm = zoo.graph("rbm")
-    with pytest.raises(DeclarationError, match="'a' is the last block"):
+    with pytest.raises(DeclarationError, match="blocks"):
         marginalize(FactorGraph({"a": Spin(1)}, factors=[Bias("a")]), "a")
-    with pytest.raises(DeclarationError, match="name is that of one factor"):
+    with pytest.raises(DeclarationError, match="name"):
         marginalize(rbm, ["v", "h"], name="x")
-    with pytest.raises(DeclarationError, match="two factors are named 'a'"):
+    with pytest.raises(DeclarationError, match="factors.*'a'"):
         marginalize(star(Bernoulli(1), Spin(1)), "h", name="a")
 
 
@@ -304,16 +304,16 @@ CALLS: dict[str, tuple[Callable[[FactorGraph, dict], Any], type[Exception], str]
     "same factors": (
         lambda g, p: rename(g, {}, factors={"v": "b", "h": "b"}),
         DeclarationError,
-        "both be named 'b'",
+        "factors.*'b'",
     ),
-    "unknown factor": (lambda g, p: rename(g, {}, factors={"w": "u"}), DeclarationError, "factor .* 'w'"),
-    "same graph": (lambda g, p: merge(g, g), DeclarationError, "factor named 'v'"),
-    "families": (lambda g, p: merge(g, bias("h", Spin(2), "x")), DeclarationError, "block 'h' is Bern"),
-    "params": (lambda g, p: merge(g, bias("y", Spin(2)), params=[p]), ValueError, "2 graphs, not of 1"),
+    "unknown factor": (lambda g, p: rename(g, {}, factors={"w": "u"}), DeclarationError, "factor 'w'"),
+    "same graph": (lambda g, p: merge(g, g), DeclarationError, "factors.*'v'"),
+    "families": (lambda g, p: merge(g, bias("h", Spin(2), "x")), DeclarationError, "block 'h'.*Bern"),
+    "params": (lambda g, p: merge(g, bias("y", Spin(2)), params=[p]), ValueError, "params.*2 graphs"),
     "stack": (
         lambda g, p: stack(g, ebmpp.layered(v=Bernoulli(4), g=Bernoulli(2))),
         DeclarationError,
-        "block 'v'",
+        "'v'",
     ),
 }
 
