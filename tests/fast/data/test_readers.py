@@ -15,7 +15,6 @@ import scipy.io
 
 from ebmpp import data
 from ebmpp.contrib import readers
-from ebmpp.contrib import readers
 from ebmpp.errors import ArgumentError
 
 RNG = np.random.default_rng(0)
