@@ -32,14 +32,13 @@ if os.environ.get("EBMPP_CHECK_SHAPES"):
     from jaxtyping import install_import_hook
 
     # A check adds a frame to the stack, so modules that warn at a line of their caller stay out.
-    _SAMPLING = ("accumulators", "engine", "past", "perfect", "random_cluster", "search", "slots")
+    _RUNS = ("coupling.accumulators", "coupling.engine", "coupling.slots", "exact")
     _ROOMS = ("core.random", "families", "graph", "moves", "estimators", "training")
-    _CHECKED = [*_ROOMS, *(f"sampling.{name}" for name in _SAMPLING)]
-    install_import_hook([f"ebmpp.{name}" for name in _CHECKED], "shapes.check")
+    install_import_hook([f"ebmpp.{name}" for name in (*_ROOMS, *_RUNS)], "shapes.check")
 
 # One loop to compile instead of two: 4.0 CPU-seconds instead of 6.6 per engine. The pairs do not depend on
-# the number of slots; tests/fast/sampling/test_engine.py uses more.
-importlib.import_module("ebmpp.sampling.slots")._SLOTS = 8
+# the number of slots; tests/fast/coupling/test_engine.py uses more.
+importlib.import_module("ebmpp.coupling.slots")._SLOTS = 8
 
 # ArviZ 0.23 announces ArviZ 1.0 once a day and records that in a file. Two workers that do so at the same
 # time fail, so the process that starts them imports it first.

@@ -33,10 +33,10 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp.core import random
+from ebmpp.coupling.accumulators import MarginalGradient
+from ebmpp.coupling.engine import run_pairs
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.sampling.accumulators import MarginalGradient
-from ebmpp.sampling.engine import run_pairs
 
 _LONG = 1 << 14  # sweeps, of the run that finds the longest pair
 _SHIM = """#pragma once
@@ -107,7 +107,7 @@ def measure(name: str, library: ctypes.CDLL, threads: int, repeats: int, latents
     moves = moves[::-1] if latents_first else moves
     both, keys = MarginalGradient((("v",), ("h",))), iter(range(2, 10_000))
 
-    def ours() -> ebmpp.sampling.engine.Outcome:
+    def ours() -> ebmpp.coupling.engine.Outcome:
         key = random.key_pair(jax.random.key(next(keys)))  # another draw each time, as there
         made = run_pairs(target, moves, both, DEFAULT_SLOTS, start, start, key, ONE)
         return jax.block_until_ready(made)

@@ -24,12 +24,12 @@ import optax
 
 import ebmpp
 from ebmpp.core import random
+from ebmpp.coupling.accumulators import EnergyGradient, Function
+from ebmpp.coupling.engine import Window, run_pairs
 from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.sampling.accumulators import EnergyGradient, Function
-from ebmpp.sampling.engine import Window, run_pairs
 
 DEFAULT_SLOTS = 64  # on a CPU, of many pairs
 

@@ -31,11 +31,11 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp.core import random
+from ebmpp.coupling.accumulators import EnergyGradient
+from ebmpp.coupling.engine import run_pairs
 from ebmpp.diagnostics import style
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.sampling.accumulators import EnergyGradient
-from ebmpp.sampling.engine import run_pairs
 
 PAIRS, LIMIT, REPEATS = 1000, 1000, 5
 REPORT = Path(__file__).parent / "report"

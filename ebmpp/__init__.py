@@ -2,20 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX.
 
-What most programs use stands here; the rest stands in its room: :mod:`ebmpp.families`, :mod:`ebmpp.graph`,
-:mod:`ebmpp.moves`, :mod:`ebmpp.sampling`, :mod:`ebmpp.kernels`, :mod:`ebmpp.estimators`,
-:mod:`ebmpp.evaluate`, :mod:`ebmpp.training`, :mod:`ebmpp.ppl`, :mod:`ebmpp.diagnostics`, :mod:`ebmpp.data`,
-:mod:`ebmpp.sklearn`, :mod:`ebmpp.contrib`.
+The names that most programs use are here. The others are in their rooms: :mod:`ebmpp.families`,
+:mod:`ebmpp.graph`, :mod:`ebmpp.moves`, :mod:`ebmpp.exact`, :mod:`ebmpp.coupling`, :mod:`ebmpp.annealing`,
+:mod:`ebmpp.kernels`, :mod:`ebmpp.estimators`, :mod:`ebmpp.evaluate`, :mod:`ebmpp.training`, :mod:`ebmpp.ppl`,
+:mod:`ebmpp.diagnostics`, :mod:`ebmpp.data`, :mod:`ebmpp.sklearn` and :mod:`ebmpp.contrib`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ebmpp import data, evaluate
+from ebmpp import data, evaluate, exact
+from ebmpp.annealing import ais, bracket, particle_expectation, smc
 from ebmpp.core.compilation_cache import enable_compilation_cache
 from ebmpp.core.version import VERSION as __version__  # noqa: N811
+from ebmpp.coupling import unbiased_expectation
 from ebmpp.estimators import CD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
-from ebmpp.evaluate import ais, bracket, exact
+from ebmpp.evaluate import complete
+from ebmpp.exact import perfect_sample
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import (
     Bias,
@@ -33,7 +36,6 @@ from ebmpp.graph import (
 )
 from ebmpp.kernels import BlockedGibbs, MaximalCoupling, ParallelTempering, local_search
 from ebmpp.ppl import EnergyDistribution, GibbsBlock
-from ebmpp.sampling import complete, particle_expectation, perfect_sample, smc, unbiased_expectation
 from ebmpp.training import Fit, Stage, fit, monitors, optimizers
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ebmpp.estimators.base import Batch, Estimate, Estimator, repeats
 from ebmpp.estimators.phases import fresh_chains, posterior_of, row_keys
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.energy import weighted_gradient
+from ebmpp.moves.search import local_modes, start
 from ebmpp.moves.target import Target
-from ebmpp.sampling.search import local_modes, start
 
 
 class HerdingState(NamedTuple):

@@ -14,6 +14,7 @@ from numpyro.infer import MCMC, Gibbs
 import pandas as pd
 import xarray as xr
 
+from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics import long_draws
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.naming import (
@@ -29,7 +30,6 @@ from ebmpp.diagnostics.naming import (
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
 from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
-from ebmpp.sampling.expectation import UnbiasedEstimate
 from ebmpp.traced import ModelBlock
 
 _BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them

@@ -11,8 +11,8 @@ from scipy.stats import CensoredData, ecdf
 import xarray as xr
 
 from ebmpp.core import checks
+from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.errors import ArgumentError
-from ebmpp.sampling.expectation import UnbiasedEstimate
 
 
 class Meetings(NamedTuple):
@@ -35,7 +35,7 @@ class Band(NamedTuple):
 def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
     """Meeting times, whether met, and the lag.
 
-    :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.sampling.UnbiasedEstimate`.
+    :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.coupling.UnbiasedEstimate`.
     :raises ArgumentError: for a tree without such a group.
     """
     if isinstance(source, xr.DataTree):

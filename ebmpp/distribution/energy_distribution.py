@@ -17,17 +17,17 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ebmpp import exact
 from ebmpp.core import Params, Rows, State, checks, random
 from ebmpp.distribution import batches
 from ebmpp.distribution.layout import Layout
 from ebmpp.distribution.listed import is_index, is_own_statistic, values_of
 from ebmpp.distribution.support import support_of
 from ebmpp.errors import IntractableError, StateError, clash
-from ebmpp.evaluate import exact
+from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.sampling import enumeration
 
 LogPartition = Callable[[Params], Array]
 #: While a model is looked at: from params and log_prob without log Z to what log_prob gives instead.

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
 from ebmpp.distribution.layout import Layout
+from ebmpp.exact import enumeration
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph
-from ebmpp.sampling import enumeration
 
 
 def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Key, Params, Rows, Scalar
+from ebmpp.coupling.engine import Outcome, Window
+from ebmpp.coupling.pools import complete_rows
 from ebmpp.estimators.phases import row_keys
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.layer import Layer, gibbs_sweep
 from ebmpp.moves.mixture import Mixture, make_pool
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
-from ebmpp.sampling.engine import Outcome, Window
-from ebmpp.sampling.pools import complete_rows
 
 #: Sources of a pool.
 POOLS = ("data", "persistent")

@@ -13,6 +13,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.annealing import annealing_path, independence, system_values, systems
+from ebmpp.annealing.particle_pairs import LONG_STAY, check_max_systems
+from ebmpp.annealing.path import Path
+from ebmpp.annealing.systems import Ladder
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
 from ebmpp.errors import ArgumentError
@@ -20,10 +24,6 @@ from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import batch_log_likelihood, signed_gradient, tractable_posterior
 from ebmpp.estimators.ucd import UCD
 from ebmpp.graph import FactorGraph
-from ebmpp.sampling import annealing_path, independence, system_values, systems
-from ebmpp.sampling.particle_pairs import LONG_STAY, check_max_systems
-from ebmpp.sampling.path import Path
-from ebmpp.sampling.systems import Ladder
 
 _PATHS = ("line", "training")
 _SLACK = 2.0  # the path is refitted where a rung's 1 - CESS is so many times larger than requested

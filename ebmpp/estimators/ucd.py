@@ -14,6 +14,11 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
+from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.coupling.engine import Accumulator, Outcome, Window, run_pairs
+from ebmpp.coupling.expectation import FEW, check_max_sweeps, few_accepted
+from ebmpp.coupling.pairs import quick
+from ebmpp.coupling.pools import mixture_of
 from ebmpp.errors import ArgumentError, IntractableError, StateError, clash
 from ebmpp.estimators import pairs as coupled
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -30,16 +35,11 @@ from ebmpp.estimators.phases import (
 )
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
+from ebmpp.moves import search
 from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.sampling import search
-from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
-from ebmpp.sampling.engine import Accumulator, Outcome, Window, run_pairs
-from ebmpp.sampling.expectation import FEW, check_max_sweeps, few_accepted
-from ebmpp.sampling.pairs import quick
-from ebmpp.sampling.pools import mixture_of
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 _STARTS = ("data", "persistent", "uniform", "local_mode")

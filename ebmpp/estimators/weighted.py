@@ -12,6 +12,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.annealing import annealing_path, system_values, systems
+from ebmpp.annealing.particles import start_systems
+from ebmpp.annealing.path import Path
+from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
 from ebmpp.errors import ArgumentError
@@ -24,10 +28,6 @@ from ebmpp.estimators.phases import (
     positive_gradient,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.sampling import annealing_path, system_values, systems
-from ebmpp.sampling.particles import start_systems
-from ebmpp.sampling.path import Path
-from ebmpp.sampling.systems import Systems
 
 _ISLANDS = 10  # of the watchers: fewer make the standard error too noisy
 _OFTEN = 0.5  # share of steps that resample above which the weights follow the noise of the gradient

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, Rows, checks, random
 from ebmpp.errors import StateError
+from ebmpp.evaluate.completion import Runs
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.moves import Target
-from ebmpp.sampling.completion import Runs
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Keys, Params, Rows, checks, random
 from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
-from ebmpp.sampling import enumeration
 
 
 def pseudo_log_likelihood(

@@ -17,10 +17,10 @@ from ebmpp.core import Blocks, Key, Keys, Params, checks, random
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Eta, Scalar
 from ebmpp.errors import ArgumentError
+from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.mean_field import mean_field
 from ebmpp.moves import gibbs
-from ebmpp.sampling import enumeration
 
 
 def mean_field_bound(
@@ -38,7 +38,7 @@ def mean_field_bound(
     units at natural parameters eta with means mu the energy, affine in each unit's statistics, has the mean
     E(mu), and the base measures cancel, so the bound is ``log r(v) - E(mu) + sum A(eta) - <eta, mu>``,
     raised by coordinate ascent. It is the free energy's own value where the latents are one layer. Less log Z
-    it bounds log p(v) from below; log Z is estimated, so take :func:`ebmpp.evaluate.reverse_ais`'s.
+    it bounds log p(v) from below; log Z is estimated, so take :func:`ebmpp.annealing.reverse_ais`'s.
 
     With ``num_draws`` it is the log of the mean weight of so many draws of that law, of all latent blocks but
     a largest set that is summed out (reference 2, equation 8): a lower bound on average, never a worse one

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from ebmpp.core import Blocks, Numbers, State, checks
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import Move, Target, gibbs_sweep, sweeps
-from ebmpp.sampling import search
+from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
 
 #: What NumPyro passes: values to start from, and the keyword arguments of the model.
 Init = State | None

@@ -12,13 +12,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.coupling.pools import with_pool
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
 from ebmpp.moves import Layer, Target, couplings, sweeps
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
 from ebmpp.moves.target import Pool
-from ebmpp.sampling.pools import with_pool
 
 
 class CouplingState(NamedTuple):
@@ -72,7 +72,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or a sequence of these, one a layer; "mixture", or moves: see
         :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture" a pool is passed beside the params:
-        ``mcmc.run(key, params, pool=mixture_pool(...))``, see :func:`ebmpp.sampling.mixture_pool`.
+        ``mcmc.run(key, params, pool=mixture_pool(...))``, see :func:`ebmpp.coupling.mixture_pool`.
     :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
     :raises ArgumentError: for a lag below 1, or an unknown coupling or start.
 
@@ -125,7 +125,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         made = super().target(model_args, given, check)
         if pool is not None and not isinstance(pool, Pool):
             raise ArgumentError(
-                f"{type(self).__name__}: pool is what ebmpp.sampling.mixture_pool makes, once a run, not "
+                f"{type(self).__name__}: pool is what ebmpp.coupling.mixture_pool makes, once a run, not "
                 f"{checks.tell(pool)}"
             )
         return with_pool(type(self).__name__, made, self._moves(made), pool, jnp.zeros(2, jnp.uint32))

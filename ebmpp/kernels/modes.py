@@ -15,8 +15,8 @@ from ebmpp.core.compile import Compiled
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import RowKernel
+from ebmpp.moves import search
 from ebmpp.moves.target import Target
-from ebmpp.sampling import search
 
 
 class LocalMode(NamedTuple):

@@ -21,9 +21,8 @@ from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Kwargs, RowKernel
-from ebmpp.moves import Target, gibbs_sweep
+from ebmpp.moves import Target, gibbs_sweep, search
 from ebmpp.moves.move import draw_sweep
-from ebmpp.sampling import search
 
 
 class RatesState(NamedTuple):

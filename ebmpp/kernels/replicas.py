@@ -12,13 +12,13 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.annealing.path import Path, summed_blocks
 from ebmpp.core.types import Eta, Params
 from ebmpp.graph.states import Clamped, is_concrete
 from ebmpp.graph.transforms.replicate import own_params
 from ebmpp.kernels.base import Kwargs, RowKernel, S
 from ebmpp.moves import tempering
 from ebmpp.moves.target import Target
-from ebmpp.sampling.path import Path, summed_blocks
 
 
 class Knots(NamedTuple):

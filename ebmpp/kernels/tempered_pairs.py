@@ -9,6 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.coupling.expectation import Init, UnbiasedEstimate, unbiased_expectation
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed, as_clamped, merge_clamped
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
@@ -16,7 +17,6 @@ from ebmpp.kernels.replicas import Ensemble, Tempered
 from ebmpp.moves import tempering
 from ebmpp.moves.move import Move
 from ebmpp.moves.target import Target
-from ebmpp.sampling.expectation import Init, UnbiasedEstimate, unbiased_expectation
 
 TemperingCouplingState = CouplingState  # the replicas of both chains included
 
@@ -125,7 +125,7 @@ def tempered_expectation(
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or a sequence of these, one a layer; see :func:`ebmpp.moves.couplings.resolve`.
     :param init: as there; values are the start of every replica, a function's key is a replica's own.
-    :return: an :class:`~ebmpp.sampling.expectation.UnbiasedEstimate`. All other arguments are as there.
+    :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`. All other arguments are as there.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for wrong betas, numbers out of range, or under ``jit``.
     :raises StateError: for states or clamped values that do not fit the graph.

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.annealing.path import Path
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
@@ -18,7 +19,6 @@ from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.kernels.replicas import Ensemble, Knots, Tempered
 from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
-from ebmpp.sampling.path import Path
 
 
 class TemperingState(NamedTuple):
@@ -105,7 +105,7 @@ class ParallelTempering(Tempered[TemperingState]):
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
     :param num_temperatures: how many betas "auto" has, at least 2; 10 by default.
     :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of every replica.
-    :param path: a :class:`ebmpp.sampling.Path` of this graph, in place of betas and num_temperatures.
+    :param path: a :class:`ebmpp.annealing.Path` of this graph, in place of betas and num_temperatures.
     :raises ArgumentError: for betas that do not increase to 1, too few temperatures, a path of another graph,
         or one beside betas or num_temperatures.
     :raises DomainError: for a path on which a model does not normalise.

@@ -20,7 +20,7 @@ from ebmpp.graph.states import Clamped
 
 
 class Pool(NamedTuple):
-    """Conditionals to propose from: see :func:`ebmpp.sampling.mixture_pool`."""
+    """Conditionals to propose from: see :func:`ebmpp.coupling.mixture_pool`."""
 
     eta: Eta
     """Natural parameters of the blocks that are proposed, ``(components, *shape, *stat_shape)`` each."""

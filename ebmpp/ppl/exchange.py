@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, State, checks, random
 from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
+from ebmpp.exact import perfect
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.sampling import perfect
 from ebmpp.traced.block import Call, SiteKernel
 
 Sites = dict[str, Array]
@@ -76,7 +76,7 @@ class Exchange(SiteKernel):
         of shape ``(*batch, *shape)``: independent rows. Latent blocks may be given too.
     :param auxiliary: "enumerate" (every step lists the states anew), "coupling_from_the_past",
         "random_cluster" (which strong couplings do not stop), or "auto": see
-        :func:`~ebmpp.sampling.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010,
+        :func:`~ebmpp.exact.perfect.perfect_sample`. Or a number of Gibbs sweeps from the data (Liang 2010,
         double Metropolis-Hastings), which is **approximate**, and warns.
     :param step_size: where adaptation starts.
     :param target_accept: the acceptance that adaptation aims at; 0.44 in one dimension, else 0.234.

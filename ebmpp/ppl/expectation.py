@@ -13,13 +13,13 @@ import jax.numpy as jnp
 
 from ebmpp.core import backend, checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
+from ebmpp.coupling.accumulators import Function, check_function
+from ebmpp.coupling.engine import run_pairs
+from ebmpp.coupling.expectation import UnbiasedEstimate, asked_for, estimate_from
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
-from ebmpp.sampling.accumulators import Function, check_function
-from ebmpp.sampling.engine import run_pairs
-from ebmpp.sampling.expectation import UnbiasedEstimate, asked_for, estimate_from
 from ebmpp.traced.block import Call
 
 #: Pairs that run at once on a CPU. With more, the last of them run in a loop of their own, where the sweep
@@ -53,7 +53,7 @@ def composite_expectation(
         kernel's lag; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
     :param model_kwargs: of the model.
-    :return: an :class:`~ebmpp.sampling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
+    :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for numbers out of range, or under ``jit``.
 

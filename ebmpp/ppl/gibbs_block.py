@@ -17,11 +17,10 @@ from ebmpp.errors import ArgumentError, StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, display
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.moves import Layer, Move, sweeps
+from ebmpp.moves import Layer, Move, search, sweeps
+from ebmpp.moves.search import STARTS
 from ebmpp.ppl import binding
 from ebmpp.ppl.surroundings import Sites, Surroundings, verify
-from ebmpp.sampling import search
-from ebmpp.sampling.search import STARTS
 from ebmpp.traced import tempered
 from ebmpp.traced.block import Call, SiteKernel, one_chain, plain
 from ebmpp.traced.model_block import ModelBlock

@@ -22,10 +22,10 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
+from ebmpp import exact
 from ebmpp.core import checks, random
 from ebmpp.errors import DivergenceError, NormalizationError
 from ebmpp.estimators import PCD, Estimator
-from ebmpp.evaluate import exact
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.training.loop import Loop

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import optax
 
+from ebmpp.annealing.path import Path
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.archive import digest
 from ebmpp.core.display import Card, Shown
@@ -22,7 +23,6 @@ from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph, saving
-from ebmpp.sampling.path import Path
 from ebmpp.training import cards
 from ebmpp.training.batches import Data, as_source
 from ebmpp.training.callbacks import Best, Callback

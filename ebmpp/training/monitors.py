@@ -13,12 +13,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp import exact
+from ebmpp.annealing import ais
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Keys, Params, Rows, Scalar, State
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
-from ebmpp.evaluate import annealed, exact, pseudo
+from ebmpp.evaluate import pseudo
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.training.gradient_monitors import gradient_bias, gradient_variance
 from ebmpp.training.watching import Monitor, Of, Watch, rows_of
@@ -124,7 +126,7 @@ def estimated_log_likelihood(
     rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
     num_particles = checks.count("estimated_log_likelihood: num_particles", num_particles, least=2)
     start = rows if base is None else rows_of(graph, base)
-    run = partial(annealed.ais, rng_key=rng_key, data=start, num_particles=num_particles, ladder=ladder)
+    run = partial(ais, rng_key=rng_key, data=start, num_particles=num_particles, ladder=ladder)
 
     def estimate(params: Params) -> float:
         return run(graph, params, num_temperatures=num_temperatures).average_log_likelihood(rows).value

@@ -12,12 +12,12 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.annealing import annealing_path, ladders
+from ebmpp.annealing.path import Path
 from ebmpp.core import checks
 from ebmpp.core.types import Eta, Params
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
-from ebmpp.sampling import annealing_path, ladders
-from ebmpp.sampling.path import Path
 from ebmpp.training.batches import Selection
 
 _ROOM = 64

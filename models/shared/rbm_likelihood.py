@@ -161,7 +161,7 @@ def systems(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, 
 class Evaluation(NamedTuple):
     """What was measured of a model."""
 
-    brackets: list[ebmpp.sampling.log_partition.Bracket]
+    brackets: list[ebmpp.annealing.log_partition.Bracket]
     pairs: Any
     """Coupled pairs from training rows; None where none of them met."""
     numbers: dict[str, Any]
@@ -214,7 +214,7 @@ def annealed(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int)
     """
     rows = args.images.held_out
     chosen = np.random.default_rng(seed).choice(len(rows), min(args.particles, len(rows)), replace=False)
-    made = ebmpp.evaluate.reverse_ais(
+    made = ebmpp.annealing.reverse_ais(
         rbm,
         params,
         rng_key=jax.random.key(seed + 1000),

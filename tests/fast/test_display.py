@@ -17,12 +17,12 @@ import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin
+from ebmpp.annealing.log_partition import Bracket, LogPartition
+from ebmpp.annealing.particles import ParticleSystem
+from ebmpp.annealing.path import Path as ModelPath
 from ebmpp.core.display import Card, Grid, Measured, Shown
+from ebmpp.coupling import UnbiasedEstimate
 from ebmpp.estimators.certificate import GradientBias, Squares
-from ebmpp.sampling import UnbiasedEstimate
-from ebmpp.sampling.log_partition import Bracket, LogPartition
-from ebmpp.sampling.particles import ParticleSystem
-from ebmpp.sampling.path import Path as ModelPath
 
 RBM = ebmpp.layered(v=Bernoulli(4), h=Bernoulli(3))
 PARAMS = {"v": jnp.zeros(4), "h": jnp.ones(3), "v:h": jnp.full((4, 3), 2.0)}

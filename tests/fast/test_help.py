@@ -8,12 +8,12 @@ import re
 import pytest
 
 from ebmpp import estimators, kernels, moves
+from ebmpp.coupling import unbiased_expectation
 from ebmpp.estimators import Estimator, MeanField
 from ebmpp.kernels import RowKernel
 from ebmpp.moves.couplings import KINDS, resolve
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.ppl import CoupledComposite
-from ebmpp.sampling import unbiased_expectation
 
 #: How a sentence on when to choose something begins.
 WHEN = re.compile(r"(For|To|The one to begin with|The first choice)\b")

@@ -108,10 +108,10 @@ def test_training(estimator: Any) -> None:
 def test_paths(name: str) -> None:
     graph, params = GRAPHS[name], params_of(GRAPHS[name])
     eta0 = {b: f.default_eta() for b, f in graph.families.items()}
-    path = ebmpp.sampling.Path.through(graph, eta0, [params])
+    path = ebmpp.annealing.Path.through(graph, eta0, [params])
     other = jax.tree.map(lambda a: 2 * a, params)
     assert_finite(draws(ebmpp.ParallelTempering(graph, path=path), other))
-    assert_finite(ebmpp.sampling.bridges(path, rng_key=KEY, num_particles=20).log_partition)
+    assert_finite(ebmpp.annealing.bridges(path, rng_key=KEY, num_particles=20).log_partition)
     if name == "rbm":
         fit = ebmpp.fit(
             RBM, DATA, num_steps=3, rng_key=KEY, estimator=ebmpp.CD(), keep_path=2, progress_bar=False

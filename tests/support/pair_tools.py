@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, FactorGraph
+from ebmpp.coupling.accumulators import EnergyGradient
+from ebmpp.coupling.engine import Outcome, Window, run_pairs
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.sampling.accumulators import EnergyGradient
-from ebmpp.sampling.engine import Outcome, Window, run_pairs
 from helpers import assert_law, pair, random_params
 
 #: pairs of a run, and independent runs

@@ -11,15 +11,17 @@ import pandas as pd
 
 import jax.numpy as jnp
 
+from ebmpp import exact
+from ebmpp.annealing import annealing_path, bracket, smc
+from ebmpp.annealing.log_partition import Bracket, LogPartition
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.diagnostics.reporting.subject import Subject
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
-from ebmpp.evaluate import bracket, exact, pseudo_log_likelihood
-from ebmpp.sampling import annealing_path, enumeration, smc
-from ebmpp.sampling.log_partition import Bracket, LogPartition
+from ebmpp.evaluate import pseudo_log_likelihood
+from ebmpp.exact import enumeration
 from ebmpp.training import monitors
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from scipy.stats import rankdata
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
 from ebmpp.diagnostics.datatree import summary
 from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
 from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
@@ -21,7 +22,6 @@ from ebmpp.diagnostics.reporting.subject import Chains, Subject
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import UnmetError
 from ebmpp.graph import FactorGraph
-from ebmpp.sampling.expectation import UnbiasedEstimate, unbiased_expectation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

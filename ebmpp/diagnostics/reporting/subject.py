@@ -20,9 +20,9 @@ from ebmpp.core.compile import compiled
 from ebmpp.diagnostics.reporting.page import Section
 from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
+from ebmpp.exact.perfect import perfect_sample
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering
-from ebmpp.sampling.perfect import perfect_sample
 
 State = dict[str, np.ndarray]
 

@@ -63,8 +63,9 @@ def subsampled() -> None:
 def names() -> dict[str, Any]:
     """What the calls refer to: public names, small graphs, data, and shorthands."""
     key, rbm, params = jax.random.key(0), zoo.graph("rbm"), zoo.params("rbm")
-    rooms = [ebmpp, ebmpp.graph, contrib.graphs, ebmpp.moves, ebmpp.sampling, ebmpp.kernels, ebmpp.estimators]
-    rooms += [ebmpp.evaluate, ebmpp.training, ebmpp.ppl, ebmpp.diagnostics, contrib]
+    rooms = [ebmpp, ebmpp.graph, ebmpp.moves, ebmpp.exact, ebmpp.coupling, ebmpp.annealing, ebmpp.kernels]
+    rooms += [contrib.graphs, ebmpp.estimators, ebmpp.evaluate, ebmpp.training, ebmpp.ppl]
+    rooms += [ebmpp.diagnostics, contrib]
     public = {name: getattr(room, name) for room in rooms for name in room.__all__}
     graphs = {
         "DEEP": layered(v=Bernoulli(4), h=Bernoulli(3), g=Bernoulli(2)),

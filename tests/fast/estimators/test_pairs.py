@@ -7,8 +7,8 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from ebmpp.coupling.pairs import Outcome, Window
 from ebmpp.estimators.pairs import pair_metrics
-from ebmpp.sampling.pairs import Outcome, Window
 
 
 @jax.jit

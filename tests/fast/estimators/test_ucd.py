@@ -18,13 +18,13 @@ import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, TemperedPCD, layered
 from ebmpp.contrib import FPCD, LocalModeUCD
 from ebmpp.core import random
+from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.estimators import Centered, Quantile, TargetCost, TargetVariance
 from ebmpp.moves import mixture_sweep
 from ebmpp.moves.layer import gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
-from ebmpp.sampling.accumulators import EnergyGradient, MarginalGradient
 from helpers import assert_rows_law, gated, slow
 
 ADAPTIVE = UCD(num_slots=8)

@@ -15,10 +15,10 @@ import jax
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, Gaussian, MaximalCoupling, Observed, Spin
+from ebmpp.coupling import mixture_pool
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels import MetropolisCoupling
 from ebmpp.moves import mixture_sweep
-from ebmpp.sampling import mixture_pool
 from helpers import assert_rows_law, pair, random_params, slow
 
 LAG, CHAINS, SAMPLES = 5, 4000, 40

@@ -15,12 +15,12 @@ import zoo
 import jax
 
 from ebmpp import Observed
+from ebmpp.annealing import Path
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels import ParallelTempering, TemperingCoupling
 from ebmpp.kernels.replicas import Ensemble, Knots
 from ebmpp.moves import swaps
 from ebmpp.moves.target import Target
-from ebmpp.sampling import Path
 from helpers import assert_rows_law, often, random_params, random_state
 
 BETAS = (0.0, 0.5, 1.0)

@@ -8,11 +8,11 @@ import zoo
 
 import ebmpp
 from ebmpp.core import random
+from ebmpp.coupling.engine import run_pairs
 from ebmpp.errors import StateError
 from ebmpp.moves import mixture_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
-from ebmpp.sampling.engine import run_pairs
 from helpers import assert_law
 
 

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bias, Categorical, FactorGraph, Gaussian, MaximalCoupling, Observed, Pairwise, Spin, layered
+from ebmpp.annealing import Path
 from ebmpp.errors import ArgumentError, DomainError, StateError
 from ebmpp.kernels import ParallelTempering, TemperingCoupling, tempered_expectation
 from ebmpp.kernels.replicas import Ensemble, Knots
 from ebmpp.moves.target import Target
-from ebmpp.sampling import Path
 from helpers import assert_law, assert_rows_law, random_params
 
 BETAS = (0.0, 0.5, 1.0)

@@ -1,0 +1,8 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Coupled pairs of chains: the engine that runs them to their meeting, and unbiased expectations."""
+
+from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
+from ebmpp.coupling.pools import mixture_pool
+
+__all__ = ["UnbiasedEstimate", "mixture_pool", "unbiased_expectation"]

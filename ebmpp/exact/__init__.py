@@ -1,0 +1,23 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Exact results for small models: sums over all states, and draws by coupling from the past."""
+
+from ebmpp.exact.perfect import perfect_sample
+from ebmpp.exact.sums import (
+    grad_log_likelihood,
+    log_likelihood,
+    log_partition,
+    moments,
+    probabilities,
+    variances,
+)
+
+__all__ = [
+    "grad_log_likelihood",
+    "log_likelihood",
+    "log_partition",
+    "moments",
+    "perfect_sample",
+    "probabilities",
+    "variances",
+]

@@ -1,0 +1,276 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Exact sums for small models: log Z, log-likelihood, moments and their gradients.
+
+One independent set of blocks is summed out in closed form, and the joint states of the others are
+enumerated: see :mod:`ebmpp.exact.enumeration`.
+"""
+
+from functools import lru_cache, partial
+
+from jaxtyping import Bool, Float, Real
+import numpy as np
+
+import jax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+
+from ebmpp.core import Params, Rows, checks, sharding
+from ebmpp.core.types import StateLike
+from ebmpp.errors import DomainError, IntractableError
+from ebmpp.exact import enumeration
+from ebmpp.exact.enumeration import Plan
+from ebmpp.families.values import is_concrete
+from ebmpp.graph import Bias, FactorGraph, tables
+
+_log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
+
+
+@partial(jax.jit, static_argnames=("graph", "clamped", "free"))
+def _log_likelihood(
+    graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
+) -> Float[Array, "rows"]:
+    length = len(next(iter(rows.values())))
+    together = max(1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped)))
+    one = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])
+    each = jax.lax.map(one, (dict(rows), dict(known)), batch_size=together)
+    return each - enumeration.log_sum(graph, params, {}, free)
+
+
+@partial(jax.jit, static_argnames=("graph", "clamped", "free"))
+def _gradient(
+    graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
+) -> Params:
+    return jax.grad(lambda p: _log_likelihood(graph, p, rows, known, clamped, free).mean())(params)
+
+
+@lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
+def _with_sources(graph: FactorGraph) -> FactorGraph:
+    """The same model with one more bias on each block, in whose value log Z generates the moments."""
+    sources = [Bias(b, name=_source(b)) for b in graph.families]
+    with sharding.at_once():  # the probe looks at values, also when called under jit
+        return FactorGraph(graph.visible, graph.latent, (*graph.factors, *sources))
+
+
+def _source(block: str) -> str:
+    return f"<source of {block}>"
+
+
+@partial(jax.jit, static_argnames=("sourced", "plan"))
+def _moments(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
+    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in sourced.families.items()}
+    tilted = lambda s: {**params, **{_source(b): value for b, value in s.items()}}
+    return jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))(zero)
+
+
+@partial(jax.jit, static_argnames=("sourced", "plan"))
+def _variances(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
+    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in sourced.families.items()}
+    flat, unravel = ravel_pytree(zero)
+    tilted = lambda s: {**params, **{_source(b): value for b, value in unravel(s).items()}}
+    slope = jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))
+
+    def one(i: Array) -> Array:  # one entry of the diagonal of the second derivative
+        return jax.jvp(slope, (flat,), (jnp.zeros_like(flat).at[i].set(1),))[1][i]
+
+    return unravel(jax.lax.map(one, jnp.arange(len(flat))))
+
+
+@partial(jax.jit, static_argnames=("graph", "plan"))
+def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[dict[str, Array], Array]:
+    index = jnp.arange(enumeration.num_states(graph, plan.enumerated), dtype=jnp.int32)
+    term = partial(enumeration.log_term, graph, params, {}, plan)
+    log_weight = jax.lax.map(term, index, batch_size=enumeration.chunk_size(graph, plan))
+    listed = jax.vmap(partial(enumeration.decode, graph, plan.enumerated))(index)
+    return listed, jax.nn.softmax(log_weight)
+
+
+def _refuse_divergent(value: Array, plan: Plan) -> Array:
+    if plan.integrated and is_concrete(value) and bool(jnp.isnan(value).any()):
+        raise DomainError(
+            f"the model does not normalise: for some states of the blocks {list(plan.enumerated)} the joint "
+            f"precision of the Gaussian blocks {list(plan.integrated)} is not positive definite. Weaken "
+            "the factors between them."
+        )
+    return value
+
+
+# -- the public face -----------------------------------------------------------------------------
+
+
+def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
+    """log Z, exactly.
+
+    Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``; the gradient is
+    minus the expected gradient of the energy.
+
+    :param graph: the declaration.
+    :param params: a dict keyed by factor name.
+    :raises IntractableError: more than 2**25 joint states to enumerate, or interacting blocks of
+        infinitely many values that are not all Gaussian.
+    :raises ParameterError: params that do not fit, or do not normalise (a ``DomainError``).
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(3))
+    >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
+    >>> print(f"{ebmpp.exact.log_partition(rbm, zero):.4f}")  # 8 log 2
+    5.5452
+
+    **References**
+
+    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 3.
+    """
+    _check(graph, params)
+    plan = enumeration.make_plan(graph)
+    return _refuse_divergent(_log_partition(graph, params, {}, plan), plan)
+
+
+def _check(graph: FactorGraph, params: Params) -> None:
+    checks.instance("exact: graph", graph, FactorGraph, "a FactorGraph")
+    graph.check(params)
+
+
+def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[tables.Data, Plan, Plan]:
+    _check(graph, params)
+    made = tables.as_data(graph, data, missing=None)
+    lacking = [(b, _most_unknown(k)) for b, k in made.known.items()]
+    whole = [b for b in graph.visible if b not in made.known]
+    return made, enumeration.make_plan(graph, whole, lacking), enumeration.make_plan(graph)
+
+
+def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
+    """How many units a row lacks at most; all where that cannot be looked at."""
+    each = known.reshape(len(known), -1)
+    return int((~np.asarray(each)).sum(1).max()) if is_concrete(known) else each.shape[1]
+
+
+def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float[Array, "*batch"]:
+    """log p(v), row by row, exactly.
+
+    :param graph: the declaration.
+    :param params: a dict keyed by factor name.
+    :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
+        only visible block. Of an :class:`~ebmpp.Observed` one the likelihood is that of the known entries,
+        the others are summed out.
+    :return: shape ``(*batch,)``.
+    :raises IntractableError: as :func:`log_partition`, and when a row's latents have too many states.
+    :raises StateError: data of a wrong name, shape or value.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
+    >>> print(ebmpp.exact.log_likelihood(rbm, zero, jax.numpy.zeros((2, 4))))  # -4 log 2
+    [-2.7725887 -2.7725887]
+    """
+    made, clamped, free = _prepare(graph, params, data)
+    value = _log_likelihood(graph, params, made.rows, made.known, clamped, free).reshape(made.batch)
+    return _refuse_divergent(value, free)
+
+
+def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Params:
+    """Gradient of the mean of :func:`log_likelihood` in ``params``.
+
+    :param graph: the declaration.
+    :param params: a dict keyed by factor name.
+    :param data: as for :func:`log_likelihood`.
+    :return: a pytree like ``params``.
+    :raises IntractableError: as :func:`log_likelihood`.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(3))
+    >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
+    >>> ebmpp.exact.grad_log_likelihood(rbm, zero, jax.numpy.array([1.0, 0.0]))["v"].tolist()
+    [0.5, -0.5]
+    """
+    made, clamped, free = _prepare(graph, params, data)
+    params = jax.tree.map(_as_real, params)
+    return _gradient(graph, params, made.rows, made.known, clamped, free)
+
+
+def _as_real(param: Array) -> Array:
+    """A number that has derivatives: whole numbers and booleans, which the energy takes, have none."""
+    return jnp.asarray(param, jnp.result_type(param, float))
+
+
+def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
+    """E[t_b] of every block under the model, exactly: the derivative of log Z in a linear source.
+
+    :param graph: the declaration.
+    :param params: a dict keyed by factor name.
+    :return: a dict keyed by block; shapes ``shape + stat_shape``.
+    :raises IntractableError: as :func:`log_partition`.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(3))
+    >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
+    >>> ebmpp.exact.moments(rbm, zero)["h"].tolist()
+    [0.5, 0.5, 0.5]
+    """
+    _check(graph, params)
+    made = _moments(_with_sources(graph), params, enumeration.make_plan(graph))
+    return {b: made[b] for b in graph.families}  # jit sorts a dict
+
+
+def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
+    """Var[t_b] of every block under the model, exactly: the second derivative of log Z in a linear source.
+
+    It costs as many sums as there are statistics.
+
+    :param graph: the declaration.
+    :param params: a dict keyed by factor name.
+    :return: a dict keyed by block; shapes ``shape + stat_shape``.
+    :raises IntractableError: as :func:`log_partition`.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(3))
+    >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
+    >>> ebmpp.exact.variances(rbm, zero)["v"].tolist()
+    [0.25, 0.25]
+    """
+    _check(graph, params)
+    made = _variances(_with_sources(graph), params, enumeration.make_plan(graph))
+    return {b: made[b] for b in graph.families}
+
+
+def probabilities(
+    graph: FactorGraph, params: Params
+) -> tuple[dict[str, Real[Array, "states ..."]], Float[Array, "states"]]:
+    """Every joint state and its probability.
+
+    :param graph: a declaration whose blocks all take finitely many values.
+    :param params: a dict keyed by factor name.
+    :return: the S states, each block of shape ``(S, *shape)``, the last unit varying fastest; and
+        their probabilities, shape ``(S,)``.
+    :raises IntractableError: more than 2**20 states, or a block of infinitely many.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> pair = ebmpp.layered(a=ebmpp.Bernoulli(1), b=ebmpp.Bernoulli(1))
+    >>> params = {"a": jax.numpy.zeros(1), "b": jax.numpy.zeros(1), "a:b": jax.numpy.ones((1, 1))}
+    >>> states, probs = ebmpp.exact.probabilities(pair, params)
+    >>> print(probs.round(4))
+    [0.1749 0.1749 0.1749 0.4754]
+    """
+    _check(graph, params)
+    for b, family in graph.families.items():
+        if family.states() is None:
+            raise IntractableError(
+                f"block {b!r} ({family!r}) takes infinitely many values, so its states cannot be listed; "
+                "exact.moments and exact.log_partition sum such a block out"
+            )
+    plan = Plan(tuple(graph.families), (), ())
+    enumeration.refuse_many(graph, plan.enumerated, (), enumeration.MOST_LISTED)
+    listed, probs = _table(graph, params, plan)
+    return {b: listed[b] for b in graph.families}, probs

@@ -1,0 +1,378 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Annealed importance sampling in both directions against exact log Z."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+import warnings
+
+import numpy as np
+from oracle import Oracle
+import pytest
+from scipy import stats
+import zoo
+
+import jax
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    Exponential,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    Poisson,
+    Spin,
+    exact,
+    layered,
+)
+from ebmpp.annealing import annealing_path
+from ebmpp.annealing.path import summed_blocks
+from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
+from helpers import assert_law, assert_rows_law, often, pair, random_params
+
+_GRAPHS: dict[str, Callable[[], FactorGraph]] = {
+    "rbm": lambda: layered(v=Bernoulli(7), h=Bernoulli(5)),
+    "dbm": lambda: layered(v=Bernoulli(5), h1=Spin(3), h2=Bernoulli(4)),
+    "categorical": lambda: layered(v=Categorical(4, num_categories=3), h=Categorical(3, num_categories=3)),
+    "gaussian": lambda: layered(v=Gaussian(5), h=Bernoulli(4)),
+    "learned variance": lambda: layered(v=Gaussian(5, variance="learned"), h=Spin(4)),
+    "harmonium": lambda: layered(v=Poisson(4), h=Bernoulli(3)),
+    # no bias on the exponential's neighbour: its reference is the family's default
+    "exponential": lambda: pair(Exponential(3), Bernoulli(4)),
+    "three layers": lambda: FactorGraph(
+        {"a": Spin(3)},
+        {"b": Bernoulli(2), "c": Categorical(2, num_categories=3)},
+        [*map(Bias, "abc"), Bilinear("a", "b"), Bilinear("b", "c"), Bilinear("a", "c")],
+    ),
+}
+
+
+class _Graphs(Mapping[str, FactorGraph]):
+    """Graphs by name, declared on first use."""
+
+    def __getitem__(self, name: str) -> FactorGraph:
+        return _graph(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_GRAPHS)
+
+    def __len__(self) -> int:
+        return len(_GRAPHS)
+
+
+@cache
+def _graph(name: str) -> FactorGraph:
+    return _GRAPHS[name]()
+
+
+GRAPHS = _Graphs()
+SCALE = {"gaussian": 0.7, "learned variance": 0.3, "harmonium": 0.5, "exponential": 0.2}
+KEY = zoo.KEY
+PAIR = np.zeros(2, np.uint32)
+NUM = 2000
+
+
+def model(name: str, seed: int) -> tuple[FactorGraph, dict, float]:
+    """A model and its exact log Z, by the package's own sum."""
+    graph = GRAPHS[name]
+    params = random_params(graph, seed, SCALE.get(name, 1.0))
+    return graph, params, float(exact.log_partition(graph, params))
+
+
+def zoo_model(name: str, seed: int = 1, scale: float = 1.0) -> tuple[FactorGraph, dict, float]:
+    """A graph of the zoo with stronger params, and its log Z by enumeration in NumPy."""
+    graph = zoo.graph(name)
+    params = random_params(graph, seed, {"poisson": 0.5, "learned": 0.3}.get(name, scale))
+    return graph, params, Oracle(graph, params, {}).log_z
+
+
+def uniform(graph: FactorGraph) -> dict:
+    """A reference that is far from most models."""
+    return {b: f.default_eta() for b, f in graph.families.items()}
+
+
+RUN = {"num_particles": NUM, "num_temperatures": 20}
+
+
+# -- weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    often(("rbm", "mixed", "deep", "gated", "categorical", "gaussian", "learned", "poisson"), "rbm", "mixed"),
+)
+@pytest.mark.filterwarnings("ignore:the effective sample size")
+def test_weights_are_unbiased_in_both_directions(name: str) -> None:
+    """Few temperatures and a far start show a draw at the wrong temperature or before its weight."""
+    graph, params, log_z = zoo_model(name)
+    options = {"rng_key": KEY, "num_particles": NUM, "ladder": [0, 0.2, 1], "reference": uniform(graph)}
+    above = ebmpp.annealing.reverse_ais(graph, params, **options)
+    below = ebmpp.ais(graph, params, **options)
+    assert_rows_law(np.exp(below.log_weights - log_z), 1.0)
+    assert_rows_law(np.exp(above.log_weights + log_z), 1.0)
+    # by Jensen, a single particle is below log Z forward and above it in reverse
+    for result, sign in ((below, 1), (above, -1)):
+        gap = log_z - sign * result.log_weights
+        assert gap.std() < 0.3 or sign * gap.mean() > 3 * gap.std() / math.sqrt(len(gap))
+    assert (below.bound, above.bound, above.sound) == ("lower", "upper", True)
+
+
+def test_brackets_have_honest_standard_errors() -> None:
+    z = []
+    for seed in range(10):
+        graph, params, log_z = zoo_model("rbm", seed)
+        result = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), **RUN)
+        assert result.exact == pytest.approx(log_z, abs=1e-4)
+        assert result.lower.effective_sample_size > NUM / 4
+        z += [(side.log_partition - log_z) / side.standard_error for side in (result.lower, result.upper)]
+        assert abs(result.gap) < 4 * result.standard_error
+    # twenty numbers show standard errors that are twice too small or too large
+    assert stats.chi2(20).ppf(1e-3) < np.square(z).sum() < stats.chi2(20).isf(1e-3)
+
+
+def test_any_reference_gives_unbiased_weights() -> None:
+    graph, params, log_z = zoo_model("rbm", 2)
+    rows = np.float32([[1, 1, 1, 0], [1, 0, 1, 0]])
+    far = {"v": np.linspace(-1, 1, 4, dtype=np.float32), "h": np.full(3, 0.5, np.float32)}
+    for options in ({}, {"data": rows}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
+        result = ebmpp.ais(graph, params, rng_key=KEY, **(RUN | {"num_temperatures": 4} | options))
+        assert_rows_law(np.exp(result.log_weights - log_z), 1.0, comparisons=4)
+    eta = annealing_path.reference(graph, params, PAIR, rows)
+    np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(eta["v"]))), (rows.sum(0) + 0.5) / 3, rtol=1e-5)
+
+
+def test_samples_of_the_user_start_the_reverse_direction() -> None:
+    graph, params, log_z = zoo_model("rbm", 1)
+    states = zoo.Oracle(graph, params, {}).draw(np.random.default_rng(0), NUM)
+    options = {"rng_key": KEY, "num_temperatures": 20}
+    chain = ebmpp.annealing.reverse_ais(graph, params, samples=states, **options)
+    assert not chain.sound and len(chain.log_weights) == NUM
+    for block in ("v", "h"):  # the other block is drawn given this one
+        samples = {block: states[block]}
+        result = ebmpp.annealing.reverse_ais(
+            graph, params, samples=samples, samples_are_exact=True, **options
+        )
+        assert result.sound
+        assert_rows_law(np.exp(result.log_weights + log_z), 1.0, comparisons=2)
+    bracket = ebmpp.bracket(graph, params, samples={"v": states["v"]}, **options)
+    assert len(bracket.lower.log_weights) == NUM and not bracket.upper.sound
+
+
+def test_as_many_units_as_possible_are_summed_out() -> None:
+    assert summed_blocks(zoo.graph("rbm")) == ("v",)
+    assert summed_blocks(zoo.graph("deep")) == ("v", "h2")
+    assert summed_blocks(zoo.graph("gated")) == ("a",)
+
+
+# -- ladders, keys, rows -----------------------------------------------------------------------------
+
+
+def test_ladders() -> None:
+    np.testing.assert_allclose(annealing_path.ladder("linear", 5), [0, 0.25, 0.5, 0.75, 1])
+    logistic = 1 / (1 + np.exp(-4 * np.linspace(-1, 1, 9)))
+    expected = (logistic - logistic[0]) / (logistic[-1] - logistic[0])
+    np.testing.assert_allclose(annealing_path.ladder("sigmoid", 9), expected, atol=1e-6)
+
+
+def test_adaptive_ladders_have_even_steps() -> None:
+    graph, params, log_z = zoo_model("rbm", 3, scale=2.5)
+    eta, count = uniform(graph), 60
+    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": count, "reference": eta}
+    result = ebmpp.ais(graph, params, ladder="adaptive", **options)
+    assert result.betas[0] == 0 and result.betas[-1] == 1 and len(result.betas) == count
+    variation = []
+    for betas in (annealing_path.ladder("linear", count), result.betas):
+        _, spread = annealing_path.anneal(graph, params, eta, betas, PAIR, NUM)
+        variation.append(spread.std() / spread.mean())
+    assert variation[1] < 0.5 * variation[0]
+    assert_law(result.log_partition, log_z, result.standard_error)
+
+
+def test_particles_depend_on_the_key_and_their_number_alone(capsys: pytest.CaptureFixture) -> None:
+    graph, params, _ = zoo_model("rbm")
+    run = lambda key, **options: ebmpp.ais(graph, params, rng_key=key, **(RUN | options)).log_weights
+    first = run(KEY)
+    np.testing.assert_array_equal(run(KEY, progress_bar=True), first)
+    assert "19/19" in capsys.readouterr().err
+    assert (run(jax.random.key(1)) != first).all() and capsys.readouterr().err == ""
+    np.testing.assert_allclose(run(KEY, num_particles=9), first[:9], rtol=1e-5)
+
+
+def test_log_likelihoods_of_rows() -> None:
+    graph, params, log_z = zoo_model("rbm")
+    rows = np.random.default_rng(0).integers(0, 2, (3, 2, 4)).astype(np.float32)
+    result = ebmpp.ais(graph, params, rng_key=KEY, **RUN)
+    values = np.asarray(result.log_likelihood(rows))
+    p = {name: np.asarray(value, float) for name, value in params.items()}
+    exact = rows @ p["v"] + np.logaddexp(0, p["h"] + rows @ p["v:h"]).sum(-1) - log_z
+    np.testing.assert_allclose(values + (result.log_partition - log_z), exact, rtol=1e-5)
+    mean = result.average_log_likelihood(rows)
+    assert mean.value == pytest.approx(float(values.mean()))
+    assert mean.standard_error == result.standard_error
+    assert mean.row_error == pytest.approx(float(values.std(ddof=1)) / math.sqrt(6), rel=1e-4)
+    with pytest.raises(StateError, match="'h'"):
+        result.log_likelihood({"h": rows})
+
+
+# -- refusals and warnings ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_particles": 1}, "num_particles.*1"),
+        ({"num_temperatures": 1}, "num_temperatures.*1"),
+        ({"num_temperatures": 1, "ladder": "adaptive"}, "num_temperatures"),
+        ({"rng_key": 0}, "rng_key.*0"),
+        ({"progress_bar": "no"}, "progress_bar.*'no'"),
+        ({"ladder": "cosine"}, "'cosine'"),
+        ({"ladder": [0, 0.5]}, "0.5"),
+        ({"ladder": [0, 0.6, 0.5, 1]}, "0.5"),
+        ({"ladder": [0, math.nan, 1]}, "nan"),
+        ({"ladder": [[0, 1]]}, r"\(1, 2\)"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ebmpp.ais(zoo.graph("rbm"), zoo.params("rbm"), **({"rng_key": KEY} | options))
+
+
+def test_invalid_params_references_and_samples_are_refused() -> None:
+    graph, params = zoo.graph("learned"), zoo.params("learned")
+    run = lambda p, **options: ebmpp.ais(graph, p, rng_key=KEY, num_temperatures=5, **options)
+    with pytest.raises(ParameterError, match="'h'"):
+        run(params | {"h": np.full(2, np.nan, np.float32)})
+    with pytest.raises(DomainError, match="'v'"):
+        run(params | {"v": np.ones((2, 2), np.float32)})
+    with pytest.raises(DomainError, match="reference.*'v'"):
+        run(params, reference={"v": np.zeros((2, 2))})
+    with pytest.raises(ParameterError, match=r"'h'.*\(3,\)"):
+        run(params, reference={"h": np.zeros(3)})
+    with pytest.raises(ParameterError, match="'c'"):
+        run(params, reference={"c": np.zeros(3)})
+    with pytest.raises(TypeError, match="traced"):
+        jax.jit(run)(params)
+    reverse = lambda **options: ebmpp.annealing.reverse_ais(
+        zoo.graph("deep"), zoo.params("deep"), rng_key=KEY, num_temperatures=5, **options
+    )
+    with pytest.raises(IntractableError, match="'h1'.*'h2'"):
+        reverse(samples={"v": np.zeros((4, 3))})
+    with pytest.raises(StateError, match=r"\(\)"):
+        reverse(samples={"h1": np.ones(3)})
+    with pytest.raises(StateError, match=r"\(4,\).*\(7,\)"):
+        reverse(samples={"h1": np.ones((4, 3))}, num_particles=7)
+    with pytest.raises(StateError, match="'h1'"):
+        reverse(samples={"h1": np.full((4, 3), 0.5)})
+
+
+def test_small_effective_sample_sizes_cause_one_warning() -> None:
+    graph, params, _ = zoo_model("rbm", 0)
+    params = {name: 15 * np.asarray(value) for name, value in params.items()}
+    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 2, "reference": uniform(graph)}
+    with pytest.warns(UserWarning, match="num_temperatures"):
+        result = ebmpp.ais(graph, params, **options)
+    assert result.effective_sample_size < NUM / 4
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ebmpp.bracket(graph, params, **options)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["categorical", "harmonium", "three layers"])
+def test_references_without_data_have_the_means_of_the_model(name: str) -> None:
+    graph, params, _ = model(name, 1)
+    eta, moments = annealing_path.reference(graph, params, PAIR), exact.moments(graph, params)
+    for b, family in graph.families.items():
+        variance = 0.25
+        if not family.stat_shape:
+            variance = float(jax.jvp(family.mean, (eta[b],), (jnp.ones_like(eta[b]),))[1].max())
+        assert np.abs(family.mean(eta[b]) - moments[b]).max() < 5 * math.sqrt(variance / 200)
+    first = next(iter(eta))
+    fixed = annealing_path.reference(graph, params, PAIR, given={first: jnp.ones_like(eta[first])})
+    for b in eta:
+        np.testing.assert_array_equal(fixed[b], jnp.ones_like(eta[b]) if b == first else eta[b])
+
+
+@pytest.mark.slow
+def test_independent_blocks_are_exact() -> None:
+    graph = FactorGraph({"a": Poisson(3)}, {"b": Gaussian(2)}, [Bias("a"), Bias("b")])
+    params = random_params(graph)
+    result = ebmpp.ais(graph, params, rng_key=KEY, num_particles=3, num_temperatures=5)
+    assert result.log_partition == pytest.approx(float(exact.log_partition(graph, params)), rel=1e-6)
+    assert result.effective_sample_size == pytest.approx(3)
+
+
+@pytest.mark.slow
+def test_a_second_call_is_not_traced() -> None:
+    traces = []
+
+    def energy(weight: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        traces.append(None)
+        return -weight * a.sum() * b.sum()
+
+    factor = Factor("a", "b", energy=energy, init=jnp.ones(()))
+    graph = FactorGraph({"a": Bernoulli(2)}, {"b": Bernoulli(2)}, [factor])
+    options = {"rng_key": KEY, "num_particles": 4}
+    ebmpp.ais(graph, {"a:b": jnp.ones(())}, num_temperatures=5, **options)
+    num_traces = len(traces)
+    ebmpp.ais(graph, {"a:b": jnp.float32(0.5)}, num_temperatures=230, ladder="sigmoid", **options)
+    ebmpp.ais(graph, {"a:b": jnp.float32(0.1)}, num_temperatures=20, data=np.zeros((3, 2)), **options)
+    assert len(traces) == num_traces
+
+
+@pytest.mark.slow
+def test_large_and_deep_models_are_refused_where_samples_are_missing() -> None:
+    graph, params, _ = zoo_model("deep")
+    result = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=20)
+    with pytest.raises(IntractableError, match="'h1' and 'h2'"):
+        result.average_log_likelihood(np.zeros((2, 3)))
+    large = layered(v=Bernoulli(40), h=Bernoulli(30))
+    with pytest.raises(IntractableError, match="samples="):
+        ebmpp.annealing.reverse_ais(large, random_params(large), rng_key=KEY, num_temperatures=5)
+
+
+@pytest.mark.slow
+def test_standard_errors_of_larger_models_are_honest() -> None:
+    graph, z, gaps = layered(v=Bernoulli(100), h=Bernoulli(16)), [], []
+    for seed in range(20):
+        params = random_params(graph, seed, 0.7)
+        result = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), num_temperatures=3000)
+        sides = result.lower, result.upper
+        z.append([(side.log_partition - result.exact) / side.standard_error for side in sides])
+        gaps.append(result.upper.log_partition - result.lower.log_partition)
+    z = np.array(z)
+    assert ((np.abs(z) < 2).mean(0) >= 0.75).all() and (np.abs(z) < 5).all(), z
+    assert np.mean(gaps) > -3 * np.std(gaps) / math.sqrt(20)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    path = Path(__file__).parents[3] / "benchmarks" / "bracket.py"
+    spec = importlib.util.spec_from_file_location("bracket", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperatures", [20, 300])
+def test_brackets_cover_exact_values_as_often_as_stated(bench: Any, temperatures: int) -> None:
+    args = bench.parse(["--repeats", "10"])
+    kinds = [(kind, seed) for kind in bench.KINDS for seed in range(bench.MODELS)]
+    models = [bench.brackets(kind, seed, temperatures, args) for kind, seed in kinds]
+    hits = {name: [bench.covered(m)[name] for m in models] for name in ("bracket", "lower", "upper")}
+    for name, covered in hits.items():
+        # the interval of a single side is normal, which few temperatures do not approach closely
+        if name == "bracket" or temperatures == 300:
+            assert np.sum(covered) >= stats.binom(np.size(covered), bench.LEVEL).ppf(1e-4), name
+    assert np.sum(hits["lower"]) < np.size(hits["lower"])

@@ -1,0 +1,112 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Unbiased estimates with every coupling against exact moments."""
+
+import functools
+from typing import Any
+
+import numpy as np
+from pair_tools import graph_of, params_of
+import pytest
+from ucd_tools import exact_means, flat
+
+import jax
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp.coupling.expectation import UnbiasedEstimate
+from ebmpp.errors import ArgumentError, DeclarationError
+from ebmpp.moves import metropolis_sweep
+from ebmpp.moves.metropolis import Metropolis
+from helpers import assert_law, slow
+
+PAIRS = 6000
+WINDOWS = [(1, 1, 1), (2, 6, 3), (5, 5, 2)]
+
+
+class Proposals:
+    """Options of a Metropolis sweep, which is made when the graph is known."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def __repr__(self) -> str:
+        return f"metropolis, {self.options}"
+
+
+#: Each compiles for seconds. The default coupling is tested with the engine.
+CASES = [
+    ("tiny", "metropolis"),
+    ("gaussian", "reflection"),
+    ("gated", ("common", "maximal", "independent")),
+    slow("tiny", ("common", "maximal")),
+    slow("tiny", ("maximal", "independent")),
+    slow("tiny", Proposals(marginalize=("b",))),
+    slow("spin", Proposals(proposal="initial")),
+    slow("categorical", Proposals(marginalize=("v",))),
+    slow("learned", Proposals(proposal="initial")),
+    slow("poisson", Proposals(proposal="initial", marginalize=("h",))),
+    slow("deep", "maximal_independent"),
+    slow("deep", Proposals(marginalize=("v", "h2"))),
+    slow("gated", "metropolis"),
+]
+
+
+@functools.cache
+def statistics(name: str) -> Any:
+    """One function per graph, so that a coupling compiles once."""
+    return lambda x: graph_of(name).statistics(x)
+
+
+@functools.cache
+def params_for(name: str) -> dict[str, Any]:
+    """Params whose tails are lighter than those of initial draws, where these are proposed."""
+    special = {
+        "learned": {
+            "v": [[0.6, -0.8], [-0.4, -1.0]],
+            "h": [0.5, -0.7],
+            "v:h": [[1.5, -1.2], [0.8, 1.6]],
+        },
+        "poisson": {"v": [-1.0, -0.6], "h": [0.5, -0.7], "v:h": [[0.6, 0.3], [0.2, 0.4]]},
+    }
+    if name not in special:
+        return params_of(name)
+    return {factor: jnp.asarray(np.float32(value)) for factor, value in special[name].items()}
+
+
+def estimate(name: str, coupling: Any, **options: Any) -> UnbiasedEstimate:
+    graph = graph_of(name)
+    coupling = metropolis_sweep(graph, **coupling.options) if isinstance(coupling, Proposals) else coupling
+    options = {"rng_key": jax.random.key(1), "num_pairs": PAIRS, "num_slots": 4, **options}
+    return ebmpp.unbiased_expectation(graph, params_for(name), statistics(name), coupling=coupling, **options)
+
+
+@pytest.mark.parametrize(("name", "coupling"), CASES, ids=str)
+def test_every_coupling_is_unbiased(name: str, coupling: Any) -> None:
+    exact = flat(exact_means(graph_of(name), params_for(name)))
+    for k, m, lag in WINDOWS:
+        result = estimate(name, coupling, k=k, m=m, lag=lag)
+        assert_law(flat(result.value), exact, flat(result.standard_error), exact.size * len(WINDOWS))
+        assert (result.meeting_time > lag + 1).mean() > 0.03  # there was something to correct
+        assert (result.cost == np.maximum(m, result.meeting_time) + result.meeting_time - lag).all()
+        proposes = coupling == "metropolis" or isinstance(coupling, Proposals)
+        assert (0 < result.acceptance < 1) if proposes else np.isnan(result.acceptance)
+        assert result.late == (result.meeting_time > lag).mean() <= result.late_upper
+
+
+@pytest.mark.parametrize(
+    ("name", "coupling", "clamped", "error", "message"),
+    [
+        ("tiny", Proposals(), {"a": [1.0, 0.0]}, ArgumentError, r"\['a', 'b'\].*\['b'\]"),
+        ("tiny", Metropolis(("a",)), {}, ArgumentError, r"\['a'\].*\['a', 'b'\]"),
+        ("tiny", (), {}, ArgumentError, r"\[\]"),
+        ("tiny", ("metropolis", "common"), {}, ArgumentError, "'metropolis'"),
+        ("gaussian", "metropolis", {}, DeclarationError, "block 'v' .*Gaussian"),
+        ("poisson", "metropolis", {}, DeclarationError, "block 'v' .*Poisson"),
+    ],
+)
+def test_moves_that_do_not_fit_are_refused(
+    name: str, coupling: Any, clamped: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        estimate(name, coupling, **{b: jnp.array(v) for b, v in clamped.items()})
