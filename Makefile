@@ -110,17 +110,13 @@ test-subset: $(STAMP)
 release-check: $(STAMP)
 	$(BIN)/python tests/support/release_check.py $(RELEASE)
 
-# Speeds, side by side in one process each: a quarter of an hour. THRML and PyTorch are left out where not installed.
+# Speed: minutes. Times are saved in .benchmarks; compare commits by `pytest-benchmark compare`.
 bench: $(STAMP)
-	$(BIN)/python benchmarks/handwritten.py
-	$(BIN)/python benchmarks/peers.py
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/lattice.py
-	$(BIN)/python benchmarks/denoising.py
+	$(BIN)/python -m pytest benchmarks/speed --benchmark-autosave
 
-# The experiments of the papers, and those of our own: hours. benchmarks/papers.py --help tells how to run one.
+# The experiments of the papers, and our own: hours. benchmarks/papers/papers.py --list prints them.
 papers: $(STAMP)
-	$(BIN)/python benchmarks/papers.py
+	$(BIN)/python benchmarks/papers/papers.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

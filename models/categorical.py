@@ -1,12 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A machine over a table of categories that completes missing entries.
+"""A Boltzmann machine that completes missing entries of a table of categories.
 
-Columns are categorical units of one visible block, and binary latent units see them all.
-``python models/categorical.py --out categorical`` bins a table that comes with scikit-learn (breast cancer,
-wine or iris) by quantiles, trains on some rows, hides entries of the others at random, and completes these by
-posterior means and by local search. It compares accuracy and log score with the columns' frequencies,
-nearest neighbours and chained regressions.
+Columns are categorical units of one visible block, joined to binary latent units. ``python
+models/categorical.py --out categorical`` bins a table of scikit-learn (breast cancer, wine or iris) by
+quantiles, trains on some rows, hides entries of the others at random, and completes these by posterior
+means and by local search. It compares accuracy and log score with the columns' frequencies, nearest
+neighbours and chained regressions.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _TABLES: dict[str, Callable[[], Any]] = {
 
 
 class Table(NamedTuple):
-    """Rows of categories, and which of the held-out ones are hidden."""
+    """Rows of categories, and a mask of the known held-out entries."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -48,26 +48,26 @@ class Table(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked."""
+    """Return the checked options."""
     parser = common.options(__doc__, "categorical")
     common.training_options(parser, steps=4000, rate=0.005, num_pairs=200)
     add = parser.add_argument
     add("--data", choices=tuple(_TABLES), default="cancer")
-    add("--bins", type=int, default=4, help="categories a column, by quantiles")
-    add("--hidden", type=float, default=0.3, help="share of the held-out entries that is hidden")
+    add("--bins", type=int, default=4, help="categories per column, by quantiles")
+    add("--hidden", type=float, default=0.3, help="share of hidden entries in the held-out rows")
     add("--latent", type=int, default=60, help="latent units")
     add("--estimator", choices=("ucd", "pcd"), default="pcd")
-    add("--decay", type=float, default=1e-2, help="pull of the weights to zero")
-    add("--sweeps", type=int, default=2000, help="that posterior means are taken over")
+    add("--decay", type=float, default=1e-2, help="weight decay")
+    add("--sweeps", type=int, default=2000, help="sweeps of the posterior means")
     args = common.parse(parser, argv, bins=2, latent=1, sweeps=1)
     if not 0 < args.hidden < 1 or not args.decay >= 0:
-        parser.error("--hidden is in (0, 1), and --decay not negative")
+        parser.error("--hidden must be in (0, 1), and --decay must not be negative.")
     args.table = table(args.data, args.bins, args.hidden, args.seed)
     return args
 
 
 def table(name: str, bins: int, hidden: float, seed: int) -> Table:
-    """A table in quantile bins of its training rows, a third of the rows held out."""
+    """Return a table in quantile bins of its training rows, with a third of the rows held out."""
     generator = np.random.default_rng(seed)
     values, _ = _TABLES[name](return_X_y=True)
     order = generator.permutation(len(values))
@@ -80,16 +80,16 @@ def table(name: str, bins: int, hidden: float, seed: int) -> Table:
     return Table(binned[train], binned[held_out], known)
 
 
-# -- the model, its training and what it completes -----------------------------------------------
+# -- model, training and completion --------------------------------------------------------------
 
 
 def declare(columns: int, bins: int, latent: int) -> FactorGraph:
-    """One visible block of categorical units, one binary latent block."""
+    """Declare one visible block of categorical units and one binary latent block."""
     return ebmpp.layered(v=Categorical(columns, bins), h=Bernoulli(latent))
 
 
 def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
-    """Adam at a decaying rate, with a little weight decay: tables are small."""
+    """Train by Adam at a decaying rate, with weight decay because tables are small."""
     decay = optax.add_decayed_weights(args.decay, {"v": False, "h": False, "v:h": True})
     chains = args.num_pairs
     return common.train(
@@ -102,11 +102,11 @@ def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
 
 
 def posterior(graph: FactorGraph, params: Any, data: Table, sweeps: int, seed: int) -> np.ndarray:
-    """p(entry | what is known of its row), a number a category, by sweeps over all that is hidden."""
+    """Return p(category | known entries of the row) of each entry, by Gibbs sweeps."""
     observed = Observed(jnp.asarray(data.held_out), jnp.asarray(data.known))
     kernel = ebmpp.BlockedGibbs(graph)
     run = common.chains(kernel, params, seed + 1, warmup=200, samples=sweeps, v=observed)
-    # the mean of p(v | h), not of v: less noise, and no probability is 0
+    # the mean of p(v | h) has less noise than that of v, and no probability is 0
     add = lambda total, h: (total + graph.mean(params, {"h": h}, "v"), None)
     start = jnp.zeros((*data.held_out.shape, graph.families["v"].num_categories))
     total, _ = jax.jit(lambda h: jax.lax.scan(add, start, h))(run.get_samples()["h"])
@@ -114,32 +114,32 @@ def posterior(graph: FactorGraph, params: Any, data: Table, sweeps: int, seed: i
 
 
 def search(graph: FactorGraph, params: Any, data: Table, seed: int) -> np.ndarray:
-    """The local mode of each row, from one random start."""
+    """Return the local mode of each row, from one random start."""
     observed = Observed(jnp.asarray(data.held_out), jnp.asarray(data.known))
-    found = ebmpp.local_search(graph, params, rng_key=jax.random.key(seed + 2), v=observed)
-    return np.asarray(found.state["v"])
+    modes = ebmpp.local_search(graph, params, rng_key=jax.random.key(seed + 2), v=observed)
+    return np.asarray(modes.state["v"])
 
 
-# -- what it is compared with ----------------------------------------------------------------------
+# -- baselines ------------------------------------------------------------------------------------
 
 
 def frequencies(data: Table, bins: int) -> np.ndarray:
-    """Each column's own frequencies, with one pseudo-count: columns taken as independent."""
+    """Return each column's frequencies, with one pseudo-count: independent columns."""
     counts = (data.train[..., None] == np.arange(bins)).sum(0) + 1
     return np.broadcast_to(counts / counts.sum(1, keepdims=True), (*data.held_out.shape, bins))
 
 
 def neighbours(data: Table) -> np.ndarray:
-    """scikit-learn's nearest neighbours, rounded."""
+    """Return the imputation of scikit-learn's nearest neighbours, rounded."""
     hidden = np.where(data.known, data.held_out, np.nan)
-    made = KNNImputer(n_neighbors=10).fit(data.train.astype(float)).transform(hidden)
-    return np.rint(made).astype(int)
+    completed = KNNImputer(n_neighbors=10).fit(data.train.astype(float)).transform(hidden)
+    return np.rint(completed).astype(int)
 
 
 def chained(data: Table, bins: int, rounds: int = 5) -> np.ndarray:
-    """Each column's logistic regression on all others, which are completed in turn from the modes on.
+    """Return predictions of each column by logistic regression on all others, completed in turn.
 
-    The categorical form of scikit-learn's IterativeImputer, which knows regressions of numbers alone.
+    This is a categorical form of scikit-learn's IterativeImputer, which has regressions of numbers only.
     """
     code = OneHotEncoder(categories=[np.arange(bins)] * (data.train.shape[1] - 1), sparse_output=False)
     probabilities = frequencies(data, bins).copy()
@@ -156,33 +156,37 @@ def chained(data: Table, bins: int, rounds: int = 5) -> np.ndarray:
     return probabilities
 
 
-def scores(made: np.ndarray, data: Table) -> tuple[float, float]:
-    """Share of hidden entries that are right, and their mean log-probability (nan for values alone)."""
-    values = made.argmax(-1) if made.ndim == 3 else made
+def scores(completed: np.ndarray, data: Table) -> tuple[float, float]:
+    """Return accuracy on hidden entries, and their mean log-probability (nan for values without one)."""
+    values = completed.argmax(-1) if completed.ndim == 3 else completed
     right = float((values == data.held_out)[~data.known].mean())
-    if made.ndim == 2:
+    if completed.ndim == 2:
         return right, float("nan")
-    at = np.take_along_axis(made, data.held_out[..., None], -1)[..., 0]
+    at = np.take_along_axis(completed, data.held_out[..., None], -1)[..., 0]
     return right, float(np.log(at[~data.known]).mean())
 
 
-def picture(made: dict[str, np.ndarray], graph: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
-    """Calibration of the posterior, and the latent weights of each column's categories."""
+def picture(
+    completions: dict[str, np.ndarray], graph: FactorGraph, params: Any, args: argparse.Namespace
+) -> Any:
+    """Draw the calibration of the posterior, and the latent weights of each column's categories."""
     data = args.table
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", width_ratios=(1, 1.6))
     truth = (data.held_out[..., None] == np.arange(graph.families["v"].num_categories))[~data.known].ravel()
-    for name, probabilities in made.items():
+    for name, probabilities in completions.items():
         if probabilities.ndim == 3:
-            share, told = calibration_curve(truth, probabilities[~data.known].ravel().clip(0, 1), n_bins=10)
-            left.plot(told, share, marker="o", markersize=3, linewidth=1.2, label=name)
+            share, predicted = calibration_curve(
+                truth, probabilities[~data.known].ravel().clip(0, 1), n_bins=10
+            )
+            left.plot(predicted, share, marker="o", markersize=3, linewidth=1.2, label=name)
     left.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
-    left.set(xlabel="probability told", ylabel="share that is true", title="hidden entries")
+    left.set(xlabel="predicted probability", ylabel="observed share", title="hidden entries")
     left.legend(frameon=False, fontsize=7)
     weights = np.asarray(params["v:h"])
     weights = (weights - weights.mean(1, keepdims=True)).reshape(-1, weights.shape[-1])
     bound = np.abs(weights).max()
-    shown = right.imshow(weights.T, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
-    figure.colorbar(shown, ax=right)
+    image = right.imshow(weights.T, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
+    figure.colorbar(image, ax=right)
     right.set(xlabel="column and category", ylabel="latent unit", title="weights, centered in each column")
     return figure
 
@@ -194,9 +198,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     graph = declare(data.train.shape[1], args.bins, args.latent)
     hidden = int((~data.known).sum())
     common.begin(args, graph)
-    common.tell("rows", f"{len(data.train)}; {hidden} entries hidden in {len(data.held_out)} more")
+    common.print_row("rows", f"{len(data.train)}; {hidden} entries hidden in {len(data.held_out)} more")
     fit = train(graph, args)
-    made = {
+    completions = {
         "posterior means": posterior(graph, fit.params, data, args.sweeps, args.seed),
         "local search": search(graph, fit.params, data, args.seed),
         "columns' frequencies": frequencies(data, args.bins),
@@ -204,10 +208,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "chained regressions": chained(data, args.bins),
     }
     print(f"{'':<22}  accuracy  log score")
-    for name, value in made.items():
+    for name, value in completions.items():
         right, log_score = scores(value, data)
         print(f"{name:<22}  {right:8.3f}  {log_score:9.3f}")
-    common.save_figures(args.out, {"completions": picture(made, graph, fit.params, args)})
+    common.save_figures(args.out, {"completions": picture(completions, graph, fit.params, args)})
     common.save_model(args.out / "table.ebmpp", graph, fit.params)
     common.save(args.out / "history.nc", fit)
 

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A convolutional restricted Boltzmann machine on handwritten digits, with probabilistic max-pooling.
 
-``python models/convolutional.py`` trains on the digits that come with scikit-learn; ``--data mnist --filters
-32 --window 7`` is the size of the literature. A cell of a latent map has ``pool * pool + 1`` states: which of
-its pixels is on, or none. That is the probabilistic max-pooling of Lee et al. (2009), and it takes a
-Categorical block and a linear factor, nothing else. ``--pool 1`` has binary maps without pooling.
+``python models/convolutional.py`` trains on scikit-learn's digits; ``--data mnist --filters 32 --window 7``
+is the size of the literature. A cell of a latent map has ``pool * pool + 1`` states: the pixel that is on,
+or none. This probabilistic max-pooling (Lee et al. 2009) is a Categorical block and a linear factor.
+``--pool 1`` has binary maps without pooling.
 
-Training begins with persistent chains and ends with unbiased contrastive divergence. Writes samples, filters,
-the course of training, and an ArviZ file; prints the held-out log-likelihood by annealed importance sampling,
-from below and from above.
+Training starts with persistent chains and ends with unbiased contrastive divergence. The program writes
+samples, filters, the history of training, and an ArviZ file, and prints the held-out log-likelihood by
+annealed importance sampling, from below and from above.
 
 References: Lee, Grosse, Ranganath, Ng (2009), *Convolutional deep belief networks for scalable unsupervised
 learning of hierarchical representations*, sections 3.1 and 3.2.
@@ -37,7 +37,7 @@ _SHOWN, _SWEEPS = 64, 2000
 
 
 def declare(side: int, filters: int, window: int, pool: int) -> FactorGraph:
-    """Maps over the positions of a window, pooled ``pool`` by ``pool``; biases are common to a map."""
+    """Declare maps over the positions of a window, pooled ``pool`` by ``pool``, with one bias per map."""
     positions = side - window + 1
     if pool == 1:
         latent = Bernoulli((filters, positions, positions))
@@ -55,7 +55,7 @@ def declare(side: int, filters: int, window: int, pool: int) -> FactorGraph:
 
 
 def pooled(filters: Array, image: Array, pool: int) -> Array:
-    """What an image adds to each state of each cell: the filter's answer there, and 0 for "none is on"."""
+    """Return the natural parameters of each cell's states: filter responses, and 0 for "none is on"."""
     maps = lax.conv(image[None, None], filters, (1, 1), "VALID")[0]
     count, cells = len(maps), maps.shape[1] // pool
     maps = maps[:, : cells * pool, : cells * pool].reshape(count, cells, pool, cells, pool)
@@ -64,7 +64,7 @@ def pooled(filters: Array, image: Array, pool: int) -> Array:
 
 
 def evaluate(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, samples: Any) -> None:
-    """Print the held-out log-likelihood, from log Z from below and from above, and meeting times."""
+    """Print bounds of the held-out log-likelihood, and meeting times."""
     held_out = args.images.held_out
     log_z = ebmpp.bracket(
         machine,
@@ -75,36 +75,36 @@ def evaluate(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, sam
         data=args.images.train,
     )
     high, low = (z.average_log_likelihood(held_out).value for z in (log_z.lower, log_z.upper))
-    common.tell(
+    common.print_row(
         "log-likelihood, held out",
-        f"{low:.2f} to {high:.2f} an image, +- {log_z.standard_error:.2f}; "
+        f"{low:.2f} to {high:.2f} per image, +- {log_z.standard_error:.2f}; "
         f"{log_z.lower.effective_sample_size:.0f} and {log_z.upper.effective_sample_size:.0f} of "
         f"{len(log_z.lower.log_weights)} particles effective",
     )
     alone = digit_images.independent_pixels(args.images.train, held_out)
-    common.tell("independent pixels", f"{alone:.2f}")
+    common.print_row("independent pixels", f"{alone:.2f}")
     ink = lambda x: x["v"].sum()
     pairs = ebmpp.unbiased_expectation(
         machine, fit.params, ink, rng_key=jax.random.key(args.seed + 3), num_pairs=args.num_pairs
     )
     tau = pairs.meeting_time
-    common.tell("meeting times", f"mean {tau.mean():.0f}, max {tau.max():.0f} sweeps, from noise")
-    error, seen = float(pairs.standard_error), args.images.train.sum((1, 2)).mean()
-    common.tell("ink, of model and data", f"{float(pairs.value):.2f} +- {error:.2f}, {seen:.2f}")
+    common.print_row("meeting times", f"mean {tau.mean():.0f}, max {tau.max():.0f} sweeps, from noise")
+    error, observed = float(pairs.standard_error), args.images.train.sum((1, 2)).mean()
+    common.print_row("ink, of model and data", f"{float(pairs.value):.2f} +- {error:.2f}, {observed:.2f}")
 
 
 def pictures(machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, samples: Any) -> dict[str, Any]:
-    """Real images beside samples, the filters, and the course of training."""
+    """Draw real images beside samples, the filters, and the history of training."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
     means = machine.mean(fit.params, samples, "v")[:_SHOWN]
-    shown = {
+    images = {
         "real images, held out": args.images.held_out[:_SHOWN],
         f"samples: mean of v given h, {_SWEEPS} sweeps from noise": means,
     }
-    common.panels(axes, shown, ncols=8)
+    common.panels(axes, images, ncols=8)
     filters = ebmpp.plots.plot_units(np.asarray(fit.params["v:h"])[:, 0], ncols=8)
     filters.set_title("filters", fontsize=10)
-    return {"samples": figure, "filters": filters.figure, "history": common.course(fit)}
+    return {"samples": figure, "filters": filters.figure, "history": common.plot_training(fit)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -115,10 +115,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--filters", type=int, default=40)
     parser.add_argument("--window", type=int, default=5, help="side of a filter")
     parser.add_argument("--pool", type=int, default=2, help="side of a pooled cell; 1 for no pooling")
-    parser.add_argument("--unbiased-steps", type=int, default=20, help="that training ends with")
+    parser.add_argument("--unbiased-steps", type=int, default=20, help="final unbiased steps")
     parser.add_argument("--temperatures", type=int, default=2000, help="of annealed importance sampling")
     args = common.parse(parser, argv, filters=1, window=1, pool=1, unbiased_steps=1, temperatures=1)
-    with common.refusals(parser):
+    with common.exit_on_error(parser):
         args.images = digit_images.images(args.data, args.seed)
     machine = declare(args.images.train.shape[1], args.filters, args.window, args.pool)
     common.begin(args, machine)

@@ -2,24 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A deep Boltzmann machine on handwritten digits, trained end to end, without pretraining.
 
-``python models/dbm.py --out dbm`` trains on the digits that come with scikit-learn; ``--data mnist --sides
-500 500`` is the size of the literature, and ``--sides 100 100 100`` a machine one layer deeper. Four
-estimators: ``lmi`` (pairs from local modes, the default), ``ucd`` (coupled Gibbs chains, started at
-persistent ones, in centered steps), ``pcd`` (persistent chains, mean-field posterior: the classical baseline)
-and ``centered`` (the same in centered steps). Writes samples, completions of half images, the course of
-training, and an ArviZ file. ``--grey`` encodes pixels as eight binary digits each instead of two levels.
+``python models/dbm.py --out dbm`` trains on scikit-learn's digits; ``--data mnist --sides 500 500`` is the
+size of the literature, and ``--sides 100 100 100`` adds a layer. Four estimators: ``lmi`` (pairs from local
+modes, the default), ``ucd`` (coupled Gibbs chains that start at persistent ones, centered steps), ``pcd``
+(persistent chains, mean-field posterior: the classical baseline) and ``centered`` (``pcd`` in centered
+steps). It writes samples, completions of half images, the history of training, and an ArviZ file. ``--grey``
+encodes each pixel as eight binary digits instead of two levels.
 
-``--recipe likelihood --data mnist`` trains for likelihood: centered steps with a mean-field posterior on 384
-rows that are drawn anew from their intensities, one in ten moved by a pixel, and as many chains, a rate that
-rises to 0.16 within a twentieth of the steps and falls linearly to 0, three tenths of it above the first
-latent layer, momentum 0.5, a weight decay of 1.5e-4, and the mean of the last tenth of the iterates, which is
-saved as ``dbm.ebmpp``. At one rate for all layers the upper ones freeze in the first thousands of steps, and
-their machine is a shallow one; it takes no pretraining. It tells the mean-field bound of held-out rows less
-log Z by particle systems: their log-likelihood is above that, but for the error of log Z. How far above, some
-rows tell by weighted draws of their latents, whose bound is nearer.
+``--recipe likelihood --data mnist`` trains for likelihood: centered steps with a mean-field posterior, 384
+chains and 384 rows drawn from their intensities, one in ten shifted by a pixel; a rate that rises to 0.16
+within a twentieth of the steps and falls linearly to 0, three tenths of it above the first latent layer;
+momentum 0.5 and a weight decay of 1.5e-4. The model is the mean of the last tenth of the iterates and is
+saved as ``dbm.ebmpp``. No pretraining is needed. At one rate for all layers the upper ones freeze within
+the first thousands of steps. The program reports the mean-field bound of held-out rows minus log Z by
+particle systems, and estimates the bound's gap by weighted draws of the latents of some rows.
 
-Units are -1 and 1, with which every gradient counts whichever value a unit has, and in the two centered
-ones 0 and 1 less their means, which does that better where four pixels in five are dark.
+Units are -1 and 1, so that gradients do not vanish for either value. The two centered estimators have units
+of 0 and 1 minus their means, which works better where four in five pixels are dark.
 """
 
 import argparse
@@ -56,14 +55,14 @@ _LIKELIHOOD = {
     "steps": 50_000,
     "rate": 0.16,
 }
-_UPPER, _WARM = 0.3, 0.05  # of the rate: above the first latent layer; and the steps in which it rises
+_UPPER, _WARM = 0.3, 0.05  # factor of the rate above the first latent layer; share of steps in which it rises
 _MEAN_FIELD = 5  # passes
 _EVENNESS, _SWEEPS = 0.98, 20  # of the rungs of particle systems
-_DRAWS, _ROWS = 500, 2000  # that tell how far the mean-field bound is below
+_DRAWS, _ROWS = 500, 2000  # for the gap of the mean-field bound
 
 
 class Images(NamedTuple):
-    """Images as rows of units of a family, and how to show one."""
+    """Images as rows of units of a family."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -71,7 +70,7 @@ class Images(NamedTuple):
     grey: bool
     family: type[Family]
     rows: digit_images.Rows | None = None
-    """Of the recipe likelihood: with the intensities that training rows are drawn from."""
+    """Rows of the recipe likelihood, with the intensities that training rows are drawn from."""
 
     @property
     def dark(self) -> float:
@@ -79,7 +78,7 @@ class Images(NamedTuple):
         return -1.0 if self.family is Spin else 0.0
 
     def intensities(self, v: Any) -> np.ndarray:
-        """Rows of means or states as images in [0, 1]."""
+        """Return rows of means or states as images in [0, 1]."""
         v = np.asarray(v)
         if not self.grey:
             return (v - self.dark) / (1 - self.dark)
@@ -90,44 +89,51 @@ class Images(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked."""
+    """Return the checked options."""
     parser = common.options(__doc__, "dbm")
     common.training_options(parser, steps=4000, rate=None)
     digit_images.option(parser)
     add = parser.add_argument
-    add("--grey", action="store_true", help="eight binary digits a pixel")
+    add("--grey", action="store_true", help="eight binary digits per pixel")
     add("--sides", type=int, nargs="+", default=(100, 100), help=f"units of one to {_DEEPEST} latent layers")
     add("--estimator", choices=tuple(_RATES), default="lmi")
-    add("--cost", type=float, help="sweeps a pair that ucd spends on average; by default what meeting takes")
-    add("--checkpoint-dir", help="keep checkpoints there, and go on from them")
+    add("--cost", type=float, help="sweeps per pair of ucd on average; default: until they meet")
+    add("--checkpoint-dir", help="folder of checkpoints, from which a run continues")
     add("--recipe", choices=("demo", "likelihood"), default="demo", help="likelihood sets other defaults")
-    add("--particles", type=int, default=1000, help="of the recipe likelihood: they tell log Z")
-    add("--decay", type=float, default=rbm_likelihood.DECAY, help="of its weights, before the rate")
+    add("--particles", type=int, default=1000, help="particles that estimate log Z, with the recipe")
+    add(
+        "--decay",
+        type=float,
+        default=rbm_likelihood.DECAY,
+        help="weight decay of the recipe, before the rate",
+    )
     if parser.parse_known_args(argv)[0].recipe == "likelihood":
         parser.set_defaults(**_LIKELIHOOD)
     args = common.parse(parser, argv, particles=20)
     if args.recipe == "likelihood" and (args.grey or args.estimator not in _CENTERED):
-        parser.error("--recipe likelihood is of two levels, without --grey, and of a centered --estimator")
+        parser.error("--recipe likelihood must have two levels, without --grey, and a centered --estimator.")
     if len(args.sides) > _DEEPEST or min(args.sides) < 1:
-        parser.error(f"--sides are one to {_DEEPEST} numbers of at least 1, not {list(args.sides)}")
+        parser.error(f"--sides must be one to {_DEEPEST} positive numbers, got {list(args.sides)}.")
     if args.cost is not None and not args.cost > 1:
-        parser.error(f"--cost is above 1, not {args.cost}")
+        parser.error(f"--cost must be above 1, got {args.cost}.")
     args.rate = args.rate or _RATES[args.estimator]
-    with common.refusals(parser):
+    with common.exit_on_error(parser):
         family = Bernoulli if args.estimator in _CENTERED else Spin
-        likely = args.recipe == "likelihood"
-        args.images = drawn(args) if likely else images(args.data, args.grey, args.seed, family)
+        if args.recipe == "likelihood":
+            args.images = bernoulli_images(args)
+        else:
+            args.images = images(args.data, args.grey, args.seed, family)
     return args
 
 
-def drawn(args: argparse.Namespace) -> Images:
+def bernoulli_images(args: argparse.Namespace) -> Images:
     """Digits whose pixels are drawn with their intensities as probabilities; one in six is held out."""
     rows = digit_images.read(args.data, None, "bernoulli", args.seed)
     return Images(rows.train, rows.held_out, rows.shape, False, Bernoulli, rows)
 
 
 def images(name: str, grey: bool, seed: int, family: type[Family] = Spin) -> Images:
-    """Digits as spins or as units of 0 and 1, some held out."""
+    """Return digits as spins or as units of 0 and 1, some held out."""
     rows = digit_images.shuffled(name, np.random.default_rng(seed))
     side = math.isqrt(rows.shape[1])
     units = ebmpp.data.encode_bits(rows).reshape(len(rows), -1) if grey else ebmpp.data.binarize(rows)
@@ -140,12 +146,12 @@ def images(name: str, grey: bool, seed: int, family: type[Family] = Spin) -> Ima
 
 
 def declare(visible: int, sides: Sequence[int], family: type[Family] = Spin) -> FactorGraph:
-    """Layers of two-valued units, all of one family."""
+    """Declare layers of two-valued units, all of one family."""
     return ebmpp.layered(v=family(visible), **{f"h{i}": family(side) for i, side in enumerate(sides, 1)})
 
 
 def estimator(args: argparse.Namespace) -> Estimator:
-    """The estimator that the options name."""
+    """Return the estimator that the options name."""
     if args.estimator == "lmi":
         return LocalModeUCD(num_pairs=args.num_pairs)
     rates = {}
@@ -162,7 +168,7 @@ def estimator(args: argparse.Namespace) -> Estimator:
 
 
 def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
-    """Plain gradient steps at a decaying rate, or the recipe's."""
+    """Train by plain gradient steps at a decaying rate, or by the recipe."""
     rows = args.images.rows
     if rows is not None and rows.grey is not None:
         fit = common.train(
@@ -187,11 +193,11 @@ def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
     )
 
 
-# -- what comes of it ----------------------------------------------------------------------------
+# -- samples and report --------------------------------------------------------------------------
 
 
 def sample(dbm: FactorGraph, params: Any, seed: int, sweeps: int) -> dict[str, jax.Array]:
-    """States some sweeps away from local modes that are searched from noise."""
+    """Return states some sweeps away from local modes that are found from noise."""
     key = jax.random.key(seed + 1)
     modes = ebmpp.local_search(dbm, params, rng_key=key, num_rows=_SHOWN).state
     if not sweeps:
@@ -203,55 +209,56 @@ def sample(dbm: FactorGraph, params: Any, seed: int, sweeps: int) -> dict[str, j
 
 
 def complete(dbm: FactorGraph, params: Any, data: Images, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Upper halves of held-out images, and those completed by local search."""
+    """Return upper halves of held-out images, and their completions by local search."""
     rows = jnp.asarray(data.held_out[:_HELD_OUT])
     width = rows.shape[1]
     known = jnp.arange(width) < width // 2
     halves = jnp.where(known, rows, data.dark)
-    made = ebmpp.local_search(dbm, params, rng_key=jax.random.key(seed + 2), v=Observed(rows, known))
-    mean = dbm.mean(params, made.state, "v")
+    modes = ebmpp.local_search(dbm, params, rng_key=jax.random.key(seed + 2), v=Observed(rows, known))
+    mean = dbm.mean(params, modes.state, "v")
     return data.intensities(halves), data.intensities(jnp.where(known, rows, mean))
 
 
 def _samples(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.2), layout="constrained")
-    shown = {"real images": args.images.intensities(args.images.train[:_SHOWN])}
-    for sweeps, origin in ((0, "local modes from noise"), (100, "100 Gibbs sweeps on")):
+    images = {"real images": args.images.intensities(args.images.train[:_SHOWN])}
+    for sweeps, origin in ((0, "local modes from noise"), (100, "after 100 Gibbs sweeps")):
         name = f"{origin}: means given the latents"
         state = sample(dbm, fit.params, args.seed, sweeps)
-        shown[name] = args.images.intensities(dbm.mean(fit.params, state, "v"))
-    common.panels(axes, shown, args.images.shape, ncols=_COLUMNS)
+        images[name] = args.images.intensities(dbm.mean(fit.params, state, "v"))
+    common.panels(axes, images, args.images.shape, ncols=_COLUMNS)
     return figure
 
 
 def _completions(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
-    halves, whole = complete(dbm, fit.params, args.images, args.seed)
+    halves, completed = complete(dbm, fit.params, args.images, args.seed)
     truth = args.images.intensities(args.images.held_out[:_HELD_OUT])
     figure, axes = plt.subplots(3, 1, figsize=(7, 5), layout="constrained")
-    shown = {"held out": truth, "given": halves, "completed: means given the latents of a local mode": whole}
-    common.panels(axes, shown, args.images.shape, ncols=_COLUMNS)
+    title = "completed: means given the latents of a local mode"
+    images = {"held out": truth, "given": halves, title: completed}
+    common.panels(axes, images, args.images.shape, ncols=_COLUMNS)
     return figure
 
 
 def report(fit: ebmpp.Fit) -> None:
-    """What the last steps tell of meeting times."""
+    """Print meeting times of the last steps."""
     last = fit.history.isel(step=slice(-100, None)).mean()
     for phase, name in (("", "model"), ("posterior_", "posterior")):
         value = {n.removeprefix(phase): float(last[n]) for n in last if n.startswith(phase)}
         if "meeting_time_mean" in value:
-            told = f"mean {value['meeting_time_mean']:.1f}, lag {value['lag']:.0f}, "
-            told += f"corrected {value['corrected']:.3g} of the pairs"
+            text = f"mean {value['meeting_time_mean']:.1f}, lag {value['lag']:.0f}, "
+            text += f"corrected {value['corrected']:.3g} of the pairs"
             if "acceptance" in value:
-                told += f", accepted {value['acceptance']:.3g} of the proposals"
-            common.tell(f"meeting times, {name}", told)
+                text += f", accepted {value['acceptance']:.3g} of the proposals"
+            common.print_row(f"meeting times, {name}", text)
 
 
 def report_bound(dbm: FactorGraph, params: Any, args: argparse.Namespace) -> None:
-    """The model's file, and what its rows' log-likelihood is at least."""
+    """Save the model, and print lower bounds of its rows' log-likelihood."""
     common.save_model(args.out / "dbm.ebmpp", dbm, params)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # how even the weights are is told
-        made = ebmpp.smc(
+        warnings.simplefilter("ignore")  # the effective sample size is reported
+        system = ebmpp.smc(
             dbm,
             params,
             rng_key=jax.random.key(args.seed + 5),
@@ -264,33 +271,33 @@ def report_bound(dbm: FactorGraph, params: Any, args: argparse.Namespace) -> Non
     held_out = args.images.held_out
     parts = {"held out": held_out, "training rows": args.images.train[: len(held_out)]}
     bound = {n: np.asarray(ebmpp.evaluate.mean_field_bound(dbm, params, rows)) for n, rows in parts.items()}
-    told = {n: float(b.mean()) - made.log_partition for n, b in bound.items()}
+    values = {n: float(b.mean()) - system.log_partition for n, b in bound.items()}
     gap, error = _gap(dbm, params, held_out[:_ROWS], args.seed + 6)
-    common.tell("likelihoods are of", args.images.rows.origin)
-    common.tell("log Z", repr(made))
-    common.tell(
+    common.print_row("likelihoods are of", args.images.rows.origin)
+    common.print_row("log Z", repr(system))
+    common.print_row(
         "log-likelihood, at least",
-        ", ".join(f"{value:.2f} {name}" for name, value in told.items())
-        + f" (mean field; +- {made.standard_error:.2f} from log Z, "
+        ", ".join(f"{value:.2f} {name}" for name, value in values.items())
+        + f" (mean field; +- {system.standard_error:.2f} from log Z, "
         f"+- {bound['held out'].std() / math.sqrt(len(held_out)):.2f} from the rows)",
     )
-    common.tell(
+    common.print_row(
         "log-likelihood, held out",
-        f"{told['held out'] + gap:.2f} (the bound is {gap:.3f} +- {error:.3f} below by {_DRAWS} weighted "
+        f"{values['held out'] + gap:.2f} (the bound is {gap:.3f} +- {error:.3f} below by {_DRAWS} weighted "
         f"draws of each of {min(_ROWS, len(held_out))} rows)",
     )
-    numbers = {"log_partition": made.log_partition, "standard_error": made.standard_error} | told
+    numbers = {"log_partition": system.log_partition, "standard_error": system.standard_error} | values
     numbers |= {"gap": gap, "gap_error": error}
-    numbers |= {"log_z": made.log_z.tolist(), "rungs": made.num_rungs, "origin": args.images.rows.origin}
+    numbers |= {"log_z": system.log_z.tolist(), "rungs": system.num_rungs, "origin": args.images.rows.origin}
     (args.out / "dbm_likelihood.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 def _gap(dbm: FactorGraph, params: Any, rows: np.ndarray, seed: int) -> tuple[float, float]:
-    """How far the mean-field bound is below one by weighted draws, on average; and its standard error."""
+    """Return the mean gap between the mean-field bound and one by weighted draws, and its standard error."""
     draws = {"num_draws": _DRAWS, "rng_key": jax.random.key(seed)}
     near, far = (ebmpp.evaluate.mean_field_bound(dbm, params, rows, **d) for d in (draws, {}))
-    each = np.asarray(near, float) - np.asarray(far, float)
-    return float(each.mean()), float(each.std(ddof=1) / math.sqrt(len(each)))
+    gap = np.asarray(near, float) - np.asarray(far, float)
+    return float(gap.mean()), float(gap.std(ddof=1) / math.sqrt(len(gap)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -298,14 +305,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     dbm = declare(args.images.train.shape[1], args.sides, args.images.family)
     common.begin(args, dbm)
-    common.tell("images", f"{len(args.images.train)} of {args.images.train.shape[1]} units")
+    common.print_row("images", f"{len(args.images.train)} of {args.images.train.shape[1]} units")
     fit = train(dbm, args)
     report(fit)
     if args.images.rows is not None:
         report_bound(dbm, fit.params, args)
-    figures = {"samples": _samples, "completions": _completions}
-    made = {name: make(dbm, fit, args) for name, make in figures.items()}
-    common.save_figures(args.out, made | {"history": common.course(fit, also=("corrected", "acceptance"))})
+    figures = {
+        "samples": _samples(dbm, fit, args),
+        "completions": _completions(dbm, fit, args),
+        "history": common.plot_training(fit, also=("corrected", "acceptance")),
+    }
+    common.save_figures(args.out, figures)
     common.save(args.out / "history.nc", fit)
 
 

@@ -1,11 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Bayesian denoising: pixels under an energy prior, inside a NumPyro model that also infers the noise.
+"""Bayesian denoising: an energy prior inside a NumPyro model that also infers the noise.
 
-``python models/denoising.py --out demo/denoising`` takes handwritten digits, adds Gaussian noise, and
-samples the posterior of the clean pixels and of the noise's scale, under an Ising prior on a 16x16 lattice
-and under a restricted Boltzmann machine trained on other digits. NUTS moves the scale and
-:class:`ebmpp.GibbsBlock` the pixels. It writes a picture and an ArviZ file for each prior.
+``python models/denoising.py --out demo/denoising`` adds Gaussian noise to handwritten digits, and samples the
+posterior of the clean pixels and of the noise's scale, under an Ising prior on a 16x16 lattice and under a
+restricted Boltzmann machine trained on other digits. NUTS moves the scale and :class:`ebmpp.GibbsBlock` the
+pixels. It writes a picture and an ArviZ file for each prior.
 """
 
 import argparse
@@ -34,43 +34,43 @@ from ebmpp.ppl import Layout
 from shared import common, digit_images
 
 _NOISE = 0.6  # standard deviation; pixels are 0 and 1
-_COUPLING = 0.6  # of neighbours in -1 and +1: strokes are two pixels wide and long
+_COUPLING = 0.6  # of neighbours in -1 and +1; strokes are long and two pixels wide
 
 
 @dataclasses.dataclass(frozen=True)
 class Prior:
-    """An energy prior of images of ``layout.shape``."""
+    """Energy prior of images of ``layout.shape``."""
 
     name: str
     graph: FactorGraph
     params: dict[str, Array]
     layout: Layout
 
-    def law(self) -> EnergyDistribution:
-        """The prior as a distribution of images."""
+    def distribution(self) -> EnergyDistribution:
+        """Return the prior as a distribution of images."""
         return EnergyDistribution(self.graph, self.params, layout=self.layout)
 
     def block(self) -> GibbsBlock:
-        """The pixels' posterior given the noise's scale: each bias gets its share of the likelihood."""
+        """Return the block of the pixels' posterior: each bias takes its share of the likelihood."""
         biases = {b: partial(posterior_bias, self, b) for b in self.layout.names}
         return GibbsBlock(self.graph, {"x": self.layout}, self.params | biases)
 
 
 def posterior_bias(prior: Prior, block: str, sites: dict[str, Array], y: Array) -> Array:
-    """The prior's bias, and log N(y; 1, scale) - log N(y; 0, scale) of the block's pixels, row by row."""
+    """Return the prior's bias plus log N(y; 1, scale) - log N(y; 0, scale) of the block's pixels, per row."""
     return prior.params[block] + (prior.layout.split(y)[block] - 0.5) / sites["scale"] ** 2
 
 
 def model(prior: Prior, y: Array) -> None:
-    """Images ``y`` are pixels of the prior in noise of one unknown scale."""
+    """Images ``y``: pixels of the prior in noise of one unknown scale."""
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     with numpyro.plate("images", len(y)):
-        x = numpyro.sample("x", prior.law())
+        x = numpyro.sample("x", prior.distribution())
         numpyro.sample("y", dist.Normal(x, scale).to_event(2), obs=y)
 
 
 def ising(side: int = 16, coupling: float = _COUPLING) -> Prior:
-    """Neighbouring pixels of a lattice like to be equal; the two colours of its chessboard are blocks."""
+    """Return an Ising prior on a lattice, whose two colours are the blocks."""
     lattice = nx.grid_2d_graph(side, side)
     even = np.indices((side, side)).sum(0) % 2 == 0
     half = side * side // 2
@@ -91,7 +91,7 @@ def ising(side: int = 16, coupling: float = _COUPLING) -> Prior:
 
 
 def boltzmann(rows: np.ndarray, latent: int, steps: int, progress_bar: bool) -> Prior:
-    """A restricted Boltzmann machine of 8x8 images, trained on ``rows``."""
+    """Return a restricted Boltzmann machine of 8x8 images, trained on ``rows``."""
     graph = FactorGraph(
         {"x": Bernoulli((8, 8))}, {"h": Bernoulli(latent)}, [Bias("x"), Bias("h"), Bilinear("x", "h")]
     )
@@ -109,14 +109,14 @@ def boltzmann(rows: np.ndarray, latent: int, steps: int, progress_bar: bool) -> 
 
 
 def noisy(images: np.ndarray, seed: int) -> np.ndarray:
-    """Images with Gaussian noise."""
+    """Add Gaussian noise."""
     return (images + np.random.default_rng(seed).normal(0, _NOISE, images.shape)).astype(np.float32)
 
 
 def posterior(prior: Prior, y: np.ndarray, args: argparse.Namespace) -> MCMC:
-    """Draws of the pixels and of the scale."""
+    """Sample the pixels and the scale."""
     block, bound_model = prior.block(), partial(model, prior)
-    block.verify(bound_model, jnp.asarray(y))  # is the block the model's posterior?
+    block.verify(bound_model, jnp.asarray(y))  # the block is the model's posterior
     mcmc = MCMC(
         Gibbs([(block, ["x"]), (NUTS(bound_model), None)]),
         num_warmup=args.warmup,
@@ -129,21 +129,21 @@ def posterior(prior: Prior, y: np.ndarray, args: argparse.Namespace) -> MCMC:
     return mcmc
 
 
-# -- what is written -----------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------------------
 
 
 def draws(mcmc: MCMC, truth: np.ndarray, y: np.ndarray) -> xr.DataTree:
-    """The draws with what is known, for ArviZ."""
+    """Return the draws with the data and the true images, for ArviZ."""
     samples = {name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()}
     dims = {"x": ["image", "row", "column"]}
     tree = arviz_base.from_dict({"posterior": samples}, dims=dims)
-    named = {"y": (dims["x"], y), "truth": (dims["x"], truth)}
-    tree["observed_data"] = xr.DataTree(xr.Dataset(named))
+    data = {"y": (dims["x"], y), "truth": (dims["x"], truth)}
+    tree["observed_data"] = xr.DataTree(xr.Dataset(data))
     return tree
 
 
 def picture(tree: xr.DataTree) -> Any:
-    """True, noisy, posterior mean and posterior standard deviation, a row an image."""
+    """Draw true image, noisy image, posterior mean and posterior standard deviation, one row per image."""
     x = tree.posterior.x.astype(float)
     columns: dict[str, tuple[np.ndarray, tuple[float, float]]] = {
         "true": (tree.observed_data.truth.values, (0, 1)),
@@ -163,7 +163,7 @@ def picture(tree: xr.DataTree) -> Any:
 
 
 def report(tree: xr.DataTree) -> str:
-    """Errors of the posterior's best guess and of thresholding, and the scale's summary."""
+    """Describe errors of the posterior and of thresholding, and the scale's summary."""
     truth, y = tree.observed_data.truth.values, tree.observed_data.y.values
     mean = tree.posterior.x.astype(float).mean(("chain", "draw")).values
     wrong = lambda guess: f"{100 * np.mean((guess > 0.5) != truth):.1f} %"
@@ -172,16 +172,16 @@ def report(tree: xr.DataTree) -> str:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options."""
+    """Return the checked options."""
     parser = common.options(__doc__, "demo/denoising")
     add = parser.add_argument
     add("--prior", choices=("ising", "rbm", "both"), default="both")
-    add("--images", type=int, default=4, help="how many are denoised together")
+    add("--images", type=int, default=4, help="number of images")
     add("--warmup", type=int, default=300)
     add("--samples", type=int, default=1000)
     add("--chains", type=int, default=4)
     add("--latent", type=int, default=64, help="latent units of the Boltzmann machine")
-    add("--steps", type=int, default=3000, help="of its training")
+    add("--steps", type=int, default=3000, help="steps of its training")
     return common.parse(parser, argv, images=1, warmup=1, samples=1, chains=1, latent=1, steps=1)
 
 
@@ -191,12 +191,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     rows = ebmpp.data.binarize(digit_images.shuffled("digits", np.random.default_rng(args.seed)))
     truth, training = rows[: args.images].reshape(-1, 8, 8), rows[args.images :]
-    chosen = []
+    priors = []
     if args.prior != "rbm":
-        chosen.append((ising(), np.kron(truth, np.ones((2, 2)))))
+        priors.append((ising(), np.kron(truth, np.ones((2, 2)))))
     if args.prior != "ising":
-        chosen.append((boltzmann(training, args.latent, args.steps, not args.no_progress), truth))
-    for prior, clean in chosen:
+        priors.append((boltzmann(training, args.latent, args.steps, not args.no_progress), truth))
+    for prior, clean in priors:
         y = noisy(clean, args.seed)
         tree = draws(posterior(prior, y, args), clean, y)
         print(f"-- {prior.name} prior\n{report(tree)}")

@@ -2,20 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Gaussian-Bernoulli machine on grey images: pixels with learned means and variances, binary latents.
 
-``python models/gaussian_bernoulli.py --out gaussian_bernoulli`` trains on the digits that come with
-scikit-learn; ``--data mnist --latent 256`` is larger. The parametrisation is that of Liao et al. (2022)::
+``python models/gaussian_bernoulli.py --out gaussian_bernoulli`` trains on scikit-learn's digits;
+``--data mnist --latent 256`` is larger. The parametrisation is that of Liao et al. (2022)::
 
     E(v, h) = sum_i ((v_i - mean_i)**2 / 2 - v_i (W (h - 1/2))_i) / variance_i - <bias, h>
 
-up to a constant, the parameter being the logarithm of the variance (the 1/2 is ours: the set of models stays
-the same, and steps of the weights leave the mean where it is). So every value of the params is a model,
-weights act on the pixels' own scale, and the gradient is well conditioned; the natural parameters of the
-variance would need a bound and a rate of their own. It is a factor of one's own in a few lines, and
-everything else follows from it.
+up to a constant, with the logarithm of the variance as the parameter. The 1/2 is ours: the set of models is
+the same, and steps of the weights do not change the mean. Every value of the params is a model, weights act
+on the pixels' scale, and the gradient is well conditioned, whereas natural parameters of the variance would
+need a bound and a separate rate. The model is one custom factor.
 
-Estimators: ``ucd`` (pairs of Gibbs chains that meet exactly), ``pcd``, and ``langevin``: persistent chains
-that move by Gibbs-Langevin steps. Samples are drawn by both samplers, and their variances compared with the
-exact ones: the Langevin kernel's temperature is 1.
+Estimators: ``ucd`` (pairs of Gibbs chains that meet exactly), ``pcd``, and ``langevin`` (persistent chains
+that move by Gibbs-Langevin steps). Samples are drawn by both samplers, and their variances are compared
+with the exact ones: the Langevin kernel's temperature is 1.
 """
 
 import argparse
@@ -35,13 +34,13 @@ from ebmpp import PCD, UCD, Bernoulli, Factor, FactorGraph, Gaussian, exact
 from ebmpp.estimators import TargetCost
 from shared import common, digit_images
 
-_EXACT = 16  # latents that are enumerated
+_EXACT = 16  # latents whose states are enumerated
 _SWEEPS, _SHOWN = 2000, 40
-_CHAINS = 1000  # that measure moments
+_CHAINS = 1000  # for moments
 
 
 class Images(NamedTuple):
-    """Standardised images, one row each, and how to show a row."""
+    """Standardised images as rows, and their original scale."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -50,22 +49,22 @@ class Images(NamedTuple):
     scale: np.ndarray
 
     def grey(self, v: Any) -> np.ndarray:
-        """Rows as images in [0, 1]."""
+        """Return rows as images in [0, 1]."""
         return np.clip(np.asarray(v) * self.scale + self.centre, 0, 1)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked."""
+    """Return the checked options."""
     parser = common.options(__doc__, "gaussian_bernoulli")
     common.training_options(parser, steps=2000, rate=0.01, num_pairs=200)
     digit_images.option(parser)
     add = parser.add_argument
     add("--latent", type=int, default=_EXACT, help=f"latent units; up to {_EXACT} evaluate exactly")
     add("--estimator", choices=("ucd", "pcd", "langevin"), default="pcd")
-    add("--cost", type=float, default=60.0, help="sweeps a pair that ucd spends on average")
-    add("--step-size", type=float, default=0.5, help="of Langevin steps, in standard deviations")
+    add("--cost", type=float, default=60.0, help="sweeps per pair of ucd on average")
+    add("--step-size", type=float, default=0.5, help="Langevin step size, in standard deviations")
     args = common.parse(parser, argv, latent=1)
-    with common.refusals(parser):
+    with common.exit_on_error(parser):
         args.images = images(args.data, args.seed)
         args.model = declare(args.images.train.shape[1], args.latent)
         args.chosen = estimator(args)
@@ -73,19 +72,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def images(name: str, seed: int) -> Images:
-    """Of digits, in an order of the seed's."""
+    """Return standardised digits in random order."""
     rng, levels = np.random.default_rng(seed), {"digits": 17, "mnist": 256}[name]
     return spread(digit_images.shuffled(name, rng), levels, rng)
 
 
 def spread(rows: np.ndarray, levels: int, rng: np.random.Generator) -> Images:
-    """Grey levels spread over their steps (a density of discrete values has no bound), then standardised; the
-    first sixth is held out."""
+    """Spread grey levels over their steps, standardise, and hold the first sixth out.
+
+    Without spreading, the density of discrete values is unbounded.
+    """
     rows = np.asarray(rows, np.float32)
     rows = (rows * (levels - 1) + rng.uniform(size=rows.shape)) / levels
     cut = len(rows) // 6
     centre = rows[cut:].mean(0)
-    scale = np.maximum(rows[cut:].std(0), 0.1)  # pixels that are always dark are not blown up
+    scale = np.maximum(rows[cut:].std(0), 0.1)  # does not scale up pixels that are always dark
     rows = ((rows - centre) / scale).astype(np.float32)
     side = math.isqrt(rows.shape[1])
     return Images(rows[cut:], rows[:cut], (side, side), centre, scale)
@@ -95,15 +96,15 @@ def spread(rows: np.ndarray, levels: int, rng: np.random.Generator) -> Images:
 
 
 def energy(p: dict[str, Array], v: Array, h: Array) -> Array:
-    """Of statistics x and x**2 of the pixels, and of the latents."""
+    """Return the energy of the pixels' statistics x and x**2 and of the latents."""
     precision = jnp.exp(-p["log_variance"])
     x, square = v[..., 0], v[..., 1]
-    own = precision @ (square / 2) - (precision * p["mean"]) @ x
-    return own - (precision * x) @ p["weight"] @ (h - 0.5) - p["bias"] @ h
+    pixels = precision @ (square / 2) - (precision * p["mean"]) @ x
+    return pixels - (precision * x) @ p["weight"] @ (h - 0.5) - p["bias"] @ h
 
 
 def declare(pixels: int, latent: int) -> FactorGraph:
-    """One factor over both blocks."""
+    """Declare one factor over both blocks."""
     zero = {
         "mean": np.zeros(pixels),
         "log_variance": np.zeros(pixels),
@@ -115,14 +116,14 @@ def declare(pixels: int, latent: int) -> FactorGraph:
 
 
 def start(rows: np.ndarray, latent: int, seed: int) -> dict[str, Any]:
-    """The data's means and variances, and small weights."""
+    """Return the data's means and variances, and small weights."""
     weight = 0.1 * rows.std(0)[:, None] * jax.random.normal(jax.random.key(seed), (rows.shape[1], latent))
-    own = {"mean": jnp.asarray(rows.mean(0)), "log_variance": jnp.log(jnp.asarray(rows.var(0)))}
-    return {"v:h": own | {"weight": weight, "bias": jnp.zeros(latent)}}
+    marginal = {"mean": jnp.asarray(rows.mean(0)), "log_variance": jnp.log(jnp.asarray(rows.var(0)))}
+    return {"v:h": marginal | {"weight": weight, "bias": jnp.zeros(latent)}}
 
 
 def estimator(args: argparse.Namespace) -> UCD | PCD:
-    """The estimator that the options name."""
+    """Return the estimator that the options name."""
     if args.estimator == "ucd":
         return UCD(num_pairs=args.num_pairs, start="persistent", length=TargetCost(args.cost))
     moves = ebmpp.moves.langevin_sweep(
@@ -131,11 +132,11 @@ def estimator(args: argparse.Namespace) -> UCD | PCD:
     return PCD(num_chains=args.num_pairs, moves=moves if args.estimator == "langevin" else None)
 
 
-# -- its training and its evaluation -------------------------------------------------------------
+# -- training and evaluation ---------------------------------------------------------------------
 
 
 def train(args: argparse.Namespace) -> ebmpp.Fit:
-    """With the exact likelihood as a monitor where that is possible."""
+    """Train, with the exact likelihood as a monitor for few latents."""
     monitors = {}
     if args.latent <= _EXACT:
         for name in ("train", "held_out"):
@@ -154,32 +155,32 @@ def train(args: argparse.Namespace) -> ebmpp.Fit:
 
 
 def gaussians(data: Images) -> dict[str, float]:
-    """Held-out log-likelihoods of what a mixture must beat: one Gaussian, without and with covariances."""
+    """Return held-out log-likelihoods of one Gaussian without and with covariances, as baselines."""
     from scipy import stats
 
     centre, spread = data.train.mean(0), np.cov(data.train.T)
     spread[np.diag_indices_from(spread)] += 1e-3
-    laws = {"independent pixels": np.diag(np.diag(spread)), "one Gaussian": spread}
+    covariances = {"independent pixels": np.diag(np.diag(spread)), "one Gaussian": spread}
     return {
         name: float(stats.multivariate_normal(centre, cov).logpdf(data.held_out).mean())
-        for name, cov in laws.items()
+        for name, cov in covariances.items()
     }
 
 
 def held_out(fit: ebmpp.Fit, args: argparse.Namespace) -> str:
-    """The mean log-likelihood of held-out images."""
+    """Return the mean log-likelihood of held-out images as text."""
     if args.latent <= _EXACT:
-        return f"{float(fit.history.log_likelihood_held_out[-1]):.2f} an image, exact"
-    made = ebmpp.ais(fit.graph, fit.params, rng_key=jax.random.key(args.seed + 5), num_temperatures=5000)
-    value = -fit.graph.free_energy(fit.params, {"v": args.images.held_out}).mean() - made.log_partition
+        return f"{float(fit.history.log_likelihood_held_out[-1]):.2f} per image, exact"
+    ais = ebmpp.ais(fit.graph, fit.params, rng_key=jax.random.key(args.seed + 5), num_temperatures=5000)
+    value = -fit.graph.free_energy(fit.params, {"v": args.images.held_out}).mean() - ais.log_partition
     return (
-        f"{float(value):.2f} an image, log Z by AIS (standard error {made.standard_error:.2f}, "
-        f"{made.effective_sample_size:.0f} of {len(made.log_weights)} particles effective)"
+        f"{float(value):.2f} per image, log Z by AIS (standard error {ais.standard_error:.2f}, "
+        f"{ais.effective_sample_size:.0f} of {len(ais.log_weights)} particles effective)"
     )
 
 
 def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
-    """Chains from noise, by both samplers."""
+    """Run chains from noise by both samplers."""
     kernels = {
         "Gibbs": ebmpp.BlockedGibbs(fit.graph),
         "Gibbs-Langevin": ebmpp.kernels.GibbsLangevin(fit.graph, args.step_size),
@@ -188,28 +189,27 @@ def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
     return {n: common.chains(k, fit.params, args.seed + 1, **settings) for n, k in kernels.items()}
 
 
-def heat(mcmc: Any, moments: dict[str, Array]) -> str:
-    """Total variance of the draws over the model's own: 1 where the temperature is 1."""
+def relative_variance(mcmc: Any, moments: dict[str, Array]) -> str:
+    """Describe the total variance of the draws relative to the exact one: 1 if the temperature is 1."""
     first, second = np.asarray(moments["v"]).T
     v = np.asarray(mcmc.get_samples()["v"], float)
     spread = ((v - first) ** 2).sum(1) / (second - first**2).sum()
     return f"{spread.mean():.3f} of the exact variance (standard error {spread.std() / len(v) ** 0.5:.3f})"
 
 
-# -- what is written -----------------------------------------------------------------------------
+# -- report ------------------------------------------------------------------------------------
 
 
-def _samples(fit: ebmpp.Fit, args: argparse.Namespace, drawn: dict[str, Any]) -> Any:
+def _samples(fit: ebmpp.Fit, args: argparse.Namespace, runs: dict[str, Any]) -> Any:
     data = args.images
     figure, axes = plt.subplots(2, 2, figsize=(9.4, 6.4), layout="constrained")
-    shown = {"real images, held out": data.held_out[:_SHOWN]}
-    for name, mcmc in drawn.items():
+    rows = {"real images, held out": data.held_out[:_SHOWN]}
+    for name, mcmc in runs.items():
         draws = {b: x[:_SHOWN] for b, x in mcmc.get_samples().items()}
         eta = fit.graph.natural_parameters(fit.params, draws, "v")
-        shown[f"{name}: mean of v given h, {_SWEEPS} sweeps from noise"] = fit.graph.families["v"].mode(eta)
-        last = draws["v"]
-    shown["the last ones' v itself"] = last
-    grey = {title: data.grey(rows) for title, rows in shown.items()}
+        rows[f"{name}: mean of v given h, {_SWEEPS} sweeps from noise"] = fit.graph.families["v"].mode(eta)
+    rows["v of the last chains"] = draws["v"]
+    grey = {title: data.grey(v) for title, v in rows.items()}
     common.panels(axes.flat, grey, data.shape, ncols=8)
     return figure
 
@@ -219,10 +219,10 @@ def _params(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", width_ratios=(3, 1))
     weight = np.asarray(p["weight"]).T[:100] * data.scale
     ebmpp.plots.plot_units(weight, data.shape, ncols=8 if len(weight) <= 32 else 10, ax=axes[0])
-    axes[0].set_title("what each latent adds to the mean", fontsize=10)
+    axes[0].set_title("contribution of each latent to the mean", fontsize=10)
     deviation = np.exp(0.5 * np.asarray(p["log_variance"])) * data.scale
-    made = axes[1].imshow(deviation.reshape(data.shape), cmap="magma", vmin=0)
-    figure.colorbar(made, ax=axes[1], shrink=0.6)
+    image = axes[1].imshow(deviation.reshape(data.shape), cmap="magma", vmin=0)
+    figure.colorbar(image, ax=axes[1], shrink=0.6)
     axes[1].set_title("standard deviation given h", fontsize=10)
     axes[1].axis("off")
     return figure
@@ -232,25 +232,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, sample, compare, draw, save."""
     args = parse(argv)
     common.begin(args, args.model)
-    common.tell("images", f"{len(args.images.train)} for training, {len(args.images.held_out)} held out")
+    common.print_row("images", f"{len(args.images.train)} for training, {len(args.images.held_out)} held out")
     fit = train(args)
-    common.tell("log-likelihood, held out", held_out(fit, args))
+    common.print_row("log-likelihood, held out", held_out(fit, args))
     baselines = gaussians(args.images)
     for name, value in baselines.items():
-        common.tell(name, f"{value:.2f} (held out)")
-    drawn = sample(fit, args)
-    common.tell("Langevin acceptance", f"{float(drawn['Gibbs-Langevin'].last_state.acceptance.mean()):.2f}")
+        common.print_row(name, f"{value:.2f} (held out)")
+    runs = sample(fit, args)
+    common.print_row(
+        "Langevin acceptance", f"{float(runs['Gibbs-Langevin'].last_state.acceptance.mean()):.2f}"
+    )
     if args.latent <= _EXACT:
         moments = exact.moments(fit.graph, fit.params)
-        for name, mcmc in drawn.items():
-            common.tell(f"{name} chains", heat(mcmc, moments))
+        for name, mcmc in runs.items():
+            common.print_row(f"{name} chains", relative_variance(mcmc, moments))
     figures = {
-        "samples": _samples(fit, args, drawn),
+        "samples": _samples(fit, args, runs),
         "params": _params(fit, args),
-        "learning_curve": common.course(fit, baselines, also=["acceptance"]),
+        "learning_curve": common.plot_training(fit, baselines, also=["acceptance"]),
     }
     common.save_figures(args.out, figures)
-    common.save(args.out / "samples.nc", drawn["Gibbs-Langevin"])
+    common.save(args.out / "samples.nc", runs["Gibbs-Langevin"])
     common.save(args.out / "history.nc", fit)
 
 

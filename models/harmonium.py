@@ -1,20 +1,20 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Exponential-family harmoniums on word counts, and how well they find documents of the same kind.
+"""Exponential-family harmoniums on word counts, and retrieval of documents of the same label.
 
 ``python models/harmonium.py --out harmonium`` reads the docstrings of numpy, scipy and scikit-learn, labelled
-by subpackage; ``--data newsgroups`` the 20 newsgroups where they are on disk. Three kinds (``--kind``):
+by subpackage; ``--data newsgroups`` the 20 newsgroups if they are on disk. Three kinds (``--kind``):
 
-``replicated``  a document is so many words, units of one category block that share their weights: the
-                replicated softmax of Salakhutdinov and Hinton (2009). The latents' biases count once a word.
-``poisson``     a document is a count a word, Poisson given binary latents. (With Gaussian latents it would
-                not normalise, and the check of its params says so.)
-``presence``    a document is which words it has, Bernoulli given Gaussian latents: an undirected relative of
-                latent semantic indexing (Welling, Rosen-Zvi, Hinton 2005).
+``replicated``  a document is a sequence of words, units of one categorical block that share their weights:
+                the replicated softmax of Salakhutdinov and Hinton (2009). The latents' biases count per word.
+``poisson``     a document is a count per word, Poisson given binary latents. (With Gaussian latents it would
+                not be normalisable.)
+``presence``    a document is the set of its words, Bernoulli given Gaussian latents: an undirected relative
+                of latent semantic indexing (Welling, Rosen-Zvi, Hinton 2005).
 
-Documents have different lengths. Training sees windows of ``--tokens`` words, drawn afresh from the document
-at every step; the params of the replicated softmax mean the same for every length. A document's latent means
-are those of its windows, averaged.
+Documents have different lengths. Training draws windows of ``--tokens`` words from a document at every step;
+the params of the replicated softmax have the same meaning for every length. A document's latent means are
+averages over its windows.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from ebmpp import PCD, UCD, Bernoulli, Categorical, Factor, FactorGraph, Gaussia
 from ebmpp.diagnostics import style
 from shared import common, corpus
 
-_WINDOWS = 20  # of a document that is looked for
+_WINDOWS = 20  # of an encoded document
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked."""
+    """Return the checked options."""
     parser = common.options(__doc__, "harmonium")
     common.training_options(parser, steps=1500, rate=0.01, num_pairs=50, batch_size=50)
     add = parser.add_argument
@@ -45,10 +45,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--kind", choices=("replicated", "poisson", "presence"), default="replicated")
     add("--estimator", choices=("ucd", "pcd"), default="pcd")
     add("--words", type=int, default=400, help="size of the vocabulary")
-    add("--tokens", type=int, default=40, help="words a window")
+    add("--tokens", type=int, default=40, help="words per window")
     add("--latent", type=int, default=50)
     args = common.parse(parser, argv, words=1, tokens=1, latent=1)
-    with common.refusals(parser):
+    with common.exit_on_error(parser):
         args.corpus = corpus.load(args.data, args.words, args.seed)
     return args
 
@@ -57,20 +57,20 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def energy(p: dict[str, Array], words: Array, h: Array) -> Array:
-    """Of a document's words, one-hot ``(tokens, words)``, and the latents: through the counts alone."""
+    """Return the energy of one-hot words ``(tokens, words)`` and latents; it depends on the counts only."""
     counts = words.sum(0)
     return -counts @ p["words"] - (counts @ p["weight"]) @ h - counts.sum() * (p["latents"] @ h)
 
 
 def replicated(tokens: int, words: int, latent: int) -> FactorGraph:
-    """The replicated softmax of documents of so many words; the params are those of every length."""
+    """Declare the replicated softmax of documents of ``tokens`` words; the params serve every length."""
     zero = {"words": np.zeros(words), "weight": np.zeros((words, latent)), "latents": np.zeros(latent)}
     factor = Factor("words", "topics", energy=energy, init=zero)
     return FactorGraph({"words": Categorical(tokens, words)}, {"topics": Bernoulli(latent)}, [factor])
 
 
 def declare(kind: str, tokens: int, words: int, latent: int) -> FactorGraph:
-    """The graph of a kind."""
+    """Declare the graph of a kind."""
     if kind == "replicated":
         return replicated(tokens, words, latent)
     if kind == "poisson":
@@ -79,62 +79,60 @@ def declare(kind: str, tokens: int, words: int, latent: int) -> FactorGraph:
 
 
 def start(graph: FactorGraph, rates: np.ndarray, tokens: int, seed: int) -> dict[str, Any]:
-    """Words at their base rates, small weights.
+    """Return initial params: words at their base rates, small weights.
 
-    :param rates: of each word among all words, the sum being 1.
+    :param rates: frequency of each word, with sum 1.
     """
-    made = graph.init(jax.random.key(seed))
+    params = graph.init(jax.random.key(seed))
     family = graph.families["words"]
     if isinstance(family, Categorical):
-        (name,) = made
-        own = made[name]
-        weight = 0.05 * jax.random.normal(jax.random.key(seed), own["weight"].shape)
-        return {name: own | {"words": jnp.log(jnp.asarray(rates)), "weight": weight}}
+        ((name, zero),) = params.items()
+        weight = 0.05 * jax.random.normal(jax.random.key(seed), zero["weight"].shape)
+        return {name: zero | {"words": jnp.log(jnp.asarray(rates)), "weight": weight}}
     mean = tokens * rates if isinstance(family, Poisson) else -np.expm1(-tokens * rates)
-    return made | {"words": family.from_mean(jnp.asarray(mean, jnp.float32))}
+    return params | {"words": family.from_mean(jnp.asarray(mean, jnp.float32))}
 
 
 # -- documents as rows ---------------------------------------------------------------------------
 
 
 def windows(counts: np.ndarray, kind: str, tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """So many words drawn from each document, as rows of the visible block."""
+    """Draw words from each document, as rows of the visible block."""
     sums = np.cumsum(counts, 1)
     at = rng.uniform(size=(len(counts), tokens)) * sums[:, -1:]
-    drawn = (sums[:, None] <= at[..., None]).sum(-1)
+    words = (sums[:, None] <= at[..., None]).sum(-1)
     if kind == "replicated":
-        return drawn.astype(np.int32)
-    made = np.zeros(counts.shape, np.float32)
-    np.add.at(made, (np.arange(len(counts))[:, None], drawn), 1)
-    return np.minimum(made, 1) if kind == "presence" else made
+        return words.astype(np.int32)
+    rows = np.zeros(counts.shape, np.float32)
+    np.add.at(rows, (np.arange(len(counts))[:, None], words), 1)
+    return np.minimum(rows, 1) if kind == "presence" else rows
 
 
 def stream(counts: np.ndarray, args: argparse.Namespace) -> Iterator[np.ndarray]:
-    """Batches for ever."""
+    """Yield batches without end."""
     rng = np.random.default_rng(args.seed + 1)
     while True:
-        chosen = rng.choice(len(counts), size=min(args.batch_size, len(counts)), replace=False)
-        yield windows(counts[chosen], args.kind, args.tokens, rng)
+        index = rng.choice(len(counts), size=min(args.batch_size, len(counts)), replace=False)
+        yield windows(counts[index], args.kind, args.tokens, rng)
 
 
 def codes(graph: FactorGraph, params: Any, counts: np.ndarray, args: argparse.Namespace) -> np.ndarray:
-    """Means of the latents given the documents, averaged over their windows."""
+    """Return the latents' means given the documents, averaged over their windows."""
     rng = np.random.default_rng(args.seed + 2)
     mean = jax.jit(lambda rows: graph.mean(params, {"words": rows}, "topics"))
-    made = [mean(windows(counts, args.kind, args.tokens, rng)) for _ in range(_WINDOWS)]
-    return np.mean([np.asarray(m) for m in made], 0)
+    return np.mean([mean(windows(counts, args.kind, args.tokens, rng)) for _ in range(_WINDOWS)], 0)
 
 
-# -- what it is worth ----------------------------------------------------------------------------
+# -- evaluation ----------------------------------------------------------------------------------
 
 
 def baselines(data: corpus.Corpus, latent: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Training and held-out documents as vectors, by other means."""
+    """Return training and held-out documents as vectors of other methods."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    weigh = TfidfTransformer(sublinear_tf=True).fit(data.train)
-    tfidf = [weigh.transform(c) for c in (data.train, data.held_out)]
+    transformer = TfidfTransformer(sublinear_tf=True).fit(data.train)
+    tfidf = [transformer.transform(c) for c in (data.train, data.held_out)]
     reduce = TruncatedSVD(min(latent, data.train.shape[1] - 1), random_state=0).fit(tfidf[0])
     return {
         "counts": (data.train, data.held_out),
@@ -144,9 +142,9 @@ def baselines(data: corpus.Corpus, latent: int) -> dict[str, tuple[np.ndarray, n
 
 
 def retrieval(train: np.ndarray, queries: np.ndarray, data: corpus.Corpus) -> tuple[float, float, np.ndarray]:
-    """How well documents of a query's label come first, by the cosine of their vectors.
+    """Rank training documents by cosine similarity to each query.
 
-    :return: mean average precision, mean precision among the first ten, and precision at 11 recalls.
+    :return: mean average precision, mean precision of the first ten, and precision at 11 recalls.
     """
     unit = lambda a: a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-12)
     order = np.argsort(-unit(queries) @ unit(train).T, axis=1, kind="stable")
@@ -160,13 +158,13 @@ def retrieval(train: np.ndarray, queries: np.ndarray, data: corpus.Corpus) -> tu
     return float(average.mean()), float(hits[:, :10].mean()), np.array(at)
 
 
-def likelihood(fit: ebmpp.Fit, begin: Any, args: argparse.Namespace) -> str:
-    """Held-out log-likelihood a window, log Z by annealed importance sampling, against independent words."""
+def likelihood(fit: ebmpp.Fit, first: Any, args: argparse.Namespace) -> str:
+    """Describe the held-out log-likelihood per window, with log Z by AIS, beside independent words."""
     rows = windows(args.corpus.held_out, args.kind, args.tokens, np.random.default_rng(args.seed + 3))
-    alone = jax.tree.map(jnp.zeros_like, begin) | _without_weights(begin)
+    independent = jax.tree.map(jnp.zeros_like, first) | _without_weights(first)
     scores = []
-    for params, temperatures in ((fit.params, 5000), (alone, 2)):  # without weights any number is exact
-        made = ebmpp.ais(
+    for params, temperatures in ((fit.params, 5000), (independent, 2)):  # without weights AIS is exact
+        estimate = ebmpp.ais(
             fit.graph,
             params,
             rng_key=jax.random.key(args.seed),
@@ -174,40 +172,39 @@ def likelihood(fit: ebmpp.Fit, begin: Any, args: argparse.Namespace) -> str:
             num_temperatures=temperatures,
         )
         free = fit.graph.free_energy(params, {"words": rows}).mean()
-        scores.append((float(-free - made.log_partition), made))
+        scores.append((float(-free - estimate.log_partition), estimate))
     (value, ais), (other, _) = scores
-    told = (
+    text = (
         f"{value:.2f} (log Z by AIS, standard error {ais.standard_error:.2f}, "
         f"{ais.effective_sample_size:.0f} of {len(ais.log_weights)} particles effective); "
         f"independent words {other:.2f}"
     )
     if args.kind != "replicated":
-        return told
-    each = [np.exp(-score / args.tokens) for score in (value, other)]
-    return f"{told}; perplexity a word {each[0]:.1f} against {each[1]:.1f}"
+        return text
+    perplexity = [np.exp(-score / args.tokens) for score in (value, other)]
+    return f"{text}; perplexity per word {perplexity[0]:.1f} against {perplexity[1]:.1f}"
 
 
-def _without_weights(begin: Any) -> Any:
-    """The params that a run begins at, without weights: independent words at their base rates."""
-    if "words:topics" in begin and isinstance(begin["words:topics"], dict):
-        own = begin["words:topics"]
-        return {"words:topics": jax.tree.map(jnp.zeros_like, own) | {"words": own["words"]}}
-    return {"words": begin["words"]}
+def _without_weights(first: Any) -> Any:
+    """Return the initial params without weights: independent words at their base rates."""
+    if isinstance(factor := first.get("words:topics"), dict):
+        return {"words:topics": jax.tree.map(jnp.zeros_like, factor) | {"words": factor["words"]}}
+    return {"words": first["words"]}
 
 
 def top_words(params: Any, words: np.ndarray, count: int = 9) -> list[str]:
-    """The words that each latent favours, the most decided latents first."""
-    own = params["words:topics"]
-    weight = np.asarray(own["weight"] if isinstance(own, dict) else own)
+    """Return the words with the largest weights per latent, latents of large weights first."""
+    factor = params["words:topics"]
+    weight = np.asarray(factor["weight"] if isinstance(factor, dict) else factor)
     weight = weight - weight.mean(0)
     first = np.argsort(-np.abs(weight).max(0))
     return [" ".join(words[np.argsort(-weight[:, j])[:count]]) for j in first]
 
 
-def curves(found: dict[str, tuple]) -> Any:
-    """Precision against recall."""
+def curves(scores: dict[str, tuple]) -> Any:
+    """Draw precision against recall."""
     figure, ax = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
-    for index, (name, (score, _, precision)) in enumerate(found.items()):
+    for index, (name, (score, _, precision)) in enumerate(scores.items()):
         mark = {"marker": style.marker(index), "markersize": 4, "markerfacecolor": "none"}
         ax.plot(np.linspace(0, 1, 11), precision, label=f"{name}: {score:.3f}", **style.look(index), **mark)
     ax.set(xlabel="recall", ylabel="precision", ylim=(0, 1), title="documents of the same label")
@@ -217,31 +214,32 @@ def curves(found: dict[str, tuple]) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, look for documents, draw, save."""
+    """Train, retrieve documents, draw, save."""
     args = parse(argv)
     data = args.corpus
     graph = declare(args.kind, args.tokens, len(data.words), args.latent)
     common.begin(args, graph)
-    common.tell("documents", f"{len(data.train)} for training, {len(data.held_out)} held out")
+    common.print_row("documents", f"{len(data.train)} for training, {len(data.held_out)} held out")
     rates = (data.train.sum(0) + 1) / (data.train + 1 / len(data.train)).sum()
     first = start(graph, rates, args.tokens, args.seed)
-    chosen = UCD(num_pairs=args.num_pairs, start="persistent") if args.estimator == "ucd" else None
-    chosen = chosen or PCD(num_chains=args.num_pairs)
+    estimator = PCD(num_chains=args.num_pairs)
+    if args.estimator == "ucd":
+        estimator = UCD(num_pairs=args.num_pairs, start="persistent")
     batches = lambda: stream(data.train, args)
-    fit = common.train(graph, batches, args, chosen, params=first, batch_size=None)
-    common.tell("log-likelihood, held out", likelihood(fit, first, args))
+    fit = common.train(graph, batches, args, estimator, params=first, batch_size=None)
+    common.print_row("log-likelihood, held out", likelihood(fit, first, args))
     vectors = {
         f"{args.kind} harmonium, {args.latent}": [
             codes(graph, fit.params, c, args) for c in (data.train, data.held_out)
         ]
     }
     vectors |= baselines(data, args.latent)
-    found = {name: retrieval(*pair, data) for name, pair in vectors.items()}
-    for name, (average, ten, _) in found.items():
-        common.tell(name, f"mean average precision {average:.3f}, precision of the first ten {ten:.3f}")
+    scores = {name: retrieval(*pair, data) for name, pair in vectors.items()}
+    for name, (average, ten, _) in scores.items():
+        common.print_row(name, f"mean average precision {average:.3f}, precision of the first ten {ten:.3f}")
     for i, words in enumerate(top_words(fit.params, data.words)[:10]):
-        common.tell(f"latent {i}", words)
-    common.save_figures(args.out, {"retrieval": curves(found), "history": common.course(fit)})
+        common.print_row(f"latent {i}", words)
+    common.save_figures(args.out, {"retrieval": curves(scores), "history": common.plot_training(fit)})
     common.save(args.out / "history.nc", fit)
 
 

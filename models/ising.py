@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ising model on a square lattice: energy and magnetisation against Onsager, and meeting times.
 
-``python models/ising.py --out ising`` runs 100 chains on a 64x64 torus at several couplings, below and above
-the critical one, and pairs of coupled chains where they meet. Writes the curves, states of the chains, the
+``python models/ising.py --out ising`` runs 100 chains on a 64x64 torus at couplings below and above the
+critical one, and pairs of coupled chains where they meet. It writes the curves, states of the chains, the
 survival of meeting times, and an ArviZ file.
 """
 
@@ -31,8 +31,8 @@ _COUPLED = (0.1, 0.2, 0.3, 0.36)
 _MOST_SWEEPS = 5000
 
 
-class Measured(NamedTuple):
-    """What chains tell at one coupling: means and standard errors, over chains."""
+class Estimate(NamedTuple):
+    """Means over chains at one coupling, and their standard errors."""
 
     magnetization: float
     magnetization_error: float
@@ -41,45 +41,45 @@ class Measured(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked."""
+    """Return the checked options."""
     parser = common.options(__doc__, "ising")
     add = parser.add_argument
-    add("--side", type=int, default=64, help="of the lattice")
+    add("--side", type=int, default=64, help="side of the lattice")
     add("--num-chains", type=int, default=100)
-    add("--sweeps", type=int, default=1000, help="at each coupling; the first half is left out")
+    add("--sweeps", type=int, default=1000, help="per coupling; the first half is warm-up")
     add("--num-pairs", type=int, default=100, help="pairs of coupled chains")
     return common.parse(parser, argv, side=3, num_chains=2, sweeps=2, num_pairs=2)
 
 
 def declare(side: int) -> FactorGraph:
-    """A torus of spins, one coupling for all its edges, no field."""
+    """Declare a torus of spins with one coupling for all edges and no field."""
     lattice = nx.grid_2d_graph(side, side, periodic=True)
     return FactorGraph.from_networkx(lattice, family=Spin, shared=True, bias=False)
 
 
-# -- what is known ---------------------------------------------------------------------------------
+# -- exact results ---------------------------------------------------------------------------------
 
 
 def spontaneous_magnetization(coupling: Any) -> np.ndarray:
-    """Of the infinite lattice: Yang (1952), after Onsager; 0 below the critical coupling."""
+    """Return the magnetisation of the infinite lattice (Yang 1952): 0 below the critical coupling."""
     coupling = np.asarray(coupling, float)
     ordered = np.maximum(1 - np.sinh(2 * np.maximum(coupling, CRITICAL)) ** -4.0, 0)
     return np.where(coupling > CRITICAL, ordered ** (1 / 8), 0.0)
 
 
 def energy_per_spin(coupling: Any) -> np.ndarray:
-    """Of the infinite lattice, in units of the coupling constant: Onsager (1944)."""
+    """Return the energy of the infinite lattice in units of the coupling constant (Onsager 1944)."""
     twice = 2 * np.asarray(coupling, float)
     modulus = 2 * np.sinh(twice) / np.cosh(twice) ** 2
     rest = 2 / np.pi * (2 * np.tanh(twice) ** 2 - 1) * ellipk(modulus**2)
     return -(1 + rest) / np.tanh(twice)
 
 
-# -- what is measured ------------------------------------------------------------------------------
+# -- chains ----------------------------------------------------------------------------------------
 
 
-def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[Measured, Any]:
-    """Chains from all spins up: below the critical temperature domains would take ages to grow."""
+def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[Estimate, Any]:
+    """Run chains from all spins up: below the critical temperature domains grow very slowly."""
     half = args.sweeps // 2
     params = {"x:x": jnp.asarray(coupling)}
     up = {"x": jnp.ones((args.num_chains, args.side**2))}
@@ -95,18 +95,20 @@ def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[
         progress_bar=not args.no_progress,
     )
     x = mcmc.get_samples(group_by_chain=True)["x"]
-    # a number a chain, so the errors are those of independent ones
+    # one number per chain: the numbers are independent
     magnetization = jnp.abs(x.mean(-1)).mean(1)
     energy = (
         jax.lax.map(lambda chain: ising.energy({"x:x": jnp.ones(())}, {"x": chain}).mean(), x) / args.side**2
     )
     error = lambda a: float(a.std(ddof=1) / np.sqrt(len(a)))
-    made = Measured(float(magnetization.mean()), error(magnetization), float(energy.mean()), error(energy))
-    return made, np.asarray(x[:, -1])
+    estimate = Estimate(
+        float(magnetization.mean()), error(magnetization), float(energy.mean()), error(energy)
+    )
+    return estimate, np.asarray(x[:, -1])
 
 
 def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespace) -> Any:
-    """Pairs of coupled chains from random spins."""
+    """Run pairs of coupled chains from random spins."""
     energy = lambda x: x["x"].mean()
     return ebmpp.unbiased_expectation(
         ising,
@@ -119,14 +121,14 @@ def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespac
     )
 
 
-# -- what is written -------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------------------
 
 
-_SAID = {"magnetization": "magnetisation", "energy": "energy, in couplings,"}
+_LABELS = {"magnetization": "magnetisation", "energy": "energy, in couplings,"}
 
 
-def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) -> dict[str, Any]:
-    """The curves, the states, and the meeting times."""
+def pictures(estimates: dict, states: dict, met: dict, args: argparse.Namespace) -> dict[str, Any]:
+    """Draw the curves, the states, and the meeting times."""
     figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3), layout="constrained")
     fine = np.linspace(0.15, 0.75, 400)
     for ax, curve, name in (
@@ -134,14 +136,14 @@ def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) 
         (axes[1], energy_per_spin, "energy"),
     ):
         ax.plot(fine, curve(fine), color=style.INK, linewidth=1, label="infinite lattice, exact")
-        values = [getattr(m, name) for m in measured.values()]
-        errors = [3 * getattr(m, f"{name}_error") for m in measured.values()]
+        values = [getattr(m, name) for m in estimates.values()]
+        errors = [3 * getattr(m, f"{name}_error") for m in estimates.values()]
         label = f"{args.side}x{args.side}, three standard errors"
         dots = {"fmt": "o", "markersize": 4, "capsize": 2, "color": style.COLORS[1]}
-        ax.errorbar(list(measured), values, errors, label=label, **dots)
+        ax.errorbar(list(estimates), values, errors, label=label, **dots)
         ax.axvline(CRITICAL, color=style.FAINT, linewidth=0.9, linestyle=":", label="critical coupling")
         ax.set_xlabel("coupling constant")
-        ax.set_ylabel(f"{_SAID[name]} a spin")
+        ax.set_ylabel(f"{_LABELS[name]} per spin")
         style.tidy(ax)
     style.legend_below(figure, axes, ncols=3)
     below, at, above = (min(states, key=lambda c, to=to: abs(c - to)) for to in (0.3, CRITICAL, 0.6))
@@ -152,11 +154,11 @@ def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) 
         ax.axis("off")
     survival, ax = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
     couplings, kinds = (list(dict.fromkeys(names)) for names in zip(*met, strict=True))
-    for (coupling, kind), found in met.items():  # a colour a coupling, dashes by how pairs are coupled
+    for (coupling, kind), pairs in met.items():  # colours by coupling constant, dashes by coupling
         look: dict[str, Any] = {"color": style.COLORS[couplings.index(coupling)]}
         look["linestyle"] = style.dashes(kinds.index(kind))
         label = f"{coupling:g}, {kind}"
-        ebmpp.plots.plot_meeting_times(found.meeting_time, found.lag, found.met, ax=ax, label=label, **look)
+        ebmpp.plots.plot_meeting_times(pairs.meeting_time, pairs.lag, pairs.met, ax=ax, label=label, **look)
     ax.set_xlim(1, None)
     ax.set_xscale("log")
     beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
@@ -165,15 +167,17 @@ def pictures(measured: dict, states: dict, met: dict, args: argparse.Namespace) 
     return {"onsager": figure, "states": snapshots, "meeting_times": survival}
 
 
-def tree(measured: dict, met: dict) -> xr.DataTree:
-    """What was measured, and the meeting times, for ArviZ."""
-    couplings = list(measured)
-    each = {name: ("coupling", [getattr(m, name) for m in measured.values()]) for name in Measured._fields}
-    made = xr.DataTree(xr.Dataset(each, {"coupling": couplings}))
+def tree(estimates: dict, met: dict) -> xr.DataTree:
+    """Return the estimates and the meeting times, for ArviZ."""
+    couplings = list(estimates)
+    columns = {
+        name: ("coupling", [getattr(m, name) for m in estimates.values()]) for name in Estimate._fields
+    }
+    result = xr.DataTree(xr.Dataset(columns, {"coupling": couplings}))
     cases = [f"{c:g} {kind}" for c, kind in met]
-    times = np.stack([np.asarray(found.meeting_time) for found in met.values()])
-    made["meeting"] = xr.DataTree(xr.Dataset({"meeting_time": (("case", "pair"), times)}, {"case": cases}))
-    return made
+    times = np.stack([np.asarray(pairs.meeting_time) for pairs in met.values()])
+    result["meeting"] = xr.DataTree(xr.Dataset({"meeting_time": (("case", "pair"), times)}, {"case": cases}))
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -181,23 +185,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     ising = declare(args.side)
     common.begin(args, ising)
-    measured, states = {}, {}
+    estimates, states = {}, {}
     print("coupling  magnetisation (infinite lattice)  energy (infinite lattice)")
     for coupling in _COUPLINGS:
-        made, states[coupling] = run(ising, coupling, args)
-        measured[coupling] = made
+        estimate, states[coupling] = run(ising, coupling, args)
+        estimates[coupling] = estimate
         print(
-            f"{coupling:8.2f}  {made.magnetization:.4f} +- {made.magnetization_error:.4f} "
-            f"({spontaneous_magnetization(coupling):.4f})      {made.energy:.4f} +- {made.energy_error:.4f} "
+            f"{coupling:8.2f}  {estimate.magnetization:.4f} +- {estimate.magnetization_error:.4f} "
+            f"({spontaneous_magnetization(coupling):.4f})      {estimate.energy:.4f} +- "
+            f"{estimate.energy_error:.4f} "
             f"({energy_per_spin(coupling):.4f})"
         )
     met = {(c, kind): meet(ising, c, kind, args) for c in _COUPLED for kind in ("maximal", "common")}
-    for (coupling, kind), found in met.items():
-        times = found.meeting_time[found.met]
+    for (coupling, kind), pairs in met.items():
+        times = pairs.meeting_time[pairs.met]
         mean = f"mean {times.mean():.1f}, max {times.max():.0f}" if len(times) else "none"
-        print(f"coupling {coupling:g}, {kind}: {int(found.met.sum())} of {args.num_pairs} pairs met, {mean}")
-    common.save_figures(args.out, pictures(measured, states, met, args))
-    common.save(args.out / "ising.nc", tree(measured, met))
+        print(f"coupling {coupling:g}, {kind}: {int(pairs.met.sum())} of {args.num_pairs} pairs met, {mean}")
+    common.save_figures(args.out, pictures(estimates, states, met, args))
+    common.save(args.out / "ising.nc", tree(estimates, met))
 
 
 if __name__ == "__main__":

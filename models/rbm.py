@@ -60,7 +60,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     if args.estimator != "ucd" and args.lag is not None:
         parser.error(f"--lag belongs to coupled chains (--estimator ucd), not to {args.estimator}")
-    with common.refusals(parser):
+    with common.exit_on_error(parser):
         args.chosen = estimator(args)
         args.images = digit_images.read(args.data, args.data_dir, args.binarize, args.seed)
     return args
@@ -133,15 +133,19 @@ def train(rbm: FactorGraph, args: argparse.Namespace) -> None:
     last = fit.history.isel(monitor_step=-1)
     baselines = {"independent pixels": digit_images.independent_pixels(data.train, data.held_out)}
     if "log_likelihood_train" in fit.history:
-        common.tell("log-likelihood, held out", f"{float(last.log_likelihood_held_out):.2f} per image, exact")
-        common.tell("log-likelihood, training", f"{float(last.log_likelihood_train):.2f} per image, exact")
-        common.tell("independent pixels", f"{baselines['independent pixels']:.2f} per image, held out")
+        common.print_row(
+            "log-likelihood, held out", f"{float(last.log_likelihood_held_out):.2f} per image, exact"
+        )
+        common.print_row(
+            "log-likelihood, training", f"{float(last.log_likelihood_train):.2f} per image, exact"
+        )
+        common.print_row("independent pixels", f"{baselines['independent pixels']:.2f} per image, held out")
     else:
         gap = "held out minus training; far from 0 is overfitting, and this is no likelihood"
-        common.tell("free-energy gap", f"{float(last.free_energy_gap):.2f}, {gap}")
+        common.print_row("free-energy gap", f"{float(last.free_energy_gap):.2f}, {gap}")
     mcmc = sample(rbm, fit.params, args.seed)
     figures = {
-        "learning_curve": common.course(fit, baselines),
+        "learning_curve": common.plot_training(fit, baselines),
         "filters": _filters(fit.params, data.shape),
         "samples": _samples(rbm, fit.params, data, mcmc),
     }
@@ -172,8 +176,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     rbm = declare(args.images.train.shape[1], args.latent)
     common.begin(args, rbm)
-    common.tell("images", f"{len(args.images.train)} for training, {len(args.images.held_out)} held out")
-    common.tell("held out", args.images.origin)
+    common.print_row("images", f"{len(args.images.train)} for training, {len(args.images.held_out)} held out")
+    common.print_row("held out", args.images.origin)
     (train if args.recipe is None else likelihood)(rbm, args)
 
 

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lateral weights on images of digits: restricted, semi-restricted and fully visible Boltzmann machines.
 
-``python models/semi_restricted.py --out lateral`` trains three machines alike: one whose pixels interact
-through latent units alone; the same with weights between neighbouring pixels besides (Osindero and Hinton
-2008); and one without latent units, whose pixels interact each with each. All three are declared by their
-factors, and the pixels are drawn in as many parts as a colouring of their pairs has colours.
+``python models/semi_restricted.py --out lateral`` trains three machines by the same options: a restricted
+one, a semi-restricted one with weights between neighbouring pixels (Osindero and Hinton 2008), and a fully
+visible one with weights between all pixels and no latent units. Pixels are drawn in as many parts as the
+colouring of their pairs has colours.
 
-Writes samples, weights, learning curves, meeting times of coupled chains, and ArviZ files; prints the
-held-out log-likelihood of each by annealed importance sampling with its error, beside the exact one where the
+The program writes samples, weights, learning curves, meeting times of coupled chains, and ArviZ files. It
+prints the held-out log-likelihood by annealed importance sampling with its error, beside the exact one if the
 latent units can be summed.
 
 References: Osindero, Hinton (2008), *Modeling image patches with a directed hierarchy of Markov random
@@ -38,7 +38,7 @@ _MONITORED = 300  # rows of the learning curve
 
 
 class Machine(NamedTuple):
-    """A machine, how it was trained, and what is told of it."""
+    """A trained machine, its samples and its coupled chains."""
 
     graph: FactorGraph
     fit: ebmpp.Fit
@@ -50,13 +50,13 @@ class Machine(NamedTuple):
 
 
 def lattice(side: int, neighbours: int) -> nx.Graph:
-    """Pixels and their 4 or 8 nearest neighbours."""
+    """Return the lattice of pixels and their 4 or 8 nearest neighbours."""
     line = nx.path_graph(side)
     return (nx.cartesian_product if neighbours == 4 else nx.strong_product)(line, line)
 
 
 def declare(kind: str, side: int, latent: int, neighbours: int) -> FactorGraph:
-    """One of :data:`KINDS`."""
+    """Declare one of :data:`KINDS`."""
     blocks, factors = {"v": Bernoulli((side, side))}, [Bias("v")]
     if kind == "fully visible":
         return FactorGraph(blocks, factors=[*factors, Pairwise("v", nx.complete_graph(side * side))])
@@ -69,37 +69,39 @@ def declare(kind: str, side: int, latent: int, neighbours: int) -> FactorGraph:
 # -- training and evaluation -----------------------------------------------------------------------
 
 
-def make(kind: str, args: argparse.Namespace) -> Machine:
-    """Declare, train, draw, couple."""
+def build(kind: str, args: argparse.Namespace) -> Machine:
+    """Declare, train, sample and couple a machine."""
     side = args.images.train.shape[1]
     graph = declare(kind, side, args.latent, args.neighbours)
     count = sum(np.prod(s.shape, dtype=int) for s in jax.tree.leaves(graph.param_shapes))
     print(f"-- {kind}: {count} params, a sweep in {len(graph.layers)} parts")
-    chosen: Any = PCD(num_chains=args.num_pairs, k=args.k)
+    estimator: Any = PCD(num_chains=args.num_pairs, k=args.k)
     if args.estimator == "ucd":
-        chosen = UCD(num_pairs=args.num_pairs, start="persistent")
+        estimator = UCD(num_pairs=args.num_pairs, start="persistent")
     parts = {"train": args.images.train, "held_out": args.images.held_out}
-    units = None if side < 16 else 20  # of each row: a unit costs two free energies
+    units = None if side < 16 else 20  # per row; a unit costs two free energies
     monitors = {
         f"pseudo_log_likelihood_{part}": ebmpp.monitors.pseudo_log_likelihood(
             graph, rows[:_MONITORED], num_units=units, rng_key=jax.random.key(args.seed)
         )
         for part, rows in parts.items()
     }
-    fit = common.train(graph, args.images.train, args, chosen, monitors=monitors)
+    fit = common.train(graph, args.images.train, args, estimator, monitors=monitors)
     evaluate(graph, fit.params, args)
     kernel = ebmpp.BlockedGibbs(graph)
-    drawn = common.chains(kernel, fit.params, args.seed + 1, warmup=args.sweeps - 1, count=_SHOWN)
+    samples = common.chains(kernel, fit.params, args.seed + 1, warmup=args.sweeps - 1, count=_SHOWN)
     pairs = meet(graph, fit.params, args)
     met, tau = np.asarray(pairs.last_state.met), np.asarray(pairs.last_state.meeting_time)
-    told = f", the mean of these after {tau[met].mean():.0f}" if met.any() else ""
-    common.tell("coupled chains", f"{met.sum()} of {len(met)} pairs met within {args.sweeps} sweeps{told}")
-    return Machine(graph, fit, np.asarray(drawn.get_samples()["v"]), pairs)
+    mean = f", after {tau[met].mean():.0f} on average" if met.any() else ""
+    common.print_row(
+        "coupled chains", f"{met.sum()} of {len(met)} pairs met within {args.sweeps} sweeps{mean}"
+    )
+    return Machine(graph, fit, np.asarray(samples.get_samples()["v"]), pairs)
 
 
 def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
-    """The held-out log-likelihood, with its errors."""
-    found = ebmpp.ais(
+    """Print the held-out log-likelihood with its errors."""
+    ais = ebmpp.ais(
         graph,
         params,
         rng_key=jax.random.key(args.seed + 2),
@@ -107,21 +109,21 @@ def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
         num_temperatures=args.temperatures,
         data=args.images.train,
     )
-    told = found.average_log_likelihood(args.images.held_out)
-    common.tell(
+    value = ais.average_log_likelihood(args.images.held_out)
+    common.print_row(
         "log-likelihood, held out",
-        f"{told.value:.2f} an image +- {told.standard_error:.2f} of log Z, "
-        f"+- {told.row_error:.2f} of the images; {found.effective_sample_size:.0f} of {args.num_pairs} "
+        f"{value.value:.2f} per image +- {value.standard_error:.2f} of log Z, "
+        f"+- {value.row_error:.2f} of the images; {ais.effective_sample_size:.0f} of {args.num_pairs} "
         "particles effective",
     )
     latent = graph.families.get("h")
     if latent is not None and latent.size <= _EXACT_UNITS and not graph.splits:
-        value = float(exact.log_likelihood(graph, params, args.images.held_out).mean())
-        common.tell("the same, exactly", f"{value:.2f}")
+        exact_value = float(exact.log_likelihood(graph, params, args.images.held_out).mean())
+        common.print_row("the same, exactly", f"{exact_value:.2f}")
 
 
 def meet(graph: FactorGraph, params: Any, args: argparse.Namespace) -> MCMC:
-    """Pairs of coupled chains from noise, for as many sweeps as the samples took."""
+    """Run pairs of coupled chains from noise for as many sweeps as the samples took."""
     kernel = ebmpp.MaximalCoupling(graph)
     return common.chains(kernel, params, args.seed + 3, warmup=args.sweeps - 2, count=args.num_pairs)
 
@@ -130,7 +132,7 @@ def meet(graph: FactorGraph, params: Any, args: argparse.Namespace) -> MCMC:
 
 
 def lateral_fields(machine: Machine) -> np.ndarray:
-    """For each pixel an image of its weights to all others, ``(pixels, side, side)``."""
+    """Return an image of each pixel's weights to all others, ``(pixels, side, side)``."""
     family = machine.graph.families["v"]
     (factor,) = (f for f in machine.graph.factors if isinstance(f, Pairwise))
     edges = factor.edges(machine.graph.families)["v"]
@@ -140,32 +142,32 @@ def lateral_fields(machine: Machine) -> np.ndarray:
 
 
 def weights(machine: Machine) -> Any:
-    """Filters of the latent units beside the weights between pixels, as far as there are such."""
-    shown = {}
+    """Draw the weights of latent units and between pixels."""
+    images = {}
     if "h" in machine.graph.families:
         filters = np.moveaxis(np.asarray(machine.fit.params["v:h"]), -1, 0)
-        shown["weights of the latent units"] = filters[:64]
+        images["weights of the latent units"] = filters[:64]
     if machine.graph.splits:
         fields = lateral_fields(machine)
-        if len(fields) > 64:  # every so many pixels
+        if len(fields) > 64:  # a part of the pixels
             side, step = fields.shape[1], fields.shape[1] // 7
             fields = fields.reshape(side, side, side, side)[1::step, 1::step].reshape(-1, side, side)
-        shown["weights of each pixel to the others"] = fields
+        images["weights of each pixel to the others"] = fields
     figure, axes = plt.subplots(
-        1, len(shown), figsize=(5 * len(shown), 4.8), layout="constrained", squeeze=False
+        1, len(images), figsize=(5 * len(images), 4.8), layout="constrained", squeeze=False
     )
-    for ax, (title, images) in zip(axes[0], shown.items(), strict=True):
-        ebmpp.plots.plot_units(images, ncols=5 if len(images) <= 25 else 8, ax=ax)
+    for ax, (title, rows) in zip(axes[0], images.items(), strict=True):
+        ebmpp.plots.plot_units(rows, ncols=5 if len(rows) <= 25 else 8, ax=ax)
         ax.set_title(title, fontsize=10)
     return figure
 
 
 def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str, Any]:
-    """Samples, learning curves and meeting times of all machines."""
+    """Draw samples, learning curves and meeting times of all machines."""
     samples, axes = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained")
-    shown = {"real images, held out": args.images.held_out[:_SHOWN]}
-    shown |= {f"{kind}: states, {args.sweeps} sweeps from noise": m.samples for kind, m in machines.items()}
-    common.panels(axes.flat, shown, fontsize=9, ncols=8)
+    images = {"real images, held out": args.images.held_out[:_SHOWN]}
+    images |= {f"{kind}: states, {args.sweeps} sweeps from noise": m.samples for kind, m in machines.items()}
+    common.panels(axes.flat, images, fontsize=9, ncols=8)
     curves, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained", sharey=True)
     for ax, (kind, m) in zip(axes, machines.items(), strict=True):
         for index, (part, label) in enumerate((("train", "training"), ("held_out", "held out"))):
@@ -174,7 +176,7 @@ def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str,
         ax.set_title(kind, fontsize=10)
         ax.set_xlabel("step")
         style.tidy(ax)
-    axes[0].set_ylabel("pseudo-log-likelihood an image (nats)")
+    axes[0].set_ylabel("pseudo-log-likelihood per image (nats)")
     style.legend_below(curves, axes, ncols=2)
     meeting, ax = plt.subplots(figsize=(6.6, 3.6), layout="constrained")
     for kind, m in machines.items():
@@ -185,19 +187,25 @@ def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str,
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked."""
+    """Return the checked options."""
     parser = common.options(__doc__, "demo")
     common.training_options(parser, steps=2500, rate=0.015)
     digit_images.option(parser)
     add = parser.add_argument
     add("--latent", type=int, default=20, help=f"latent units; up to {_EXACT_UNITS} evaluate exactly too")
-    add("--neighbours", type=int, choices=(4, 8), default=8, help="of a pixel, in the semi-restricted one")
+    add(
+        "--neighbours",
+        type=int,
+        choices=(4, 8),
+        default=8,
+        help="neighbours of a pixel in the semi-restricted machine",
+    )
     add("--estimator", choices=("pcd", "ucd"), default="pcd")
-    add("--k", type=int, default=1, help="sweeps a step of pcd")
-    add("--sweeps", type=int, default=1000, help="before a sample is shown")
+    add("--k", type=int, default=1, help="sweeps per step of pcd")
+    add("--sweeps", type=int, default=1000, help="sweeps of a sample")
     add("--temperatures", type=int, default=1000, help="of annealed importance sampling")
     args = common.parse(parser, argv, latent=1, k=1, sweeps=3, temperatures=3, num_pairs=3)
-    with common.refusals(parser):
+    with common.exit_on_error(parser):
         args.images = digit_images.images(args.data, args.seed)
     return args
 
@@ -205,7 +213,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, evaluate, draw, save."""
     args = parse(argv)
-    machines = {kind: make(kind, args) for kind in KINDS}
+    machines = {kind: build(kind, args) for kind in KINDS}
     for kind, m in machines.items():
         folder = args.out / kind.replace(" ", "_")
         common.save_figures(folder, {"weights": weights(m)})

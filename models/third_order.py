@@ -1,16 +1,16 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A gated machine that learns how images move: pairs of a digit and the same digit, shifted.
+"""A gated machine that learns shifts from pairs of a digit and the shifted digit.
 
-``python models/third_order.py``. Blocks x (an image), y (the image moved by a pixel in one of nine ways, or
-not at all) and h meet in threes, ``-sum_f (A x)_f (B y)_f (C h)_f``: each latent unit gates a set of
-correlations between the images, so that it can see what happened to an image but hardly what the image is.
-The energy is factored (Memisevic, Hinton 2010) and multi-affine; layers, conditionals and the gradient
-follow from it: three layers x, y, h.
+``python models/third_order.py``. Blocks x (an image), y (the image shifted by at most one pixel in one of
+nine ways) and h interact in threes, ``-sum_f (A x)_f (B y)_f (C h)_f``: each latent unit gates correlations
+between the images, so that it encodes the shift rather than the image. The energy is factored (Memisevic,
+Hinton 2010) and multi-affine; its three layers x, y and h, their conditionals and the gradient follow from
+it.
 
-No label is seen in training. Then the latents are asked: a linear classifier tells the move from their means
-given a held-out pair; and an analogy, x is to y as a new image is to what?, is answered by clamping h. Writes
-pictures of the analogies and of the filters, the course of training, and an ArviZ file.
+Training uses no labels. A linear classifier then predicts the shift from the latents' means given a held-out
+pair, and an analogy (x is to y as a new image is to what?) is answered by clamping h. The program writes
+pictures of the analogies and of the filters, and an ArviZ file.
 
 References: Memisevic, Hinton (2007), *Unsupervised learning of image transformations*; Memisevic, Hinton
 (2010), *Learning to represent spatial transformations with factored higher-order Boltzmann machines*; Taylor,
@@ -39,7 +39,7 @@ MOVES = tuple(itertools.product((-1, 0, 1), (-1, 0, 1)))  # rows down, columns t
 
 
 class Pairs(NamedTuple):
-    """Images, the same images moved, and which move it was."""
+    """Images, the shifted images, and the index of the shift."""
 
     x: np.ndarray
     y: np.ndarray
@@ -47,20 +47,19 @@ class Pairs(NamedTuple):
 
 
 def pairs(images: np.ndarray, seed: int) -> Pairs:
-    """Each image, moved at random; what leaves it on one side comes back on the other."""
+    """Pair each image with a random cyclic shift of it."""
     move = np.random.default_rng(seed).integers(len(MOVES), size=len(images))
     y = np.stack([np.roll(x, MOVES[m], (0, 1)) for x, m in zip(images, move, strict=True)])
     return Pairs(images.reshape(len(images), -1), y.reshape(len(images), -1), move)
 
 
 def gate(w: dict[str, Array], x: Array, y: Array, h: Array) -> Array:
-    """Three projections onto common factors, multiplied."""
+    """Return minus the product of three projections onto common factors."""
     return -jnp.sum((x @ w["x"]) * (y @ w["y"]) * (h @ w["h"]))
 
 
 def declare(pixels: int, latent: int, factors: int) -> FactorGraph:
-    """Two visible blocks and a latent one, which all three meet in one factor."""
-
+    """Declare two visible blocks and a latent one in one factor."""
     sizes = {"x": pixels, "y": pixels, "h": latent}
 
     def init(key: Array) -> dict[str, Array]:
@@ -75,59 +74,59 @@ def declare(pixels: int, latent: int, factors: int) -> FactorGraph:
 
 
 def latents(machine: FactorGraph, params: Any, data: Pairs) -> Array:
-    """Means of h given both images."""
+    """Return the means of h given both images."""
     return machine.mean(params, {"x": data.x, "y": data.y}, "h")
 
 
-def accuracy(machine: FactorGraph, params: Any, seen: Pairs, new: Pairs) -> float:
-    """Of the move, told from the latents of new pairs by a linear classifier."""
-    told = LogisticRegression(max_iter=2000).fit(latents(machine, params, seen), seen.move)
-    return float(told.score(latents(machine, params, new), new.move))
+def accuracy(machine: FactorGraph, params: Any, train: Pairs, new: Pairs) -> float:
+    """Return the accuracy of a linear classifier of the shift on the latents of new pairs."""
+    classifier = LogisticRegression(max_iter=2000).fit(latents(machine, params, train), train.move)
+    return float(classifier.score(latents(machine, params, new), new.move))
 
 
-def baseline(seen: Pairs, new: Pairs) -> float:
-    """The same from the two images themselves: a linear classifier sees no correlations."""
-    told = LogisticRegression(max_iter=2000).fit(np.hstack([seen.x, seen.y]), seen.move)
-    return float(told.score(np.hstack([new.x, new.y]), new.move))
+def baseline(train: Pairs, new: Pairs) -> float:
+    """Return the accuracy of a linear classifier on the two images, which ignores correlations."""
+    classifier = LogisticRegression(max_iter=2000).fit(np.hstack([train.x, train.y]), train.move)
+    return float(classifier.score(np.hstack([new.x, new.y]), new.move))
 
 
 def analogies(machine: FactorGraph, params: Any, data: Pairs, images: np.ndarray) -> Array:
-    """Means of the y that belongs to each of ``images`` under the latents of a pair of ``data``."""
-    seen = machine.mode(params, {"x": data.x, "y": data.y}, "h")
-    return machine.mean(params, {"x": images, "h": seen}, "y")
+    """Return the means of y given each of ``images`` and the latents of a pair of ``data``."""
+    h = machine.mode(params, {"x": data.x, "y": data.y}, "h")
+    return machine.mean(params, {"x": images, "h": h}, "y")
 
 
 def transferred(machine: FactorGraph, params: Any, data: Pairs) -> float:
-    """How often an analogy for another image is nearest to that image moved as the pair was."""
+    """Return how often an analogy for another image is nearest to that image under the pair's shift."""
     images = np.roll(data.x, 1, 0)
-    made = np.asarray(analogies(machine, params, data, images))
+    result = np.asarray(analogies(machine, params, data, images))
     side = math.isqrt(images.shape[1])
     moved = [np.roll(images.reshape(-1, side, side), m, (1, 2)).reshape(images.shape) for m in MOVES]
-    nearest = np.argmin([((made - y) ** 2).sum(1) for y in moved], axis=0)
+    nearest = np.argmin([((result - y) ** 2).sum(1) for y in moved], axis=0)
     return float((nearest == data.move).mean())
 
 
 def pictures(machine: FactorGraph, fit: ebmpp.Fit, new: Pairs, others: np.ndarray) -> dict[str, Any]:
-    """Analogies, one row a move; and the filters of the factors."""
+    """Draw analogies, one row per shift, and the filters of the factors."""
     side = math.isqrt(new.x.shape[1])
-    shown = np.array([np.flatnonzero(new.move == m)[0] for m in range(len(MOVES)) if m in new.move])
-    examples = Pairs(*(a[shown] for a in new))
+    rows = np.array([np.flatnonzero(new.move == m)[0] for m in range(len(MOVES)) if m in new.move])
+    examples = Pairs(*(a[rows] for a in new))
     columns = [examples.x, examples.y]
     for image in others:
-        again = np.broadcast_to(image, examples.x.shape)
-        columns += [again, analogies(machine, fit.params, examples, again)]
+        images = np.broadcast_to(image, examples.x.shape)
+        columns += [images, analogies(machine, fit.params, examples, images)]
     grid = np.stack(columns, 1).reshape(-1, side, side)
     analogy = ebmpp.plots.plot_units(grid, ncols=len(columns))
     analogy.set_title("x, y of a held-out pair; then other images, and y inferred for each", fontsize=10)
     figure, axes = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")
     weights = {b: np.asarray(fit.params["x:y:h"][b]).T[:64].reshape(-1, side, side) for b in "xy"}
-    filters = {f"what the factors look for in {b}": w for b, w in weights.items()}
+    filters = {f"filters of the factors in {b}": w for b, w in weights.items()}
     common.panels(axes, filters, ncols=8)
     return {"analogies": analogy.figure, "filters": figure}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, ask the latents, draw, save."""
+    """Train, classify shifts, draw, save."""
     parser = common.options(__doc__, "demo")
     common.training_options(parser, steps=2000, rate=0.01)
     digit_images.option(parser)
@@ -135,20 +134,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--factors", type=int, default=80)
     parser.add_argument("--estimator", choices=("cd", "ucd"), default="cd")
     args = common.parse(parser, argv, latent=1, factors=1)
-    with common.refusals(parser):
+    with common.exit_on_error(parser):
         images = digit_images.images(args.data, args.seed)
     copies = len(MOVES) if args.data == "digits" else 1
-    seen = pairs(np.repeat(images.train, copies, 0), args.seed)
+    train = pairs(np.repeat(images.train, copies, 0), args.seed)
     new = pairs(images.held_out, args.seed + 1)
-    machine = declare(seen.x.shape[1], args.latent, args.factors)
+    machine = declare(train.x.shape[1], args.latent, args.factors)
     common.begin(args, machine)
     estimator = CD(k=1) if args.estimator == "cd" else UCD(num_pairs=args.num_pairs)
-    fit = common.train(machine, {"x": seen.x, "y": seen.y}, args, estimator)
-    few = Pairs(*(a[::copies][:5000] for a in seen))
-    right = accuracy(machine, fit.params, few, new)
-    common.tell("move, from the latents", f"{right:.3f} right of {len(new.x)} new pairs")
-    common.tell("move, from the images", f"{baseline(few, new):.3f} (chance {1 / len(MOVES):.3f})")
-    common.tell(
+    fit = common.train(machine, {"x": train.x, "y": train.y}, args, estimator)
+    subset = Pairs(*(a[::copies][:5000] for a in train))
+    right = accuracy(machine, fit.params, subset, new)
+    common.print_row("move, from the latents", f"{right:.3f} right of {len(new.x)} new pairs")
+    common.print_row("move, from the images", f"{baseline(subset, new):.3f} (chance {1 / len(MOVES):.3f})")
+    common.print_row(
         "move, carried over", f"{transferred(machine, fit.params, new):.3f} right, onto another image"
     )
     others = new.x[np.unique(images.held_out_labels, return_index=True)[1][:6]]

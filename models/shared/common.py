@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs here share: options, a course of training, chains, pictures, and what they print."""
+"""Parts that the programs share: options, training, chains, pictures, files and printed rows."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,18 +21,18 @@ from ebmpp import FactorGraph, Stage
 from ebmpp.diagnostics import style
 from ebmpp.errors import DivergenceError
 
-plt.switch_backend("agg")  # pictures are files: nobody looks at a window
+plt.switch_backend("agg")  # pictures are written to files
 
-_COURSE = ("free_energy_gap", "gradient_norm", "meeting_time_mean", "meeting_time_max", "lag")
+_HISTORY = ("free_energy_gap", "gradient_norm", "meeting_time_mean", "meeting_time_max", "lag")
 
 
 # -- options -------------------------------------------------------------------------------------
 
 
 def options(description: str, out: str) -> argparse.ArgumentParser:
-    """The options of every program.
+    """Return a parser with the options of every program.
 
-    :param description: its docstring, of which the first line is shown.
+    :param description: the program's docstring, of which the first line is shown.
     :param out: the default folder.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
@@ -50,7 +50,10 @@ def training_options(
     num_pairs: int = 100,
     batch_size: int = 100,
 ) -> None:
-    """The options of a program that trains, with its defaults; one without a rate sets it later."""
+    """Add the options of a program that trains.
+
+    :param rate: default; None if the program sets it later.
+    """
     add = parser.add_argument
     add("--num-pairs", type=int, default=num_pairs, help="coupled pairs, or chains")
     add("--steps", type=int, default=steps, help="gradient steps")
@@ -59,25 +62,25 @@ def training_options(
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **least: int) -> argparse.Namespace:
-    """The options, checked; a message for a number out of range ends the program.
+    """Return the checked options; a number out of range ends the program.
 
-    :param least: the smallest value of some, 1 for those of training.
+    :param least: smallest values; 1 for the training options.
     """
     args = parser.parse_args(argv)
     known = {name: 1 for name in ("num_pairs", "steps", "batch_size") if name in args}
     for name, value in (known | least).items():
         if getattr(args, name) < value:
-            parser.error(f"--{name.replace('_', '-')} is at least {value}, not {getattr(args, name)}")
+            parser.error(f"--{name.replace('_', '-')} must be at least {value}, got {getattr(args, name)}.")
     if getattr(args, "rate", None) is not None and not (args.rate > 0 and math.isfinite(args.rate)):
-        parser.error(f"--rate is a positive number, not {args.rate}")
+        parser.error(f"--rate must be a positive number, got {args.rate}.")
     if not (getattr(args, "decay", 0.0) >= 0 and math.isfinite(getattr(args, "decay", 0.0))):
-        parser.error(f"--decay is a number of at least 0, not {args.decay}")
+        parser.error(f"--decay must be a number of at least 0, got {args.decay}.")
     return args
 
 
 @contextmanager
-def refusals(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Data that cannot be read and settings that cannot be had end the program with their message."""
+def exit_on_error(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """End the program with the message of an error about data or settings."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -88,14 +91,14 @@ def refusals(parser: argparse.ArgumentParser) -> Iterator[None]:
 
 
 def begin(args: argparse.Namespace, graph: FactorGraph) -> None:
-    """The folder, before time is spent, and what is trained."""
+    """Create the output folder and print the graph."""
     args.out.mkdir(parents=True, exist_ok=True)
     print(graph)
     tell("layers", str(graph.layers))
 
 
 def cosine(args: argparse.Namespace, alpha: float = 0.02) -> optax.Schedule:
-    """A learning rate that decays to ``alpha`` times the first."""
+    """Return a learning rate that decays to ``alpha`` times the first."""
     return optax.cosine_decay_schedule(args.rate, args.steps, alpha=alpha)
 
 
@@ -108,11 +111,11 @@ def train(
     last: Sequence[Stage] = (),
     **others: Any,
 ) -> ebmpp.Fit:
-    """Train as the options say; tells how long it took, and ends the program where training fails.
+    """Train by the options and print the time; a training that diverges ends the program.
 
-    :param optimizer: Adam at a decaying rate, by default.
-    :param last: stages to end with.
-    :param others: more arguments of :func:`ebmpp.fit`.
+    :param optimizer: default: Adam at a decaying rate.
+    :param last: final stages.
+    :param others: further arguments of :func:`ebmpp.fit`.
     """
     optimizer = optax.adam(cosine(args)) if optimizer is None else optimizer
     first = {"num_steps": args.steps, "estimator": estimator, "optimizer": optimizer}
@@ -120,14 +123,14 @@ def train(
     settings = {"batch_size": args.batch_size, "progress_bar": not args.no_progress}
     if "monitors" in others:
         settings["monitor_every"] = max(1, args.steps // 25)
-    begin = time.monotonic()
+    start = time.monotonic()
     try:
         fit = ebmpp.fit(graph, data, rng_key=jax.random.key(args.seed), **stages, **settings | others)
     except DivergenceError as error:
         raise SystemExit(str(error)) from error
     jax.block_until_ready(fit.params)
     steps = " and ".join(f"{s.num_steps} steps of {s.estimator!r}" for s in (Stage(**first), *last))
-    tell("training", f"{steps} in {time.monotonic() - begin:.0f} s")
+    tell("training", f"{steps} in {time.monotonic() - start:.0f} s")
     return fit
 
 
@@ -144,14 +147,14 @@ def chains(
     progress_bar: bool = False,
     **clamped: Any,
 ) -> MCMC:
-    """Chains that have been run.
+    """Run chains.
 
     :param warmup: sweeps that are dropped.
     :param samples: sweeps after these.
-    :param count: how many chains; one takes all rows of clamped blocks.
-    :param init: their first states; by default independent draws, so that nothing of the data helps them.
-    :param thinning: every so many of ``samples`` are kept.
-    :param clamped: blocks, or units, that are held.
+    :param count: number of chains; one chain takes all rows of clamped blocks.
+    :param init: first states; default: independent draws, without help from the data.
+    :param thinning: one in ``thinning`` of ``samples`` is kept.
+    :param clamped: clamped blocks or units.
     """
     mcmc = MCMC(
         kernel,
@@ -166,52 +169,54 @@ def chains(
     return mcmc
 
 
-# -- what is drawn, written and told -------------------------------------------------------------
+# -- pictures, files and printed rows ------------------------------------------------------------
 
 
-def tell(name: str, value: str) -> None:
-    """Print a line of the report."""
+def print_row(name: str, value: str) -> None:
+    """Print a row of the report."""
     print(f"{name:<26}{value}", flush=True)
 
 
-def panels(axes: Any, shown: Mapping[str, Any], *shape: Any, fontsize: int = 10, **grid: Any) -> None:
-    """Images in grids, one a title.
+def panels(axes: Any, images: Mapping[str, Any], *shape: Any, fontsize: int = 10, **grid: Any) -> None:
+    """Draw grids of images, one per title.
 
-    :param axes: as many as there are titles.
-    :param shown: images by title.
-    :param shape: of one image, where they are rows of pixels.
-    :param grid: more arguments of :func:`ebmpp.plots.plot_units`.
+    :param axes: one per title.
+    :param images: images by title.
+    :param shape: shape of one image, if images are rows of pixels.
+    :param grid: further arguments of :func:`ebmpp.plots.plot_units`.
     """
-    for ax, (title, images) in zip(axes, shown.items(), strict=True):
-        ebmpp.plots.plot_units(images, *shape, ax=ax, **grid)
+    for ax, (title, rows) in zip(axes, images.items(), strict=True):
+        ebmpp.plots.plot_units(rows, *shape, ax=ax, **grid)
         ax.set_title(title, fontsize=fontsize)
 
 
-def course(fit: ebmpp.Fit, baselines: Mapping[str, float] | None = None, also: Sequence[str] = ()) -> Any:
-    """The course of training: exact likelihoods where they were followed, norms and meeting times.
+def plot_training(
+    fit: ebmpp.Fit, baselines: Mapping[str, float] | None = None, also: Sequence[str] = ()
+) -> Any:
+    """Draw the history of training: exact likelihoods if they were monitored, norms and meeting times.
 
     :param baselines: likelihoods to compare with.
-    :param also: more of the history, where it has that.
+    :param also: further columns of the history, if it has them.
     """
-    history, exactly = fit.history, "log_likelihood_train" in fit.history
-    followed = history[[name for name in (*_COURSE, *also) if name in history]]
-    count = len(ebmpp.plots.panels(followed)) + exactly
+    history, is_exact = fit.history, "log_likelihood_train" in fit.history
+    columns = history[[name for name in (*_HISTORY, *also) if name in history]]
+    count = len(ebmpp.plots.panels(columns)) + is_exact
     figure, axes = plt.subplots(1, count, figsize=(3.8 * count, 3.1), layout="constrained", squeeze=False)
-    ebmpp.plots.plot_history(followed, axes=axes[0, exactly:])
-    if exactly:
+    ebmpp.plots.plot_history(columns, axes=axes[0, is_exact:])
+    if is_exact:
         ax = axes[0, 0]
         for index, (name, label) in enumerate((("train", "training"), ("held_out", "held out"))):
             curve = history[f"log_likelihood_{name}"]
             ax.plot(history.monitor_step, curve, label=label, linewidth=1.6, **style.look(index))
         for index, (name, value) in enumerate((baselines or {}).items()):
             ax.axhline(value, color=style.INK, linestyle=style.dashes(2 + index), linewidth=1, label=name)
-        ax.set(xlabel="step", ylabel="exact log-likelihood an image (nats)")
+        ax.set(xlabel="step", ylabel="exact log-likelihood per image (nats)")
         style.tidy(ax, legend=True, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return figure
 
 
 def save_figures(out: Path, figures: Mapping[str, Any]) -> None:
-    """Each figure as a PNG."""
+    """Write each figure as a PNG file."""
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         figure.savefig(out / f"{name}.png", dpi=130, bbox_inches="tight")
@@ -220,7 +225,7 @@ def save_figures(out: Path, figures: Mapping[str, Any]) -> None:
 
 
 def save(path: Path, source: Any) -> None:
-    """A fit, chains, or what has been made of such for ArviZ, as a netCDF file."""
+    """Write a fit, chains, or a DataTree as a netCDF file."""
     tree = source if hasattr(source, "to_netcdf") else ebmpp.to_datatree(source)
     path.parent.mkdir(parents=True, exist_ok=True)
     tree.to_netcdf(path, engine="h5netcdf")
@@ -228,7 +233,7 @@ def save(path: Path, source: Any) -> None:
 
 
 def save_model(path: Path, graph: FactorGraph, params: Any) -> None:
-    """A declaration and its params."""
+    """Write a graph and its params."""
     path.parent.mkdir(parents=True, exist_ok=True)
     ebmpp.save(path, graph, params)
     print(f"wrote {path}")

@@ -1,9 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Labelled documents as word counts, for the models of text: nothing is ever downloaded.
+"""Labelled documents as word counts. Nothing is downloaded.
 
-"docstrings": what numpy, scipy and scikit-learn say of their public functions, labelled by subpackage; they
-are installed with the extras. "newsgroups": the 20 newsgroups, if scikit-learn has them on disk already.
+"docstrings": the docstrings of public functions of numpy, scipy and scikit-learn, labelled by subpackage.
+"newsgroups": the 20 newsgroups, if scikit-learn has them on disk.
 """
 
 import importlib
@@ -15,12 +15,12 @@ import warnings
 import numpy as np
 
 _PACKAGES = ("numpy", "scipy", "sklearn")
-_FEWEST = 30  # documents a label needs
+_FEWEST = 30  # documents per label at least
 _WORDS = r"[a-z]{3,}"
 
 
 class Corpus(NamedTuple):
-    """Documents as counts, and what the columns and labels mean."""
+    """Documents as counts, and the meaning of columns and labels."""
 
     train: np.ndarray
     train_labels: np.ndarray
@@ -31,14 +31,14 @@ class Corpus(NamedTuple):
 
 
 def load(name: str, num_words: int, seed: int, held_out: float = 0.2, fewest: int = 30) -> Corpus:
-    """Counts of the commonest words that are not in every other document.
+    """Count the commonest words that are in at most a quarter of the documents.
 
     :param name: "docstrings" or "newsgroups".
     :param num_words: size of the vocabulary.
-    :param seed: of the split.
+    :param seed: seed of the split.
     :param held_out: share of the documents.
-    :param fewest: words of the vocabulary that a document needs to be kept.
-    :raises OSError: for newsgroups that are not on disk.
+    :param fewest: words of the vocabulary that a document must have.
+    :raises OSError: if the newsgroups are not on disk.
     """
     from sklearn.feature_extraction.text import CountVectorizer
 
@@ -49,9 +49,9 @@ def load(name: str, num_words: int, seed: int, held_out: float = 0.2, fewest: in
     counts = np.asarray(counter.fit_transform(texts).todense(), np.float32)
     long = counts.sum(1) >= fewest
     counts, labels = counts[long], np.asarray(labels)[long]
-    names, many = np.unique(labels, return_counts=True)
-    enough = np.isin(labels, names[many >= _FEWEST])
-    counts, labels = counts[enough], labels[enough]
+    names, sizes = np.unique(labels, return_counts=True)
+    large = np.isin(labels, names[sizes >= _FEWEST])
+    counts, labels = counts[large], labels[large]
     names = sorted(set(labels.tolist()))
     numbers = np.searchsorted(names, labels)
     order = np.random.default_rng(seed).permutation(len(counts))
@@ -62,29 +62,29 @@ def load(name: str, num_words: int, seed: int, held_out: float = 0.2, fewest: in
 
 
 def newsgroups() -> tuple[list[str], list[str]]:
-    """The 20 newsgroups without headers and quotations.
+    """Return the 20 newsgroups without headers and quotations.
 
-    :raises OSError: when they are not on disk.
+    :raises OSError: if they are not on disk.
     """
     from sklearn.datasets import fetch_20newsgroups
 
-    found = fetch_20newsgroups(
+    groups = fetch_20newsgroups(
         subset="all", remove=("headers", "footers", "quotes"), download_if_missing=False
     )
-    return found.data, [found.target_names[i] for i in found.target]
+    return groups.data, [groups.target_names[i] for i in groups.target]
 
 
 def docstrings() -> tuple[list[str], list[str]]:
-    """Docstrings of public functions and classes, each once, and the subpackage of each."""
-    found: dict[str, str] = {}
+    """Return the distinct docstrings of public functions and classes, and their subpackages."""
+    labels: dict[str, str] = {}
     for package in _PACKAGES:
         for name in _subpackages(package):
             module = _import(name)
             for public in sorted(getattr(module, "__all__", ())):
                 text = _docstring(module, public)
                 if text:
-                    found.setdefault(text, name)
-    return list(found), list(found.values())
+                    labels.setdefault(text, name)
+    return list(labels), list(labels.values())
 
 
 def _subpackages(package: str) -> list[str]:
@@ -95,10 +95,10 @@ def _subpackages(package: str) -> list[str]:
 
 def _import(name: str) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is deprecated
+        warnings.simplefilter("ignore")  # deprecated modules
         try:
             return importlib.import_module(name)
-        except ImportError:  # parts that need a compiler, say
+        except ImportError:  # it may need a compiler
             return None
 
 
@@ -106,9 +106,9 @@ def _docstring(module: Any, name: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = getattr(module, name)
-        except (AttributeError, ImportError):  # names that have to be enabled first
+            value = getattr(module, name)
+        except (AttributeError, ImportError):  # a name that must be enabled first
             return ""
-    if not (inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, np.ufunc)):
+    if not (inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, np.ufunc)):
         return ""
-    return inspect.getdoc(found) or ""
+    return inspect.getdoc(value) or ""

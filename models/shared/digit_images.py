@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Images for the programs here: scikit-learn's digits, MNIST from files that you have, or any IDX file."""
+"""Images: scikit-learn's digits, MNIST from local files, or any IDX file."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ import ebmpp
 
 
 class Images(NamedTuple):
-    """Binary images of shape ``(rows, side, side)`` and the digits that they show."""
+    """Binary images of shape ``(rows, side, side)`` and their digits."""
 
     train: np.ndarray
     train_labels: np.ndarray
@@ -25,20 +25,20 @@ class Images(NamedTuple):
 
 
 def option(parser: argparse.ArgumentParser) -> None:
-    """Which digits."""
+    """Add ``--data``."""
     parser.add_argument(
         "--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR"
     )
 
 
 def shuffled(name: str, rng: np.random.Generator) -> np.ndarray:
-    """Intensities of all training images, rows in a random order."""
+    """Return the intensities of all training images in a random order."""
     rows = ebmpp.data.digits() if name == "digits" else ebmpp.data.mnist()
     return rows[rng.permutation(len(rows))]
 
 
 def images(name: str, seed: int) -> Images:
-    """Digits in two levels, one in six held out."""
+    """Return digits in two levels, one in six held out."""
     pixels, labels = (ebmpp.data.digits if name == "digits" else ebmpp.data.mnist)(labels=True)
     side = math.isqrt(pixels.shape[1])
     train, held_out = _split(ebmpp.data.binarize(pixels).reshape(-1, side, side), seed)
@@ -53,35 +53,35 @@ def _split(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def independent_pixels(train: np.ndarray, held_out: np.ndarray) -> float:
-    """The held-out images' mean log-likelihood when each pixel has its own rate: what a model must beat."""
+    """Return the held-out mean log-likelihood of independent pixels, which a model must exceed."""
     rate = (train.sum(0) + 1) / (len(train) + 2)
-    each = held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)
-    return float(each.reshape(len(each), -1).sum(1).mean())
+    log_prob = held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)
+    return float(log_prob.reshape(len(log_prob), -1).sum(1).mean())
 
 
-# -- rows that are drawn anew ----------------------------------------------------------------------
+# -- augmented batches -----------------------------------------------------------------------------
 
-_MOVED = 0.1  # of the rows of a batch
-_WAYS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])  # of a pixel
+_MOVED = 0.1  # share of the rows of a batch
+_SHIFTS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])
 
 
 def moved(rows: np.ndarray, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
-    """Rows of which some show their image a pixel farther up, down, left or right; what comes in is dark."""
+    """Shift some rows' images by a pixel up, down, left or right; pixels that enter are dark."""
     which = np.flatnonzero(generator.random(len(rows)) < _MOVED)
-    ways = 1 - _WAYS[generator.integers(len(_WAYS), size=len(which))]
-    framed = np.pad(rows[which].reshape(-1, *shape), ((0, 0), (1, 1), (1, 1)))
-    made = rows.copy()
-    for row, image, (top, left) in zip(which, framed, ways, strict=True):
-        made[row] = image[top : top + shape[0], left : left + shape[1]].ravel()
-    return made
+    corners = 1 - _SHIFTS[generator.integers(len(_SHIFTS), size=len(which))]
+    padded = np.pad(rows[which].reshape(-1, *shape), ((0, 0), (1, 1), (1, 1)))
+    result = rows.copy()
+    for row, image, (top, left) in zip(which, padded, corners, strict=True):
+        result[row] = image[top : top + shape[0], left : left + shape[1]].ravel()
+    return result
 
 
 def batches(
     grey: np.ndarray, size: int, seed: int, shape: tuple[int, int]
 ) -> Callable[[], Iterator[np.ndarray]]:
-    """Epoch after epoch of rows in a fresh order, some moved, their pixels drawn anew."""
+    """Return an endless stream of batches: rows in random order, some shifted, pixels drawn at random."""
 
-    def drawn() -> Iterator[np.ndarray]:
+    def stream() -> Iterator[np.ndarray]:
         generator = np.random.default_rng(seed)
         while True:
             order = generator.permutation(len(grey))
@@ -89,32 +89,32 @@ def batches(
                 rows = moved(grey[order[first : first + size]], shape, generator)
                 yield generator.random(rows.shape, np.float32) < rows
 
-    return drawn
+    return stream
 
 
 # -- images of any kind ----------------------------------------------------------------------------
 
 
 class Rows(NamedTuple):
-    """Binary images, one row each, and how to show a row."""
+    """Binary images as rows, and the shape of an image."""
 
     train: np.ndarray
     held_out: np.ndarray
     shape: tuple[int, int]
     grey: np.ndarray | None = None
-    """Intensities of the training rows, where pixels are 1 with that probability."""
+    """Intensities of the training rows, if pixels are 1 with that probability."""
     origin: str = ""
-    """Which rows are held out and how pixels became binary: a likelihood is of these and of no others."""
+    """Held-out rows and binarisation, as text: likelihoods depend on both."""
 
 
 def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
-    """Binarised images; one in six is held out where there is no test set.
+    """Read binarised images; one in six is held out if there is no test set.
 
     :param source: "digits", "mnist", an IDX file, or a folder of MNIST's files.
-    :param folder: where "mnist" is; None for the environment variable EBMPP_DATA_DIR.
-    :param binarize: "threshold", or "bernoulli": drawn with the intensities as probabilities.
-    :raises OSError: for files that are not there.
-    :raises ValueError: for files of something else.
+    :param folder: folder of "mnist"; None for the environment variable EBMPP_DATA_DIR.
+    :param binarize: "threshold", or "bernoulli": draws with the intensities as probabilities.
+    :raises OSError: if a file is missing.
+    :raises ValueError: if a file holds something else.
     """
     if source == "digits":
         parts = _split(ebmpp.data.digits(), seed)
@@ -126,13 +126,13 @@ def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
         try:
             parts = train, ebmpp.data.mnist(folder, "test")
             origin = f"the {len(parts[1])} rows of the test file"
-        except FileNotFoundError:  # the training file alone: 10,000 of its 60,000 images are held out
+        except FileNotFoundError:  # only the training file: 10,000 of its 60,000 images are held out
             parts = _split(train, seed)
             origin = _share(*parts, "the training file", seed)
         return _binary(*parts, (28, 28), binarize, seed, origin)
     rows = ebmpp.data.idx(path)
     if rows.ndim not in (2, 3) or len(rows) < 2 or not rows.size:
-        raise ValueError(f"{path}: shape {rows.shape}; expected at least two images, (N, height, width)")
+        raise ValueError(f"{path} must hold at least two images, (N, height, width), got shape {rows.shape}.")
     shape = rows.shape[1:] if rows.ndim == 3 else (1, rows.shape[1])
     scale = 255 if rows.dtype == np.uint8 else 1
     parts = _split(rows.reshape(len(rows), -1) / scale, seed)
@@ -147,8 +147,8 @@ def _binary(
     train: np.ndarray, held_out: np.ndarray, shape: tuple[int, int], binarize: str, seed: int, origin: str
 ) -> Rows:
     if binarize == "threshold":
-        made = (ebmpp.data.binarize(rows) for rows in (train, held_out))
-        return Rows(*made, shape, origin=f"{origin}; a pixel is 1 above 1/2")
+        binary = (ebmpp.data.binarize(rows) for rows in (train, held_out))
+        return Rows(*binary, shape, origin=f"{origin}; a pixel is 1 above 1/2")
     first, second = jax.random.split(jax.random.key(seed + 5))
     return Rows(
         ebmpp.data.binarize(train, "bernoulli", rng_key=first),

@@ -1,25 +1,24 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe ``likelihood`` of rbm.py: a machine too large to sum, and its log-likelihood from both sides.
+"""The recipe ``likelihood`` of rbm.py: training of a machine too large to sum, and bounds of its likelihood.
 
 Training is PCD with centered gradients: batches of 384 rows and 384 chains, momentum 0.5, a rate that falls
-linearly from 0.2 to 0, a weight decay of 1.5e-4, and the mean of the last tenth of the iterates, which is the
-model. With ``--binarize bernoulli`` a row is drawn anew each time it is seen, and one in ten is moved by a
-pixel, which so far has not been shown to help beyond the error of log Z.
+linearly from 0.2 to 0, and a weight decay of 1.5e-4. The model is the mean of the last tenth of the iterates.
+With ``--binarize bernoulli`` a row is drawn at random each time it is used, and one row in ten is shifted by
+a pixel, which does not help beyond the error of log Z.
 
-Along the run and in the end log Z comes from particle systems, with the error of ten islands:
+Four estimates of the log-likelihood are reported:
 
-* ``particles``: the log-likelihood is too large on average, by about half the squared error.
-
-It is also annealed from independent units to the model and back, and there are three more numbers:
-
-* ``forward``: the log-likelihood is too large on average. A theorem.
-* ``reverse``: it is too small on average, from exact draws of the model. There are none of a model of this
-  size: the runs start from chains of ``sweeps`` sweeps from training rows, and coupled pairs from the same
-  starts say how far from the model's law these may be. Evidence, and no bound.
-* ``annealed``: of held-out rows under the law of the last state of the forward run, which is a sampler.
-  Annealing back from these rows bounds it from below on average, whatever the model's chains do. A theorem,
-  but of a law that is the model's only in the limit of many temperatures.
+* ``particles``: log Z from particle systems, with the error of ten islands. It is too large on average, by
+  about half the squared error.
+* ``forward``: log Z annealed from independent units to the model. It is too large on average (a theorem).
+* ``reverse``: log Z annealed from the model to independent units. It is too small on average if the runs
+  start at exact draws. A model of this size has none: the runs start at chains of ``sweeps`` sweeps from
+  training rows, and coupled pairs with the same starts bound their distance to the model's distribution.
+  This is evidence, not a bound.
+* ``annealed``: log-likelihood under the distribution of the last state of the forward run. Annealing back
+  from held-out rows bounds it from below on average (a theorem). That distribution is the model's only in
+  the limit of many temperatures.
 
 **References**
 
@@ -61,14 +60,14 @@ DEFAULTS = {
 }
 DECAY, _MOMENTUM, _AVERAGED = 1.5e-4, 0.5, 0.1
 _POINTS = 10  # of the learning curve
-_ROWS = 10_000  # training rows at most whose likelihood is told
-_A_PARTICLE = 10  # of particle systems, for one of annealing
-# Sweeps at each rung, along the run and in the end. With one sweep, ten times as many particles said 0.8 nats
-# more of a 784x500 machine, with an error of 0.2: its modes are reached by sweeps, not by particles.
-_SOME, _MANY = 4, 20
+_ROWS = 10_000  # training rows at most whose likelihood is reported
+_PARTICLES = 10  # particles of a system per particle of annealing
+# Sweeps per temperature, along the run and in the end. With one sweep, ten times as many particles gave 0.8
+# nats more for a 784x500 machine, with an error of 0.2: sweeps reach its modes, particles do not.
+_CURVE_SWEEPS, _FINAL_SWEEPS = 4, 20
 _EVENNESS = 0.98
 _LADDER = "sigmoid"  # of the final estimates
-_MOST_SWEEPS = 2  # times the sweeps of a chain: how long pairs are watched
+_MOST_SWEEPS = 2  # limit of a pair, in sweeps of a chain
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -77,10 +76,10 @@ _MOST_SWEEPS = 2  # times the sweeps of a chain: how long pairs are watched
 def optimizer(
     rate: float, steps: int, warm: float = 0.0, decay: float = DECAY
 ) -> optax.GradientTransformation:
-    """Momentum under a linearly falling rate, decaying weights, and the mean of the last iterates.
+    """Return momentum with a linearly falling rate, weight decay, and the mean of the last iterates.
 
     :param warm: share of the steps in which the rate rises from a fifth.
-    :param decay: of weights.
+    :param decay: weight decay.
     """
     weights = lambda params: {name: ":" in name for name in params}
     rising = math.floor(warm * steps)
@@ -92,30 +91,30 @@ def optimizer(
 
 
 class Curve:
-    """Estimates along a run, in a file: a resumed run goes on with it.
+    """Callback: estimates along a run in a file, which a resumed run continues.
 
-    :param path: of the file.
-    :param estimate: from params to numbers.
+    :param path: the file.
+    :param estimate: function from params to numbers.
     """
 
     def __init__(self, path: Path, estimate: Callable[[Any], dict[str, float]], resume: bool) -> None:
         self.path, self._estimate = path, estimate
         self.points = json.loads(path.read_text()) if resume and path.exists() else []
-        self._begin = time.monotonic() - (self.points[-1]["seconds"] if self.points else 0)
+        self._start = time.monotonic() - (self.points[-1]["seconds"] if self.points else 0)
 
     def __call__(self, progress: Any) -> None:
-        """A point more, unless it is there; those that a stopped run had later are dropped."""
+        """Add a point unless it exists; later points of a stopped run are dropped."""
         self.points = [p for p in self.points if p["step"] <= progress.step]
         if not self.points or self.points[-1]["step"] < progress.step:
-            now = {"step": progress.step, "seconds": round(time.monotonic() - self._begin, 1)}
-            self.points.append(now | self._estimate(progress.params))
+            point = {"step": progress.step, "seconds": round(time.monotonic() - self._start, 1)}
+            self.points.append(point | self._estimate(progress.params))
         self.path.write_text(json.dumps(self.points, indent=1))
 
 
 def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[str, float]]]:
-    """The model, and the learning curve."""
+    """Return the model's params and the learning curve."""
     data, size = args.images, min(args.batch_size, len(args.images.train))
-    curve = Curve(args.out / "curve.json", lambda params: _roughly(rbm, params, args), args.resume)
+    curve = Curve(args.out / "curve.json", lambda params: _curve_point(rbm, params, args), args.resume)
     fit = common.train(
         rbm,
         data.train if data.grey is None else digit_images.batches(data.grey, size, args.seed, data.shape),
@@ -132,23 +131,27 @@ def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[st
     return ebmpp.optimizers.averaged_params(fit.optimizer_state), curve.points
 
 
-def _roughly(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[str, float]:
-    """The likelihoods by particle systems, with the error of log Z that both share."""
-    made = systems(rbm, params, args, args.seed + 3, _SOME)
-    parts = {"held_out": args.images.held_out, "train": args.images.train[:_ROWS]}
-    told = {part: made.average_log_likelihood(rows).value for part, rows in parts.items()}
-    return told | {"standard_error": made.standard_error, "effective": made.effective_sample_size}
+def _curve_point(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[str, float]:
+    """Return both likelihoods by particle systems, with the error of log Z that they share."""
+    result = systems(rbm, params, args, args.seed + 3, _CURVE_SWEEPS)
+    values = {part: result.average_log_likelihood(rows).value for part, rows in _parts(args).items()}
+    return values | {"standard_error": result.standard_error, "effective": result.effective_sample_size}
+
+
+def _parts(args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Return the rows whose likelihood is reported."""
+    return {"held_out": args.images.held_out, "train": args.images.train[:_ROWS]}
 
 
 def systems(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, sweeps: int) -> Any:
-    """log Z by particle systems from the training rows' base rates, with the error of ten islands."""
+    """Estimate log Z by particle systems from the training rows' base rates."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the effective size is told
+        warnings.simplefilter("ignore")  # the effective size is reported
         return ebmpp.smc(
             rbm,
             params,
             rng_key=jax.random.key(seed),
-            num_particles=_A_PARTICLE * args.particles,
+            num_particles=_PARTICLES * args.particles,
             num_sweeps=sweeps,
             evenness=_EVENNESS,
             data=args.images.train,
@@ -159,37 +162,37 @@ def systems(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, 
 
 
 class Evaluation(NamedTuple):
-    """What was measured of a model."""
+    """Measurements of a model."""
 
     brackets: list[ebmpp.annealing.log_partition.Bracket]
     pairs: Any
-    """Coupled pairs from training rows; None where none of them met."""
+    """Coupled pairs from training rows; None if none of them met."""
     numbers: dict[str, Any]
 
 
 def starts(rbm: FactorGraph, params: Any, rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Latents given training rows drawn at random, with which a sweep begins: it draws the pixels first."""
+    """Draw latents given random training rows; a sweep that starts there draws the pixels first."""
     generator = np.random.default_rng(seed)
-    chosen = rows[generator.integers(len(rows), size=count)]
-    means = np.asarray(rbm.mean(params, {"v": chosen}, "h"))
+    v = rows[generator.integers(len(rows), size=count)]
+    means = np.asarray(rbm.mean(params, {"v": v}, "h"))
     return {"h": (generator.random(means.shape, np.float32) < means).astype(np.float32)}
 
 
 def chains(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """States of independent chains after ``sweeps`` sweeps from training rows."""
-    begin = starts(rbm, params, args.images.train, args.particles, seed)
+    """Return states of independent chains after ``sweeps`` sweeps from training rows."""
+    init = starts(rbm, params, args.images.train, args.particles, seed)
     kernel = ebmpp.BlockedGibbs(rbm)
-    run = common.chains(kernel, params, seed, warmup=args.sweeps - 1, count=args.particles, init=begin)
+    run = common.chains(kernel, params, seed, warmup=args.sweeps - 1, count=args.particles, init=init)
     return run.get_samples()
 
 
-def watched(args: argparse.Namespace) -> int:
-    """How many sweeps a pair is watched at most: longer than its lag, or it could not meet."""
+def most_sweeps(args: argparse.Namespace) -> int:
+    """Return the limit of a pair's sweeps, which is larger than its lag."""
     return max(_MOST_SWEEPS * args.sweeps, args.pair_lag + 1)
 
 
 def pairs(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
-    """Coupled pairs whose chains begin as those of :func:`chains` do; None where none of them met."""
+    """Return coupled pairs that start as :func:`chains` do; None if none of them met."""
     try:
         return ebmpp.unbiased_expectation(
             rbm,
@@ -199,38 +202,38 @@ def pairs(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
             num_pairs=args.coupled,
             lag=args.pair_lag,
             init=starts(rbm, params, args.images.train, args.coupled, args.seed + 4),
-            max_sweeps=watched(args),
+            max_sweeps=most_sweeps(args),
             unmet="drop",
         )
-    except UnmetError:  # there is no mean to be had, but the trained model is to be told of all the same
+    except UnmetError:  # no mean, but the model is reported all the same
         return None
 
 
 def annealed(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> np.ndarray:
-    """Annealing back from some held-out rows: what each adds to minus its free energy.
+    """Return log weights of annealing back from some held-out rows.
 
-    The sum is on average at most the row's log-likelihood under the law of the last state of forward
-    annealing, as its exponential is that likelihood on average.
+    A row's log weight minus its free energy is on average at most its log-likelihood under the distribution
+    of the last state of forward annealing: the mean of the exponential is that likelihood.
     """
     rows = args.images.held_out
-    chosen = np.random.default_rng(seed).choice(len(rows), min(args.particles, len(rows)), replace=False)
-    made = ebmpp.annealing.reverse_ais(
+    index = np.random.default_rng(seed).choice(len(rows), min(args.particles, len(rows)), replace=False)
+    result = ebmpp.annealing.reverse_ais(
         rbm,
         params,
         rng_key=jax.random.key(seed + 1000),
-        samples={"v": rows[chosen]},
+        samples={"v": rows[index]},
         num_temperatures=args.temperatures,
         ladder=_LADDER,
         data=args.images.train,
     )
-    return made.log_weights
+    return result.log_weights
 
 
 def evaluate(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Evaluation:
-    """Brackets of log Z from independent seeds, and how good the draws are that they start from."""
+    """Return brackets of log Z from independent seeds, and the quality of the draws that they start from."""
     brackets, increments = [], []
     for seed in range(args.seed + 100, args.seed + 100 + args.repeats):
-        made = ebmpp.bracket(
+        result = ebmpp.bracket(
             rbm,
             params,
             rng_key=jax.random.key(seed),
@@ -239,56 +242,53 @@ def evaluate(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Evaluat
             ladder=_LADDER,
             data=args.images.train,
         )
-        brackets.append(made)
+        brackets.append(result)
         increments.append(annealed(rbm, params, args, seed))
-        print(f"{made}, annealed {increments[-1].mean():.2f}", flush=True)
+        print(f"{result}, annealed {increments[-1].mean():.2f}", flush=True)
     coupled = pairs(rbm, params, args)
     numbers = _numbers(brackets, coupled, args)
     numbers["particles"] = _by_particles(rbm, params, args)
     energy = float(np.mean(rbm.free_energy(params, {"v": args.images.held_out})))
-    added = np.concatenate(increments)
+    weights = np.concatenate(increments)
     numbers["annealed"] = {
-        "held_out": added.mean() - energy,
-        "standard_error": added.std(ddof=1) / math.sqrt(added.size),
-        "spread": added.std(ddof=1),
-        "rows": added.size,
+        "held_out": weights.mean() - energy,
+        "standard_error": weights.std(ddof=1) / math.sqrt(weights.size),
+        "spread": weights.std(ddof=1),
+        "rows": weights.size,
     }
     return Evaluation(brackets, coupled, numbers)
 
 
 def _by_particles(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[str, float]:
-    """The likelihoods of both parts by particles of many sweeps."""
-    made = systems(rbm, params, args, args.seed + 5, _MANY)
-    rows = {"held_out": args.images.held_out, "train": args.images.train[:_ROWS]}
-    told = {part: made.average_log_likelihood(r).value for part, r in rows.items()}
-    told |= {"log_partition": made.log_partition, "standard_error": made.standard_error}
-    told |= {"particles": len(made.weights), "rungs": made.num_rungs, "sweeps": _MANY}
-    return told | {"spread": float(made.log_z.std(ddof=1)), "distinct_ancestors": made.distinct_ancestors}
+    """Return both likelihoods by particles of many sweeps."""
+    result = systems(rbm, params, args, args.seed + 5, _FINAL_SWEEPS)
+    values = {part: result.average_log_likelihood(r).value for part, r in _parts(args).items()}
+    values |= {"log_partition": result.log_partition, "standard_error": result.standard_error}
+    values |= {"particles": len(result.weights), "rungs": result.num_rungs, "sweeps": _FINAL_SWEEPS}
+    spread = float(result.log_z.std(ddof=1))
+    return values | {"spread": spread, "distinct_ancestors": result.distinct_ancestors}
 
 
 def _numbers(brackets: list, coupled: Any, args: argparse.Namespace) -> dict[str, Any]:
-    rows = {"held_out": args.images.held_out, "train": args.images.train[:_ROWS]}
-    told: dict[str, Any] = {}
-    for side in ("lower", "upper"):
-        each = [getattr(b, side) for b in brackets]
-        name = {"lower": "forward", "upper": "reverse"}[side]  # a lower log Z is a larger likelihood
-        told[name] = {part: [e.average_log_likelihood(r).value for e in each] for part, r in rows.items()}
-        told[name]["log_partition"] = [e.log_partition for e in each]
-        told[name]["standard_error"] = [e.standard_error for e in each]
-        told[name]["effective"] = [e.effective_sample_size for e in each]
+    rows, numbers = _parts(args), {}
+    for side, name in (("lower", "forward"), ("upper", "reverse")):  # a lower log Z is a larger likelihood
+        sides = [getattr(b, side) for b in brackets]
+        values = {part: [e.average_log_likelihood(r).value for e in sides] for part, r in rows.items()}
+        values["log_partition"] = [e.log_partition for e in sides]
+        values["standard_error"] = [e.standard_error for e in sides]
+        values["effective"] = [e.effective_sample_size for e in sides]
         # all weights of all seeds are one sample of weights
-        told[name]["pooled"] = _pooled(each, rows["held_out"])
-    told["row_error"] = brackets[0].lower.average_log_likelihood(rows["held_out"]).row_error
-    told["meeting"] = _met(coupled, args)
-    return told
+        numbers[name] = values | {"pooled": _pooled(sides, rows["held_out"])}
+    numbers["row_error"] = brackets[0].lower.average_log_likelihood(rows["held_out"]).row_error
+    return numbers | {"meeting": _meeting_numbers(coupled, args)}
 
 
-def _met(coupled: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """What the pairs tell; of none that met, that their distance may be as large as any: 1."""
+def _meeting_numbers(coupled: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Summarise the pairs; if none of them met, the distance is bounded by 1 only."""
     if coupled is None:
         count = args.coupled
-        told = {"pairs": count, "lag": args.pair_lag, "unmet": count, "later_than_sweeps": count}
-        return told | {"tv_bound": 1.0, "tv_bound_upper": 1.0}
+        numbers = {"pairs": count, "lag": args.pair_lag, "unmet": count, "later_than_sweeps": count}
+        return numbers | {"tv_bound": 1.0, "tv_bound_upper": 1.0}
     tau = np.where(coupled.met, coupled.meeting_time, np.nan) - coupled.lag
     early = np.where(coupled.met, tau, np.inf) <= args.sweeps
     tv = ebmpp.tv_upper_bound(coupled, args.sweeps)
@@ -304,78 +304,82 @@ def _met(coupled: Any, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _pooled(each: list, rows: np.ndarray) -> dict[str, float]:
-    """The mean log-likelihood at the log of the mean of all seeds' weights, and its standard error."""
-    log_weights = np.concatenate([e.log_weights for e in each])
-    sign = 1 if each[0].bound == "lower" else -1
+def _pooled(sides: list, rows: np.ndarray) -> dict[str, float]:
+    """Return the mean log-likelihood with log Z from all seeds' weights, and its standard error."""
+    log_weights = np.concatenate([e.log_weights for e in sides])
+    sign = 1 if sides[0].bound == "lower" else -1
     top = log_weights.max()
     w = np.exp(log_weights - top)
     log_mean = math.log(w.mean()) + top
-    # log_partition is sign * (log mean weight) for every seed; rows enter by their free energies alone
-    value = each[0].average_log_likelihood(rows).value + each[0].log_partition - sign * log_mean
+    # log_partition is sign * (log mean weight) for every seed; rows enter only by their free energies
+    value = sides[0].average_log_likelihood(rows).value + sides[0].log_partition - sign * log_mean
     error = w.std(ddof=1) / w.mean() / math.sqrt(len(w))
     return {"held_out": value, "standard_error": error, "effective": w.sum() ** 2 / (w**2).sum()}
 
 
-# -- what is written -------------------------------------------------------------------------------
+# -- report ----------------------------------------------------------------------------------------
 
 
-def draw(curve: list[dict[str, float]], made: Evaluation, args: argparse.Namespace) -> Any:
-    """The learning curve with the final bounds, and the meeting times."""
+def draw(curve: list[dict[str, float]], result: Evaluation, args: argparse.Namespace) -> Any:
+    """Draw the learning curve with the final bounds, and the meeting times."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    likelihood_curve.draw(left, curve, made.numbers, args.batch_size / len(args.images.train))
-    if made.pairs is None:
+    likelihood_curve.draw(left, curve, result.numbers, args.batch_size / len(args.images.train))
+    if result.pairs is None:
         right.text(0.5, 0.5, "none of the pairs met", ha="center", transform=right.transAxes)
     else:
-        ebmpp.plots.plot_meeting_times(made.pairs, ax=right)
+        ebmpp.plots.plot_meeting_times(result.pairs, ax=right)
     right.axvline(args.sweeps + args.pair_lag, color=style.FAINT, linestyle="--", linewidth=1)
-    told = "share of coupled pairs from training rows that have not met;"
-    right.set_title(f"{told}\ndashed: the lag and {args.sweeps} sweeps, of which draws are", fontsize=9)
+    title = "share of coupled pairs from training rows that have not met;"
+    right.set_title(f"{title}\ndashed: the lag and the {args.sweeps} sweeps of a draw", fontsize=9)
     return figure
 
 
-def save(curve: list, made: Evaluation, args: argparse.Namespace) -> None:
-    """Everything as JSON."""
+def save(curve: list, result: Evaluation, args: argparse.Namespace) -> None:
+    """Write all numbers as JSON."""
     options = ("data", "binarize", "latent", "num_pairs", "batch_size", "steps", "rate", "seed", "sweeps")
     options += ("decay", "particles", "temperatures", "repeats")
-    told = {"options": {name: getattr(args, name) for name in options}}
-    told["held_out_rows"] = args.images.origin
-    told |= {"estimator": repr(ebmpp.estimators.Centered(args.chosen)), "curve": curve, **made.numbers}
+    numbers = {"options": {name: getattr(args, name) for name in options}}
+    numbers["held_out_rows"] = args.images.origin
+    numbers |= {"estimator": repr(ebmpp.estimators.Centered(args.chosen)), "curve": curve, **result.numbers}
     path = args.out / "rbm_likelihood.json"
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(numbers, indent=1) + "\n")
     print(f"wrote {path}")
 
 
-def report(made: Evaluation, args: argparse.Namespace) -> None:
-    """The numbers, a line each."""
-    numbers, met = made.numbers, made.numbers["meeting"]
+def report(result: Evaluation, args: argparse.Namespace) -> None:
+    """Print the numbers."""
+    numbers, met = result.numbers, result.numbers["meeting"]
     common.tell("likelihoods are of", args.images.origin)
-    own = numbers["particles"]
+    systems = numbers["particles"]
     common.tell(
         "log-likelihood, particles",
-        f"{own['held_out']:.2f} +- {own['standard_error']:.2f} held out, {own['train']:.2f} training rows "
-        f"({own['particles']} particles in ten islands whose log Z spread by {own['spread']:.2f}, "
-        f"{own['rungs']} rungs of {own['sweeps']} sweeps)",
+        f"{systems['held_out']:.2f} +- {systems['standard_error']:.2f} held out, {systems['train']:.2f} "
+        "training "
+        f"rows ({systems['particles']} particles in ten islands whose log Z spread by "
+        f"{systems['spread']:.2f}, "
+        f"{systems['rungs']} temperatures of {systems['sweeps']} sweeps)",
     )
-    for name, told in (("forward", "too large on average"), ("reverse", "too small, from exact draws")):
+    for name, bias in (("forward", "too large on average"), ("reverse", "too small, from exact draws")):
         mean = numbers[name]["pooled"]
         common.tell(
             f"log-likelihood, {name}",
-            f"{mean['held_out']:.2f} +- {mean['standard_error']:.2f} held out ({told}; "
+            f"{mean['held_out']:.2f} +- {mean['standard_error']:.2f} held out ({bias}; "
             f"{mean['effective']:.0f} of {args.particles * args.repeats} particles effective)",
         )
-    own = numbers["annealed"]
+    bound = numbers["annealed"]
     common.tell(
-        "of the annealed law",
-        f"at least {own['held_out']:.2f} +- {own['standard_error']:.2f} on average ({own['rows']} rows)",
+        "annealed distribution",
+        f"at least {bound['held_out']:.2f} +- {bound['standard_error']:.2f} on average "
+        f"({bound['rows']} rows)",
     )
     common.tell("error of the rows", f"{numbers['row_error']:.2f}")
-    others = f"{met['unmet']} not within {watched(args)}"
-    if made.pairs is not None:
+    others = f"{met['unmet']} not within {most_sweeps(args)}"
+    if result.pairs is not None:
         others += f"; the others after {met['mean_after_lag']:.0f} on average, "
         others += f"at most {met['max_after_lag']:.0f}"
     common.tell(
         "draws",
         f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} of {met['pairs']} "
-        f"coupled pairs had not met ({others}); distance to the model's law at most {met['tv_bound']:.3g}",
+        f"coupled pairs had not met ({others}); distance to the model's distribution at most "
+        f"{met['tv_bound']:.3g}",
     )

@@ -4,9 +4,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-import importlib.util
+import importlib
 import math
 from pathlib import Path
+import sys
 from typing import Any
 import warnings
 
@@ -356,12 +357,11 @@ def test_standard_errors_of_larger_models_are_honest() -> None:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Any:
-    path = Path(__file__).parents[3] / "benchmarks" / "bracket.py"
-    spec = importlib.util.spec_from_file_location("bracket", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench() -> Iterator[Any]:
+    folder = str(Path(__file__).parents[3] / "benchmarks" / "papers")
+    sys.path.insert(0, folder)
+    yield importlib.import_module("bracket")
+    sys.path.remove(folder)
 
 
 @pytest.mark.slow

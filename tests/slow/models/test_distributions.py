@@ -133,7 +133,7 @@ class Case:
 ENERGIES = {
     "convolutional": (convolutional.declare(3, 1, 2, 2), pooled_energy),
     "third order": (third_order.declare(2, 2, 3), gated_energy),
-    "custom": (custom_energy.declare(3, 3, 2, seen=False), selected_energy),
+    "custom": (custom_energy.declare(3, 3, 2, supervised=False), selected_energy),
 }
 
 

@@ -73,7 +73,7 @@ def dbm_run(estimator: str, sides: str) -> Run:
 
 
 def gaussian_run(estimator: str) -> Run:
-    printed = {"an image, exact": None, "of the exact variance": None, "wrote": 5}
+    printed = {"per image, exact": None, "of the exact variance": None, "wrote": 5}
     is_of_digits = lambda tree: tree["posterior"]["v"].shape[-1] == 64
     argv = f"--estimator={estimator} --latent=3 {FEW}"
     return Run(
@@ -177,36 +177,36 @@ def test_a_short_run_writes_its_files(
 
 LIKELIHOOD = "--recipe=likelihood"
 REFUSED = [
-    (categorical, "--bins=1", "--bins is at least 2, not 1"),
-    (conditional, "--latent=0", "--latent is at least 1"),
-    (custom_energy, "--latent=0", "--latent is at least 1, not 0"),
-    (custom_energy, "--latent=15", "--latent is at most 14"),
-    (custom_energy, "--rate=nan", "--rate is a positive number"),
-    (dbm, "--steps=0", "--steps is at least 1"),
-    (dbm, "--sides 9 9 9 9 9", "--sides are one to 4 numbers of at least 1, not [9, 9, 9, 9, 9]"),
-    (dbm, "--sides 9 0", "not [9, 0]"),
-    (dbm, "--cost=1", "--cost is above 1, not 1.0"),
-    (dbm, f"{LIKELIHOOD} --decay=-1", "--decay is a number of at least 0"),
-    (dbm, f"{LIKELIHOOD} --decay=nan", "--decay is a number of at least 0"),
-    (dbm, f"{LIKELIHOOD} --grey", "without --grey, and of a centered --estimator"),
-    (dbm, f"{LIKELIHOOD} --estimator=pcd", "without --grey, and of a centered --estimator"),
-    (denoising, "--images=0", "--images is at least 1"),
-    (gaussian_bernoulli, "--steps=0", "--steps is at least 1"),
+    (categorical, "--bins=1", "--bins must be at least 2"),
+    (conditional, "--latent=0", "--latent must be at least 1"),
+    (custom_energy, "--latent=0", "--latent must be at least 1"),
+    (custom_energy, "--latent=15", "--latent must be at most 14"),
+    (custom_energy, "--rate=nan", "--rate must be a positive number"),
+    (dbm, "--steps=0", "--steps must be at least 1"),
+    (dbm, "--sides 9 9 9 9 9", "--sides must be one to 4 positive numbers, got [9, 9, 9, 9, 9]"),
+    (dbm, "--sides 9 0", "got [9, 0]"),
+    (dbm, "--cost=1", "--cost must be above 1"),
+    (dbm, f"{LIKELIHOOD} --decay=-1", "--decay must be a number of at least 0"),
+    (dbm, f"{LIKELIHOOD} --decay=nan", "--decay must be a number of at least 0"),
+    (dbm, f"{LIKELIHOOD} --grey", "without --grey, and a centered --estimator"),
+    (dbm, f"{LIKELIHOOD} --estimator=pcd", "without --grey, and a centered --estimator"),
+    (denoising, "--images=0", "--images must be at least 1"),
+    (gaussian_bernoulli, "--steps=0", "--steps must be at least 1"),
     (gaussian_bernoulli, "--estimator=langevin --step-size=-1", "is a number above 0, not -1.0"),
-    (ising, "--side=2", "--side is at least 3"),
-    (rbm, "--latent 0", "--latent is at least 1, not 0"),
-    (rbm, "--num-pairs -3", "--num-pairs is at least 1"),
-    (rbm, "--rate nan", "--rate is a positive number"),
+    (ising, "--side=2", "--side must be at least 3"),
+    (rbm, "--latent 0", "--latent must be at least 1"),
+    (rbm, "--num-pairs -3", "--num-pairs must be at least 1"),
+    (rbm, "--rate nan", "--rate must be a positive number"),
     (rbm, "--estimator cd --lag 5", "--lag belongs to coupled chains"),
     (rbm, "--estimator cd --k 0", "k is an int of at least 1, not 0"),
     (rbm, "--lag 0", "lag is an int of at least 1"),
     (rbm, "--data nowhere.idx", "nowhere.idx: no such file"),
     (rbm, "--data mnist --data-dir nowhere", "no train-images-idx3-ubyte"),
     (rbm, "--estimator magic", "invalid choice"),
-    (rbm, "--repeats 0", "--repeats is at least 1, not 0"),
-    (rbm, "--particles 1", "--particles is at least 2, not 1"),
+    (rbm, "--repeats 0", "--repeats must be at least 1"),
+    (rbm, "--particles 1", "--particles must be at least 2"),
     (semi_restricted, "--neighbours=6", "invalid choice: 6"),
-    (semi_restricted, "--sweeps=2", "--sweeps is at least 3, not 2"),
+    (semi_restricted, "--sweeps=2", "--sweeps must be at least 3"),
 ]
 
 

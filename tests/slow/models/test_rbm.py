@@ -98,7 +98,7 @@ def test_digits_are_split_into_training_and_held_out_rows() -> None:
 def test_labels_are_not_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         rbm.main(["--data", str(write_idx(tmp_path / "labels", np.arange(5)))])
-    assert "expected at least two images" in capsys.readouterr().err
+    assert "must hold at least two images" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_pairs_that_have_not_met_are_reported(tmp_path: Path, capsys: pytest.Cap
     strong = jax.tree.map(lambda a: 100 * a, graph.init(jax.random.key(0)))
     coupled = rbm_likelihood.pairs(graph, strong, args)
     assert coupled is None  # one sweep after the lag is too short
-    met = rbm_likelihood._met(coupled, args)
+    met = rbm_likelihood._meeting_numbers(coupled, args)
     counts = {"pairs": 1, "lag": 3, "unmet": 1, "later_than_sweeps": 1}
     assert met == counts | {"tv_bound": 1.0, "tv_bound_upper": 1.0}
     mean = {"held_out": -9.0, "standard_error": 0.1, "effective": 5.0}
