@@ -15,7 +15,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).parents[1]
 SAID = {
-    "diagnostics": "DataTrees, meeting times,\npictures, the report",
+    "contrib": "methods of single papers",
+    "reporting": "a page on a trained model",
+    "diagnostics": "DataTrees, meeting times,\nplots",
     "sklearn": "a transformer on fit",
     "training": "fit",
     "ppl": "a graph inside a\nNumPyro model",

@@ -5,7 +5,8 @@
 The names that most programs use are here. The others are in their rooms: :mod:`ebmpp.families`,
 :mod:`ebmpp.graph`, :mod:`ebmpp.moves`, :mod:`ebmpp.exact`, :mod:`ebmpp.coupling`, :mod:`ebmpp.annealing`,
 :mod:`ebmpp.kernels`, :mod:`ebmpp.estimators`, :mod:`ebmpp.evaluate`, :mod:`ebmpp.training`, :mod:`ebmpp.ppl`,
-:mod:`ebmpp.diagnostics`, :mod:`ebmpp.data`, :mod:`ebmpp.sklearn` and :mod:`ebmpp.contrib`.
+:mod:`ebmpp.diagnostics`, :mod:`ebmpp.reporting`, :mod:`ebmpp.data`, :mod:`ebmpp.sklearn` and
+:mod:`ebmpp.contrib`.
 """
 
 from importlib import import_module
@@ -39,7 +40,8 @@ from ebmpp.ppl import EnergyDistribution, GibbsBlock
 from ebmpp.training import Fit, Stage, fit, monitors, optimizers
 
 if TYPE_CHECKING:
-    from ebmpp.diagnostics import plots, report, to_datatree, tv_upper_bound
+    from ebmpp.diagnostics import plots, to_datatree, tv_upper_bound
+    from ebmpp.reporting import report
 
 __all__ = [
     "CD",
@@ -97,20 +99,21 @@ __all__ = [
     "__version__",
 ]
 
-#: The room of diagnostics, and xarray, pandas and scipy.stats with it, is for when somebody looks: together
-#: they take two fifths of the time that all of this would take to import.
-_LATE = ("plots", "report", "to_datatree", "tv_upper_bound")
+#: Names imported at their first use, and their packages: xarray, pandas and scipy.stats, which these need,
+#: take two fifths of the time of importing everything.
+_LAZY = {"plots": "diagnostics", "to_datatree": "diagnostics", "tv_upper_bound": "diagnostics"}
+_LAZY |= {"report": "reporting"}
 
 if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
 
     def __getattr__(name: str) -> Any:
-        """Import a name of :mod:`ebmpp.diagnostics` at its first use."""
-        if name == "diagnostics":
-            return import_module("ebmpp.diagnostics")
-        if name in _LATE:
-            made = globals()[name] = getattr(import_module("ebmpp.diagnostics"), name)
-            return made
+        """Import a package or name of results at its first use."""
+        if name in _LAZY.values():
+            return import_module(f"ebmpp.{name}")
+        if name in _LAZY:
+            value = globals()[name] = getattr(import_module(f"ebmpp.{_LAZY[name]}"), name)
+            return value
         raise AttributeError(f"module 'ebmpp' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_LATE, "diagnostics"})
+        return sorted({*globals(), *_LAZY, *_LAZY.values()})

@@ -30,6 +30,7 @@ ROOMS = (
     "moves",
     "plots",
     "ppl",
+    "reporting",
     "distribution",
     "traced",
     "sampling",

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells: DataTrees, meeting times and what they bound, pictures, a report."""
+"""Results of runs: DataTrees for ArviZ, meeting times and their bounds, plots."""
 
 from ebmpp.diagnostics import plots
 from ebmpp.diagnostics.datatree import summary, to_arviz, to_datatree
@@ -11,15 +11,12 @@ from ebmpp.diagnostics.meeting import (
     wasserstein_upper_bound,
 )
 from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
-from ebmpp.diagnostics.reporting import Report, report
 
 __all__ = [
-    "Report",
     "cost_times_variance",
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
-    "report",
     "suggest_k_m",
     "summary",
     "to_arviz",

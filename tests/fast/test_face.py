@@ -28,13 +28,15 @@ def test_what_shows_results_is_imported_when_somebody_looks() -> None:
     code = """
 import sys
 import ebmpp
-late = {"ebmpp.diagnostics", "pandas", "xarray", "scipy.stats", "matplotlib", "arviz_base", "sklearn"}
+late = {"ebmpp.diagnostics", "ebmpp.reporting", "pandas", "xarray", "scipy.stats", "matplotlib"}
+late |= {"arviz_base", "sklearn"}
 assert not late & set(sys.modules), late & set(sys.modules)
-names = {"diagnostics", "plots", "report", "to_datatree", "tv_upper_bound"}
+names = {"diagnostics", "plots", "report", "reporting", "to_datatree", "tv_upper_bound"}
 assert names <= set(dir(ebmpp))
 from ebmpp import *
 assert "xarray" in sys.modules
-assert all(globals()[name] is getattr(ebmpp.diagnostics, name) for name in names - {"diagnostics"})
+assert all(globals()[name] is getattr(ebmpp.diagnostics, name) for name in ("plots", "to_datatree"))
+assert report is ebmpp.reporting.report
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

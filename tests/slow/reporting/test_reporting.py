@@ -16,12 +16,12 @@ import jax
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
-from ebmpp.diagnostics.reporting import Work
 from ebmpp.errors import ParameterError, StateError
+from ebmpp.reporting import Budget
 from helpers import random_params
 
 KEY = jax.random.key(0)
-TINY = Work(rows=40, particles=10, temperatures=30, chains=3, sweeps=30, replicas=2, pairs=8, max_sweeps=60)
+TINY = Budget(rows=40, particles=10, temperatures=30, chains=3, sweeps=30, replicas=2, pairs=8, max_sweeps=60)
 DATA = ebmpp.data.bars_and_stripes(3)
 GRAPHS = {
     "rbm": lambda: layered(v=Bernoulli(9), h=Bernoulli(3)),
@@ -36,7 +36,7 @@ ROWS = {"categorical": np.arange(40).reshape(8, 5) % 3, "lattice": 2 * DATA - 1}
 def report(params=None, data=DATA, **options):
     graph = GRAPHS["rbm"]()
     params = random_params(graph, 0, 0.5) if params is None else params
-    return ebmpp.report(graph, params, data, **{"rng_key": KEY, "path": None, "work": TINY} | options)
+    return ebmpp.report(graph, params, data, **{"rng_key": KEY, "path": None, "budget": TINY} | options)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_page_is_one_file_with_a_verdict(result):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_report_is_complete_and_reproducible(name, tmp_path):
     graph, rows, path = GRAPHS[name](), ROWS.get(name, DATA), tmp_path / "report.html"
-    options = {"held_out": rows[:6], "rng_key": KEY, "work": TINY}
+    options = {"held_out": rows[:6], "rng_key": KEY, "budget": TINY}
     first = ebmpp.report(graph, graph.init(jax.random.key(1), rows), rows, path=path, **options)
     assert first.missing == () and first.path == path and path.read_text(encoding="utf-8") == first.html
     assert first.html.count("data:image/png;base64,") == len(first.figures)
@@ -111,7 +111,7 @@ def test_the_bias_of_a_fit_is_estimated_on_request():
     fit = ebmpp.fit(
         graph, DATA, estimator=ebmpp.PCD(num_chains=60), rng_key=KEY, num_steps=2, progress_bar=False
     )
-    result = report(fit.params, history=fit, work=dataclasses.replace(TINY, references=3))
+    result = report(fit.params, history=fit, budget=dataclasses.replace(TINY, references=3))
     table = result.tables["gradient_bias"].set_index("factor")
     assert list(table.index) == [*graph.param_shapes, "all"]
     assert table.loc["all", "squared bias"] == pytest.approx(table["squared bias"][:-1].sum())
@@ -120,7 +120,7 @@ def test_the_bias_of_a_fit_is_estimated_on_request():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"work": "slow"}, ValueError, "work.*'slow'"),
+        ({"budget": "slow"}, ValueError, "budget.*'slow'"),
         ({"image_shape": (2, 2)}, StateError, "9 units"),
         ({"held_out": DATA[:, :4]}, StateError, "'v'"),
         ({"data": DATA + 3}, StateError, "values"),
@@ -131,4 +131,4 @@ def test_wrong_arguments_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         report(**options)
     with pytest.raises(ValueError, match="sweeps.*3"):
-        Work(sweeps=3)
+        Budget(sweeps=3)

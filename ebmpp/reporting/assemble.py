@@ -1,0 +1,170 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The function :func:`report`, which runs the sections and collects their results."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from html import escape
+import os
+from pathlib import Path
+import time
+from typing import Any
+import warnings
+
+import pandas as pd
+
+from jax import Array
+
+from ebmpp.core import Params, checks
+from ebmpp.graph import FactorGraph, tables
+from ebmpp.reporting import likelihood, mixing, model, samples
+from ebmpp.reporting.page import Section, render
+from ebmpp.reporting.subject import BUDGETS, Budget, Subject, check_rows
+
+_SECTIONS: dict[str, Callable[[Section, Subject], None]] = {
+    "The model": model.declaration,
+    "Log-likelihood": likelihood.likelihood,
+    "Mixing: meeting times of coupled chains": mixing.meeting_times,
+    "Mixing: Gibbs chains against parallel tempering": mixing.chains,
+    "Moments of data against model": samples.moments,
+    "Free energies of rows and samples": likelihood.free_energies,
+    "Latent units over the training rows": model.latent_units,
+    "Singular values of the weights": model.singular_values,
+    "Samples and filters": samples.pictures,
+    "Samples beside the nearest training rows": samples.nearest_rows,
+    "Reconstruction and pseudo-likelihood": likelihood.proxies,
+    "Training": model.training,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """HTML page with its figures and tables; see :func:`report`."""
+
+    path: Path | None
+    """File of the page; None if it was not written."""
+    html: str
+    figures: Mapping[str, bytes]
+    """PNG files by name."""
+    tables: Mapping[str, pd.DataFrame]
+    missing: tuple[str, ...]
+    """Errors of the sections that failed, one line per section."""
+
+    def __repr__(self) -> str:
+        missing = f", {len(self.missing)} sections missing" if self.missing else ""
+        where = "not written" if self.path is None else repr(str(self.path))
+        return f"Report({where}, figures {list(self.figures)}, tables {list(self.tables)}{missing})"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, which keeps its style apart from the notebook's."""
+        style = "width:100%;height:40rem;border:1px solid #cbd2d9"
+        return f'<iframe style="{style}" srcdoc="{escape(self.html)}"></iframe>'
+
+
+def report(
+    graph: FactorGraph,
+    params: Params,
+    data: Any,
+    *,
+    rng_key: Array,
+    held_out: Any = None,
+    path: str | os.PathLike[str] | None = "report.html",
+    budget: str | Budget = "quick",
+    image_shape: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
+    history: Any = None,
+    title: str = "Report on an energy-based model",
+) -> Report:
+    """Write one self-contained HTML page on a trained model.
+
+    The page begins with a verdict: results to be doubted and checks that passed. Its sections are the
+    declaration; the log-likelihood of training and held-out rows, exact where states can be summed and
+    otherwise bracketed by particle systems and annealing in reverse; meeting times of coupled chains and the
+    bound that follows; effective sample sizes, R-hat and rank plots of Gibbs chains and parallel tempering;
+    moments of data and model; free energies of rows and samples; dead, saturated and constant units; singular
+    values of the weights; samples, filters and nearest training rows; reconstruction error and
+    pseudo-likelihood; and, for a fit, its history and the bias of its last gradient (with
+    ``budget="thorough"``). The page names each result that cannot be computed for the model, with the reason.
+    Needs the extra ``plots``.
+
+    :param graph: the model.
+    :param params: its params.
+    :param data: training rows.
+    :param rng_key: a jax key, which determines all numbers except times.
+    :param held_out: rows that were not used for training.
+    :param path: file to write; None to write nothing.
+    :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough", or a
+        :class:`ebmpp.reporting.Budget`.
+    :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by block. By default
+        blocks with a square number of units are shown as square images.
+    :param history: a fit, or its history (which lacks the estimator whose bias is measured).
+    :param title: title of the page.
+    :raises ParameterError: params that do not fit.
+    :raises StateError: data or an image shape that does not fit.
+    :raises ArgumentError: an unknown ``budget``, a graph or key of another type, or a call under ``jit``.
+
+    **References**
+
+    1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*.
+    2. Vehtari et al. (2021), *Rank-normalization, folding, and localization*: rank plots of chains.
+    3. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood*.
+    4. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3)), ebmpp.data.bars_and_stripes(3)
+    >>> result = ebmpp.report(  # doctest: +SKIP
+    ...     rbm, rbm.init(jax.random.key(0)), data, rng_key=jax.random.key(1), path="rbm.html"
+    ... )
+    >>> result.tables["log_likelihood"]["exact"]  # doctest: +SKIP
+    """
+    checks.instance("report: graph", graph, FactorGraph, "a FactorGraph")
+    rng_key = checks.key("report: rng_key", rng_key)
+    checks.on_host("report", rng_key, params, data)
+    graph.check(params)
+    if not isinstance(budget, Budget):
+        budget = BUDGETS[checks.choice("report: budget", budget, BUDGETS, also="ebmpp.reporting.Budget(...)")]
+    shapes = samples.image_shapes(graph, image_shape)
+    sets = {"train": data} | ({} if held_out is None else {"held out": held_out})
+    inputs = {name: tables.as_table(graph, rows, "the report") for name, rows in sets.items()}
+    rows = {name: check_rows(graph, t, budget.rows, i) for i, (name, t) in enumerate(inputs.items())}
+    subject = Subject(graph, params, rows, budget, rng_key, shapes, inputs["train"], history)
+    sections, missing, seconds = [], [], {}
+    for name, build in _SECTIONS.items():
+        begin = time.monotonic()
+        sections.append(Section(name))
+        missing += _run(build, sections[-1], subject)
+        seconds[name] = time.monotonic() - begin
+    last = Section("How this was computed")
+    if held_out is None:
+        last.missing("results on held-out rows", "none were given (held_out=...)")
+    last.text(f"{budget!r}; {sum(seconds.values()):.0f} s in all, with compilation.")
+    last.table("seconds", pd.DataFrame({"section": list(seconds), "seconds": list(seconds.values())}))
+    sections.append(last)
+    counts = [f"{len(next(iter(rows[n].values())))} of {t.batch[0]} {n} rows" for n, t in inputs.items()]
+    html = render(title, f"Computed from {' and '.join(counts)}.", sections)
+    if path is not None:
+        path = Path(path)
+        path.write_text(html, encoding="utf-8")
+    figures = {name: png for section in sections for name, png in section.figures.items()}
+    frames = {name: frame for section in sections for name, frame in section.tables.items()}
+    return Report(path, html, figures, frames, tuple(missing))
+
+
+def _run(build: Callable[[Section, Subject], None], section: Section, subject: Subject) -> list[str]:
+    """Fill a section, with its warnings as notes; return its error, if any."""
+    missing = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            build(section, subject)
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            section.missing("the rest of this section", reason)
+            missing = [f"{section.title}: {reason}"]
+    for message in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
+        section.note(message)
+    for other in caught:
+        if not issubclass(other.category, UserWarning):
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    return missing

@@ -1,0 +1,274 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Sections on the likelihood: log Z and log p of rows, free energies, and likelihood proxies."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+import jax.numpy as jnp
+
+from ebmpp import exact
+from ebmpp.annealing import annealing_path, bracket, smc
+from ebmpp.annealing.log_partition import Bracket, LogPartition
+from ebmpp.core.statistics import standard_error
+from ebmpp.core.types import Rows
+from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
+from ebmpp.errors import IntractableError
+from ebmpp.evaluate import pseudo_log_likelihood
+from ebmpp.exact import enumeration
+from ebmpp.reporting.page import Section
+from ebmpp.reporting.subject import Subject
+from ebmpp.training import monitors
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MAX_SUMMED = 2**20  # states of the model; log Z of larger ones is estimated
+_MAX_LATENT_STATES = 2**24  # over all rows
+_PSEUDO_UNITS = 20
+_SYSTEM_FACTOR = 10  # particles of the systems per annealed particle, whose ladder is many times as long
+
+
+class _LogZ(NamedTuple):
+    """Bounds of log Z, equal if it is a sum over states."""
+
+    lower: float
+    upper: float
+    error: float
+    is_exact: bool
+
+
+def likelihood(section: Section, subject: Subject) -> None:
+    """Report log Z and log p of the rows: exact if the states can be summed, otherwise from two estimates."""
+    log_z = _summed(section, subject) or _estimated(section, subject)
+    exact_rows = {name: _exact_rows(subject, rows, log_z) for name, rows in subject.data.items()}
+    if log_z.is_exact and any(v is None for v in exact_rows.values()):
+        section.missing("exact likelihoods of rows", "The rows' latents have too many states to sum.")
+    if not subject.has_free_energy:
+        section.note(
+            "Latent blocks interact given the visibles, so the free energy of a row has no closed form. The "
+            "table has its mean-field bound, and with it a lower bound of the likelihood."
+        )
+    table = _table(subject, log_z, exact_rows)
+    section.table(
+        "log_likelihood",
+        table,
+        "Mean log p per row. All rows share the error of log Z; the row error is that of a mean over as many "
+        "rows.",
+    )
+    caption = "Bars include two standard errors, of log Z and of the rows together."
+    section.figure("log_likelihood", _draw(table), caption)
+    for name, row in table.iterrows():
+        bound = "" if subject.has_free_energy or np.isfinite(row["exact"]) else " (mean-field lower bound)"
+        baseline = f"independent units {row['independent units']:.2f}"
+        section.fact(f"Log-likelihood, {name}: {_describe(row)}{bound}; {baseline}.")
+    _judge(section, str(table.index[-1]), table.iloc[-1])
+
+
+def _summed(section: Section, subject: Subject) -> _LogZ | None:
+    """Return log Z by a sum over all states, None if there are too many."""
+    try:
+        plan = enumeration.make_plan(subject.graph)
+    except IntractableError:
+        return None
+    if enumeration.num_states(subject.graph, plan.enumerated) > _MAX_SUMMED:
+        return None
+    value = float(exact.log_partition(subject.graph, subject.params))
+    section.text("log Z is an exact sum over all states.")
+    section.table("log_partition", pd.DataFrame([{"log Z": "exact", "value": value}]))
+    return _LogZ(value, value, 0.0, is_exact=True)
+
+
+def _estimated(section: Section, subject: Subject) -> _LogZ:
+    """Return log Z by particle systems from below and by annealing in reverse from above."""
+    budget = subject.budget
+    draws, is_exact, source = subject.model_draws
+    result = bracket(
+        subject.graph,
+        subject.params,
+        rng_key=subject.key(5),
+        samples={b: jnp.asarray(v) for b, v in draws.items()},
+        samples_are_exact=is_exact,
+        num_temperatures=budget.temperatures,
+        ladder="adaptive",
+        data=subject.train,
+    )
+    num = _SYSTEM_FACTOR * budget.particles
+    key = subject.key(12)
+    systems = smc(subject.graph, subject.params, rng_key=key, num_particles=num, data=subject.train)
+    annealed, result = result.lower, dataclasses.replace(result, lower=systems)
+    section.text(
+        f"log Z by annealed importance sampling with {budget.particles} particles and {budget.temperatures} "
+        f"temperatures, forward from independent units and in reverse from {source}; and by particle systems "
+        f"of {num} particles in ten islands, which start from the same units and are resampled. Forward "
+        "estimates are too small on average. Likelihoods use the systems' value."
+    )
+    if not is_exact:
+        section.note(
+            "The reverse estimate is an upper bound on average only if its chains sample the model. If they "
+            "miss a mode, both estimates are too small, with small errors, and the likelihood looks better "
+            "than it is. Read the sections on mixing first."
+        )
+    _log_z_table(section, result, annealed)
+    if result.gap < -3 * result.standard_error:
+        section.judge(False, "the two estimates of log Z contradict each other")
+        section.note(
+            f"The reverse estimate is {-result.gap:.3g} below the forward one, beyond their errors: its "
+            "chains miss a part of the model that the forward run has reached."
+        )
+    section.missing("the exact value", "There are too many states to sum, or infinitely many.")
+    error = max(result.lower.standard_error, result.upper.standard_error)
+    return _LogZ(result.lower.log_partition, result.upper.log_partition, error, is_exact=False)
+
+
+def _log_z_table(section: Section, result: Bracket, annealed: LogPartition) -> None:
+    rows = []
+    names = {"forward (lower)": annealed, "particle systems (lower)": result.lower}
+    for name, side in (names | {"reverse (upper)": result.upper}).items():
+        row = {"log Z": name, "value": side.log_partition, "standard error": side.standard_error}
+        row |= {"effective particles": side.effective_sample_size, "particles": len(side.log_weights)}
+        rows.append({**row, "a bound on average": "yes" if side.sound else "if the chains have mixed"})
+    caption = f"The systems' value and the reverse one differ by {result.gap:.3g} +- "
+    section.table("log_partition", pd.DataFrame(rows), f"{caption}{result.standard_error:.2g}.")
+
+
+def _describe(row: "pd.Series") -> str:
+    """Return a likelihood in words: exact, one value with its error, or the range of two estimates."""
+    if np.isfinite(row["exact"]):
+        return f"{row['exact']:.2f} per row (exact)"
+    low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
+    error = row["log Z error"]
+    if high - low <= 2 * error:
+        return f"{(low + high) / 2:.2f} +- {error:.2g} per row (two estimates of log Z agree)"
+    return f"{low:.2f} to {high:.2f} per row (two estimates of log Z)"
+
+
+def _judge(section: Section, name: str, row: "pd.Series") -> None:
+    """Check that the rows are more likely than under independent units, beyond the errors."""
+    is_exact = np.isfinite(row["exact"])
+    ends = [row["exact"]] if is_exact else [row["at upper log Z"], row["at lower log Z"]]
+    margin = 0.0 if is_exact else 2 * row["log Z error"]
+    low, high = min(ends) - margin - row["independent units"], max(ends) + margin - row["independent units"]
+    if low > 0:
+        section.judge(True, f"{name} rows are at least {low:.3g} nats above independent units")
+    elif high < 0:
+        section.judge(False, f"{name} rows are at least {-high:.3g} nats below independent units")
+    else:
+        section.judge(False, f"{name} rows may be no more likely than under independent units")
+
+
+def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None:
+    if not log_z.is_exact:
+        return None
+    if subject.has_free_energy:
+        return subject.log_density(rows) - log_z.lower
+    try:
+        plan = enumeration.make_plan(subject.graph, subject.graph.visible)
+    except IntractableError:
+        return None
+    size = len(next(iter(rows.values())))
+    if enumeration.num_states(subject.graph, plan.enumerated) * size > _MAX_LATENT_STATES:
+        return None
+    return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
+
+
+def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:
+    table: dict[str, dict[str, float]] = {}
+    for name, rows in subject.data.items():
+        log_density, known = subject.log_density(rows), exact_rows[name]
+        table[name] = {
+            "rows": len(log_density),
+            "exact": math.nan if known is None else float(known.mean()),
+            "at upper log Z": log_density.mean() - log_z.upper,
+            "at lower log Z": log_density.mean() - log_z.lower,
+            "log Z error": log_z.error,
+            "row error": float(standard_error(log_density)),
+            "independent units": _independent(subject, rows),
+        }
+    return pd.DataFrame.from_dict(table, orient="index")
+
+
+def _independent(subject: Subject, rows: Rows) -> float:
+    """Return the mean log p of rows under independent units with the base rates of the training rows."""
+    graph, total = subject.graph, 0.0
+    eta = annealing_path.base_rates(graph, subject.train)
+    for b, family in graph.visible.items():
+        stats = np.asarray(family.statistics(rows[b]), float).reshape(len(rows[b]), -1)
+        normalizer = float(family.log_normalizer(eta[b]).sum())
+        base = np.asarray(family.log_base_measure(rows[b]), float).reshape(len(rows[b]), -1).sum(1)
+        total += float((stats @ np.asarray(eta[b], float).ravel() - normalizer + base).mean())
+    return total
+
+
+def _draw(table: pd.DataFrame) -> "Figure":
+    figure, (ax,) = grid(1, (6.4, 0.9 + 0.7 * len(table)))
+    y = np.arange(len(table))[::-1]
+    margin = 2 * np.hypot(table["log Z error"], table["row error"].fillna(0))
+    ends = table[["at upper log Z", "at lower log Z"]]
+    low, high = ends.min(axis=1), ends.max(axis=1)
+    ax.hlines(y, low - margin, high + margin, color=COLORS[0], linewidth=1.2)
+    ax.hlines(y, low, high, color=COLORS[0], linewidth=6, alpha=0.5, label="between the two estimates")
+    if table["exact"].notna().any():
+        ax.plot(table["exact"], y, "D", color=INK, markersize=5, label="exact")
+    ax.plot(table["independent units"], y, "|", color=COLORS[1], markersize=14, label="independent units")
+    ax.set_yticks(y, table.index)
+    ax.set(xlabel="log p per row (nats)", ylim=(-0.6, len(table) - 0.4))
+    tidy(ax, legend=True)
+    return figure
+
+
+def free_energies(section: Section, subject: Subject) -> None:
+    """Compare free energies of rows and of samples."""
+    name = "free energy" if subject.has_free_energy else "mean-field bound of the free energy"
+    sets = {name: -subject.log_density(rows) for name, rows in subject.data.items()}
+    for label, chains in subject.chains(section).items():
+        thinned = {b: jnp.asarray(v[:, ::10].reshape(-1, *v.shape[2:])) for b, v in chains.draws.items()}
+        sets[f"{label} samples"] = -subject.log_density(thinned)
+    figure, (ax,) = grid(1, (7.0, 3.2))
+    low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
+    bins = np.linspace(low, high + 1e-6 * max(1, abs(high)), 41)
+    for index, (label, values) in enumerate(sets.items()):
+        ax.hist(values, bins=bins, density=True, histtype="step", linewidth=1.5, label=label, **look(index))
+    ax.set(xlabel=f"{name} (nats)", ylabel="density")
+    tidy(ax, legend=True)
+    section.figure("free_energies", figure)
+    section.text(
+        "Held-out rows above training rows indicate overfitting. Samples apart from the rows mean that the "
+        "model puts its mass elsewhere, or that the chains have not reached it."
+    )
+    stats = {n: {"count": len(v), "mean": v.mean(), "sd": v.std()} for n, v in sets.items()}
+    section.table("free_energies", pd.DataFrame.from_dict(stats, orient="index"), f"The {name}.")
+    means = [stats[n]["mean"] for n in subject.data]
+    if len(means) > 1:
+        section.fact(f"Free-energy gap, {list(subject.data)[1]} minus train: {means[1] - means[0]:.3g}.")
+
+
+def proxies(section: Section, subject: Subject) -> None:
+    """Report the reconstruction error and the pseudo-likelihood."""
+    table, reason = {}, None
+    units = sum(f.size for f in subject.graph.visible.values())
+    num_units = _PSEUDO_UNITS if units > 3 * _PSEUDO_UNITS else None
+    for name, rows in subject.data.items():
+        squared = monitors.reconstruction(subject.graph, rows, subject.key(6))(subject.params)
+        table[name] = {"reconstruction error": float(squared)}
+        options: dict[str, Any] = {"num_units": num_units, "rng_key": subject.key(7)}
+        try:
+            value = np.asarray(pseudo_log_likelihood(subject.graph, subject.params, rows, **options), float)
+        except IntractableError as error:
+            reason = error
+        else:
+            table[name] |= {"pseudo-log-likelihood": value.mean(), "its row error": standard_error(value)}
+    section.table("proxies", pd.DataFrame.from_dict(table, orient="index"), "Means over rows.")
+    section.note(
+        "Neither is the likelihood. The reconstruction error (squared, per statistic) is one step away from "
+        "the data, so a chain that does not move makes it small too. The pseudo-likelihood conditions each "
+        "unit on all others, and can rise while the likelihood falls. Compare each only along one run."
+    )
+    if reason is not None:
+        section.missing("the pseudo-likelihood", reason)
+    elif num_units is not None:
+        section.text(f"Pseudo-likelihood from {num_units} random units per row, scaled to all {units}.")

@@ -1,0 +1,214 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Sections on mixing: meeting times of coupled chains, and Gibbs chains against parallel tempering."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+import warnings
+
+import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
+
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
+from ebmpp.diagnostics.datatree import summary
+from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
+from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
+from ebmpp.errors import UnmetError
+from ebmpp.graph import FactorGraph
+from ebmpp.reporting.page import Section
+from ebmpp.reporting.subject import Chains, Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LAG_QUANTILE = 0.95  # of the meeting times at lag 1
+_MAX_R_HAT = 1.01
+_BINS = 20  # of a rank plot
+
+
+@dataclasses.dataclass(frozen=True)
+class _BlockMeans:
+    """Mean value of each block's units in one state."""
+
+    graph: FactorGraph
+
+    def __call__(self, x: dict[str, Array]) -> dict[str, Array]:
+        return {b: x[b].astype(float).mean() for b in self.graph.families}
+
+
+def meeting_times(section: Section, subject: Subject) -> None:
+    """Report meeting times of coupled pairs from noise, and the bound that follows from them."""
+    budget = subject.budget
+    section.text(
+        f"{budget.pairs} pairs of coupled Gibbs chains; each chain starts from its own noise. Once a pair "
+        f"has met, neither chain depends on its start. A pair runs for at most {budget.max_sweeps} sweeps."
+    )
+    pilot = _pairs(subject, 1)
+    times, met = np.full(budget.pairs, budget.max_sweeps + 1.0), np.zeros(budget.pairs, bool)
+    if pilot is not None:
+        times, met, _ = meeting_data(pilot)
+    unmet = int((~met).sum())
+    result = f"{budget.pairs - unmet} of {budget.pairs} pairs met within {budget.max_sweeps} sweeps"
+    if met.any():
+        result += f", after {np.median(times):.0f} in the median and at most {times[met].max():.0f}"
+    section.fact(f"Mixing from noise: {result}.")
+    failed = f"{unmet} of {budget.pairs} coupled pairs did not meet in {budget.max_sweeps} sweeps"
+    section.judge(not unmet, failed if unmet else "coupled chains from noise meet")
+    section.text(result + ".")
+    if unmet:
+        section.note(
+            f"{unmet} of {budget.pairs} pairs had not met. Shorter chains may still depend on their start, "
+            "so the results of chains below are in doubt."
+        )
+    lag = int(max(1, min(np.quantile(times, _LAG_QUANTILE), budget.max_sweeps // 4)))
+    lagged = None if pilot is None else _pairs(subject, lag)
+    figure, panels = grid(1 if lagged is None else 2, (4.4, 3.2))
+    plot_meeting_times(times, 1, met, ax=panels[0])
+    caption = ""
+    if lagged is None:
+        reason = "No pair met, so the bound is 1." if pilot is None else f"No pair met at lag {lag}."
+        section.missing("the bound on the distance to stationarity", reason)
+    else:
+        plot_tv_bound(lagged, ax=panels[1])
+        _bound_table(section, lagged)
+        _means_table(section, subject, lagged)
+        caption = "P(meeting time > t) at lag 1, and the bound on the distance to stationarity."
+    section.figure("meeting_times", figure, caption)
+
+
+def _pairs(subject: Subject, lag: int) -> UnbiasedEstimate | None:
+    """Return an estimate from the pairs that met, over the sweeps from lag to 2 lag; None if none met."""
+    budget = subject.budget
+    options: dict[str, Any] = {"k": lag, "m": 2 * lag, "lag": lag, "max_sweeps": budget.max_sweeps + lag}
+    # chains with a common start would be in one mode and meet there
+    options |= {"num_pairs": budget.pairs, "independent_starts": True, "unmet": "drop"}
+    fn = _BlockMeans(subject.graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the page reports unmet pairs
+        try:
+            return unbiased_expectation(subject.graph, subject.params, fn, rng_key=subject.key(8), **options)
+        except UnmetError:
+            return None
+
+
+def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:
+    if estimate.num_unmet:
+        section.note(
+            f"At lag {estimate.lag}, {estimate.num_unmet} pairs did not meet. Their meeting times are "
+            "unknown, so the bound is 1 and says nothing about the distance to stationarity."
+        )
+    bound = tv_upper_bound(estimate)
+    rows = []
+    for level in (0.5, 0.1, 0.01):
+        below = np.flatnonzero(bound["bound"].values <= level)
+        sweeps = str(int(bound["t"][below[0]])) if len(below) else "more than were run"
+        rows.append({"total variation at most": level, "after sweeps": sweeps})
+    caption = f"From {len(estimate.met)} pairs at lag {estimate.lag}, {estimate.num_unmet} of them unmet."
+    section.table("tv_bound", pd.DataFrame(rows), caption)
+
+
+def _means_table(section: Section, subject: Subject, estimate: UnbiasedEstimate) -> None:
+    """Compare unbiased means of the blocks with means over chains."""
+    if estimate.num_unmet:
+        reason = f"{estimate.num_unmet} pairs did not meet, and means without them are biased."
+        section.missing("unbiased means", reason)
+        return
+    rows = []
+    for b in subject.graph.families:
+        train = float(np.mean(subject.train[b])) if b in subject.graph.visible else np.nan
+        row = {"block": b, "unbiased mean": float(estimate.value[b])}
+        row |= {"standard error": float(estimate.standard_error[b])}
+        rows.append(row | {"Gibbs chains": float(subject.gibbs.draws[b].mean()), "training rows": train})
+    caption = "Mean value of a block's units, from the pairs and from chains."
+    section.table("means", pd.DataFrame(rows), caption)
+
+
+def chains(section: Section, subject: Subject) -> None:
+    """Report effective sample sizes and R-hat of Gibbs chains and of parallel tempering."""
+    budget = subject.budget
+    section.text(
+        f"{budget.chains} chains of each sampler from noise, {budget.sweeps} sweeps after as many warm-up "
+        f"sweeps. A sweep of tempering takes {2 * budget.replicas} passes ({budget.replicas} temperatures, "
+        "twice), so effective draws are also given per pass."
+    )
+    tables, energies = [], {}
+    for name, result in subject.chains(section).items():
+        values = _summaries(subject, result)
+        energies[name] = values["energy"]
+        tables.append(_table(name, result, values))
+        section.text(f"{name}: {result.diagnostics}; {result.seconds:.1f} s with compilation.")
+    table = pd.concat(tables, ignore_index=True)
+    section.table("chains", table, "Statistics of the energy and of the mean value of each block's units.")
+    if table["frozen"].any():
+        section.note(
+            f"{table['frozen'].sum()} values never moved in any chain; they have no effective sample size."
+        )
+    for name in energies:
+        worst = table.loc[table["chains"] == name, "r_hat"].max()
+        section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
+        agree = "agree" if worst <= _MAX_R_HAT else "disagree"
+        section.judge(worst <= _MAX_R_HAT, f"{name} chains from noise {agree} (R-hat {worst:.3f})")
+        if worst > _MAX_R_HAT:
+            section.note(
+                f"R-hat of {name} chains is up to {worst:.3f}, above {_MAX_R_HAT}: the chains disagree, so "
+                "they do not sample the model yet."
+            )
+    section.figure(
+        "chains",
+        _draw(energies),
+        "Rank plots: per chain, the ranks of its energies among those of all chains, lowest on the left. "
+        "Chains that have mixed are flat up to noise, at the dotted line.",
+    )
+    section.note(
+        "R-hat near 1 says that the chains agree, not that they have visited every mode: all may miss the "
+        "same one. Tempered chains and meeting times are better evidence."
+    )
+
+
+def _summaries(subject: Subject, chains: Chains) -> dict[str, np.ndarray]:
+    draws = {b: jnp.asarray(v) for b, v in chains.draws.items()}
+    values = {"energy": np.asarray(subject.graph.energy(subject.params, draws), float)}
+    for b, v in chains.draws.items():
+        values[f"mean of {b}"] = v.reshape(*v.shape[:2], -1).mean(-1, dtype=float)
+    return values
+
+
+def _table(name: str, chains: Chains, values: dict[str, Any]) -> pd.DataFrame:
+    import arviz_base  # imports matplotlib, if installed
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a column reports values that never move
+        table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")
+    draws = next(iter(values.values())).size
+    table = table[["mean", "sd", "ess_bulk", "ess_tail", "r_hat", "frozen"]].copy()
+    table.insert(4, "ess per 1000 passes", 1000 * table["ess_bulk"] / (draws * chains.passes))
+    return table.rename_axis("value").reset_index().assign(chains=name)[["chains", "value", *table.columns]]
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return histograms ``(chains, bins)`` of each chain's ranks among all values ``(chains, draws)``."""
+    rank = rankdata(values, method="average") - 0.5
+    bins = np.minimum((rank * _BINS / values.size).astype(int), _BINS - 1).reshape(values.shape)
+    return np.stack([np.bincount(row, minlength=_BINS) for row in bins])
+
+
+def _draw(energies: dict[str, np.ndarray]) -> "Figure":
+    tallest = max(len(v) for v in energies.values())
+    figure, panels = grid(len(energies), (4.4, 1.0 + 0.34 * tallest))
+    for ax, (name, energy) in zip(panels, energies.items(), strict=True):
+        counts, level = _ranks(energy), energy.shape[1] / _BINS
+        edges, scale = np.arange(_BINS + 1) / _BINS, 0.9 / max(counts.max(), 2 * level)
+        for chain, row in enumerate(counts):
+            base = len(counts) - 1 - chain
+            ax.stairs(base + scale * row, edges, baseline=base, fill=True, color=COLORS[0], alpha=0.35)
+            ax.stairs(base + scale * row, edges, baseline=base, color=COLORS[0], linewidth=0.9)
+            ax.axhline(base + scale * level, color=INK, linewidth=0.6, linestyle=":")
+        ax.set_yticks(np.arange(len(counts)), [f"{len(counts) - i}" for i in range(len(counts))])
+        ax.set(xlabel="rank of the energy among all draws", ylabel="chain", title=name, xlim=(0, 1))
+        tidy(ax)
+    return figure

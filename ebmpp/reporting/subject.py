@@ -1,0 +1,209 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Subject of a report: a model, its data, a computing budget, and chains that several sections use."""
+
+from collections.abc import Mapping
+import dataclasses
+from functools import cached_property
+import time
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import Params, checks
+from ebmpp.core.compile import compiled
+from ebmpp.errors import IntractableError
+from ebmpp.evaluate.variational import mean_field_bound
+from ebmpp.exact.perfect import perfect_sample
+from ebmpp.graph import FactorGraph, tables
+from ebmpp.kernels import BlockedGibbs, ParallelTempering
+from ebmpp.reporting.page import Section
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Amount of computation of a report.
+
+    :param rows: maximal number of rows of each data set, chosen at random.
+    :param particles: particles of annealed importance sampling in each direction.
+    :param temperatures: temperatures of annealed importance sampling.
+    :param chains: number of chains of each sampler.
+    :param sweeps: sweeps per chain, after as many warm-up sweeps.
+    :param replicas: temperatures of parallel tempering.
+    :param pairs: number of coupled pairs of chains.
+    :param max_sweeps: sweeps after which a pair counts as unmet.
+    :param references: unbiased gradients that measure the bias of the run's estimator, at least 3; 0 skips
+        the measurement. Each takes several systems of 1,000 particles, the most expensive part of a report
+        on a large model.
+    :raises ArgumentError: values that are not positive ints (at least 2 chains, particles, replicas and
+        temperatures, at least 4 sweeps).
+    """
+
+    rows: int = 500
+    particles: int = 50
+    temperatures: int = 1000
+    chains: int = 10
+    sweeps: int = 300
+    replicas: int = 8
+    pairs: int = 100
+    max_sweeps: int = 1000
+    references: int = 0
+
+    def __post_init__(self) -> None:
+        checks.set_counts(self, "rows", "pairs", "max_sweeps")
+        checks.set_counts(self, "chains", "particles", "replicas", "temperatures", least=2)
+        checks.set_counts(self, "sweeps", least=4)
+        checks.set_counts(self, "references", least=3 if self.references else 0)
+
+
+BUDGETS = {"quick": Budget(), "thorough": Budget(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000, 20)}
+
+
+class Chains(NamedTuple):
+    """Draws of a sampler's chains, started from noise."""
+
+    draws: dict[str, np.ndarray]
+    """By block, ``(chains, sweeps, *shape)``."""
+    seconds: float
+    passes: int
+    """Sweeps of a single state per draw."""
+    diagnostics: str
+    """The kernel's diagnostics string."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """Model, data and budget of a report."""
+
+    graph: FactorGraph
+    params: Params
+    data: Mapping[str, Mapping[str, Array]]
+    """Rows of the visible blocks by name of the data set; the first is the training set."""
+    budget: Budget
+    rng_key: Array
+    image_shapes: Mapping[str, tuple[int, int]]
+    """Height and width of the visible blocks that are images."""
+    table: tables.Table
+    """All training rows, of which ``data`` holds a subset."""
+    history: Any = None
+
+    @property
+    def train(self) -> Mapping[str, Array]:
+        """Subset of the training rows."""
+        return next(iter(self.data.values()))
+
+    @property
+    def share(self) -> float:
+        """Share of all training rows that ``train`` holds."""
+        return len(next(iter(self.train.values()))) / self.table.batch[0]
+
+    @property
+    def has_free_energy(self) -> bool:
+        """True if the latents given the visibles are summed out in closed form."""
+        return not self.graph.interacting(self.graph.latent)
+
+    def key(self, index: int) -> Array:
+        """Return the key of one purpose."""
+        return jax.random.fold_in(self.rng_key, index)
+
+    def log_density(self, rows: Mapping[str, Array]) -> Float[np.ndarray, "rows"]:
+        """Return log p(v) + log Z of each row, or its mean-field lower bound for interacting latents."""
+        count, size = len(next(iter(rows.values()))), len(next(iter(self.train.values())))
+        # smaller sets are padded, so that one program serves all of them
+        padded = {b: np.resize(rows[b], (max(count, size), *rows[b].shape[1:])) for b in self.graph.visible}
+        if self.has_free_energy:
+            value = -self.graph.free_energy(self.params, padded)
+        else:
+            value = mean_field_bound(self.graph, self.params, padded)
+        return np.asarray(value, float)[:count]
+
+    @cached_property
+    def gibbs(self) -> Chains:
+        """Chains of blocked Gibbs sampling."""
+        return self._run(1, 1, 1)
+
+    @cached_property
+    def tempered(self) -> Chains:
+        """Chains of parallel tempering."""
+        return self._run(self.budget.replicas, 2, 2 * self.budget.replicas)
+
+    def chains(self, section: Section) -> dict[str, Chains]:
+        """Return the chains of both samplers by name; the section notes a sampler that rejects the model."""
+        result = {}
+        for name, attribute in {"Gibbs": "gibbs", "tempered": "tempered"}.items():
+            try:
+                result[name] = getattr(self, attribute)
+            except ValueError as error:
+                section.missing(f"{name} chains", error)
+        return result
+
+    def _run(self, replicas: int, index: int, passes: int) -> Chains:
+        begin, kernel = time.monotonic(), _kernel(self.graph, replicas)
+        kernel.target((self.params,), {}, check=True)  # checks values, which the traced program cannot
+        keys = jax.random.split(self.key(index), self.budget.chains)
+        state, draws = _run_chains(self.graph, replicas, self.budget.sweeps, self.params, keys)
+        draws = {b: np.moveaxis(np.asarray(v), 0, 1) for b, v in draws.items()}
+        return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(state))
+
+    @cached_property
+    def model_draws(self) -> tuple[dict[str, np.ndarray], bool, str]:
+        """Draws of the model, one per particle; True if they are exact; a description."""
+        count = self.budget.particles
+        try:
+            drawn = perfect_sample(self.graph, self.params, self.key(3), count, method="enumerate")
+            return {b: np.asarray(v) for b, v in drawn.items()}, True, "independent exact draws"
+        except IntractableError:
+            per_chain = -(-count // self.budget.chains)
+            draws = spread_draws(self.tempered.draws, self.budget.chains, per_chain)
+            source = f"draws of {self.budget.chains} chains of parallel tempering, started from noise"
+            return {b: v[:count] for b, v in draws.items()}, False, source
+
+
+def spread_draws(draws: Mapping[str, np.ndarray], chains: int, per_chain: int) -> dict[str, np.ndarray]:
+    """Return the last draw of each chain, then earlier draws at equal distances, ``(draws, *shape)``."""
+    sweeps = next(iter(draws.values())).shape[1]
+    index = np.linspace(sweeps - 1, 0, per_chain, endpoint=False).astype(int)
+    pick = lambda v: np.moveaxis(v[:chains, index], 1, 0).reshape(-1, *v.shape[2:])
+    return {b: pick(v) for b, v in draws.items()}
+
+
+def _kernel(graph: FactorGraph, replicas: int) -> BlockedGibbs | ParallelTempering:
+    return BlockedGibbs(graph) if replicas == 1 else ParallelTempering(graph, num_temperatures=replicas)
+
+
+@compiled(statics=3)
+def _run_chains(
+    graph: FactorGraph, replicas: int, sweeps: int, params: Params, keys: Array
+) -> tuple[Any, dict[str, Array]]:
+    """Return the last state of all chains and their draws ``(sweeps, chains, *shape)`` after warm-up.
+
+    This is one program; ``numpyro.infer.MCMC`` compiles twenty more, for the kernel's ``init`` and storage.
+    """
+    kernel = _kernel(graph, replicas)
+    state = kernel.init(keys, sweeps, None, (params,), {})
+    draws = {b: jnp.zeros((sweeps, *v.shape), v.dtype) for b, v in state.z.items()}
+
+    def body(index: Array, carry: tuple) -> tuple:
+        state, draws = carry
+        state = kernel.sample(state, (params,), {})
+        slot = jnp.maximum(index - sweeps, 0)  # the first draw overwrites the warm-up
+        return state, {b: v.at[slot].set(state.z[b]) for b, v in draws.items()}
+
+    return lax.fori_loop(0, 2 * sweeps, body, (state, draws))
+
+
+def check_rows(graph: FactorGraph, table: tables.Table, max_rows: int, seed: int) -> dict[str, Array]:
+    """Return at most ``max_rows`` random rows, checked.
+
+    :raises StateError: values outside the support, or a table without rows.
+    """
+    total = tables.one_axis(graph, table)
+    index = np.arange(total)
+    if total > max_rows:
+        index = np.random.default_rng(seed).permutation(total)[:max_rows]
+    return tables.check_table(graph, table.take(index)).rows
