@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Categorical, FactorGraph, Observed
+from ebmpp import Bernoulli, Categorical, FactorGraph, Observed
 from shared import common
 
 _TABLES: dict[str, Callable[[], Any]] = {
@@ -91,12 +91,11 @@ def declare(columns: int, bins: int, latent: int) -> FactorGraph:
 def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
     """Train by Adam at a decaying rate, with weight decay because tables are small."""
     decay = optax.add_decayed_weights(args.decay, {"v": False, "h": False, "v:h": True})
-    chains = args.num_pairs
     return common.train(
         graph,
         args.table.train,
         args,
-        UCD(num_pairs=chains) if args.estimator == "ucd" else PCD(k=2, num_chains=chains),
+        common.pcd_or_ucd(args, k=2),
         optax.chain(decay, optax.adam(common.cosine(args))),
     )
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Observed
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Observed
 from ebmpp.estimators import Discriminative
 from shared import common, digit_images
 
@@ -87,9 +87,7 @@ def declare(pixels: int, latent: int) -> FactorGraph:
 
 def estimator(loss: str, args: argparse.Namespace) -> Any:
     """Return the estimator of a loss."""
-    generative = PCD(num_chains=args.num_pairs)
-    if args.estimator == "ucd":
-        generative = UCD(num_pairs=args.num_pairs)
+    generative = common.pcd_or_ucd(args)
     if loss == "generative":
         return generative
     return Discriminative("y", generative if loss == "hybrid" else None, args.weight)

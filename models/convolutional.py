@@ -117,9 +117,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pool", type=int, default=2, help="side of a pooled cell; 1 for no pooling")
     parser.add_argument("--unbiased-steps", type=int, default=20, help="final unbiased steps")
     parser.add_argument("--temperatures", type=int, default=2000, help="of annealed importance sampling")
-    args = common.parse(parser, argv, filters=1, window=1, pool=1, unbiased_steps=1, temperatures=1)
-    with common.exit_on_error(parser):
-        args.images = digit_images.images(args.data, args.seed)
+    least = {"filters": 1, "window": 1, "pool": 1, "unbiased_steps": 1, "temperatures": 1}
+    args = common.parse(parser, argv, digit_images.images, **least)
     machine = declare(args.images.train.shape[1], args.filters, args.window, args.pool)
     common.begin(args, machine)
     unbiased = UCD(num_pairs=args.num_pairs, start="persistent")

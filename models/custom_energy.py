@@ -26,7 +26,7 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Bias, Categorical, Factor, FactorGraph
+from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph
 from ebmpp.errors import NotMultiAffineError
 from ebmpp.estimators import MeanField
 from shared import common, digit_images
@@ -112,19 +112,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--components", type=int, default=10, help="number of components with --unsupervised")
     parser.add_argument("--unsupervised", action="store_true", help="the label is latent")
     parser.add_argument("--estimator", choices=("pcd", "ucd"), default="pcd")
-    args = common.parse(parser, argv, latent=1, components=1)
+    args = common.parse(parser, argv, digit_images.images, latent=1, components=1)
     if args.latent > _MOST_LATENT:
         parser.error(f"--latent must be at most {_MOST_LATENT} for exact evaluation, got {args.latent}.")
-    with common.exit_on_error(parser):
-        images = digit_images.images(args.data, args.seed)
+    images = args.images
     supervised = not args.unsupervised
     components = 10 if supervised else args.components
     rows = {"v": images.train.reshape(len(images.train), -1), "z": images.train_labels[:, None]}
     model = declare(rows["v"].shape[1], components, args.latent, supervised)
     common.begin(args, model)
     posterior = None if supervised else MeanField()  # given v alone, label and latents interact
-    pcd = PCD(k=5, num_chains=args.num_pairs, posterior=posterior)
-    estimator = pcd if args.estimator == "pcd" else UCD(num_pairs=args.num_pairs)
+    estimator = common.pcd_or_ucd(args, k=5, posterior=posterior)
     fit = common.train(model, {b: rows[b] for b in model.visible}, args, estimator)
     held_out = images.held_out.reshape(len(images.held_out), -1)
     report(model, fit.params, held_out, images.held_out_labels, supervised)

@@ -173,10 +173,7 @@ def held_out(fit: ebmpp.Fit, args: argparse.Namespace) -> str:
         return f"{float(fit.history.log_likelihood_held_out[-1]):.2f} per image, exact"
     ais = ebmpp.ais(fit.graph, fit.params, rng_key=jax.random.key(args.seed + 5), num_temperatures=5000)
     value = -fit.graph.free_energy(fit.params, {"v": args.images.held_out}).mean() - ais.log_partition
-    return (
-        f"{float(value):.2f} per image, log Z by AIS (standard error {ais.standard_error:.2f}, "
-        f"{ais.effective_sample_size:.0f} of {len(ais.log_weights)} particles effective)"
-    )
+    return f"{float(value):.2f} per image ({common.describe_ais(ais)})"
 
 
 def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:

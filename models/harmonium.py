@@ -29,7 +29,7 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Categorical, Factor, FactorGraph, Gaussian, Poisson
+from ebmpp import Bernoulli, Categorical, Factor, FactorGraph, Gaussian, Poisson
 from ebmpp.diagnostics import style
 from shared import common, corpus
 
@@ -174,11 +174,7 @@ def likelihood(fit: ebmpp.Fit, first: Any, args: argparse.Namespace) -> str:
         free = fit.graph.free_energy(params, {"words": rows}).mean()
         scores.append((float(-free - estimate.log_partition), estimate))
     (value, ais), (other, _) = scores
-    text = (
-        f"{value:.2f} (log Z by AIS, standard error {ais.standard_error:.2f}, "
-        f"{ais.effective_sample_size:.0f} of {len(ais.log_weights)} particles effective); "
-        f"independent words {other:.2f}"
-    )
+    text = f"{value:.2f} ({common.describe_ais(ais)}); independent words {other:.2f}"
     if args.kind != "replicated":
         return text
     perplexity = [np.exp(-score / args.tokens) for score in (value, other)]
@@ -222,9 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     common.print_row("documents", f"{len(data.train)} for training, {len(data.held_out)} held out")
     rates = (data.train.sum(0) + 1) / (data.train + 1 / len(data.train)).sum()
     first = start(graph, rates, args.tokens, args.seed)
-    estimator = PCD(num_chains=args.num_pairs)
-    if args.estimator == "ucd":
-        estimator = UCD(num_pairs=args.num_pairs, start="persistent")
+    estimator = common.pcd_or_ucd(args, "persistent")
     batches = lambda: stream(data.train, args)
     fit = common.train(graph, batches, args, estimator, params=first, batch_size=None)
     common.print_row("log-likelihood, held out", likelihood(fit, first, args))

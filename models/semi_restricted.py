@@ -27,7 +27,7 @@ from numpyro.infer import MCMC
 import jax
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, FactorGraph, Pairwise, exact
+from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Pairwise, exact
 from ebmpp.diagnostics import style
 from shared import common, digit_images
 
@@ -75,9 +75,7 @@ def build(kind: str, args: argparse.Namespace) -> Machine:
     graph = declare(kind, side, args.latent, args.neighbours)
     count = sum(np.prod(s.shape, dtype=int) for s in jax.tree.leaves(graph.param_shapes))
     print(f"-- {kind}: {count} params, a sweep in {len(graph.layers)} parts")
-    estimator: Any = PCD(num_chains=args.num_pairs, k=args.k)
-    if args.estimator == "ucd":
-        estimator = UCD(num_pairs=args.num_pairs, start="persistent")
+    estimator = common.pcd_or_ucd(args, "persistent", k=args.k)
     parts = {"train": args.images.train, "held_out": args.images.held_out}
     units = None if side < 16 else 20  # per row; a unit costs two free energies
     monitors = {
@@ -112,9 +110,7 @@ def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
     value = ais.average_log_likelihood(args.images.held_out)
     common.print_row(
         "log-likelihood, held out",
-        f"{value.value:.2f} per image +- {value.standard_error:.2f} of log Z, "
-        f"+- {value.row_error:.2f} of the images; {ais.effective_sample_size:.0f} of {args.num_pairs} "
-        "particles effective",
+        f"{value.value:.2f} per image, +- {value.row_error:.2f} of the images, {common.describe_ais(ais)}",
     )
     latent = graph.families.get("h")
     if latent is not None and latent.size <= _EXACT_UNITS and not graph.splits:
@@ -204,10 +200,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--k", type=int, default=1, help="sweeps per step of pcd")
     add("--sweeps", type=int, default=1000, help="sweeps of a sample")
     add("--temperatures", type=int, default=1000, help="of annealed importance sampling")
-    args = common.parse(parser, argv, latent=1, k=1, sweeps=3, temperatures=3, num_pairs=3)
-    with common.exit_on_error(parser):
-        args.images = digit_images.images(args.data, args.seed)
-    return args
+    least = {"latent": 1, "k": 1, "sweeps": 3, "temperatures": 3, "num_pairs": 3}
+    return common.parse(parser, argv, digit_images.images, **least)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -133,9 +133,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--latent", type=int, default=40)
     parser.add_argument("--factors", type=int, default=80)
     parser.add_argument("--estimator", choices=("cd", "ucd"), default="cd")
-    args = common.parse(parser, argv, latent=1, factors=1)
-    with common.exit_on_error(parser):
-        images = digit_images.images(args.data, args.seed)
+    args = common.parse(parser, argv, digit_images.images, latent=1, factors=1)
+    images = args.images
     copies = len(MOVES) if args.data == "digits" else 1
     train = pairs(np.repeat(images.train, copies, 0), args.seed)
     new = pairs(images.held_out, args.seed + 1)

@@ -3,7 +3,7 @@
 """Parts that the programs share: options, training, chains, pictures, files and printed rows."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import FactorGraph, Stage
+from ebmpp import PCD, UCD, FactorGraph, Stage
 from ebmpp.diagnostics import style
 from ebmpp.errors import DivergenceError
 
@@ -61,9 +61,15 @@ def training_options(
     add("--rate", type=float, default=rate, help="first learning rate; it decays along a cosine")
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **least: int) -> argparse.Namespace:
+def parse(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    images: Callable[[str, int], Any] | None = None,
+    **least: int,
+) -> argparse.Namespace:
     """Return the checked options; a number out of range ends the program.
 
+    :param images: function that reads ``args.images`` from ``--data`` and ``--seed``.
     :param least: smallest values; 1 for the training options.
     """
     args = parser.parse_args(argv)
@@ -75,6 +81,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **least: 
         parser.error(f"--rate must be a positive number, got {args.rate}.")
     if not (getattr(args, "decay", 0.0) >= 0 and math.isfinite(getattr(args, "decay", 0.0))):
         parser.error(f"--decay must be a number of at least 0, got {args.decay}.")
+    if images is not None:
+        with exit_on_error(parser):
+            args.images = images(args.data, args.seed)
     return args
 
 
@@ -95,6 +104,17 @@ def begin(args: argparse.Namespace, graph: FactorGraph) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     print(graph)
     tell("layers", str(graph.layers))
+
+
+def pcd_or_ucd(args: argparse.Namespace, start: str = "data", **pcd: Any) -> PCD | UCD:
+    """Return the estimator of ``--estimator`` with ``--num-pairs`` chains or pairs.
+
+    :param start: where pairs of UCD start.
+    :param pcd: further arguments of PCD.
+    """
+    if args.estimator == "ucd":
+        return UCD(num_pairs=args.num_pairs, start=start)
+    return PCD(num_chains=args.num_pairs, **pcd)
 
 
 def cosine(args: argparse.Namespace, alpha: float = 0.02) -> optax.Schedule:
@@ -175,6 +195,12 @@ def chains(
 def print_row(name: str, value: str) -> None:
     """Print a row of the report."""
     print(f"{name:<26}{value}", flush=True)
+
+
+def describe_ais(ais: Any) -> str:
+    """Return the standard error and the effective particles of log Z as text."""
+    error, effective = ais.standard_error, ais.effective_sample_size
+    return f"+- {error:.2f} of log Z by AIS, {effective:.0f} of {len(ais.log_weights)} particles effective"
 
 
 def panels(axes: Any, images: Mapping[str, Any], *shape: Any, fontsize: int = 10, **grid: Any) -> None:
