@@ -110,9 +110,10 @@ test-subset: $(STAMP)
 release-check: $(STAMP)
 	$(BIN)/python tests/support/release_check.py $(RELEASE)
 
-# Speed: minutes. Times are saved in .benchmarks; compare commits by `pytest-benchmark compare`.
+# Speed: minutes. Times are saved in .benchmarks; compare commits by `pytest-benchmark compare`. conftest.py is left
+# out, as it has settings that make tests fast and programs slow.
 bench: $(STAMP)
-	$(BIN)/python -m pytest benchmarks/speed --benchmark-autosave
+	$(BIN)/python -m pytest --noconftest benchmarks/speed --benchmark-autosave
 
 # The experiments of the papers, and our own: hours. benchmarks/papers/papers.py --list prints them.
 papers: $(STAMP)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of every call of ``cases.py`` by pytest-benchmark.
 
-``make bench`` saves them under ``.benchmarks``; ``pytest-benchmark compare`` sets commits side by side. Calls
-of one group share a table. Ratios to other libraries are read off ``ratios.py``, which interleaves the calls.
+``make bench`` runs them without the tests' ``conftest.py`` and saves them under ``.benchmarks``;
+``pytest-benchmark compare`` sets commits side by side. Calls of one group share a table. Ratios to other
+libraries are read off ``ratios.py``, which interleaves the calls.
 """
 
 from functools import cache
