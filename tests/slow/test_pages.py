@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The python blocks of every page run, in order, as one program a page."""
+"""The Python blocks of every page run, in order, as one program per page."""
 
 from pathlib import Path
 import re
@@ -9,7 +9,6 @@ import pytest
 
 import jax
 
-from helpers import often
 from release_files import python_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -19,16 +18,10 @@ PAGES = [
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-MOST_LINES = 160  # of README: a page that is read to its end
-# These take two thirds of the time, and their content is tested elsewhere; `make test-all` runs them.
-LONG = {
-    *(f"docs/guide/{n}" for n in ("devices", "judge", "numpyro", "sample")),
-    *(f"docs/howto/{n}" for n in ("chains_do_not_meet", "classify", "deep_machine", "missing_entries")),
-    *(f"docs/howto/{n}" for n in ("names_in_arviz", "own_family", "training_diverges")),
-}
+MAX_README_LINES = 160
 
 
-def test_python_blocks_are_found_with_their_lines() -> None:
+def test_python_blocks_keep_their_lines() -> None:
     text = "# t\n```python\nx = 1\n```\n```bash\nls\n```\n\n```python\ny = x\n\nz = y\n```\n"
     assert python_blocks(text) == ["\n\nx = 1\n", "\n" * 9 + "y = x\n\nz = y\n"]
 
@@ -44,10 +37,10 @@ def has_code(page: Path) -> bool:
 WITH_CODE = {name(p): p for p in PAGES if has_code(p)}
 
 
-@pytest.mark.parametrize("key", often(WITH_CODE, *(WITH_CODE.keys() - LONG)))
+@pytest.mark.parametrize("key", WITH_CODE)
 def test_a_page_runs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = WITH_CODE[key]
-    monkeypatch.chdir(tmp_path)  # what a page writes does not land in the repository
+    monkeypatch.chdir(tmp_path)  # where a page writes its files
     namespace = {"__name__": page.stem}
     for block in python_blocks(page.read_text(encoding="utf-8")):
         exec(compile(block, str(page), "exec"), namespace)
@@ -55,10 +48,10 @@ def test_a_page_runs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_what_a_page_links_to_is_there(page: Path) -> None:
+def test_links_of_a_page_exist(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
 
 
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES

@@ -77,7 +77,6 @@ def test_grey_images_have_eight_bits_per_pixel_and_can_be_inverted(
     np.testing.assert_allclose(data.intensities(data.held_out), ebmpp.data.digits()[ORDER[:20]], atol=1 / 255)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family, _ in VALUES])
 def test_completions_keep_the_known_half(family: type[ebmpp.Family]) -> None:
     data = dbm.images("digits", grey=False, seed=0, family=family)
@@ -181,7 +180,6 @@ def test_top_words_have_the_largest_weights() -> None:
     assert harmonium.top_words({"words:topics": weight}, words, 2) == ["a c", "b a"]
 
 
-@pytest.mark.slow
 def test_documents_are_reproducible_and_labelled() -> None:
     data, repeated = (corpus.load("docstrings", 100, seed=0) for _ in range(2))
     np.testing.assert_array_equal(data.train, repeated.train)
@@ -195,7 +193,6 @@ def test_documents_are_reproducible_and_labelled() -> None:
 # -- the deep machine's likelihood -------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_likelihood_of_a_deep_machine(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     argv = "--recipe=likelihood --sides 6 5 --steps=4 --batch-size=10 --no-progress --num-pairs=8"
     dbm.main([*argv.split(), "--particles=1000", f"--out={tmp_path}"])

@@ -166,7 +166,6 @@ CASES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_exact_and_coupled_gradients(name: str) -> None:
     case = CASES[name]()
@@ -200,7 +199,6 @@ def test_gaussian_likelihood_is_that_of_a_mixture() -> None:
     np.testing.assert_allclose(likelihood, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_gaussian_likelihood_gradient() -> None:
     v = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
 
@@ -256,7 +254,6 @@ def test_poisson_words_with_gaussian_latents_are_refused() -> None:
 # -- conditionals, and the lattices ------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_completions_of_a_table_against_enumeration() -> None:
     graph = categorical.declare(3, 3, 2)
     params = random_params(graph, seed=4, scale=1.0)
@@ -270,7 +267,6 @@ def test_completions_of_a_table_against_enumeration() -> None:
     assert (categorical.search(graph, params, data, seed=0)[:, 0] == 2).all()
 
 
-@pytest.mark.slow
 def test_labels_of_digits_and_halves_against_enumeration() -> None:
     graph = conditional.declare(4, 2)
     params = random_params(graph, seed=2, scale=1.0)

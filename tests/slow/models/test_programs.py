@@ -14,6 +14,7 @@ import xarray as xr
 import jax
 
 import ebmpp
+from helpers import often
 from models import (
     categorical,
     conditional,
@@ -155,7 +156,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+CHEAP = ("categorical", "conditional", "custom energy", "dbm pcd 12", "gaussian langevin")
+
+
+@pytest.mark.parametrize("name", often(RUNS, *CHEAP))
 def test_a_short_run_writes_its_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

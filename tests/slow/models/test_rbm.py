@@ -14,7 +14,6 @@ import jax
 
 import ebmpp
 from ebmpp.annealing.log_partition import LogPartition
-from helpers import slow
 from models import rbm
 from shared import digit_images, rbm_likelihood
 
@@ -59,8 +58,7 @@ def test_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert str(out / "samples.png") in printed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", [slow("cd"), "pcd"])
+@pytest.mark.parametrize("estimator", ["cd", "pcd"])
 def test_an_idx_file_too_large_to_enumerate(
     tmp_path: Path, estimator: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +99,6 @@ def test_labels_are_not_images(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "must hold at least two images" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_likelihood_from_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rbm.main([*SMALL, "--out", str(tmp_path)])
     numbers = json.loads((tmp_path / "rbm_likelihood.json").read_text())
