@@ -14,20 +14,8 @@ from scipy import stats
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Binomial,
-    Categorical,
-    Exponential,
-    Factor,
-    FactorGraph,
-    Family,
-    Gaussian,
-    Poisson,
-    Spin,
-)
+import ebmpp
+from ebmpp import Bernoulli, Bias, Categorical, Exponential, FactorGraph, Family, Gaussian, Poisson, Spin
 
 
 def slow(*values: Any) -> Any:
@@ -79,7 +67,7 @@ FAMILIES: dict[str, Family] = {
     "bernoulli": Bernoulli(2),
     "spin": Spin(2),
     "categorical": Categorical(2, num_categories=3),
-    "binomial": Binomial(2, total_count=3),
+    "binomial": ebmpp.Binomial(2, total_count=3),
     "poisson": Poisson(2),
     "exponential": Exponential(2),
     "gaussian": Gaussian(2),
@@ -90,7 +78,7 @@ FINITE = ("bernoulli", "spin", "categorical", "binomial")
 
 def pair(first: Family, second: Family) -> FactorGraph:
     """Two blocks ``a`` (visible) and ``b`` (latent), biases and a bilinear factor."""
-    return FactorGraph({"a": first}, {"b": second}, [Bias("a"), Bias("b"), Bilinear("a", "b")])
+    return FactorGraph({"a": first}, {"b": second}, [Bias("a"), Bias("b"), ebmpp.Bilinear("a", "b")])
 
 
 def alone(family: Family) -> FactorGraph:
@@ -107,7 +95,7 @@ def gated(shape: Sequence[int] = (2, 2, 2)) -> FactorGraph:
     """A three-way factor over ``a`` (visible), ``b`` and ``c``, and biases."""
     sizes = dict(zip("abc", shape, strict=True))
     families = {name: Bernoulli(size) for name, size in sizes.items()}
-    gate = Factor("a", "b", "c", energy=three_way_energy, init=np.zeros(tuple(shape)))
+    gate = ebmpp.Factor("a", "b", "c", energy=three_way_energy, init=np.zeros(tuple(shape)))
     return FactorGraph(
         {"a": families["a"]}, {"b": families["b"], "c": families["c"]}, [*map(Bias, "abc"), gate]
     )

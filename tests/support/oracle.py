@@ -16,20 +16,8 @@ import numpy as np
 from own_families import Ordinal, Ternary
 from scipy.special import gammaln
 
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Binomial,
-    Categorical,
-    Convolution,
-    Exponential,
-    Factor,
-    FactorGraph,
-    Family,
-    Gaussian,
-    Poisson,
-    Spin,
-)
+import ebmpp
+from ebmpp import Categorical, Convolution, Exponential, Factor, FactorGraph, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import Linear
 
 COUNTS = 30
@@ -39,7 +27,7 @@ def unit_values(family: Family) -> list[float] | None:
     """Return the values of a unit; None for real numbers."""
     if isinstance(family, Gaussian | Exponential):
         return None
-    known = {Bernoulli: [0, 1], Spin: [-1, 1], Ternary: [0, 1, 2], Ordinal: [0, 1, 2, 3]}
+    known = {ebmpp.Bernoulli: [0, 1], Spin: [-1, 1], Ternary: [0, 1, 2], Ordinal: [0, 1, 2, 3]}
     if type(family) in known:
         return known[type(family)]
     count = (
@@ -69,7 +57,7 @@ def statistics_of(family: Family, x: np.ndarray, interacting: bool = False) -> n
 def log_base(family: Family, x: np.ndarray) -> np.ndarray:
     """Return the log base measure of each row."""
     x = np.asarray(x, float).reshape(len(x), -1)
-    if isinstance(family, Binomial):
+    if isinstance(family, ebmpp.Binomial):
         n = family.total_count
         return (gammaln(n + 1) - gammaln(x + 1) - gammaln(n - x + 1)).sum(1)
     if isinstance(family, Gaussian):
@@ -104,7 +92,7 @@ def energy(graph: FactorGraph, params: Mapping[str, Any], x: Mapping[str, np.nda
     total = np.zeros(len(next(iter(x.values()))))
     for factor in graph.factors:
         families, w = [graph.families[b] for b in factor.blocks], np.asarray(params[factor.name], float)
-        if isinstance(factor, Bias):
+        if isinstance(factor, ebmpp.Bias):
             t = statistics_of(families[0], x[factor.blocks[0]])
             total -= t @ np.broadcast_to(w, families[0].statistic_shape).ravel()
             continue

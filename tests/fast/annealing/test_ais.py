@@ -21,20 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Categorical,
-    Exponential,
-    Factor,
-    FactorGraph,
-    Gaussian,
-    Poisson,
-    Spin,
-    exact,
-    layered,
-)
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered
 from ebmpp.annealing import annealing_path
 from ebmpp.annealing.path import summed_blocks
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
@@ -48,7 +35,7 @@ _GRAPHS: dict[str, Callable[[], FactorGraph]] = {
     "learned variance": lambda: layered(v=Gaussian(5, variance="learned"), h=Spin(4)),
     "harmonium": lambda: layered(v=Poisson(4), h=Bernoulli(3)),
     # no bias on the exponential's neighbour: its reference is the family's default
-    "exponential": lambda: pair(Exponential(3), Bernoulli(4)),
+    "exponential": lambda: pair(ebmpp.Exponential(3), Bernoulli(4)),
     "three layers": lambda: FactorGraph(
         {"a": Spin(3)},
         {"b": Bernoulli(2), "c": Categorical(2, num_categories=3)},
@@ -321,7 +308,7 @@ def test_a_second_call_is_not_traced() -> None:
         traces.append(None)
         return -weight * a.sum() * b.sum()
 
-    factor = Factor("a", "b", energy=energy, init=jnp.ones(()))
+    factor = ebmpp.Factor("a", "b", energy=energy, init=jnp.ones(()))
     graph = FactorGraph({"a": Bernoulli(2)}, {"b": Bernoulli(2)}, [factor])
     options = {"rng_key": KEY, "num_particles": 4}
     ebmpp.ais(graph, {"a:b": jnp.ones(())}, num_temperatures=5, **options)

@@ -27,18 +27,8 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Categorical,
-    Factor,
-    FactorGraph,
-    Gaussian,
-    GibbsBlock,
-    Pairwise,
-    layered,
-)
+import ebmpp
+from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph, Gaussian, GibbsBlock, Pairwise, layered
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.moves import Clusters, Layer, cluster_sweep
 from ebmpp.ppl import gibbs_fn
@@ -82,7 +72,7 @@ def test_given_blocks_are_held() -> None:
 
 def test_few_units_are_proposed_by_default() -> None:
     """A fraction of the largest layer, where there is a weight."""
-    factors = [Bias("a"), Bias("b"), Bilinear("a", "b")]
+    factors = [Bias("a"), Bias("b"), ebmpp.Bilinear("a", "b")]
     graph = FactorGraph({"a": Bernoulli(40), "b": Bernoulli(8)}, factors=factors)
     sizes = lambda **options: (lambda b: (b.fraction, b.num_sweeps))(GibbsBlock(graph, ["a", "b"], **options))
     weight = lambda x, sites: 0.0

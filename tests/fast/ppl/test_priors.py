@@ -21,18 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    EnergyDistribution,
-    FactorGraph,
-    Gaussian,
-    GibbsBlock,
-    Pairwise,
-    Spin,
-    layered,
-)
+from ebmpp import Bernoulli, Bias, EnergyDistribution, FactorGraph, Gaussian, GibbsBlock, Spin, layered
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.ppl import Conjugate, CoupledComposite, Layout, composite_expectation, gibbs_fn
@@ -54,7 +43,7 @@ def strong_params(graph: FactorGraph, seed: int, scale: float = 1.0) -> dict:
 def prior(name: str) -> tuple[FactorGraph, dict]:
     """A graph with latents, and its params."""
     chain = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
-    factors = [Bias("v"), Bias("h"), Bilinear("v", "h"), Pairwise("v", chain)]
+    factors = [Bias("v"), Bias("h"), ebmpp.Bilinear("v", "h"), ebmpp.Pairwise("v", chain)]
     graph, scale = {
         "spins": lambda: (layered(v=Spin(4), h=Spin(3)), 0.7),
         "deep": lambda: (layered(v=Bernoulli(3), h=Bernoulli(2), top=Spin(3), g=Bernoulli(3)), 1.0),

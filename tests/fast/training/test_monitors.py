@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import CD, Bernoulli, Stage
+from ebmpp import CD, PCD, Bernoulli, ParticleUCD, Stage
 from ebmpp.contrib import SDCP
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
+from ebmpp.estimators import gradient_bias
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import monitors
 from ebmpp.training.monitors import Monitor
@@ -152,3 +153,20 @@ def test_gradient_variance_is_nan_where_the_state_is_of_another_batch_size() -> 
 def test_data_of_monitors_are_checked_at_once(make: Any) -> None:
     with pytest.raises(StateError, match=r"got 2.0 at index \(0, 0\)"):
         make(zoo.graph("rbm"), np.full((2, 4), 2.0))
+
+
+@pytest.mark.slow
+def test_gradient_bias_starts_from_the_state_of_the_run() -> None:
+    """It is nan where the chains belong to another estimator or stage."""
+    graph, rows = zoo.graph("rbm"), zoo.rows("rbm", 4)["v"]
+    stages = [Stage(num_steps=1, estimator=PCD(num_chains=20)), Stage(num_steps=1, estimator=CD())]
+    options = {"rng_key": zoo.KEY, "num_repeats": 3, "num_references": 3}
+    options |= {"reference": ParticleUCD(num_particles=20, max_rungs=4)}
+    bias = monitors.gradient_bias(graph, rows, PCD(num_chains=20), **options)
+    run = {"rng_key": zoo.KEY, "monitors": {"bias": bias}, "monitor_every": 1, "progress_bar": False}
+    fit = ebmpp.fit(graph, rows, schedule=stages, **run)
+    values = fit.history["bias"].values
+    assert np.isfinite(values[:2]).all() and np.isnan(values[2]) and fit.estimator == CD()
+    direct = gradient_bias(graph, zoo.params("rbm"), rows, CD(), **options)
+    monitor = monitors.gradient_bias(graph, rows, CD(), **options)
+    assert monitor(zoo.params("rbm")) == direct.total.squared_bias

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The path of a run: bounded memory, the same after a resume, from base rates to the model."""
 
+from functools import cache
 import pickle
 from typing import Any
 
@@ -11,10 +12,15 @@ from training_tools import assert_same_run, train as train_on
 import zoo
 
 import jax
+import jax.numpy as jnp
+import optax
 
 import ebmpp
+from ebmpp import CD, PCD, Bernoulli
 from ebmpp.errors import CheckpointError
+from ebmpp.training import trail
 from ebmpp.training.trail import Trail
+from helpers import assert_law
 
 ROWS = (np.arange(10)[:, None] // [1, 2, 3, 4] % 2).astype(np.float32)
 
@@ -90,3 +96,50 @@ def test_a_resumed_run_has_the_same_path(tmp_path: Any) -> None:
     np.testing.assert_array_equal(resumed.path.betas, fit.path.betas)
     with pytest.raises(CheckpointError, match="keep_path: 3 there, 4 here"):
         train(num_steps=11, checkpoint_dir=tmp_path, resume=True, keep_path=4, **options)
+
+
+@cache
+def trained() -> ebmpp.Fit:
+    graph, data = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
+    options = {"estimator": PCD(num_chains=200), "optimizer": optax.sgd(0.2), "num_steps": 1500}
+    return ebmpp.fit(graph, data, rng_key=zoo.KEY, keep_path=True, progress_bar=False, **options)
+
+
+@pytest.mark.slow
+def test_annealing_along_a_path_is_exact() -> None:
+    fit = trained()
+    assert 5 < len(fit.path) < 40  # as many knots as the model needs, of 64 checkpoints
+    log_z = float(ebmpp.exact.log_partition(fit.graph, fit.params))
+    options = {"rng_key": zoo.KEY, "path": fit.path}
+    smc = ebmpp.smc(fit.graph, fit.params, num_particles=2000, **options)
+    assert smc.standard_error < 0.1
+    assert_law(np.exp(smc.log_z - log_z).mean(), 1, smc.standard_error)
+    sizes = {"num_particles": 200, "num_pairs": 20}
+    mean = ebmpp.particle_expectation(fit.graph, fit.params, lambda x: x["v"], **sizes, **options)
+    assert_law(mean.value, ebmpp.exact.moments(fit.graph, fit.params)["v"], mean.standard_error)
+    assert mean.acceptance > 0.5
+
+
+@pytest.mark.slow
+def test_a_path_that_needs_too_many_knots_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trail, "_MOST", 2)
+    options = {"estimator": CD(), "optimizer": optax.sgd(5.0), "num_steps": 3, "progress_bar": False}
+    with pytest.warns(UserWarning, match="more than 2 knots"):
+        fit = ebmpp.fit(zoo.graph("rbm"), np.eye(4), rng_key=zoo.KEY, keep_path=True, **options)
+    assert len(fit.path) == 5 and fit.path.ends_at(fit.params)
+
+
+@pytest.mark.slow
+def test_half_of_the_draws_at_a_knot_are_effective_at_the_next() -> None:
+    path = trained().path
+    assert path.kept == ("h",)
+    bits = np.unpackbits(np.arange(16, dtype=np.uint8)[:, None], axis=1)[:, 4:].astype(float)
+    rungs = [path.at(jnp.array(float(i))) for i in range(len(path))]
+    knots = [(rung, path.slope(rung.params, {"h": bits})) for rung in rungs]
+    log_p = np.zeros(16)
+    for (low, slope), (high, next_slope) in zip(knots, knots[1:], strict=False):
+        gain = np.asarray(path.gain(low, high, slope, next_slope), float)
+        p = np.exp(log_p - log_p.max())
+        p /= p.sum()
+        assert (p @ np.exp(gain)) ** 2 / (p @ np.exp(2 * gain)) > 0.4  # 0.5 among 500 particles
+        log_p = log_p + gain

@@ -12,6 +12,7 @@ import zoo
 import jax
 import optax
 
+import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Factor, FactorGraph, Gaussian, Poisson, layered
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Estimate
@@ -91,3 +92,26 @@ def test_graphs_without_a_chain_of_levels_are_refused(latent: str, factors: list
     graph = FactorGraph({"v": Bernoulli(4)}, {b: Bernoulli(2) for b in latent}, factors)
     with pytest.raises(DeclarationError, match=match):
         run(graph)
+
+
+@pytest.mark.slow
+def test_levels_of_several_blocks_and_families_are_trained() -> None:
+    factors = [*map(Bias, ("x", "y", "h", "top")), Bilinear("x", "h"), Bilinear("y", "h")]
+    factors += [Bilinear("side", "y"), Bilinear("h", "top")]
+    latent = {"h": Bernoulli(2), "top": Bernoulli(2), "side": Bernoulli(2)}
+    graph = FactorGraph({"x": Poisson(2), "y": Gaussian(3)}, latent, factors)
+    generator = np.random.default_rng(0)
+    rows = {"x": generator.poisson(2.0, (8, 2)).astype(np.float32), "y": generator.normal(size=(8, 3))}
+    options = {"optimizer": optax.sgd(0.01), "num_steps": 2, "progress_bar": False}
+    params, start = pretrain(graph, rows, rng_key=zoo.KEY, **options), graph.init(zoo.KEY, rows)
+    graph.check(params)
+    assert all((np.asarray(params[name]) != start[name]).any() for name in start)
+
+
+@pytest.mark.slow
+def test_a_pretrained_deep_model_starts_above_its_initial_likelihood() -> None:
+    images = ebmpp.data.binarize(ebmpp.data.digits())[:, 16:48]  # four rows of pixels in the middle
+    graph = ebmpp.layered(v=Bernoulli(32), h1=Bernoulli(8), h2=Bernoulli(6))
+    options = {"rng_key": zoo.KEY, "num_steps": 1000, "optimizer": optax.sgd(0.05), "progress_bar": False}
+    likelihood = lambda params: float(ebmpp.exact.log_likelihood(graph, params, images[:300]).mean())
+    assert likelihood(pretrain(graph, images, **options)) > likelihood(graph.init(zoo.KEY, images)) + 1.5

@@ -21,15 +21,7 @@ import zoo
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import (
-    BlockedGibbs,
-    EnergyDistribution,
-    FactorGraph,
-    GibbsBlock,
-    MaximalCoupling,
-    Spin,
-    to_datatree,
-)
+from ebmpp import EnergyDistribution, FactorGraph, GibbsBlock, MaximalCoupling, Spin, to_datatree
 from ebmpp.diagnostics import to_arviz
 from ebmpp.errors import ArgumentError
 from ebmpp.ppl import CoupledComposite, Exchange
@@ -81,7 +73,7 @@ def exchange(ising):
 # matplotlib 3.11 announces what it will take from ArviZ 0.23 in 3.13
 @pytest.mark.filterwarnings("ignore::matplotlib.MatplotlibDeprecationWarning")
 def test_arviz_functions_accept_a_run(name, exchange):
-    mcmc = run_mcmc(BlockedGibbs(zoo.graph("rbm")), strong_params(), num_samples=40, num_chains=2)
+    mcmc = run_mcmc(ebmpp.BlockedGibbs(zoo.graph("rbm")), strong_params(), num_samples=40, num_chains=2)
     for source, variable in ((mcmc, "h"), (exchange, "J")):
         assert getattr(az, name)(to_arviz(source), var_names=[variable]) is not None
         plt.close("all")

@@ -18,17 +18,7 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import (
-    CD,
-    PCD,
-    UCD,
-    Bernoulli,
-    Observed,
-    ParticleUCD,
-    TemperedPCD,
-    WeightedPCD,
-    layered,
-)
+from ebmpp import CD, PCD, UCD, Bernoulli, Observed, ParticleUCD, TemperedPCD, WeightedPCD, layered
 from ebmpp.contrib import FPCD, SDCP, Herding, LocalModeUCD
 from ebmpp.errors import DataError, DivergenceError
 from ebmpp.estimators import Batch, Centered
