@@ -16,22 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import (
-    Bernoulli,
-    Bias,
-    Bilinear,
-    Binomial,
-    Categorical,
-    FactorGraph,
-    Family,
-    Gaussian,
-    Observed,
-    Poisson,
-    Spin,
-    condition,
-    exact,
-    marginalize,
-)
+from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Family, Spin, condition, marginalize
 from ebmpp.contrib.graphs import merge, rename, split, stack
 from ebmpp.errors import DeclarationError, IntractableError, ParameterError, StateError
 from ebmpp.graph.transforms import marginalize as elimination
@@ -45,7 +30,7 @@ def families(most_units: int = 2) -> st.SearchStrategy[Family]:
         st.builds(Bernoulli, units),
         st.builds(Spin, units),
         st.builds(lambda n: Categorical(n, num_categories=3), st.just(1)),
-        st.builds(lambda n: Binomial(n, total_count=2), units),
+        st.builds(lambda n: ebmpp.Binomial(n, total_count=2), units),
     )
 
 
@@ -64,8 +49,13 @@ def graphs(draw: st.DrawFn) -> FactorGraph:
 #: a latent block, and its visible neighbours
 STARS = {
     "finite": (Bernoulli(2), Spin(1), Categorical(1, 3)),
-    "counts": (Poisson(2), Binomial(1, total_count=1), Bernoulli(1)),
-    "gaussian": (Gaussian(2), Gaussian(1, variance="learned"), Gaussian(1, variance="learned"), Spin(1)),
+    "counts": (ebmpp.Poisson(2), ebmpp.Binomial(1, total_count=1), Bernoulli(1)),
+    "gaussian": (
+        ebmpp.Gaussian(2),
+        ebmpp.Gaussian(1, variance="learned"),
+        ebmpp.Gaussian(1, variance="learned"),
+        Spin(1),
+    ),
 }
 
 
@@ -107,7 +97,7 @@ def check_condition(graph: FactorGraph, seed: int, partial: bool) -> None:
     rest = {b: v for b, v in x.items() if b != first}
     if partial and graph.families[second].size > 1:
         x[second][:, 0] = x[second][0, 0]
-        given[second] = Observed(x[second][0], np.arange(graph.families[second].size) == 0)
+        given[second] = ebmpp.Observed(x[second][0], np.arange(graph.families[second].size) == 0)
         rest[second] = x[second][:, 1:]
     conditioned = condition(graph, **given)
     derive = jax.jit(lambda p: (conditioned.log_density(p, rest), graph.log_density(p, x)))
@@ -329,7 +319,7 @@ def test_wrong_arguments(name: str) -> None:
 @settings(max_examples=12)
 @given(families(3), st.lists(families(1), min_size=1, max_size=3), st.integers(0, 99))
 def test_marginals_of_random_stars(hidden: Family, leaves: list[Family], seed: int) -> None:
-    leaves = [Spin(1) if isinstance(f, Binomial) else f for f in leaves]
+    leaves = [Spin(1) if isinstance(f, ebmpp.Binomial) else f for f in leaves]
     check_marginal(star(hidden, *leaves), seed)
 
 
@@ -357,8 +347,8 @@ def test_chain_is_eliminated_block_by_block() -> None:
     rest, theirs = ebmpp.marginalize(graph, tuple("bdc"), params=params)
     assert rest.edges == {("a", "e")} and set(theirs) == {"a", "e", "c"}
     states, probs, log_z = enumerate_numpy(graph, params)
-    np.testing.assert_allclose(exact.log_partition(rest, theirs), log_z, rtol=1e-5)
-    listed, weights = exact.probabilities(rest, theirs)
+    np.testing.assert_allclose(ebmpp.exact.log_partition(rest, theirs), log_z, rtol=1e-5)
+    listed, weights = ebmpp.exact.probabilities(rest, theirs)
     table, expected = np.zeros((3, 3)), np.zeros((3, 3))
     table[listed["a"][:, 0], listed["e"][:, 0]] = weights
     for state, p in zip(states, probs, strict=True):
