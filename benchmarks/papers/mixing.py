@@ -40,9 +40,8 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, ParallelTempering
-from ebmpp.contrib import data_statistics
+from ebmpp.contrib import RatesFPCD, RatesHerding, SamplePenalization, data_statistics
 from ebmpp.contrib.sample_quality import indirect_likelihood
-from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
 
 _PART = 1000  # samples between two readings of the clock
 

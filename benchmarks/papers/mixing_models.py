@@ -41,9 +41,8 @@ import optax
 
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli, BlockedGibbs, FactorGraph, exact
-from ebmpp.contrib import FPCD, Herding, data_statistics
+from ebmpp.contrib import FPCD, Herding, RatesFPCD, data_statistics
 from ebmpp.estimators import Estimator
-from ebmpp.kernels import RatesFPCD
 
 MODELS: dict[str, tuple[str, Estimator]] = {
     "cd": ("CD-1", CD(k=1)),

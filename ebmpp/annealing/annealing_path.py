@@ -30,8 +30,7 @@ from ebmpp.errors import ArgumentError, DomainError, ParameterError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.moves import gibbs
-from ebmpp.moves.layer import gibbs_sweep
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.move import draw_sweep, gibbs_sweep
 from ebmpp.moves.target import Target
 
 #: beta_0 = 0 and beta = 1 count; this many is one step, plain importance sampling

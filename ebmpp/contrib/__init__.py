@@ -7,6 +7,9 @@ from ebmpp.contrib.fpcd import FPCD
 from ebmpp.contrib.herding import Herding
 from ebmpp.contrib.local_mode_ucd import LocalModeUCD
 from ebmpp.contrib.mean_statistics import data_statistics
+from ebmpp.contrib.metropolis_coupling import MetropolisCoupling
+from ebmpp.contrib.metropolized import Metropolized, metropolized_sweep
+from ebmpp.contrib.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.contrib.sdcp import CSDCP, SDCP
 from ebmpp.contrib.spectral import spectral_descent
 
@@ -16,8 +19,15 @@ __all__ = [
     "SDCP",
     "Herding",
     "LocalModeUCD",
+    "MetropolisCoupling",
+    "Metropolized",
+    "RatesFPCD",
+    "RatesHerding",
+    "RatesState",
+    "SamplePenalization",
     "data_statistics",
     "graphs",
+    "metropolized_sweep",
     "readers",
     "sample_quality",
     "spectral_descent",

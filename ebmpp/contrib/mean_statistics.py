@@ -31,7 +31,7 @@ def data_statistics(
 
     This is minus the gradient of the energy in the params, averaged over the rows and over the model's
     posterior of the latents given each row: for a bias the mean of the units, for a bilinear factor the mean
-    of the products. :class:`~ebmpp.kernels.RatesFPCD` and :class:`~ebmpp.kernels.RatesHerding` take it.
+    of the products. :class:`~ebmpp.contrib.RatesFPCD` and :class:`~ebmpp.contrib.RatesHerding` take it.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.

@@ -26,8 +26,7 @@ from ebmpp.estimators.phases import (
 )
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.layer import gibbs_sweep
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.move import draw_sweep, gibbs_sweep
 from ebmpp.moves.target import Target
 
 

@@ -31,10 +31,11 @@ from ebmpp.moves.move import Move
 from ebmpp.moves.search import STARTS
 from ebmpp.moves.sweeps import check_params, resolve_moves
 from ebmpp.moves.target import Pool, Target
+from ebmpp.moves.tempering import Tempered
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
-Coupling = str | Sequence[str] | Move | Sequence[Move] | None
+Coupling = str | Sequence[str] | Move | Sequence[Move] | Tempered | None
 
 
 _SHOWN = 10  # numbers of a value, above which it is told in short
@@ -173,11 +174,12 @@ def unbiased_expectation(
     :param m: last sweep that counts, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or a sequence of these, one a layer; "metropolis", "mixture", or moves: see
+        for every layer, or a sequence of these, one a layer; "metropolis", "mixture",
+        :func:`~ebmpp.moves.tempered`, or moves: see
         :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate tells their acceptance,
         and warns when every pair met at once: then nothing was corrected, and it is unbiased in name only.
         "mixture" adds proposals from a ``pool`` to the layers' draws
-        (:func:`ebmpp.moves.mixture.mixture_sweep`): where these are accepted, pairs meet within a few sweeps
+        (:func:`ebmpp.moves.mixture_sweep`): where these are accepted, pairs meet within a few sweeps
         however slowly the layers mix; where hardly any is, a warning says so.
     :param pool: states for "mixture" to propose from, which look like the model's draws: rows of data, or of
         chains that ran before, ``(rows, *shape)`` a block. What is needed of other blocks is drawn given
@@ -231,6 +233,8 @@ def unbiased_expectation(
     asked = asked_for("unbiased_expectation", k, m, lag, max_sweeps, unmet)
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
+    if isinstance(coupling, Tempered):
+        graph, params, fn, coupling, init, clamped = coupling.replicate(graph, params, fn, init, clamped)
     with sharding.over("unbiased_expectation: mesh", mesh):
         graph.check(params)
         target = Target(graph, sharding.place(params), as_clamped(graph.families, clamped))

@@ -17,8 +17,7 @@ from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, Scalar, State
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import search
-from ebmpp.moves.layer import Layer
-from ebmpp.moves.move import Move
+from ebmpp.moves.move import Layer, Move
 from ebmpp.moves.target import Target
 
 

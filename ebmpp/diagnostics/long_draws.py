@@ -47,16 +47,16 @@ def tree(result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]) -> xr.
     return xr.DataTree.from_dict({g: label(data).assign_attrs(attrs) for g, data in groups.items()})
 
 
-def _names(kernel: Any, shapes: dict[str, np.ndarray], given: dict[str, Any]) -> dict[str, list[str]]:
+def _names(kernel: Any, shapes: dict[str, np.ndarray], dims: dict[str, Any]) -> dict[str, list[str]]:
     """Return the dimensions of each value, named as a block's where the value is of its shape."""
     families = kernel.graph.families if isinstance(kernel, RowKernel) else {}
-    unknown = [name for name in given if name not in shapes]
+    unknown = [name for name in dims if name not in shapes]
     if unknown:
         raise ArgumentError(f"dims must name some of the moments {list(shapes)}, got {unknown[0]!r}.")
     names = {}
     for name, x in shapes.items():
-        own = families[name].shape if name in families else None
-        is_block = own is not None and x.ndim >= 2 + len(own) and x.shape[x.ndim - len(own) :] == own
-        dims = {name: given[name]} if name in given else {}
-        names |= dims_of(kernel if is_block else None, {name: x}, dims, xr.DataTree())
+        shape = families[name].shape if name in families else None
+        is_block = shape is not None and x.ndim >= 2 + len(shape) and x.shape[x.ndim - len(shape) :] == shape
+        named = {name: dims[name]} if name in dims else {}
+        names |= dims_of(kernel if is_block else None, {name: x}, named, xr.DataTree())
     return names

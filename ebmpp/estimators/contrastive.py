@@ -27,11 +27,11 @@ from ebmpp.estimators.phases import (
     two_phases,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.moves.layer import gibbs_sweep
-from ebmpp.moves.move import Move
+from ebmpp.moves.move import Move, gibbs_sweep
+from ebmpp.moves.swaps import equalize
 from ebmpp.moves.sweeps import as_moves, resolve_moves
 from ebmpp.moves.target import Target
-from ebmpp.moves.tempering import equalized, replicate, tempered_params, tempered_sweep
+from ebmpp.moves.tempering import replicate, tempered_params, tempered_sweep
 
 Moves = Move | Sequence[Move] | None
 
@@ -202,7 +202,7 @@ class TemperedPCD(Estimator):
         chains, rejection = self._sweep(graph, params, state, key)
         state = TemperedState(chains, state.betas)
         gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
-        betas = state.betas + 0.1 * (equalized(state.betas, rejection) - state.betas)
+        betas = state.betas + 0.1 * (equalize(state.betas, rejection) - state.betas)
         metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
         sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
         return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)

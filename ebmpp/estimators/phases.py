@@ -21,8 +21,7 @@ from ebmpp.graph.energy import gradient_at, weighted_gradient
 from ebmpp.graph.mean_field import mean_field
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.gibbs import hold, initial_rows
-from ebmpp.moves.layer import gibbs_sweep
-from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.move import Move, draw_sweep, gibbs_sweep
 from ebmpp.moves.target import Target
 
 

@@ -36,8 +36,7 @@ from ebmpp.estimators.phases import (
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
 from ebmpp.moves import search
-from ebmpp.moves.layer import gibbs_sweep
-from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.move import Move, draw_sweep, gibbs_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 

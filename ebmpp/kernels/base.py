@@ -1,10 +1,10 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What all kernels share: NumPyro's contract, params, clamped blocks, keys, chains.
+"""Base of the kernels: NumPyro's contract, params, clamped blocks, keys and chains.
 
-A kernel holds its graph and nothing of a run: params and clamped values arrive as model arguments on
-every call. What is kept on a kernel would become a constant of NumPyro's compiled loop, and the next
-run, with other params, would go on sampling the old model.
+A kernel holds its graph and nothing of a run: params and clamped values are arguments of every call. Anything
+kept on a kernel would become a constant of NumPyro's compiled loop, and the next run, with other params,
+would continue to sample the old model.
 """
 
 from collections.abc import Mapping
@@ -23,43 +23,47 @@ from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
 
-#: What NumPyro passes: values to start from, and the keyword arguments of the model.
+#: Arguments that NumPyro passes: initial values, and keyword arguments of the model.
 Init = State | None
 Kwargs = Mapping[str, Any] | None
 
 
 class ChainState(Protocol):
-    """What every kernel's state has, a named tuple: the free blocks, and the run's key."""
+    """Fields of every kernel's state, a named tuple."""
 
     @property
-    def z(self) -> Blocks: ...
+    def z(self) -> Blocks:
+        """The free blocks."""
+        ...
+
     @property
-    def rng_key(self) -> Array: ...
+    def rng_key(self) -> Array:
+        """The run's key."""
+        ...
 
 
 S = TypeVar("S", bound=ChainState)
 
 
 class RowKernel(MCMCKernel, Generic[S]):
-    """A NumPyro kernel on the states of a graph; subclasses define one chain.
+    """NumPyro kernel on the states of a graph. Base class.
 
-    Subclasses define ``_init_one(rng_key, target, init_params)`` and ``_sample_one(state, target)``, both for
-    one chain (one key, ``target.num_rows`` rows), of what their ``target`` makes. They must draw from
-    ``target.keys`` alone; then all of NumPyro's chain methods give the same chains.
+    Subclasses define ``_init_one(rng_key, target, init_params)`` and ``_sample_one(state, target)`` for one
+    chain (one key, ``target.num_rows`` rows). They must draw from ``target.keys`` only; then all of NumPyro's
+    chain methods give the same chains.
 
-    ``_sample_fn``, by which NumPyro tells an initialised kernel, is left undefined on purpose: a
-    resumed run then calls ``init`` once more and drops its state, so that new params and clamped
-    values are checked there too.
+    ``_sample_fn``, by which NumPyro recognises an initialised kernel, is undefined on purpose: a resumed run
+    then calls ``init`` again and drops its state, so that new params and clamped values are checked.
 
     :param graph: the declaration.
-    :param init: where chains start, from uniform draws or from ``init_params``: there ("uniform"), or one
-        Gibbs sweep from the local mode that a search from there finds ("local_mode").
-    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, or another ``init``.
+    :param init: "uniform": chains start at ``init_params`` or at uniform draws; "local_mode": they start one
+        Gibbs sweep from the local mode that a search from there finds.
+    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, or an unknown ``init``.
     """
 
-    caveat = ""  #: what whoever reads the draws must know: that they are not of the model, say
-    model = None  #: there is none to trace: what ``arviz_base.from_numpyro`` asks for
-    _as_rows = False  #: whether ``_sample_one`` takes chains of one row each as the rows of one
+    caveat = ""  #: a warning for readers of the draws: that they are not of the model, say
+    model = None  #: read by ``arviz_base.from_numpyro``
+    _as_rows = False  #: True if ``_sample_one`` takes chains of one row each as the rows of one chain
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
@@ -73,58 +77,58 @@ class RowKernel(MCMCKernel, Generic[S]):
         return f"{type(self).__name__}({self.graph!r}{options})"
 
     def _options(self) -> dict[str, Any]:
-        """The arguments after the graph that are not at their defaults."""
+        """Return the arguments after the graph that are not at their defaults."""
         return {} if self.start == "uniform" else {"init": self.start}
 
     @property
     def sample_field(self) -> str:
-        """The field of the state that holds the draws."""
+        """Name of the state's field that holds the draws."""
         return "z"
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> S:
-        """The initial state; what can be looked at now (not under a transformation) is checked.
+        """Return the initial state. Values that are not traced are checked.
 
         :param rng_key: one key, or a batch of keys (``chain_method="vectorized"``).
-        :param num_warmup: unused: nothing adapts.
-        :param init_params: values of some or all free blocks, each of shape ``(*batch, *shape)`` or
-            one that broadcasts to it, after a leading chain axis when keys are batched.
+        :param num_warmup: unused, as nothing adapts.
+        :param init_params: values of some or all free blocks, each of shape ``(*batch, *shape)`` or one that
+            broadcasts to it, after a leading axis of chains where keys are batched.
         :param model_args: the params, ``(params,)``.
         :param model_kwargs: the clamped blocks.
-        :raises ParameterError: no params, or of a wrong name, shape or value.
-        :raises DomainError: params under which the model does not normalise.
-        :raises StateError: a wrong name, shape or value among clamped blocks or ``init_params``, or
-            no free block.
+        :raises ParameterError: for missing params, or a wrong name, shape or value.
+        :raises DomainError: for params under which the model does not normalise.
+        :raises StateError: for a wrong name, shape or value of clamped blocks or ``init_params``, or if no
+            block is free.
         """
         del num_warmup
         return self._init_all(rng_key, self.target(model_args, model_kwargs, check=True), init_params)
 
-    def _init_all(self, rng_key: Array, made: Target, init_params: Mapping[str, Array] | None) -> S:
-        """The initial states of all chains."""
+    def _init_all(self, rng_key: Array, target: Target, init_params: Mapping[str, Array] | None) -> S:
+        """Return the initial states of all chains."""
         chains = rng_key.shape[:1] if is_batched(rng_key) else ()
-        init_params = _check_init(made, init_params, chains)
-        one = lambda key, given: self._init_one(key, made, given)
-        return jax.vmap(one)(rng_key, init_params) if chains else one(rng_key, init_params)
+        init_params = _check_init(target, init_params, chains)
+        init = lambda key, values: self._init_one(key, target, values)
+        return jax.vmap(init)(rng_key, init_params) if chains else init(rng_key, init_params)
 
     def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
-        """One step of every chain in ``state``.
+        """Return the state after one step of every chain.
 
-        :raises StateError: when the state is of a run that clamped other blocks, or other shapes.
+        :raises StateError: if the state is of a run that clamped other blocks, or other shapes.
         """
         return self._sample_all(state, self.target(model_args, model_kwargs, check=False))
 
-    def _sample_all(self, state: S, made: Target) -> S:
-        """One step of all chains; what they share is in ``made``."""
+    def _sample_all(self, state: S, target: Target) -> S:
+        """Return the state after one step of all chains."""
         batched = is_batched(state.rng_key)
-        _check_state(made, state, batched)
+        _check_state(target, state, batched)
         if not batched:
-            return self._sample_one(state, made)
-        if self._as_rows and not (made.batch or made.clamped):
-            # mapped, each would be a program of one row, and what pays for many rows would not be done
-            given = dataclasses.replace(made.given, batch=state.rng_key.shape[:1])
-            return self._sample_one(state, dataclasses.replace(made, given=given))
-        return jax.vmap(lambda s: self._sample_one(s, made))(state)
+            return self._sample_one(state, target)
+        if self._as_rows and not (target.batch or target.clamped):
+            # under vmap the program would be one of a single row, without what pays for many rows
+            clamped = dataclasses.replace(target.given, batch=state.rng_key.shape[:1])
+            return self._sample_one(state, dataclasses.replace(target, given=clamped))
+        return jax.vmap(lambda s: self._sample_one(s, target))(state)
 
     def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> S:
         raise NotImplementedError
@@ -133,47 +137,46 @@ class RowKernel(MCMCKernel, Generic[S]):
         raise NotImplementedError
 
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
-        """What model arguments, as NumPyro passes them, ask for.
+        """Return the target of model arguments as NumPyro passes them.
 
-        :param check: whether to look at values also (names and shapes are checked anyway).
+        :param check: check values too, not only names and shapes.
         """
         if len(model_args) != 1:
             raise ParameterError(
-                f"{type(self).__name__} got {len(model_args)} positional arguments after the key, expected "
-                "1, the params: mcmc.run(key, params), with clamped blocks by keyword: "
-                "mcmc.run(key, params, v=...)"
+                f"{type(self).__name__}: params must be the only positional argument after the key, got "
+                f"{len(model_args)}. Call mcmc.run(key, params, v=...), with clamped blocks by keyword."
             )
         graph, (params,) = self.graph, model_args
-        given = states.as_clamped(graph.families, model_kwargs or {}, check)
-        if len(given.whole) == len(graph.families):
+        clamped = states.as_clamped(graph.families, model_kwargs or {}, check)
+        if len(clamped.whole) == len(graph.families):
             raise StateError(
-                f"all blocks are clamped ({', '.join(map(repr, given.whole))}), so nothing is left to "
-                "sample; leave out at least one"
+                f"{type(self).__name__}: at least one block must be free, and all are clamped: "
+                f"{list(clamped.whole)}."
             )
         graph.check(params, values=check)
-        target = Target(graph, params, given)
+        target = Target(graph, params, clamped)
         if check:
             sweeps.check_params(target, self._moves(target))
         return target
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
-        """The moves of a sweep: Gibbs draws of all free layers, unless a subclass has others."""
+        """Return the moves of a sweep: Gibbs draws of all free layers, unless overridden."""
         return gibbs_sweep(target.graph, target.clamped)
 
     def _start(self, target: Target, rng_key: Array, init_params: Mapping[str, Array] | None) -> Blocks:
-        """Step 0: full states, from uniform draws overridden by ``init_params``."""
+        """Return full states of step 0: uniform draws, overridden by ``init_params``."""
         shape = lambda b: target.graph.families[b].shape
         rows = lambda b, v: jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
         init = {b: rows(b, v) for b, v in (init_params or {}).items()}
         keys = target.keys(rng_key, 0)
-        plain = Target(target.graph, target.params, target.given)  # a subclass is no argument of a program
+        plain = Target(target.graph, target.params, target.given)  # subclasses are not pytrees
         return search.started(plain, keys, init, kind=self.start, blocks=target.free)
 
 
 def is_batched(rng_key: Array) -> bool:
-    """Whether this is an array of keys (one a chain), typed ``(C,)`` or legacy ``(C, 2)``.
+    """Return True for an array of keys, typed ``(C,)`` or legacy ``(C, 2)``.
 
-    :raises ArgumentError: for what is no array.
+    :raises ArgumentError: for anything but an array.
     """
     if not isinstance(rng_key, Array | np.ndarray):
         checks.key("rng_key", rng_key)
@@ -181,50 +184,45 @@ def is_batched(rng_key: Array) -> bool:
     return rng_key.ndim > (0 if typed else 1)
 
 
-def _check_init(made: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
-    """:raises StateError: for initial values of a wrong name, shape or value."""
+def _check_init(target: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
+    """Check names, shapes and values of initial values.
+
+    :raises StateError: for invalid ones.
+    """
     if init_params is None:
         return None
     if not isinstance(init_params, Mapping):
-        given = type(init_params).__name__
-        raise StateError(f"init_params is a dict of free blocks, such as {made.free}; got {given}")
-    states.check_names(init_params, made.graph.families)
+        raise StateError(f"init_params must be a dict of free blocks, got {checks.tell(init_params)}.")
+    states.check_names(init_params, target.graph.families)
     checked = {}
     for b, value in init_params.items():
-        if b in made.clamped:
-            raise StateError(f"block {b!r} is clamped and in init_params; the free blocks are {made.free}")
-        checked[b] = _check_initial_value(made, b, states.as_array(b, value), chains)
+        if b in target.clamped:
+            raise StateError(f"init_params must name free blocks {target.free}, got {b!r}, which is clamped.")
+        checked[b] = _check_initial_value(target, b, states.as_array(b, value), chains)
     return checked
 
 
-def _check_initial_value(made: Target, block: str, value: Numbers, chains: tuple[int, ...]) -> Array:
-    family = made.graph.families[block]
-    wanted = made.batch + family.shape
-    shape = value.shape
-    each = shape[len(chains) :] if shape[: len(chains)] == chains else None
-    fits = each is not None and each[len(each) - len(family.shape) :] == family.shape
-    if not fits or not _broadcasts(each, wanted):
-        many = f" ({chains[0]} chains come first)" if chains else " (a single chain has no chain axis)"
-        raise StateError(
-            f"init_params of block {block!r} got shape {shape}, expected {chains + wanted}{many}"
-        )
+def _check_initial_value(target: Target, block: str, value: Numbers, chains: tuple[int, ...]) -> Array:
+    family = target.graph.families[block]
+    full, shape = target.batch + family.shape, value.shape
+    rest = shape[len(chains) :]
+    fits = shape[: len(chains)] == chains and rest[len(rest) - len(family.shape) :] == family.shape
+    broadcasts = all(n in (1, m) for n, m in zip(rest[::-1], full[::-1], strict=False))
+    if not (fits and broadcasts and len(rest) <= len(full)):
+        axes = f" ({chains[0]} chains come first)" if chains else " (a single chain has no axis of chains)"
+        raise StateError(f"init_params: block {block!r} must have shape {chains + full}{axes}, got {shape}.")
     return states.settle(block, family, value)
 
 
-def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    try:
-        return jnp.broadcast_shapes(shape, wanted) == wanted
-    except ValueError:
-        return False
+def _check_state(target: Target, state: ChainState, batched: bool) -> None:
+    """Check that a state fits the target.
 
-
-def _check_state(made: Target, state: ChainState, batched: bool) -> None:
-    """:raises StateError: when ``state`` does not fit, as on resuming with other clamped blocks."""
-    wanted = {b: made.batch + made.graph.families[b].shape for b in made.free}
-    given = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
-    if given != wanted:
+    :raises StateError: if it does not, as on resuming with other clamped blocks.
+    """
+    expected = {b: target.batch + target.graph.families[b].shape for b in target.free}
+    actual = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
+    if actual != expected:
         raise StateError(
-            f"the chain's state has blocks of shapes {given}, and these arguments leave {wanted} free; "
-            "resume with the blocks (and leading axes) that the first run clamped, or set "
-            "mcmc.post_warmup_state = None to start anew"
+            f"the chain's state has blocks of shapes {actual}, and these arguments leave {expected} free. "
+            "Clamp the blocks and leading axes of the first run, or set mcmc.post_warmup_state = None."
         )

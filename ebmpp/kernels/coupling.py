@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupled kernels: every chain is a pair that meets exactly and stays together."""
+"""Kernels of coupled chains: every chain of NumPyro's is a pair that meets exactly and stays together."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,31 +16,31 @@ from ebmpp.coupling.pools import with_pool
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
-from ebmpp.moves import Layer, Target, couplings, sweeps
+from ebmpp.kernels.replicas import Ensemble
+from ebmpp.moves import Pool, Target, Tempered, couplings, sweeps, tempering
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
-from ebmpp.moves.target import Pool
 
 
 class CouplingState(NamedTuple):
-    """The state of a coupled kernel.
+    """State of a coupled kernel.
 
-    - **z** - the leading chain: a dict of the free blocks, each ``(*batch, *shape)``.
-    - **y** - the chain that follows it, ``lag`` sweeps behind; equal to ``z`` once they have met.
-    - **t** - sweeps that the leading chain has done.
-    - **met** - whether the pair has met, shape ``(*batch,)``.
-    - **meeting_time** - the first t with ``z == y``, shape ``(*batch,)``; where unmet, the present ``t``, so
-      that ``(meeting_time, met)`` is a right-censored pair.
+    - **z** - the leading chain: the free blocks, each ``(*batch, *shape)``.
+    - **y** - the following chain, ``lag`` sweeps behind; equal to ``z`` once they have met.
+    - **t** - sweeps of the leading chain.
+    - **met** - True where the pair has met, shape ``(*batch,)``.
+    - **meeting_time** - the first t with ``z == y``, shape ``(*batch,)``; the present ``t`` where unmet, so
+    that
+      ``(meeting_time, met)`` is a right-censored pair.
     - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does not change.
-    - **distance** - how far apart ``z`` and ``y`` are: the L1 distance of their values (for categories, how
-      many differ), shape ``(*batch,)``.
+    - **distance** - L1 distance of ``z`` and ``y`` (for categories the number that differ), ``(*batch,)``.
     - **energies** - of ``z`` and of ``y``, shape ``(2, *batch)``.
-    - **accepted** - Metropolis proposals that the two chains took so far, shape ``(*batch,)``.
+    - **accepted** - Metropolis proposals that the two chains have accepted, shape ``(*batch,)``.
 
-    Under :class:`TemperingCoupling` ``z``, ``y``, ``distance`` and ``energies`` are of the coldest replicas,
-    and ``met`` and ``meeting_time`` of all of them together. Under other kernels these are None:
+    With :func:`~ebmpp.moves.tempered`, ``z``, ``y``, ``distance`` and ``energies`` are of the coldest
+    replicas, and ``met`` and ``meeting_time`` of all replicas together. Otherwise these are None:
 
     - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
-    - **followers** - of the chain that follows it.
+    - **followers** - of the following chain.
     """
 
     z: dict[str, Array]
@@ -56,24 +56,35 @@ class CouplingState(NamedTuple):
     followers: dict[str, Array] | None = None
 
 
+class _Rows(NamedTuple):
+    """Values of a state by row."""
+
+    met: Array
+    time: Array
+    accepted: Array
+    together: Array
+    broken: Array
+
+
 class MaximalCoupling(RowKernel[CouplingState]):
     """Pairs of blocked Gibbs chains, coupled layer by layer: a kernel for :class:`numpyro.infer.MCMC`.
 
-    For meeting times in ArviZ, and bounds on mixing; for an expectation alone,
+    For meeting times in ArviZ and bounds on mixing; for an expectation use
     :func:`~ebmpp.unbiased_expectation`.
 
-    The draws are those of the leading chain, each pair a chain of NumPyro's; use ``num_warmup=0`` and many
-    chains with ``chain_method="vectorized"``. :func:`~ebmpp.to_datatree` adds a group ``meeting``. Params
-    and clamped blocks are passed as to :class:`BlockedGibbs`; ``init_params`` is where both chains of a
-    pair start (initial draws otherwise).
+    Draws come from the leading chains, one pair per chain of NumPyro's; use ``num_warmup=0`` and many
+    chains with ``chain_method="vectorized"``. :func:`~ebmpp.to_datatree` adds a group ``meeting``. Params and
+    clamped blocks are passed as to :class:`BlockedGibbs`. Both chains of a pair start at ``init_params``, or
+    at one initial draw.
 
     :param graph: the declaration.
-    :param lag: sweeps that the leading chain is ahead, at least 1.
+    :param lag: sweeps by which the leading chain is ahead, at least 1.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or a sequence of these, one a layer; "mixture", or moves: see
-        :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture" a pool is passed beside the params:
-        ``mcmc.run(key, params, pool=mixture_pool(...))``, see :func:`ebmpp.coupling.mixture_pool`.
-    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
+        for every layer, or a sequence of these, one per layer; "mixture"; :func:`~ebmpp.moves.tempered` for
+        pairs of tempered ensembles; or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture"
+        pass a pool beside the params: ``mcmc.run(key, params, pool=mixture_pool(...))``, see
+        :func:`ebmpp.coupling.mixture_pool`.
+    :param init: "uniform", or "local_mode": one sweep from a local mode.
     :raises ArgumentError: for a lag below 1, or an unknown coupling or start.
 
     **References**
@@ -93,21 +104,22 @@ class MaximalCoupling(RowKernel[CouplingState]):
     [True, True, True, True, True]
     """
 
-    _as_rows = True
-
     def __init__(
         self,
         graph: FactorGraph,
         lag: int = 1,
-        coupling: str | Sequence[str] | Move | Sequence[Move] | None = None,
+        coupling: str | Sequence[str] | Move | Sequence[Move] | Tempered | None = None,
         init: str = "uniform",
     ) -> None:
         super().__init__(graph, init)
         self.lag = checks.count(f"{type(self).__name__}: lag", lag)
-        if coupling is None or (isinstance(coupling, str) and coupling != "mixture"):
+        if isinstance(coupling, Tempered):
+            couplings.resolve(coupling.coupling, graph.block_layers)
+        elif coupling is None or (isinstance(coupling, str) and coupling != "mixture"):
             couplings.resolve(coupling, graph.block_layers)
         single = (coupling,) if isinstance(coupling, Move) else coupling
-        self.coupling = single if single is None or isinstance(single, str) else tuple(single)
+        self.coupling = single if single is None or isinstance(single, str | Tempered) else tuple(single)
+        self._as_rows = not isinstance(coupling, Tempered)  # else rows are replicas
 
     def _options(self) -> dict[str, Any]:
         named = {} if self.coupling is None else {"coupling": self.coupling}
@@ -115,149 +127,96 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
     @property
     def default_fields(self) -> tuple[str, ...]:
-        """What is collected without being asked for: draws, and what bounds and suggestions are made of."""
+        """Fields that are collected by default: draws, and what bounds and suggestions are made of."""
         return ("z", "distance", "energies")
 
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
-        """What model arguments ask for; a ``pool`` among them is that of mixture proposals."""
-        given = dict(model_kwargs or {})
-        pool = None if "pool" in self.graph.families else given.pop("pool", None)
-        made = super().target(model_args, given, check)
+        """Return the target of model arguments; a ``pool`` among them is that of mixture proposals."""
+        kwargs = dict(model_kwargs or {})
+        pool = None if "pool" in self.graph.families else kwargs.pop("pool", None)
+        target = super().target(model_args, kwargs, check)
         if pool is not None and not isinstance(pool, Pool):
             raise ArgumentError(
-                f"{type(self).__name__}: pool is what ebmpp.coupling.mixture_pool makes, once a run, not "
-                f"{checks.tell(pool)}"
+                f"{type(self).__name__}: pool must be made by ebmpp.coupling.mixture_pool, once per run, got "
+                f"{checks.tell(pool)}."
             )
-        return with_pool(type(self).__name__, made, self._moves(made), pool, jnp.zeros(2, jnp.uint32))
+        if check and isinstance(self.coupling, Tempered):
+            tempering.check_hot(target.graph, target.params, self.coupling.betas[0])
+        return with_pool(type(self).__name__, target, self._moves(target), pool, jnp.zeros(2, jnp.uint32))
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
+        if isinstance(self.coupling, Tempered):
+            return (tempering.tempered_sweep(self.graph, self.coupling.coupling, target.clamped),)
         return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)
 
     def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> CouplingState:
-        made = self._moves(target)
+        moves = self._moves(target)
+        if isinstance(self.coupling, Tempered):
+            init_params = tempering.add_axis(target.graph, init_params)
+            target = Ensemble.at_betas(target, self.coupling.betas)
         start = self._start(target, rng_key, init_params)
 
-        def ahead(t: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            x, taken = draw_sweep(target, carry[0], made, target.keys(rng_key, t + 1))
-            return x, carry[1] + taken
+        def sweep(t: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+            x, accepted = draw_sweep(target, carry[0], moves, target.keys(rng_key, t + 1))
+            return x, carry[1] + accepted
 
-        taken = jnp.zeros(target.num_rows, jnp.int32)
-        x, taken = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, (start, taken))
+        zero = jnp.zeros(target.num_rows, jnp.int32)
+        x, accepted = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), sweep, (start, zero))
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
         unmet = jnp.zeros(target.num_rows, bool)
         together = agree(compare(target, z), target.free, target.num_rows)
-        return self._state(target, z, t, rng_key, unmet, jnp.zeros_like(taken), taken, together, unmet)
+        return self._state(
+            target, z, t, rng_key, _Rows(unmet, jnp.zeros_like(zero), accepted, together, unmet)
+        )
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
-        made = self._moves(target)
+        moves = self._moves(target)
+        if isinstance(self.coupling, Tempered):
+            assert state.replicas is not None and state.followers is not None  # as `_state` made it
+            state = state._replace(z=state.replicas, y=state.followers)
+            target = Ensemble.at_betas(target, self.coupling.betas)
         keys = target.keys(state.rng_key, (state.t + 1).astype(jnp.uint32))
         x, y = target.to_rows(state.z), target.to_rows(state.y)
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
-        z, together, broken, taken = coupled_sweep(target, z, made, keys)
-        flat = lambda a: a.reshape(target.num_rows)
-        met, time, before = flat(state.met), flat(state.meeting_time), flat(state.accepted)
-        t, taken = state.t + 1, before + taken
-        return self._state(target, z, t, state.rng_key, met, time, taken, together, broken)
+        z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
+        before = state.met, state.meeting_time, state.accepted
+        met, time, count = (a.reshape(target.num_rows) for a in before)
+        rows = _Rows(met, time, count + accepted, together, broken)
+        return self._state(target, z, state.t + 1, state.rng_key, rows)
 
     def _state(
-        self, target: Target, z: dict[str, Array], t: Array, rng_key: Array, *rows: Array
+        self, target: Any, z: dict[str, Array], t: Array, rng_key: Array, rows: _Rows
     ) -> CouplingState:
-        """The state at t.
-
-        :param rows: which had met before, and when; their proposals taken; which are together, or broken.
-        """
-        met, time, accepted, together, broken = rows
-        graph, now = target.graph, met | (together & ~broken)
-        energies = lambda t: energy.energy(graph, target.params, t)
-        z = {b: _poison(v, broken) for b, v in z.items()}
-        shaped = lambda a: a.reshape(target.batch)
-        x, y = (target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2))
-        times = shaped(now), shaped(jnp.where(met, time, t)), rng_key
-        each = jax.vmap(jax.vmap(energies))(graph.statistics(z)).reshape(2, *target.batch)
-        each = each.T if is_batched(rng_key) else each  # the axis of chains comes first
-        return CouplingState(x, y, t, *times, shaped(_distance(target, z)), each, shaped(accepted))
+        """Return the state at t, of the coldest replica where there are replicas."""
+        if not isinstance(target, Ensemble):
+            return _state(target, z, t, rng_key, rows)
+        full = _state(target, z, t, rng_key, rows)
+        cold = _state(target.base, {b: v[:, :, -1] for b, v in z.items()}, t, rng_key, rows)
+        cold = cold._replace(met=full.met, meeting_time=full.meeting_time)
+        return cold._replace(replicas=full.z, followers=full.y)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
-        """How many pairs have met, and their mean meeting time so far."""
+        """Return the number of pairs that have met, and their mean meeting time so far."""
         met, time = np.asarray(state.met), np.asarray(state.meeting_time)
         mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
-class MetropolisCoupling(MaximalCoupling):
-    """Pairs of Metropolis chains that share proposals, a kernel for :class:`numpyro.infer.MCMC`.
-
-    For models of some ten units, and to compare with what is published.
-
-    Every free block is proposed at once, from a law that does not look at the chain, so nearly every
-    proposal is refused in a model of more than some ten units. From one start the two chains of a pair are
-    then equal as soon as the first proposal is refused, after one sweep: **the estimates made from such
-    pairs are unbiased in name**. The correction is carried by pairs so rare that a run never sees one.
-    The diagnostics tell how many proposals were accepted.
-
-    :param graph: the declaration.
-    :param proposal: "uniform", which Bernoulli, Spin and Categorical blocks have; or "initial", the law of
-        initial values, which every family has.
-    :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param marginalize: blocks (no two of which interact) that are summed out of the acceptance ratio, and
-        drawn from their conditionals afterwards.
-    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :raises ArgumentError: for a lag below 1, an unknown proposal or start, or a block to sum out that is not
-        one or leaves none.
-    :raises DeclarationError: for a uniform proposal of a block that has no uniform law.
-    :raises IntractableError: for two blocks to sum out that interact.
-
-    **References**
-
-    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), *End-to-end training of deep Boltzmann machines by
-       unbiased contrastive divergence with local mode initialization*, Algorithms 3 and 4.
-
-    **Example**
-
-    >>> import jax, ebmpp
-    >>> from numpyro.infer import MCMC
-    >>> rbm = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(3))
-    >>> pairs = MCMC(ebmpp.kernels.MetropolisCoupling(rbm, init="local_mode"), num_warmup=0, num_samples=30,
-    ...              num_chains=5, chain_method="vectorized", progress_bar=False)
-    >>> pairs.run(jax.random.key(1), rbm.init(jax.random.key(0)))
-    >>> pairs.last_state.met.all().item()
-    True
-    """
-
-    def __init__(
-        self,
-        graph: FactorGraph,
-        proposal: str = "uniform",
-        lag: int = 1,
-        marginalize: Sequence[str] = (),
-        init: str = "uniform",
-    ) -> None:
-        super().__init__(graph, lag, init=init)
-        self.proposal = proposal
-        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
-        sweeps.metropolis_sweep(graph, (), proposal, self.marginalize)
-
-    def _options(self) -> dict[str, Any]:
-        named = {} if self.proposal == "uniform" else {"proposal": self.proposal}
-        return named | super()._options() | ({"marginalize": self.marginalize} if self.marginalize else {})
-
-    def _moves(self, target: Target) -> tuple[Move, ...]:
-        clamped = tuple(target.clamped)
-        summed = tuple(b for b in self.marginalize if b not in clamped)
-        if set(summed) == set(target.free):  # nothing is left to propose: an exact draw
-            return (Layer(summed, "maximal"),)
-        return sweeps.metropolis_sweep(target.graph, clamped, self.proposal, summed)
-
-    def get_diagnostics_str(self, state: CouplingState) -> str:
-        """How many pairs have met, when, and how many proposals were accepted."""
-        proposals = 2 * state.t - self.lag  # the following chain made none of the first `lag`
-        rate = np.asarray(state.accepted).mean() / np.asarray(proposals).mean()
-        return f"{super().get_diagnostics_str(state)}, acceptance {rate:.2g}"
+def _state(target: Target, z: dict[str, Array], t: Array, rng_key: Array, rows: _Rows) -> CouplingState:
+    graph, now = target.graph, rows.met | (rows.together & ~rows.broken)
+    energy_of = lambda t: energy.energy(graph, target.params, t)
+    z = {b: _poison(v, rows.broken) for b, v in z.items()}
+    shaped = lambda a: a.reshape(target.batch)
+    x, y = (target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2))
+    times = shaped(now), shaped(jnp.where(rows.met, rows.time, t)), rng_key
+    energies = jax.vmap(jax.vmap(energy_of))(graph.statistics(z)).reshape(2, *target.batch)
+    energies = energies.T if is_batched(rng_key) else energies  # the axis of chains comes first
+    return CouplingState(x, y, t, *times, shaped(_distance(target, z)), energies, shaped(rows.accepted))
 
 
 def _distance(target: Target, z: dict[str, Array]) -> Array:
-    """L1 distance of the two chains of each row; categories have no order, so they differ or not."""
+    """Return the L1 distance of the two chains of each row; categories differ or not."""
     total = jnp.zeros(target.num_rows, jnp.result_type(float))
     for b in target.free:
         gap = jnp.abs(z[b][0] - z[b][1])
@@ -268,6 +227,6 @@ def _distance(target: Target, z: dict[str, Array]) -> Array:
 
 
 def _poison(v: Array, broken: Array) -> Array:
-    """What no unit can be, where a log-ratio was not a number: better than a wrong draw."""
-    wrong = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
-    return jnp.where(broken.reshape(1, -1, *(1,) * (v.ndim - 2)), wrong, v)
+    """Replace values of broken rows by one that no unit can have, rather than by a wrong draw."""
+    invalid = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
+    return jnp.where(broken.reshape(1, -1, *(1,) * (v.ndim - 2)), invalid, v)

@@ -104,9 +104,9 @@ class DrawFile:
                         group.dimensions[dim] = size
                     is_bool = x.dtype == bool
                     dtype = np.int8 if is_bool else x.dtype
-                    made = group.create_variable(variable, ("chain", "draw", *dims), dtype, dcpl=layout)
+                    stored = group.create_variable(variable, ("chain", "draw", *dims), dtype, dcpl=layout)
                     if is_bool:
-                        made.attrs["dtype"] = "bool"  # as xarray stores it
+                        stored.attrs["dtype"] = "bool"  # as xarray stores it
 
 
 def _write(file: h5py.File, start: int, groups: Groups) -> None:

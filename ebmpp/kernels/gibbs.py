@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps of moves: all layers one by one (blocked Gibbs), or with Langevin steps, or cluster by cluster."""
+"""Kernels of one sweep per step: blocked Gibbs, Gibbs with Langevin steps, and Swendsen-Wang."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,17 +13,18 @@ import jax.numpy as jnp
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import RowKernel
-from ebmpp.moves import Target, sweeps
+from ebmpp.moves import Target, cluster_sweep, langevin_sweep, sweeps
 from ebmpp.moves.move import Move, draw_sweep
 
 
 class GibbsState(NamedTuple):
-    """The state of :class:`BlockedGibbs`.
+    """State of :class:`BlockedGibbs`.
 
-    - **z** - a dict of the free blocks, each of shape ``(*batch, *shape)``.
-    - **i** - sweeps done since the initial state.
-    - **acceptance** - the share of proposals taken so far, shape ``(*batch,)``, 1 before any; None where no
-      move makes one.
+    - **z** - the free blocks, each of shape ``(*batch, *shape)``.
+    - **i** - sweeps since the initial state.
+    - **acceptance** - share of accepted proposals, shape ``(*batch,)``, 1 before the first; None where no
+    move
+      makes proposals.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
     """
 
@@ -33,32 +34,31 @@ class GibbsState(NamedTuple):
     rng_key: Array
 
 
-LangevinState = GibbsState  # its acceptance is 1 where no proposal is made
+LangevinState = GibbsState  # acceptance is 1 where no proposal is made
 
 
 class BlockedGibbs(RowKernel[GibbsState]):
     """Gibbs sweeps over the layers of a graph, a kernel for :class:`numpyro.infer.MCMC`.
 
-    The first choice, for any graph; :class:`ParallelTempering` where it stays in one mode.
+    The first choice for any graph; :class:`ParallelTempering` where chains stay in one mode.
 
-    Params are the first argument of ``mcmc.run``, clamped blocks its keyword arguments. Clamped
-    values may have leading axes: with ``v`` of shape ``(N, 784)``, every chain holds N rows, one
-    posterior of the free blocks each, with draws of shape ``(N, *shape)``. A row draws from its own
-    key, so row 0 is the chain that ``v[0]`` alone would give.
+    Params are the first argument of ``mcmc.run``, clamped blocks its keyword arguments. Clamped values may
+    have leading axes: with ``v`` of shape ``(N, 784)``, every chain holds N rows, one posterior of the free
+    blocks each, with draws of shape ``(N, *shape)``. A row draws from its own key, so row 0 is the chain that
+    ``v[0]`` alone would give. An :class:`~ebmpp.Observed` block is clamped at its known units only: the
+    others are sampled.
 
-    All of NumPyro's chain methods run the same chains from the same random words. How many rows a matrix
-    product has may change its rounding, though, so values of real-valued blocks agree to rounding, and values
-    of discrete blocks are equal except where a uniform falls within a rounding error of its threshold.
-
-    An :class:`~ebmpp.Observed` block is clamped at its known units only: the others are sampled.
+    All of NumPyro's chain methods run the same chains from the same random words. The number of rows may
+    change the rounding of a matrix product, so values of real-valued blocks agree to rounding, and values of
+    discrete blocks are equal except where a uniform falls within a rounding error of its threshold.
 
     :param graph: the declaration.
-    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :param moves: of a sweep, in place of draws of all layers: such as those of
-        :func:`~ebmpp.moves.langevin_sweep`, or of one's own. Moves that are not ``exact`` **sample another
-        law**.
-    :raises ArgumentError: for what is no move, or another ``init``; in a run, for moves that do not change
-        all free blocks and no other.
+    :param init: "uniform", or "local_mode": one sweep from a local mode.
+    :param moves: moves of a sweep in place of draws of all layers, such as
+        :func:`~ebmpp.moves.langevin_sweep` returns, or custom ones. Moves that are not ``exact`` **sample
+        another distribution**.
+    :raises ArgumentError: for anything but moves, or an unknown ``init``; in a run, for moves that do not
+        change all free blocks and no other.
 
     **References**
 
@@ -97,67 +97,57 @@ class BlockedGibbs(RowKernel[GibbsState]):
 
     @property
     def _proposes(self) -> bool:
-        """Whether there is an acceptance to be told."""
+        """True if there is an acceptance to report."""
         return any(move.proposes for move in self.moves or ())
 
     def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
-        every = jnp.ones(target.batch, jnp.result_type(float)) if self._proposes else None
-        return GibbsState(z, jnp.zeros((), jnp.int32), every, rng_key)
+        acceptance = jnp.ones(target.batch, jnp.result_type(float)) if self._proposes else None
+        return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key)
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
         moves, i, mean = self._moves(target), state.i + 1, state.acceptance
-        # uint32 needs no care for x64, and wraps where int32 would go negative
+        # uint32 does not depend on x64, and wraps where int32 would become negative
         keys = target.keys(state.rng_key, i.astype(jnp.uint32))
-        x, taken = draw_sweep(target, target.to_rows(state.z), moves, keys)
+        x, accepted = draw_sweep(target, target.to_rows(state.z), moves, keys)
         if mean is not None:
             proposals = sum(move.proposes for move in moves)
-            share = taken.reshape(target.batch) / proposals if proposals else jnp.ones(target.batch)
+            share = accepted.reshape(target.batch) / proposals if proposals else jnp.ones(target.batch)
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
         return GibbsState(target.from_rows(x), i, mean, state.rng_key)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
-        """Sweeps done, layers and free units, for the progress bar; and acceptance where there is such."""
+        """Return sweeps, layers and free units, and the acceptance where there is one."""
         units = sum(self.graph.families[b].size for b in state.z)
         clamped = [b for b in self.graph.families if b not in state.z]
         layers = len(schedule(self.graph, clamped))
-        told = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
+        text = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
         mean = state.acceptance
-        return told if mean is None else f"{told}, acceptance {np.asarray(mean).mean():.2g}"
+        return text if mean is None else f"{text}, acceptance {np.asarray(mean).mean():.2g}"
 
 
 class GibbsLangevin(BlockedGibbs):
-    """Sweeps in which real-valued blocks make Langevin steps, a kernel for :class:`numpyro.infer.MCMC`.
+    """Sweeps with Langevin steps of real-valued blocks, a kernel for :class:`numpyro.infer.MCMC`.
 
-    For real-valued blocks that move better with others summed out (``marginalize``).
+    For real-valued blocks that mix better with others summed out (``marginalize``): without, Langevin steps
+    reach more slowly what :class:`BlockedGibbs` draws at once. The other blocks are drawn from their
+    conditionals. Params and clamped blocks are passed as to :class:`BlockedGibbs`.
 
-    The other blocks are drawn from their conditionals. Params and clamped blocks are passed as to
-    :class:`BlockedGibbs`. The temperature is 1, however many chains or rows there are.
-
-    A real-valued block that is one layer has a Gaussian conditional which :class:`BlockedGibbs` draws
-    outright; Langevin steps with the rest fixed are a slower road to the same draw. With ``marginalize`` they
-    follow the gradient of the marginal density instead, and are another sampler.
-
-    The same sweep, coupled: ``MaximalCoupling(graph, coupling=ebmpp.moves.langevin_sweep(graph))``; likewise
-    :class:`~ebmpp.UCD`, and :class:`~ebmpp.PCD` with ``moves``.
+    Coupled, this sweep is ``MaximalCoupling(graph, coupling=ebmpp.moves.langevin_sweep(graph))``, also for
+    :class:`~ebmpp.UCD`; :class:`~ebmpp.PCD` takes it as ``moves``.
 
     :param graph: the declaration.
-    :param step_size: in standard deviations of each unit given the rest. With d units, adjusted steps are
-        mostly taken up to about ``1.7 * d ** (-1 / 6)``.
-    :param num_steps: Langevin steps a sweep.
-    :param adjust: accept or refuse each step, so that the model's law is left as it is. False takes every
-        step, and **samples another law**: the variances given the rest are too large by the factor
-        ``1 / (1 - step_size**2 / 4)``.
+    :param step_size: in standard deviations of each unit given the rest. With d units, most adjusted steps
+        are accepted up to about ``1.7 * d ** (-1 / 6)``.
+    :param num_steps: Langevin steps per sweep.
+    :param adjust: accept or reject each step, so that the model's distribution is invariant. False accepts
+        every step, and **samples another distribution**: the variances given the rest are too large by the
+        factor ``1 / (1 - step_size**2 / 4)``.
     :param marginalize: blocks that are summed out while real-valued ones move, and drawn afterwards.
-    :param init: "uniform", or "local_mode": one Gibbs sweep from the local mode that a search finds.
+    :param init: "uniform", or "local_mode": one Gibbs sweep from a local mode.
     :raises ArgumentError: for numbers out of range, or an unknown block or start.
     :raises DeclarationError: for a graph without real-valued blocks.
-    :raises IntractableError: for two blocks that cannot be summed out together.
-
-    **References**
-
-    1. Liao, Kornblith, Ren, Fleet, Hinton (2022), *Gaussian-Bernoulli RBMs without tears*; theirs is
-       unadjusted unless one asks, and has one step size for units of all variances.
+    :raises IntractableError: for blocks that cannot be summed out together.
 
     **Example**
 
@@ -171,7 +161,7 @@ class GibbsLangevin(BlockedGibbs):
     True
     """
 
-    _proposes = True  # acceptance is told also where it is 1 by decree
+    _proposes = True  # acceptance is reported even where it is 1
 
     def __init__(
         self,
@@ -189,7 +179,7 @@ class GibbsLangevin(BlockedGibbs):
 
     def _sweep(self, clamped: Iterable[str]) -> tuple[Move, ...]:
         options = self.step_size, self.num_steps, self.marginalize, self.adjust
-        return sweeps.langevin_sweep(self.graph, clamped, *options)
+        return langevin_sweep(self.graph, clamped, *options)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return self._sweep(target.clamped)
@@ -200,27 +190,22 @@ class GibbsLangevin(BlockedGibbs):
         return named | ({"marginalize": self.marginalize} if self.marginalize else {}) | super()._options()
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
-        """Sweeps done, and the share of proposals that were taken."""
-        told = f"acceptance {np.asarray(state.acceptance).mean():.2g}" if self.adjust else "unadjusted"
-        return f"{int(np.max(state.i))} sweeps, {told}"
+        """Return the number of sweeps, and the acceptance."""
+        text = f"acceptance {np.asarray(state.acceptance).mean():.2g}" if self.adjust else "unadjusted"
+        return f"{int(np.max(state.i))} sweeps, {text}"
 
 
 class SwendsenWang(BlockedGibbs):
-    """Blocks whose units interact, cluster by cluster: a kernel for :class:`numpyro.infer.MCMC`.
+    """Cluster updates of blocks whose units interact: a kernel for :class:`numpyro.infer.MCMC`.
 
-    For lattices whose regions :class:`~ebmpp.BlockedGibbs` turns unit by unit, near a critical coupling or
-    above it. The other blocks are drawn layer by layer. Params and clamped blocks are passed as to
-    :class:`~ebmpp.BlockedGibbs`; the state is the same. Pairs of such chains are
-    ``MaximalCoupling(graph, coupling=cluster_sweep(graph))``.
+    For lattices near a critical coupling or above it, in which :class:`~ebmpp.BlockedGibbs` flips regions
+    unit by unit. The other blocks are drawn layer by layer. Params, clamped blocks and state are as with
+    :class:`~ebmpp.BlockedGibbs`. Coupled, the sweep is ``MaximalCoupling(graph,
+    coupling=cluster_sweep(graph))``.
 
-    :param graph: the declaration; see :class:`~ebmpp.moves.Clusters` for what makes clusters.
-    :param init: "uniform", or "local_mode": one sweep from the local mode that a search finds.
-    :raises IntractableError: for a graph in which no units of one block interact, or not in a way that makes
-        clusters.
-
-    **References**
-
-    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
+    :param graph: the declaration; see :class:`~ebmpp.moves.Clusters` for its factors.
+    :param init: "uniform", or "local_mode": one sweep from a local mode.
+    :raises IntractableError: if no units of one block interact, or not in a way that makes clusters.
 
     **Example**
 
@@ -235,7 +220,7 @@ class SwendsenWang(BlockedGibbs):
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         super().__init__(graph, init)
-        sweeps.cluster_sweep(graph)
+        cluster_sweep(graph)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
-        return sweeps.cluster_sweep(target.graph, target.clamped)
+        return cluster_sweep(target.graph, target.clamped)

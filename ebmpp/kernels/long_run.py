@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpyro.infer.mcmc import MCMC
+from numpyro.util import identity
 from tqdm.auto import tqdm
 
 import jax
@@ -63,12 +64,8 @@ class LongDraws:
         return xarray.open_datatree(Path(self.directory, "draws.nc"), engine="h5netcdf")
 
     def __repr__(self) -> str:
-        kernel, kept = type(self.mcmc.sampler).__name__, f", {self.num_kept} kept" if self.num_kept else ""
-        return f"LongDraws({self.mcmc.num_chains} chains of {kernel}, {self.num_draws} draws each{kept})"
-
-
-def _draw(draw: Any) -> Any:
-    return draw
+        kernel, count = type(self.mcmc.sampler).__name__, f", {self.num_kept} kept" if self.num_kept else ""
+        return f"LongDraws({self.mcmc.num_chains} chains of {kernel}, {self.num_draws} draws each{count})"
 
 
 class _Record(checkpoints.Checkpoints):
@@ -83,7 +80,7 @@ class _Record(checkpoints.Checkpoints):
 class LongRun:
     """MCMC run of any length: moments are accumulated, and draws are kept in a file or not at all.
 
-    The steps are those of ``mcmc.run`` with the same arguments and chain method, taken in chunks; real-valued
+    It makes the steps of ``mcmc.run`` with the same arguments and chain method, in chunks; real-valued
     draws agree with it to rounding, which NUTS amplifies. Memory does not grow with ``num_samples``. Any
     NumPyro kernel will do. Every step after the warm-up counts in the moments: ``mcmc.thinning`` concerns the
     file alone.
@@ -103,7 +100,7 @@ class LongRun:
         files in it are left alone.
     :param keep: store every ``mcmc.thinning``-th draw there, with the fields: True, or names of sites. The
         netCDF file ``draws.nc`` opens in xarray and ArviZ.
-    :param every: steps after which the next whole batch is followed by a checkpoint.
+    :param checkpoint_every: steps after which the next whole batch is followed by a checkpoint.
     :param resume: continue the run in ``directory``, if there is one.
     :raises ArgumentError: for numbers out of range; if draws are kept and there is no directory, or
         ``num_samples`` or ``batch_length`` is no multiple of ``thinning``.
@@ -121,7 +118,7 @@ class LongRun:
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=10, num_samples=500, num_chains=20, thinning=50,
     ...             chain_method="vectorized", progress_bar=False)
-    >>> long = ebmpp.kernels.LongRun(mcmc, directory=tempfile.mkdtemp(), keep=["v"], every=200)
+    >>> long = ebmpp.kernels.LongRun(mcmc, directory=tempfile.mkdtemp(), keep=["v"], checkpoint_every=200)
     >>> result = long.run(jax.random.key(1), {"v": jax.numpy.zeros(4), "h": jax.numpy.zeros(3),
     ...                                       "v:h": jax.numpy.zeros((4, 3))})
     >>> result.moments.mean["v"].round(1).tolist()
@@ -138,7 +135,7 @@ class LongRun:
     batch_length: int | None = None
     directory: str | os.PathLike[str] | None = None
     keep: bool | Sequence[str] = False
-    every: int = 1000
+    checkpoint_every: int = 1000
     resume: bool = False
 
     def __post_init__(self) -> None:
@@ -146,7 +143,7 @@ class LongRun:
         if self.fn is not None:
             checks.function("LongRun: fn", self.fn, "a draw", arguments=1)
         checks.set_counts(self, "batch_length", optional=True)
-        checks.set_counts(self, "every")
+        checks.set_counts(self, "checkpoint_every")
         if not isinstance(self.keep, bool):
             keep = checks.sequence("LongRun: keep", self.keep, "names of sites, or True or False")
             object.__setattr__(self, "keep", tuple(keep))
@@ -182,7 +179,7 @@ class LongRun:
         fields = tuple(
             n for n in dict.fromkeys((*kernel.default_fields, *extra_fields)) if n != kernel.sample_field
         )
-        stream = Streaming(mcmc, self.fn or _draw, fields, self.keep, args, kwargs)
+        stream = Streaming(mcmc, self.fn or identity, fields, self.keep, args, kwargs)
         if self.directory is None:
             return self._run(stream, rng_key, init_params, fields, None)
         inputs = as_numbers(rng_key), args, kwargs, init_params, mcmc.post_warmup_state
@@ -223,13 +220,15 @@ class LongRun:
         with tqdm(total=total, initial=done, disable=not mcmc.progress_bar, unit="step") as bar:
             while done < total:
                 stop = min(total, done + length - done % length)
-                kept = chunks.run(stop - done, thinning)
+                draws = chunks.run(stop - done, thinning)
                 if file is not None:
-                    file.write(done // thinning, kept)
+                    file.write(done // thinning, draws)
                 if stop % length == 0:
                     totals = totals.add(chunks.moments(), length)
                     chunks.reset()
-                if record is not None and (stop // self.every > done // self.every or stop == total):
+                if record is not None and (
+                    stop // self.checkpoint_every > done // self.checkpoint_every or stop == total
+                ):
                     _save(record, stop, chunks, totals)
                 bar.update(stop - done)
                 done = stop
@@ -260,7 +259,7 @@ class LongRun:
 
     def _identity(self, fields: tuple[str, ...], inputs: Any) -> dict[str, Any]:
         """Return what all calls of one run have in common."""
-        mcmc, fn, kernel = self.mcmc, self.fn or _draw, self.mcmc.sampler
+        mcmc, fn, kernel = self.mcmc, self.fn or identity, self.mcmc.sampler
         return {
             "kernel": repr(kernel) if isinstance(kernel, RowKernel) else type(kernel).__name__,
             "fn": getattr(fn, "__qualname__", type(fn).__name__),

@@ -1,9 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Local search: to a local mode, layer by layer."""
+"""Local search for modes, layer by layer."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,47 +20,40 @@ from ebmpp.moves.target import Target
 
 
 class LocalMode(NamedTuple):
-    """Where :func:`local_search` ended."""
+    """Result of :func:`local_search`."""
 
     state: dict[str, Array]
-    """Every block, clamped ones included, ``(*batch, *shape)``."""
+    """All blocks, clamped ones included, ``(*batch, *shape)``."""
     steps: Array
-    """Passes over the layers that changed the state, shape ``(*batch,)``."""
+    """Number of passes over the layers that changed the state, shape ``(*batch,)``."""
 
 
 class SearchState(NamedTuple):
-    """The state of :class:`LocalSearch`.
+    """State of :class:`LocalSearch`.
 
-    - **z** - a dict of the free blocks, each of shape ``(*batch, *shape)``.
+    - **z** - the free blocks, each of shape ``(*batch, *shape)``.
     - **steps** - passes over the layers that changed ``z``, shape ``(*batch,)``.
-    - **found** - whether the last pass did not, so that ``z`` is a local mode, shape ``(*batch,)``.
-    - **log_density** - of ``z``, unnormalised, shape ``(*batch,)``.
+    - **converged** - True where the last pass did not, so that ``z`` is a local mode, shape ``(*batch,)``.
+    - **log_density** - unnormalised, of ``z``, shape ``(*batch,)``.
     - **rng_key** - the run's key.
     """
 
     z: dict[str, Array]
     steps: Array
-    found: Array
+    converged: Array
     log_density: Array
     rng_key: Array
 
 
 class LocalSearch(RowKernel[SearchState]):
-    """Every block of a layer set to its conditional mode, layer after layer: a kernel that climbs.
+    """Local search: each step sets every layer in turn to its conditional mode.
 
-    To complete what is missing, to look at modes, and to start other kernels.
+    For completion of missing values, for a look at modes, and for starts of other kernels
+    (``init_params=mcmc.last_state.z``). The draws are not draws of the model. A search that has reached its
+    local mode stays there. Each row starts at a random layer. :func:`~ebmpp.local_search` runs all searches
+    to their end in one call.
 
-    A step is a pass over the layers; a search that has found its local mode stays there. Each row starts at
-    a layer of its own, at random. The draws are no draws of the model: clamp blocks, or give
-    :class:`~ebmpp.Observed` ones, to complete the others; start kernels by ``init_params=mcmc.last_state.z``
-    (their ``init="local_mode"`` does so by itself).
-    :func:`~ebmpp.local_search` runs all searches to their end in one call.
-
-    :param graph: the declaration; every free block's family needs a mode.
-
-    **References**
-
-    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithms 1 and 5.
+    :param graph: the declaration; every free block's family must have a mode.
 
     **Example**
 
@@ -69,7 +62,7 @@ class LocalSearch(RowKernel[SearchState]):
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> mcmc = MCMC(ebmpp.kernels.LocalSearch(rbm), num_warmup=0, num_samples=10, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)))
-    >>> mcmc.last_state.found.item()
+    >>> mcmc.last_state.converged.item()
     True
     """
 
@@ -82,21 +75,20 @@ class LocalSearch(RowKernel[SearchState]):
 
     def _sample_one(self, state: SearchState, target: Target) -> SearchState:
         flat = lambda a: a.reshape(target.num_rows)
-        value, steps, going = flat(state.log_density), flat(state.steps), ~flat(state.found)
+        value, steps, going = flat(state.log_density), flat(state.steps), ~flat(state.converged)
         at = search.Search(target.to_rows(state.z), value, steps, going)
         return _state(target, search.one_pass(target, at), state.rng_key)
 
     def get_diagnostics_str(self, state: SearchState) -> str:
-        """How many searches have ended, and after how many passes."""
-        found, steps = np.asarray(state.found), np.asarray(state.steps)
-        mean = f", after {steps[found].mean():.3g} steps" if found.any() else ""
-        return f"{int(found.sum())} of {found.size} searches at a local mode{mean}"
+        """Return the number of searches that have converged, and their mean number of passes."""
+        done, steps = np.asarray(state.converged), np.asarray(state.steps)
+        mean = f", after {steps[done].mean():.3g} steps" if done.any() else ""
+        return f"{int(done.sum())} of {done.size} searches at a local mode{mean}"
 
 
-def _state(target: Target, made: search.Search, rng_key: Array) -> SearchState:
+def _state(target: Target, at: search.Search, rng_key: Array) -> SearchState:
     shaped = lambda a: a.reshape(target.batch)
-    z = target.from_rows(made.x)
-    return SearchState(z, shaped(made.steps), shaped(~made.going), shaped(made.value), rng_key)
+    return SearchState(target.from_rows(at.x), shaped(at.steps), shaped(~at.going), shaped(at.value), rng_key)
 
 
 def local_search(
@@ -108,21 +100,19 @@ def local_search(
     num_rows: int | None = None,
     **clamped: Array | states.Observed,
 ) -> LocalMode:
-    """Set layer after layer to its conditional mode, until nothing changes.
+    """Set each layer in turn to its conditional mode, until nothing changes.
 
-    Units of two values that are as likely at either get the upper one.
+    Of two equally likely values a unit gets the upper one. Each row starts at a random layer. With clamped
+    blocks or observed units this completes the others.
 
-    Each row starts at a layer of its own, at random. With clamped blocks or observed units this completes
-    the others: the way to fill in what is missing.
-
-    :param graph: the model; every free block's family needs a mode.
+    :param graph: the model; every free block's family must have a mode.
     :param params: its params.
-    :param rng_key: a jax key, for the first layer and for what ``init`` leaves out.
-    :param init: values of some or all free blocks, with leading axes; what is left out is drawn uniformly.
-    :param num_rows: independent searches, where neither ``init`` nor a clamped block has leading axes.
-    :param clamped: blocks that are held, with leading axes or without; an :class:`~ebmpp.Observed` one is
-        held at its known units.
-    :raises StateError: for values that do not fit the graph, or no free block.
+    :param rng_key: a jax key, for the first layer and for blocks that are not in ``init``.
+    :param init: values of some or all free blocks, with leading axes; other blocks are drawn uniformly.
+    :param num_rows: number of searches, where neither ``init`` nor a clamped block has leading axes.
+    :param clamped: clamped blocks, with or without leading axes; an :class:`~ebmpp.Observed` block is clamped
+        at its known units.
+    :raises StateError: for values that do not fit the graph, or if no block is free.
     :raises NotImplementedError: for a family without a mode.
 
     **References**
@@ -142,45 +132,35 @@ def local_search(
     rng_key = checks.key("local_search: rng_key", rng_key)
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
     graph.check(params)
-    given = states.as_clamped(graph.families, clamped)
-    if len(given.whole) == len(graph.families):
-        raise StateError("every block is clamped: there is nothing to search for")
-    start, start_batch = states.as_rows(graph.families, _free_values(init, given))
-    axes = (given.batch, start_batch)
+    held = states.as_clamped(graph.families, clamped)
+    if len(held.whole) == len(graph.families):
+        raise StateError("local_search: at least one block must be free, and all are clamped.")
+    if not isinstance(init or {}, Mapping) or set(init or {}) & set(held.whole):
+        raise StateError(f"local_search: init must be a dict of free blocks, got {checks.tell(init)}.")
+    start, start_batch = states.as_rows(graph.families, init or {})
     try:
-        batch = np.broadcast_shapes(*axes)
+        batch = np.broadcast_shapes(held.batch, start_batch)
     except ValueError:
-        raise StateError(f"leading axes of clamped blocks and of init do not broadcast: {axes}") from None
-    if num_rows is not None:
-        if batch:
-            raise StateError(
-                f"local_search: num_rows={num_rows} with leading axes {batch}: give one of the two"
-            )
-        batch = (num_rows,)
+        raise StateError(
+            f"local_search: leading axes of init must broadcast to {held.batch}, got {start_batch}."
+        ) from None
+    if num_rows is not None and batch:
+        raise StateError(f"local_search: num_rows must not be given with axes {batch}, got {num_rows}.")
+    batch = batch if num_rows is None else (num_rows,)
 
-    def spread(rows: Mapping[str, Array], own: tuple[int, ...]) -> Blocks:
+    def spread(rows: Mapping[str, Array], axes: tuple[int, ...]) -> Blocks:
         shape = lambda b: graph.families[b].shape
-        over = lambda b, v: jnp.broadcast_to(v.reshape(own + shape(b)), batch + shape(b))
+        over = lambda b, v: jnp.broadcast_to(v.reshape(axes + shape(b)), batch + shape(b))
         return {b: over(b, v).reshape(-1, *shape(b)) for b, v in rows.items()}
 
-    held = (spread(rows, given.batch) for rows in (given.whole, given.partial, given.keep))
-    target, key = Target(graph, params, states.Clamped(*held, batch)), random.key_pair(rng_key)
+    rows = (spread(rows, held.batch) for rows in (held.whole, held.partial, held.keep))
+    target, key = Target(graph, params, states.Clamped(*rows, batch)), random.key_pair(rng_key)
     x = search.started(
         target, random.fold_in(key, 0, jnp.arange(target.num_rows)), spread(start, start_batch)
     )
-    found = _search(target, x, random.fold_in(key, 1, jnp.arange(target.num_rows)))
-    shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in found.x.items()}
-    return LocalMode(shaped, found.steps.reshape(batch))
+    result = _search(target, x, random.fold_in(key, 1, jnp.arange(target.num_rows)))
+    shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in result.x.items()}
+    return LocalMode(shaped, result.steps.reshape(batch))
 
 
 _search = Compiled(search.local_modes)
-
-
-def _free_values(init: Any, given: states.Clamped) -> Mapping[str, Any]:
-    """:raises StateError: for starts that are no dict, or of a block that is clamped."""
-    if init is not None and not isinstance(init, Mapping):
-        raise StateError(f"local_search: init is a dict of blocks, not {checks.tell(init)}")
-    twice = sorted(set(init or {}) & set(given.whole))
-    if twice:
-        raise StateError(f"block {twice[0]!r} is clamped and in init: give it once")
-    return init or {}

@@ -73,12 +73,12 @@ class Totals:
     between: Any
 
     @classmethod
-    def empty(cls, length: int, like: RunningMoments) -> "Totals":
+    def empty(cls, length: int, moments: RunningMoments) -> "Totals":
         """Return the totals of no batch.
 
-        :param like: moments with a leading axis of chains.
+        :param moments: whose shapes are used, with a leading axis of chains.
         """
-        zeros = lambda start: jax.tree.map(lambda a: np.zeros(a.shape[start:]), like.mean)
+        zeros = lambda start: jax.tree.map(lambda a: np.zeros(a.shape[start:]), moments.mean)
         return cls(length, 0, zeros(0), zeros(1), zeros(1))
 
     def add(self, batch: RunningMoments, draws: int) -> "Totals":

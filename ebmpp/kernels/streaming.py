@@ -41,16 +41,16 @@ class StreamState(NamedTuple):
 
     - **inner** - the state of the wrapped kernel.
     - **moments** - of the draws since they were last reset.
-    - **kept** - the draw and the fields to store, by group; empty where nothing is stored.
+    - **stored** - the draw and the fields to store, by group; empty where nothing is stored.
     """
 
     inner: Any
     moments: RunningMoments
-    kept: dict[str, dict[str, Array]]
+    stored: dict[str, dict[str, Array]]
 
 
 class Start(NamedTuple):
-    """What initialises a chain: its key, its initial values, and leaves that replace fields of the state."""
+    """Inputs that initialise a chain: key, initial values, and leaves that replace fields of the state."""
 
     rng_key: Array
     init_params: Any
@@ -85,10 +85,10 @@ class Streaming:
         """Return the initial state."""
         key, init_params, restored = start
         inner = self.kernel.init(key, self.mcmc.num_warmup, init_params, self._args, self._kwargs)
-        values, kept = self._observe(inner)
+        values, stored = self._observe(inner)
         zeros = jax.tree.map(jnp.zeros_like, values)
         count = jnp.zeros(self.mcmc.num_chains if self._vectorized else (), jnp.int32)
-        state = StreamState(inner, RunningMoments(count, zeros, zeros), kept)
+        state = StreamState(inner, RunningMoments(count, zeros, zeros), stored)
         return state._replace(**{name: _restore(getattr(state, name), restored[name]) for name in restored})
 
     def advance(self, start: Start, state: StreamState, steps: int, thinning: int) -> tuple[StreamState, Any]:
@@ -97,23 +97,23 @@ class Streaming:
         self.kernel = _uninitialised(self.mcmc.sampler)
         self.init(start)
 
-        def several(state: StreamState, _: None) -> tuple[StreamState, Any]:
+        def stride(state: StreamState, _: None) -> tuple[StreamState, Any]:
             state = lax.fori_loop(0, thinning, lambda i, s: self._sample(s), state)
-            return state, state.kept
+            return state, state.stored
 
-        return lax.scan(several, state, length=steps // thinning)
+        return lax.scan(stride, state, length=steps // thinning)
 
     def _sample(self, state: StreamState) -> StreamState:
         inner = self.kernel.sample(state.inner, self._args, self._kwargs)
-        values, kept = self._observe(inner)
+        values, stored = self._observe(inner)
         add = jax.vmap(RunningMoments.add) if self._vectorized else RunningMoments.add
-        return StreamState(inner, add(state.moments, values), kept)
+        return StreamState(inner, add(state.moments, values), stored)
 
     def _observe(self, inner: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the numbers whose moments are accumulated, and what is stored."""
+        """Return the numbers whose moments are accumulated, and the values to store."""
         constrain = self.mcmc.postprocess_fn or self.kernel.postprocess_fn(self._args, self._kwargs)
 
-        def one(z: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        def observe(z: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             draw = constrain(z)
             values = jax.tree.map(_real, {"fn": self._fn(draw), "fields": fields})
             if not self._keep:
@@ -126,7 +126,7 @@ class Streaming:
 
         fields = {name: self._field(inner, name) for name in self._fields}
         z = self._field(inner, self.kernel.sample_field)
-        return (jax.vmap(one) if self._vectorized else one)(z, fields)
+        return (jax.vmap(observe) if self._vectorized else observe)(z, fields)
 
     def _field(self, inner: Any, name: str) -> Any:
         try:
@@ -141,7 +141,7 @@ class Streaming:
 class Chunks:
     """Chains after their warm-up, advanced some steps at a time.
 
-    The steps are not those of ``MCMC.run``, which compiles its loop again at each call.
+    ``MCMC.run`` is not called: it compiles its loop again each time, 0.2 s or more for a chunk of 1 ms.
 
     :param stream: what advances the chains; its ``mcmc`` has their number, warm-up and chain method.
     :param rng_key: one key, or one per chain.
@@ -154,22 +154,24 @@ class Chunks:
     ) -> None:
         self._stream, self._mcmc, self._programs = stream, stream.mcmc, {}
         self._start = Start(chain_keys(stream.mcmc, rng_key), init_params, dict(restored))
-        self.state: StreamState = self._map(lambda each: stream.init(each[0]))((self._start,))
+        self.state: StreamState = self._map(stream.init)(self._start)
         if not restored:
             if self._mcmc.num_warmup:
                 self.run(self._mcmc.num_warmup, self._mcmc.num_warmup)
             self.reset()
 
-    def _map(self, one: Callable[..., Any], jit: Callable[..., Any] = lambda fn: fn) -> Callable[..., Any]:
+    def _map(
+        self, fn: Callable[..., Any], jit: Callable[..., Any] = lambda program: program
+    ) -> Callable[..., Any]:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""
         num_chains, method = self._mcmc.num_chains, self._mcmc.chain_method
         if num_chains == 1 or method == "vectorized":
-            return jit(one)
+            return jit(fn)
         if method == "parallel":
-            return jax.pmap(one)
+            return jax.pmap(fn)
         if callable(method):
-            return jit(method(one))
-        single = jit(one)
+            return jit(method(fn))
+        single = jit(fn)
         stack = lambda *leaves: jnp.stack(leaves)
         take = lambda tree, c: jax.tree.map(lambda a: a[c], tree)
         return lambda tree: jax.tree.map(stack, *(single(take(tree, c)) for c in range(num_chains)))
@@ -181,15 +183,15 @@ class Chunks:
         """
         size = steps, thinning
         if size not in self._programs:
-            self._programs[size] = self._map(lambda each: self._stream.advance(*each, *size), jax.jit)
-        self.state, kept = self._programs[size]((self._start, self.state))
+            self._programs[size] = self._map(lambda inputs: self._stream.advance(*inputs, *size), jax.jit)
+        self.state, stored = self._programs[size]((self._start, self.state))
         if self._mcmc.num_chains == 1:
-            return jax.tree.map(lambda a: a[None], kept)
+            return jax.tree.map(lambda a: a[None], stored)
         vectorized = self._mcmc.chain_method == "vectorized"
-        return jax.tree.map(lambda a: a.swapaxes(0, 1), kept) if vectorized else kept
+        return jax.tree.map(lambda a: a.swapaxes(0, 1), stored) if vectorized else stored
 
     def reset(self) -> None:
-        """Set the moments to those of no draw."""
+        """Set the moments to zero."""
         self.state = self.state._replace(moments=jax.tree.map(jnp.zeros_like, self.state.moments))
 
     def moments(self) -> RunningMoments:
@@ -220,13 +222,13 @@ def _restore(tree: Any, numbers: list[Array]) -> Any:
     """Return ``tree`` with the leaves of which :func:`as_numbers` made ``numbers``."""
     leaves, structure = jax.tree.flatten(tree)
 
-    def restore(like: Any, saved: Array) -> Array:
-        is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
-        saved = jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like)) if is_key else saved
-        if (saved.shape, saved.dtype) != (like.shape, like.dtype):
+    def restore(expected: Any, saved: Array) -> Array:
+        is_key = jnp.issubdtype(expected.dtype, jax.dtypes.prng_key)
+        saved = jax.random.wrap_key_data(saved, impl=jax.random.key_impl(expected)) if is_key else saved
+        if (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
             raise CheckpointError(
                 f"LongRun: the checkpoint holds {saved.dtype}{saved.shape} where this kernel's state is "
-                f"{like.dtype}{like.shape}. Continue with the versions that began the run."
+                f"{expected.dtype}{expected.shape}. Continue with the versions that began the run."
             )
         return saved
 
@@ -239,9 +241,7 @@ def _real(value: Any) -> Array:
     :raises ArgumentError: if it is not made of real numbers.
     """
     value = jnp.asarray(value)
-    if not (jnp.issubdtype(value.dtype, np.bool_) or jnp.issubdtype(value.dtype, np.number)):
-        raise ArgumentError(f"LongRun: fn and fields must be real numbers, got dtype {value.dtype}.")
-    if jnp.issubdtype(value.dtype, np.complexfloating):
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in (np.bool_, np.integer, np.floating)):
         raise ArgumentError(f"LongRun: fn and fields must be real numbers, got dtype {value.dtype}.")
     return value.astype(jnp.result_type(float))
 

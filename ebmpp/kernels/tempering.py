@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Parallel tempering: replicas from hot to cold that swap states."""
+"""Parallel tempering: replicas from hot to cold that swap their states."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -15,29 +15,29 @@ from ebmpp.annealing.path import Path
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
-from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.kernels.replicas import Ensemble, Knots, Tempered
+from ebmpp.kernels.base import Init, Kwargs, RowKernel
+from ebmpp.kernels.replicas import Ensemble, Knots
 from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
 
 
 class TemperingState(NamedTuple):
-    """The state of :class:`ParallelTempering`.
+    """State of :class:`ParallelTempering`.
 
-    - **z** - the draw, that of the coldest replica: a dict of the free blocks, each ``(*batch, *shape)``.
-    - **replicas** - all of them from hot to cold, each block ``(*batch, num, *shape)``.
-    - **betas** - inverse temperatures, those of the knots with a path, ``(num,)``.
-    - **rejection** - probability that neighbours' swap is refused, ``(num - 1,)``: the mean over the present
-      round of the warm-up, and over all sweeps after it.
+    - **z** - the draw, of the coldest replica: the free blocks, each ``(*batch, *shape)``.
+    - **replicas** - all replicas from hot to cold, each block ``(*batch, num, *shape)``.
+    - **betas** - inverse temperatures, with a path those at its knots, ``(num,)``.
+    - **rejection** - probability that a swap of neighbours is rejected, ``(num - 1,)``: the mean over the
+      present round of the warm-up, and over all sweeps after the warm-up.
     - **count** - sweeps in that mean.
-    - **origin** - which replica's start each replica's state comes from, ``(*batch, num)``.
-    - **label** - 1 where that state has been hottest and not been coldest since, 2 where it has been
-      coldest since, 0 where it has not been hottest yet, ``(*batch, num)``.
-    - **round_trips** - from hottest to coldest and back, of all states, since the warm-up, ``(*batch,)``.
-    - **i** - sweeps done since the initial state.
-    - **num_warmup** - sweeps after which the betas stay as they are.
+    - **origin** - the replica from whose start each replica's state comes, ``(*batch, num)``.
+    - **label** - of each state: 0 if it has not been hottest yet, 1 if it has been hottest and not coldest
+      since, 2 if it has been coldest since, ``(*batch, num)``.
+    - **round_trips** - of all states from hottest to coldest and back, since the warm-up, ``(*batch,)``.
+    - **i** - sweeps since the initial state.
+    - **num_warmup** - sweeps after which the betas are fixed.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
-    - **knots** - with a path, those before the model, which all chains share; else None.
+    - **knots** - with a path its knots before the model, shared by all chains; else None.
     """
 
     z: dict[str, Array]
@@ -55,32 +55,30 @@ class TemperingState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Along(Target):
-    """What is sampled, and the knots of the path to it if there is one."""
+class _PathTarget(Target):
+    """Target with the knots of the path to it, if there is one."""
 
     knots: Knots | None = dataclasses.field(kw_only=True)
 
-    @staticmethod
-    def of(target: Target, knots: Knots | None) -> "_Along":
-        return _Along(target.graph, target.params, target.given, knots=knots)
-
     def ensemble(self, betas: Array) -> Ensemble:
-        """All replicas, at ``betas`` where there are no knots."""
-        return Ensemble.of(self, betas) if self.knots is None else Ensemble.along(self, self.knots)
+        """Return all replicas, at ``betas`` where there are no knots."""
+        return Ensemble.at_betas(self, betas) if self.knots is None else Ensemble.along(self, self.knots)
+
+
+def _on_path(target: Target, knots: Knots | None) -> _PathTarget:
+    return _PathTarget(target.graph, target.params, target.given, knots=knots)
 
 
 def _check_path(graph: FactorGraph, path: Path) -> Path:
     checks.instance("ParallelTempering: path", path, Path, "a Path, such as fit(..., keep_path=True) has")
     if path.graph != graph:
-        raise ArgumentError(
-            f"ParallelTempering: the path is one of {path.graph!r}, and the graph is {graph!r}"
-        )
+        raise ArgumentError(f"ParallelTempering: path must be of {graph!r}, got one of {path.graph!r}.")
     path.check("ParallelTempering")
     return path
 
 
-class ParallelTempering(Tempered[TemperingState]):
-    """Blocked Gibbs in replicas from hot to cold that swap states, for :class:`numpyro.infer.MCMC`.
+class ParallelTempering(RowKernel[TemperingState]):
+    """Parallel tempering of blocked Gibbs chains, a kernel for :class:`numpyro.infer.MCMC`.
 
     For models whose modes :class:`~ebmpp.BlockedGibbs` does not leave. Replica r has the factors of one
     block, and beta_r times the others: at beta = 0 the units are independent, at beta = 1 it is the model,
@@ -88,26 +86,26 @@ class ParallelTempering(Tempered[TemperingState]):
     layers once more and a swap of odd ones: it costs ``2 * num_temperatures`` sweeps of plain Gibbs.
 
     With ``betas="auto"`` each chain adapts its own ladder during the warm-up, in rounds of doubling length,
-    until all neighbours' swaps are refused equally often; afterwards it is fixed. Without a warm-up the
-    ladder stays as it starts, in equal steps. ``get_diagnostics_str`` and ``extra_fields=("rejection",
-    "round_trips", "betas")`` tell how well states travel: rejection rates near 1 ask for more
+    until the swaps of all neighbours are rejected equally often; afterwards it is fixed. Without a warm-up
+    the ladder keeps its initial equal steps. ``get_diagnostics_str`` and ``extra_fields=("rejection",
+    "round_trips", "betas")`` report how well states travel: rejection rates near 1 call for more
     temperatures. Params and clamped blocks are passed as to :class:`~ebmpp.BlockedGibbs`.
 
-    With a ``path``, such as ``fit(..., keep_path=True)`` has, the replicas are at its knots (trajectory
-    tempering): the hottest are independent units, which the path's first knots leave the reference, the
-    coldest is the model of ``mcmc.run``'s params. That replaces the path's last knot where it is the same and
-    follows it where it is another (or is traced). For machines that lose their modes when they are heated.
-    Nothing adapts. Swaps have the blocks summed out that :func:`ebmpp.ais` sums out, but for those that are
-    held or some of whose units are, and are taken more often for it. All chains share the path's arrays,
-    which stand in the state and not in the compiled program.
+    With a ``path``, such as ``fit(..., keep_path=True)`` records, the replicas are at its knots (trajectory
+    tempering): the first is the path's reference of independent units, the coldest is the model of
+    ``mcmc.run``'s params. It replaces the path's last knot if that is the same model, and follows it
+    otherwise (or if params are traced). For machines that lose their modes when they are heated. Nothing
+    adapts. Swaps have the blocks summed out that :func:`ebmpp.ais` sums out, except clamped blocks and blocks
+    with observed units, and are accepted more often for it. The path's arrays are stored once in the state,
+    for all chains, and not in the compiled program.
 
     :param graph: the declaration.
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
-    :param num_temperatures: how many betas "auto" has, at least 2; 10 by default.
+    :param num_temperatures: number of betas of "auto", at least 2; 10 by default.
     :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of every replica.
     :param path: a :class:`ebmpp.annealing.Path` of this graph, in place of betas and num_temperatures.
     :raises ArgumentError: for betas that do not increase to 1, too few temperatures, a path of another graph,
-        or one beside betas or num_temperatures.
+        or a path together with betas or num_temperatures.
     :raises DomainError: for a path on which a model does not normalise.
 
     **References**
@@ -144,15 +142,13 @@ class ParallelTempering(Tempered[TemperingState]):
             checks.choice("ParallelTempering: betas", betas, ("auto",), also="numbers that increase to 1")
         if path is not None and not (auto and num_temperatures is None):
             raise ArgumentError(
-                "ParallelTempering: path has a replica at each of its knots, so it takes the place of betas "
-                f"and num_temperatures; got betas={betas!r} and num_temperatures={num_temperatures!r} "
-                "beside it"
+                "ParallelTempering: path must not be given with betas or num_temperatures, got "
+                f"betas={betas!r} and num_temperatures={num_temperatures!r}."
             )
-        given = 10 if num_temperatures is None else num_temperatures
-        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", given, least=2)
+        number = 10 if num_temperatures is None else num_temperatures
+        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", number, least=2)
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
         self.path = None if path is None else _check_path(graph, path)
-        self._hottest = None if path is not None else 0.0 if isinstance(self.betas, str) else self.betas[0]
 
     @property
     def _adapts(self) -> bool:
@@ -160,9 +156,17 @@ class ParallelTempering(Tempered[TemperingState]):
 
     def _options(self) -> dict[str, Any]:
         ladder = {} if self.betas == "auto" else {"betas": self.betas}
-        many = {} if self.num_temperatures == 10 else {"num_temperatures": self.num_temperatures}
-        along = {} if self.path is None else {"path": self.path}
-        return ladder | many | super()._options() | along
+        number = {} if self.num_temperatures == 10 else {"num_temperatures": self.num_temperatures}
+        path = {} if self.path is None else {"path": self.path}
+        return ladder | number | super()._options() | path
+
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
+        """Return the target of model arguments; the hottest replica is checked too."""
+        target = super().target(model_args, model_kwargs, check)
+        if check and self.path is None:
+            hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
+            tempering.check_hot(target.graph, target.params, hottest)
+        return target
 
     def init(
         self,
@@ -172,27 +176,30 @@ class ParallelTempering(Tempered[TemperingState]):
         model_args: tuple,
         model_kwargs: Kwargs,
     ) -> TemperingState:
-        """The initial state; see :meth:`~ebmpp.kernels.RowKernel.init`.
+        """Return the initial state; see :meth:`~ebmpp.kernels.RowKernel.init`.
 
         :param num_warmup: calls of ``sample`` during which the betas adapt.
         """
         target = self.target(model_args, model_kwargs, check=True)
         knots = None if self.path is None else Knots.before(self.path, target.params)
-        state = self._init_all(rng_key, _Along.of(target, knots), init_params)
+        state = self._init_all(rng_key, _on_path(target, knots), init_params)
         return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots)
 
     def sample(self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs) -> TemperingState:
-        """One sweep of every chain; see :meth:`~ebmpp.kernels.RowKernel.sample`."""
+        """Return the state after one sweep of every chain; see :meth:`~ebmpp.kernels.RowKernel.sample`."""
         target = self.target(model_args, model_kwargs, check=False)
         # knots have no axis of chains
-        moved = self._sample_all(state._replace(knots=None), _Along.of(target, state.knots))
-        return moved._replace(knots=state.knots)
+        new = self._sample_all(
+            state._replace(knots=None),
+            _on_path(target, state.knots),
+        )
+        return new._replace(knots=state.knots)
 
     def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> TemperingState:
         betas = self._first_betas(target.knots)
         ensemble, num = target.ensemble(betas), len(betas)
-        given = tempering.add_axis(target.graph, init_params)
-        replicas = ensemble.from_rows(self._start(ensemble, rng_key, given))
+        init_params = tempering.add_axis(target.graph, init_params)
+        replicas = ensemble.from_rows(self._start(ensemble, rng_key, init_params))
         shape, zero = (*target.batch, num), jnp.zeros((), jnp.int32)
         origin = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
         label, trips = jnp.zeros(shape, jnp.int32), jnp.zeros(target.batch, jnp.int32)
@@ -210,28 +217,28 @@ class ParallelTempering(Tempered[TemperingState]):
         return state._replace(z=ensemble.cold(state.replicas))
 
     def _at_round_end(self, state: TemperingState) -> TemperingState:
-        """New betas, and counts from zero, where a round of the warm-up is over."""
-        # The last round is half of the warm-up, the one before it a quarter: so it ends with the longest.
+        """Adapt betas and reset counts where a round of the warm-up ends."""
+        # the last round is half of the warm-up, the one before it a quarter
         over = (state.i == state.num_warmup >> jnp.arange(31)).any()
-        made = tempering.equalized(state.betas, state.rejection) if self._adapts else state.betas
-        betas, counts = jnp.where(over, made, state.betas), (state.count, state.label, state.round_trips)
+        adapted = swaps.equalize(state.betas, state.rejection) if self._adapts else state.betas
+        betas, counts = jnp.where(over, adapted, state.betas), (state.count, state.label, state.round_trips)
         rejection, count, label, trips = (jnp.where(over, 0, a) for a in (state.rejection, *counts))
         return state._replace(betas=betas, rejection=rejection, count=count, label=label, round_trips=trips)
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
-        """Sweeps, temperatures (or knots of the path), how often swaps are accepted, and round trips."""
+        """Return sweeps, temperatures (or knots of the path), acceptance of swaps, and round trips."""
         accepted = 1 - np.asarray(state.rejection)
         barrier = (1 - accepted).sum(-1).mean()
-        what = "temperatures" if state.knots is None else "knots"
+        kind = "temperatures" if state.knots is None else "knots"
         return (
-            f"{int(np.max(state.i))} sweeps of {accepted.shape[-1] + 1} {what}, swaps accepted "
+            f"{int(np.max(state.i))} sweeps of {accepted.shape[-1] + 1} {kind}, swaps accepted "
             f"{accepted.min():.2f} to {accepted.max():.2f}, barrier {barrier:.2f}, "
             f"{int(np.sum(state.round_trips))} round trips"
         )
 
 
 def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
-    """One sweep of all replicas, with the swaps booked."""
+    """Make one sweep of all replicas, and count swaps."""
     num, rows = len(state.betas), ensemble.num_rows
     base = ensemble.base
     sweep = tempering.tempered_sweep(base.graph, clamped=base.clamped, summed=ensemble.summed)
@@ -240,22 +247,22 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     def half(carry: tuple, parity: Array) -> tuple[tuple, Array]:
         x, origin, label, trips = carry
         x, order, log_ratio = sweep.half(ensemble, x, keys, parity)
-        label, came = _relabel(swaps.take(label, order))
-        refused = -jnp.expm1(jnp.minimum(log_ratio, 0)).mean(0)
-        return (x, swaps.take(origin, order), label, trips + came), refused
+        label, completed = _relabel(swaps.take(label, order))
+        rejected = -jnp.expm1(jnp.minimum(log_ratio, 0)).mean(0)
+        return (x, swaps.take(origin, order), label, trips + completed), rejected
 
     origin, label = (a.reshape(rows, num) for a in (state.origin, state.label))
     start = ensemble.to_rows(state.replicas), origin, label, state.round_trips.reshape(rows)
-    (x, origin, label, trips), refused = lax.scan(half, start, jnp.arange(2))
+    (x, origin, label, trips), rejected = lax.scan(half, start, jnp.arange(2))
     low, count = jnp.arange(num - 1), state.count + 1
-    rejection = state.rejection + (refused[low % 2, low] - state.rejection) / count.astype(refused.dtype)
+    rejection = state.rejection + (rejected[low % 2, low] - state.rejection) / count.astype(rejected.dtype)
     state = state._replace(replicas=ensemble.from_rows(x), rejection=rejection, count=count, i=state.i + 1)
     origin, label = origin.reshape(state.origin.shape), label.reshape(state.label.shape)
     return state._replace(origin=origin, label=label, round_trips=trips.reshape(state.round_trips.shape))
 
 
 def _relabel(label: Array) -> tuple[Array, Array]:
-    """Labels after a swap, and how many round trips it completed, row by row."""
-    came = (label[:, 0] == 2).astype(jnp.int32)
+    """Return the labels after a swap, and the number of round trips that it completed, row by row."""
+    completed = (label[:, 0] == 2).astype(jnp.int32)
     label = label.at[:, 0].set(1)
-    return label.at[:, -1].set(jnp.where(label[:, -1] == 1, 2, label[:, -1])), came
+    return label.at[:, -1].set(jnp.where(label[:, -1] == 1, 2, label[:, -1])), completed

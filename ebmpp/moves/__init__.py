@@ -1,31 +1,28 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Moves: one step of a chain, and of a coupled pair of chains."""
+"""Moves: steps of chains and of coupled pairs of chains."""
 
-from ebmpp.moves.clusters import Clusters
-from ebmpp.moves.langevin import Langevin
-from ebmpp.moves.layer import Layer, gibbs_sweep
-from ebmpp.moves.metropolis import Metropolis
-from ebmpp.moves.metropolized import Metropolized, metropolized_sweep
-from ebmpp.moves.mixture import Mixture, mixture_sweep
-from ebmpp.moves.move import Move
-from ebmpp.moves.sweeps import cluster_sweep, langevin_sweep, metropolis_sweep
+from ebmpp.moves.clusters import Clusters, cluster_sweep
+from ebmpp.moves.independence import Metropolis, Mixture, metropolis_sweep, mixture_sweep
+from ebmpp.moves.langevin import Langevin, langevin_sweep
+from ebmpp.moves.move import Layer, Move, gibbs_sweep
 from ebmpp.moves.target import Pool, Target
+from ebmpp.moves.tempering import Tempered, tempered
 
 __all__ = [
     "Clusters",
     "Langevin",
     "Layer",
     "Metropolis",
-    "Metropolized",
     "Mixture",
     "Move",
     "Pool",
     "Target",
+    "Tempered",
     "cluster_sweep",
     "gibbs_sweep",
     "langevin_sweep",
     "metropolis_sweep",
-    "metropolized_sweep",
     "mixture_sweep",
+    "tempered",
 ]

@@ -1,46 +1,48 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Drawing layers of many rows at once: what every sampler is made of.
+"""Draws of layers, for many rows at once: the base of every sampler.
 
-A *row* is one state: of a dict of blocks of shape ``(rows, *shape)``, and of keys of shape
-``(rows, 2)``. A row's draws depend on its own key alone. Nothing is checked here.
+A *row* is one state, of blocks of shape ``(rows, *shape)``, with a key of shape ``(rows, 2)``. A row's draws
+depend on its own key only. Nothing is checked here.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jax import Array
+import numpy as np
+
+from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import random, sharding
 from ebmpp.core.compile import is_fast_compile
 from ebmpp.core.loops import apart, pays
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
+from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.moves import halves
 from ebmpp.moves.target import Target
 
-#: All that a draw needs of a graph: its families.
+#: What a draw needs: ``families`` by block.
 Families = FactorGraph | energy.PartView
-#: From natural parameters, the families and the part of a visit to new values; the part is None where a
-#: layer is drawn at once.
-New = Callable[[Blocks, Families, Any], Rows]
+#: From natural parameters, families and the index of the part to new values; the index is None where a layer
+#: is drawn at once.
+Drawer = Callable[[Blocks, Families, Any], Rows]
 
 
 def hold(keep: Keep, x: Rows, new: Rows) -> Blocks:
-    """``new`` where units are free, ``x`` where they are held."""
+    """Return ``new`` where units are free, ``x`` where they are observed."""
     return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
 
 
-def visit(target: Target, x: Rows, blocks: Iterable[str], new: New) -> Blocks:
-    """New values of the ``blocks`` of a layer: all at once, or part by part where the units interact.
+def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks:
+    """Return new values of the ``blocks`` of a layer: all at once, or part by part where the units interact.
 
-    :param new: makes the values of what can be drawn at once; units that are held stay as they are.
+    :param new: makes the values of units that can be drawn at once; observed units stay as they are.
     """
     graph, params, keep, blocks = target.graph, target.params, target.keep, tuple(blocks)
     if graph.splits.keys().isdisjoint(blocks):
         eta = energy.natural_rows(graph, params, x, blocks)
-        # in the layer's order, which random words go by; a gradient comes sorted by name
+        # in the layer's order, in which words are assigned; a gradient is sorted by name
         return hold(keep, x, dict(new({b: eta[b] for b in blocks}, graph, None)))
     (block,) = blocks
     split, around = graph.splits[block], energy.part_context(graph, params, x, block)
@@ -48,28 +50,28 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: New) -> Blocks:
 
     def step(part: Any, units: Array) -> Array:
         eta = energy.natural_part(graph, params, x, units, block, around, part)
-        made = new({block: eta}, energy.part_view(graph, block, part), part)[block].T
+        drawn = new({block: eta}, energy.part_view(graph, block, part), part)[block].T
         if held is not None:
-            made = jnp.where(split.take(held, part), split.take(units, part), made)
-        return split.put(units, part, made)
+            drawn = jnp.where(split.take(held, part), split.take(units, part), drawn)
+        return split.put(units, part, drawn)
 
     return {block: energy.to_rows(split.each(step, energy.to_units(x[block], split.family)), split.family)}
 
 
 def num_words(graph: Families, blocks: Iterable[str], *, coupled: bool = False) -> int:
-    """How many random words a row's draw of ``blocks`` takes."""
+    """Return the number of random words of a row's draw of ``blocks``."""
     families = [graph.families[b] for b in blocks]
     return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families)
 
 
 def split_words(graph: Families, blocks: Iterable[str], words: Array, *, coupled: bool = False) -> Blocks:
-    """The words of each block, of shape ``(rows, *shape, words a unit)``."""
+    """Return the words of each block, of shape ``(rows, *shape, words per unit)``."""
     parts, start = {}, 0
     for b in blocks:
         family = graph.families[b]
-        each = family.num_couple_words if coupled else family.num_words
-        stop = start + family.size * each
-        parts[b] = words[:, start:stop].reshape(-1, *family.shape, each)
+        count = family.num_couple_words if coupled else family.num_words
+        stop = start + family.size * count
+        parts[b] = words[:, start:stop].reshape(-1, *family.shape, count)
         start = stop
     return parts
 
@@ -81,23 +83,23 @@ def draw_rows(graph: Families, blocks: Iterable[str], eta: Rows, words: Array) -
 
 
 def draw(graph: Families, blocks: Iterable[str], eta: Rows, keys: Keys) -> Blocks:
-    """Draw ``blocks`` from their families at ``eta``, by words of the ``keys``."""
+    """Draw ``blocks`` from their families at ``eta``, with words of the ``keys``."""
     blocks = tuple(blocks)
     count = num_words(graph, blocks)
     make = lambda eta: draw_rows(graph, blocks, eta, random.words(keys, count))
-    # a loop keeps draws out of the place of their parameters: 100 rows at 784x500 took 1.6 as long there
+    # written into the buffer of their parameters, draws of 100 rows at 784x500 took 1.6 times as long
     return apart(make, dict(eta)) if is_fast_compile() and pays(len(keys) * count) else make(eta)
 
 
 def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
-    """The same of the units of a part."""
+    """Draw the units of a part."""
     ((block, natural),) = eta.items()
     family = view.families[block]
     if not pays(len(keys) * family.size):
         return draw(view, eta, eta, keys)
     units_first = jnp.swapaxes(natural, 0, 1)
-    if halves.suits(family):
-        return {block: halves.draw(family, units_first, keys).T}
+    if fits_bytes(family):
+        return {block: draw_pairs(family, units_first, keys).T}
 
     def plain(units_first: Array) -> Array:
         natural = {block: jnp.swapaxes(units_first, 0, 1)}
@@ -107,7 +109,52 @@ def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
 
 
 def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:
-    """Initial values of ``blocks``: uniform where the family has a uniform law."""
+    """Draw initial values of ``blocks``: uniform where the family has a uniform distribution."""
     blocks = tuple(blocks)
     parts = split_words(graph, blocks, random.words(keys, num_words(graph, blocks)))
     return {b: graph.families[b].initial(parts[b]) for b in blocks}
+
+
+# -- two draws per hash ----------------------------------------------------------------------------
+
+_FEW_ROWS = 16  # up to which units, not rows, are the inner axis of XLA's loops
+
+
+def fits_bytes(family: Family) -> bool:
+    """Return True if a unit takes one word and its values fit in a byte."""
+    if family.num_words != 1:
+        return False
+    with sharding.at_once():  # also called in a trace
+        states = family.states()
+        return states is not None and bool((np.abs(np.asarray(states)) < 128).all())
+
+
+def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
+    """Draw a block from the words that :func:`draw_rows` would use, two per hash.
+
+    A hash has two words, of which :func:`ebmpp.core.random.words` keeps one: XLA would otherwise not
+    vectorise the loop that it fuses with. Here two units use both, and their values share a number of 16
+    bits.
+
+    :param family: of one axis.
+    :param eta: units first, ``(units, rows, *stat_shape)``.
+    :return: ``(units, rows)``.
+    """
+    size, half, transpose = family.size, (family.size + 1) // 2, len(keys) <= _FEW_ROWS
+    turn = lambda a: jnp.swapaxes(a, 0, 1) if transpose else a
+
+    def both(eta: Array) -> Array:
+        number = jnp.arange(half, dtype=jnp.uint32)[:, None]
+        words = random.threefry(turn(keys[None]), turn(number), turn(number + jnp.uint32(half)))
+        rest = [(0, 2 * half - size), *[(0, 0)] * (eta.ndim - 1)]
+        halves = zip(words, (eta[:half], jnp.pad(eta[half:], rest)), strict=True)
+        low, high = (family.sample(w[..., None], turn(e)).astype(jnp.int8) for w, e in halves)
+        return _bits(low) | (_bits(high) << jnp.uint16(8))
+
+    packed = turn(apart(both, eta))
+    packed = jnp.concatenate([packed, packed >> jnp.uint16(8)])[:size].astype(jnp.uint8)
+    return lax.bitcast_convert_type(packed, jnp.int8).astype(family.dtype)
+
+
+def _bits(values: Array) -> Array:
+    return lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)

@@ -1,15 +1,16 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Moves: the steps that a sweep is made of, for one chain and for a coupled pair.
+"""Moves: their base class, sweeps of single chains and coupled pairs, and the Gibbs move.
 
-A coupled sweep is a tuple of moves. :class:`~ebmpp.moves.layer.Layer` redraws a layer from its conditionals
-(blocked Gibbs), :class:`~ebmpp.moves.metropolis.Metropolis` proposes values of several layers at once. The
-engine and the coupled kernels know nothing else, so a new kind of step is one class.
+A sweep is a tuple of moves. :class:`~ebmpp.moves.Layer` redraws a layer from its conditionals (blocked
+Gibbs), :class:`~ebmpp.moves.Metropolis` proposes values of several layers at once. The engine and the coupled
+kernels use nothing but this interface, so a new kind of move is one class.
 
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 import itertools
 from typing import Any
 
@@ -18,143 +19,155 @@ from jaxtyping import Bool, Shaped
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
-from ebmpp.core.types import Blocks, Chains, Counts, Keys, Params, Rows, Which
-from ebmpp.graph import FactorGraph
+from ebmpp.core import checks, random
+from ebmpp.core.types import Blocks, Chains, Counts, Eta, Keys, Params, Rows, Which
+from ebmpp.errors import IntractableError, clash
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves import gibbs
+from ebmpp.moves.couplings import KINDS, Attempt, Trial, attempt, stalls, where_rows
 from ebmpp.moves.target import Target
 
 Drawn = tuple[Blocks, Counts]
-#: Which parts of a block the chains of a row have as one value, ``(rows, parts)`` a block.
+#: Parts of each block on which the chains of a row agree, ``(rows, parts)``.
 Flags = Mapping[str, Bool[Array, "rows ..."]]
 
 
 class Move:
-    """One step of a sweep, an immutable, hashable value: to inherit from.
+    """One step of a sweep: an immutable, hashable value. Base class.
 
-    A subclass has ``blocks``, ``reads``, ``draw`` and ``attempt``, and says where else it differs.
+    A subclass defines ``blocks``, ``reads``, ``draw`` and ``attempt``, and overrides what else differs.
     """
 
     blocks: tuple[str, ...]
     """The blocks that it changes."""
     proposes: int = 0
-    """How many proposals it makes that a chain may turn down, so that acceptance is worth counting."""
+    """Number of proposals per move that a chain may reject; 0 if acceptance is not worth counting."""
     stalls: bool = False
-    """Whether a coupled trial can fail, so that more of them may be needed."""
+    """True if a coupled trial can be rejected, so that more trials may be needed."""
     exact: bool = True
-    """Whether it leaves the target's law as it is."""
+    """True if the target's distribution is invariant."""
     marginalize: tuple[str, ...] = ()
-    """Blocks that it sums out, so that the next move must draw them again."""
+    """Blocks that are summed out, so that the next move must draw them again."""
 
     def check(self, graph: FactorGraph) -> None:
-        """Whether it is a move of this graph: raises what tells why not."""
+        """Raise an error if this is not a move of the graph."""
 
     def check_params(self, graph: FactorGraph, params: Params) -> None:
-        """Whether it takes these params: raises what tells why not."""
+        """Raise an error if these params are not accepted."""
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """What its draw depends on: chains that agree there are moved alike."""
+        """Return the blocks on which the draw depends: chains that agree there are moved alike."""
         raise NotImplementedError
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        """New values of ``blocks``, for one chain a row, and how many proposals each row took."""
+        """Return new values of ``blocks``, a chain per row, and how many proposals each row accepted."""
         raise NotImplementedError
 
     def num_parts(self, graph: FactorGraph) -> int:
-        """In how many parts a coupled draw is made, each with its own trials."""
+        """Return the number of parts of a coupled draw, each of which has its own trials."""
         return 1
 
     def prepare(self, target: Target, z: Chains) -> Any:
-        """What all parts have in common; where there are several it does not depend on ``blocks``."""
+        """Compute what all parts share; with several parts it must not depend on ``blocks``."""
 
     def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
-        """What all trials of a part have in common."""
+        """Compute what all trials of a part share."""
         return prepared
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        """One trial of the coupled draw of a part; both chains' values of all ``blocks``.
+        """Make one trial of the coupled draw of a part, with values of all ``blocks`` of both chains.
 
-        :param focused: of :meth:`focus`, for the same ``z`` and part.
-        :param trial: its words, and which part.
+        :param focused: result of :meth:`focus` for the same ``z`` and part.
         """
         raise NotImplementedError
 
 
+def refuse_interacting(graph: FactorGraph, blocks: Sequence[str], verb: str) -> None:
+    """Refuse blocks that interact, or whose units do.
+
+    :param verb: what they cannot be together, such as "summed out".
+    :raises IntractableError: if they do.
+    """
+    for a, b in graph.interacting(blocks):
+        raise IntractableError(f"{clash(a, b)}, so they cannot be {verb} together.")
+
+
 def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
-    """The number of the first part of each move, and the number of all parts."""
+    """Return the number of the first part of each move, and the number of all parts."""
     return list(itertools.accumulate((move.num_parts(graph) for move in moves), initial=0))
 
 
 def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Drawn:
-    """One sweep of one chain a row; move i draws from ``fold_in(keys, i)``.
+    """Make one sweep, one chain per row; move i draws from ``fold_in(keys, i)``.
 
-    :param keys: of this sweep, ``(rows, 2)``.
-    :return: the rows, and how many proposals each took.
+    :param keys: keys of this sweep, ``(rows, 2)``.
+    :return: the rows, and the number of proposals that each accepted.
     """
-    x, taken = dict(x), jnp.zeros(len(keys), jnp.int32)
+    x, total = dict(x), jnp.zeros(len(keys), jnp.int32)
     for index, move in enumerate(moves):
-        drawn, took = move.draw(target, x, random.fold_in(keys, index))
-        x, taken = x | drawn, taken + took
-    return x, taken
+        drawn, accepted = move.draw(target, x, random.fold_in(keys, index))
+        x, total = x | drawn, total + accepted
+    return x, total
 
 
-# -- on what the chains agree ----------------------------------------------------------------------
+# -- agreement of chains ---------------------------------------------------------------------------
 
 
 def compare(target: Target, z: Chains) -> Flags:
-    """Flags of chains as they are stored, from their values; those that a coupling made come from it."""
+    """Return flags of stored chains, from their values; after a coupled draw they come from the coupling."""
     return {b: jnp.tile(equal(v)[:, None], target.num_parts(b)) for b, v in z.items()}
 
 
 def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Which:
-    """Whether the chains of each row agree on all of ``blocks``."""
-    read = [flags[b].all(-1) for b in blocks]
-    return jnp.stack(read).all(0) if read else jnp.ones(rows, bool)
+    """Return True for the rows whose chains agree on all of ``blocks``."""
+    agreed = [flags[b].all(-1) for b in blocks]
+    return jnp.stack(agreed).all(0) if agreed else jnp.ones(rows, bool)
 
 
 def flat(z: Chains) -> Blocks:
-    """Both chains as rows, one's after the other's."""
+    """Return the rows of the leading chains, followed by the rows of the following chains."""
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
 
 
 def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
-    """Whether the two chains have equal values of a block, row by row."""
-    # counted: XLA makes three kernels of a reduction of truths, and one of a sum
+    """Return True for the rows in which the two chains have equal values of a block."""
+    # a sum: XLA makes three kernels of a reduction of booleans, and one of a sum
     differ = (z[0] != z[1]).reshape(z.shape[1], -1)
     return differ.astype(jnp.result_type(float)).sum(-1) == 0
 
 
-def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, made: Attempt, done: Which) -> Flags:
-    """The flags after a draw of a part.
+def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, draw: Attempt, done: Which) -> Flags:
+    """Update the flags after a draw of a part.
 
-    Values of discrete units may also coincide, drawn in different trials; these compare exactly.
+    Values of discrete units may also coincide that were drawn in different trials; these compare exactly.
 
     :param z: both chains after the draw.
-    :param made: the draw, ``accept_x`` and ``accept_y`` telling which chain has taken its proposal now.
-    :param done: rows in which both have.
+    :param draw: a draw, in which ``accept_x`` and ``accept_y`` mark the chains that accepted just now.
+    :param done: rows in which both chains have accepted.
     """
-    whole, noted = move.num_parts(target.graph) == 1, dict(flags)
-    changed, both = made.accept_x | made.accept_y, made.accept_x & made.accept_y
+    single, result = move.num_parts(target.graph) == 1, dict(flags)
+    changed, both = draw.accept_x | draw.accept_y, draw.accept_x & draw.accept_y
     for b in move.blocks:
-        here = changed[:, None] & (whole | (jnp.arange(flags[b].shape[1]) == part))[None]
-        noted[b] = jnp.where(here, (both & made.together[b])[:, None], flags[b])
+        here = changed[:, None] & (single | (jnp.arange(flags[b].shape[1]) == part))[None]
+        result[b] = jnp.where(here, (both & draw.together[b])[:, None], flags[b])
         if target.is_discrete(b):
-            noted[b] |= (done & equal(z[b]))[:, None]
-    return noted
+            result[b] |= (done & equal(z[b]))[:, None]
+    return result
 
 
 def copied(z: Chains, flags: Flags) -> Blocks:
-    """Both chains, the following one with the leading one's values of the blocks on which they agree."""
-    alike = lambda v, same: same.reshape(1, -1, *(1,) * (v.ndim - 2))
-    return {b: jnp.where(alike(v, flags[b].all(-1)), v[:1], v) for b, v in z.items()}
+    """Return both chains, with the leading one's values in both of the blocks on which they agree."""
+    expand = lambda v, same: same.reshape(1, -1, *(1,) * (v.ndim - 2))
+    return {b: jnp.where(expand(v, flags[b].all(-1)), v[:1], v) for b, v in z.items()}
 
 
 def _settled(z: Chains, flags: Flags) -> Blocks:
-    """:func:`copied` from what a loop carries: that is stored, so a copy of it has the same bits."""
+    """Apply :func:`copied` inside a loop: its carry is stored, so that both copies have the same bits."""
     once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))
-    some = jnp.stack([f.any() for f in flags.values()]).any()
-    return lax.while_loop(lambda c: c[0], once, (some, dict(z)))[1]
+    needed = jnp.stack([f.any() for f in flags.values()]).any()
+    return lax.while_loop(lambda c: c[0], once, (needed, dict(z)))[1]
 
 
 # -- one sweep of pairs ----------------------------------------------------------------------------
@@ -163,66 +176,170 @@ def _settled(z: Chains, flags: Flags) -> Blocks:
 def coupled_sweep(
     target: Target, z: Chains, moves: Sequence[Move], keys: Keys
 ) -> tuple[Blocks, Which, Which, Counts]:
-    """One sweep of both chains of every row, residual trials run to their end; the engine's own words.
+    """Make one sweep of both chains of every row, with all trials, from the words that the engine uses.
 
     :param z: both chains, stacked.
-    :param keys: of this sweep, ``(rows, 2)``; trial r of move i draws from ``fold_in(keys, i, r)``.
-    :return: both chains; which rows agree on all blocks, whose values are then equal bit by bit; which are
-        broken (see :class:`~ebmpp.moves.couplings.Attempt`); and how many proposals each row accepted.
+    :param keys: keys of this sweep, ``(rows, 2)``; trial r of move i draws from ``fold_in(keys, i, r)``.
+    :return: both chains; rows that agree on all blocks, with values that are equal bit by bit; broken rows
+        (see :class:`~ebmpp.moves.couplings.Attempt`); and the number of proposals that each row accepted.
     """
     z, flags, rows = dict(z), compare(target, z), len(keys)
-    broken, taken = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
+    broken, total = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
     for start, move in zip(offsets(target.graph, moves), moves, strict=False):
         prepared = move.prepare(target, z)
 
         def step(
             part: Any, carry: tuple, start: int = start, move: Move = move, prepared: Any = prepared
         ) -> tuple:
-            z, flags, broken, taken = carry
+            z, flags, broken, total = carry
             focused = move.focus(target, prepared, z, part)
             same = agree(flags, move.reads(target.graph), rows)
             trial = Trial(keys, jnp.ones(rows, bool), same, part, flags)
-            made = couple_focused(target, focused, z, move, start + part, trial)
-            z = z | {b: jnp.stack([made.x[b], made.y[b]]) for b in move.blocks}
-            flags = note(target, move, flags, z, part, made, made.accept_x & made.accept_y)
-            return z, flags, broken | made.broken, taken + made.taken
+            draw = couple_focused(target, focused, z, move, start + part, trial)
+            z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
+            flags = note(target, move, flags, z, part, draw, draw.accept_x & draw.accept_y)
+            return z, flags, broken | draw.broken, total + draw.taken
 
-        z, flags, broken, taken = each_part(move.num_parts(target.graph), step, (z, flags, broken, taken))
-    return _settled(z, flags), agree(flags, tuple(z), rows), broken, taken
+        z, flags, broken, total = each_part(move.num_parts(target.graph), step, (z, flags, broken, total))
+    return _settled(z, flags), agree(flags, tuple(z), rows), broken, total
 
 
 def couple_focused(target: Target, focused: Any, z: Chains, move: Move, index: Any, draw: Trial) -> Attempt:
-    """Trials of step number ``index`` until every row is accepted; rows that never are come out broken.
+    """Make trials of part number ``index`` until every row is accepted; rows that never are, are broken.
 
-    :param focused: what the move's ``focus`` made, or the like of it.
+    :param focused: result of the move's ``focus``.
     :param draw: the first trial, with the keys of the sweep.
-    :return: ``together`` where both chains accepted one value at once.
     """
 
     def trial(number: Array | int) -> Attempt:
         first, keys = draw.first & (number == 0), random.fold_in(draw.keys, index, number)
         return move.attempt(target, focused, z, draw._replace(keys=keys, first=first))
 
-    def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
-        number, held = carry
+    def retry(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
+        number, old = carry
         new = trial(number)
-        take_x, take_y = new.accept_x & ~held.accept_x, new.accept_y & ~held.accept_y
-        merged = held._replace(
-            x={b: where_rows(take_x, new.x[b], held.x[b]) for b in move.blocks},
-            y={b: where_rows(take_y, new.y[b], held.y[b]) for b in move.blocks},
-            accept_x=held.accept_x | new.accept_x,
-            accept_y=held.accept_y | new.accept_y,
-            broken=held.broken | new.broken,
-            together={b: where_rows(take_x & take_y, new.together[b], held.together[b]) for b in move.blocks},
+        take_x, take_y = new.accept_x & ~old.accept_x, new.accept_y & ~old.accept_y
+        merged = old._replace(
+            x={b: where_rows(take_x, new.x[b], old.x[b]) for b in move.blocks},
+            y={b: where_rows(take_y, new.y[b], old.y[b]) for b in move.blocks},
+            accept_x=old.accept_x | new.accept_x,
+            accept_y=old.accept_y | new.accept_y,
+            broken=old.broken | new.broken,
+            together={b: where_rows(take_x & take_y, new.together[b], old.together[b]) for b in move.blocks},
         )
         return number + 1, merged
 
     def pending(carry: tuple[Array, Attempt]) -> Array:
-        number, held = carry
-        return (~(held.accept_x & held.accept_y) & ~held.broken).any() & (number < draw.most)
+        number, result = carry
+        return (~(result.accept_x & result.accept_y) & ~result.broken).any() & (number < draw.most)
 
-    made = trial(0)
+    result = trial(0)
     if not move.stalls:
-        return made
-    made = lax.while_loop(pending, again, (jnp.ones((), jnp.uint32), made))[1]
-    return made._replace(broken=made.broken | ~(made.accept_x & made.accept_y))
+        return result
+    result = lax.while_loop(pending, retry, (jnp.ones((), jnp.uint32), result))[1]
+    return result._replace(broken=result.broken | ~(result.accept_x & result.accept_y))
+
+
+# -- Gibbs -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer(Move):
+    """Draw of the blocks of one layer from their conditionals.
+
+    :param blocks: blocks that do not interact.
+    :param kind: coupling of pairs: "maximal", "maximal_independent", "common", "reflection" or "independent";
+        see :mod:`ebmpp.moves.couplings`.
+    """
+
+    blocks: tuple[str, ...]
+    kind: str = "common"
+
+    @property
+    def stalls(self) -> bool:
+        """True for maximal couplings."""
+        return stalls(self.kind)
+
+    def check(self, graph: FactorGraph) -> None:
+        """Check blocks and kind.
+
+        :raises ArgumentError: for an unknown kind.
+        :raises IntractableError: for blocks that interact.
+        """
+        checks.choice("coupling", self.kind, KINDS)
+        if len(self.blocks) > 1:
+            refuse_interacting(graph, self.blocks, "drawn as one layer")
+
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
+        """See :class:`~ebmpp.moves.Move`."""
+        inside = tuple(b for b in self.blocks if b in graph.splits)
+        return graph.neighbours(self.blocks) + inside
+
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
+        """See :class:`~ebmpp.moves.Move`."""
+
+        def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
+            if part is None:
+                return gibbs.draw(view, eta, eta, keys)
+            return gibbs.draw_part(view, eta, random.fold_in(keys, 0, part))
+
+        return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
+
+    def num_parts(self, graph: FactorGraph) -> int:
+        """See :class:`~ebmpp.moves.Move`."""
+        split = graph.splits.get(self.blocks[0])
+        return 1 if split is None else split.num_parts
+
+    def prepare(self, target: Target, z: Chains) -> Any:
+        """Return natural parameters, ``(2 rows, *shape, *stat_shape)`` each, or the context of parts."""
+        if self.blocks[0] in target.graph.splits:
+            return energy.part_context(target.graph, target.params, flat(z), self.blocks[0])
+        return energy.natural_rows(target.graph, target.params, flat(z), self.blocks)
+
+    def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
+        """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
+        graph, rows = target.graph, next(iter(z.values())).shape[1]
+        split_chains = lambda e: e.reshape(-1, rows, *e.shape[1:])
+        (block, *_), held = self.blocks, {b: ~k for b, k in target.keep.items() if b in self.blocks}
+        if block not in graph.splits:
+            silent = lambda b, e: energy.mask_natural(graph.families[b], held.get(b), split_chains(e))
+            return {b: silent(b, e) for b, e in prepared.items()}
+        split, x = graph.splits[block], flat(z)
+        units = energy.to_units(x[block], split.family)
+        eta = split_chains(energy.natural_part(graph, target.params, x, units, block, prepared, part))
+        real = split.take(energy.to_units(held[block], split.family), part).T if held else None
+        return {block: energy.mask_natural(split.part_family(part), real, eta)}
+
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+        """See :class:`~ebmpp.moves.Move`.
+
+        Observed units get one distribution in both chains, so they do not affect whether the chains meet.
+        """
+        graph, (eta, other) = target.graph, ({b: e[i] for b, e in focused.items()} for i in range(2))
+        result = attempt(self.view(graph, trial.part), self.blocks, self.kind, (eta, other), trial)
+        x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
+        new = lambda x, drawn: gibbs.hold(target.keep, x, self.put(graph, x, trial.part, drawn))
+        return result._replace(x=new(x, result.x), y=new(y, result.y))
+
+    def view(self, graph: FactorGraph, part: Any) -> gibbs.Families:
+        """Return the families of the units that are drawn at once."""
+        block = self.blocks[0]
+        return energy.part_view(graph, block, part) if block in graph.splits else graph
+
+    def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
+        """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""
+        block = self.blocks[0]
+        if block not in graph.splits:
+            return new
+        split = graph.splits[block]
+        units = split.put(energy.to_units(x[block], split.family), part, new[block].T)
+        return {block: energy.to_rows(units, split.family)}
+
+
+def gibbs_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Layer, ...]:
+    """Return draws of all free layers: blocked Gibbs.
+
+    :param graph: the declaration.
+    :param clamped: names of clamped blocks.
+    """
+    return tuple(Layer(blocks) for blocks in schedule(graph, clamped))

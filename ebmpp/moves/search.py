@@ -1,12 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Local search: layer after layer set to its conditional mode, until nothing changes.
+"""Local search: each layer in turn is set to its conditional mode, until nothing changes.
 
-A pass never lowers the density, and a family's mode decides a tie between values one way, so passes that
-change something rise in the density or, at equal density, in the order of ties: of finitely many states they
-end at one that stays. A float32 natural parameter within rounding of 0 may have the wrong sign, and then
-states could come round again; a pass is a function of the state, so they are seen by comparing with one state
-of the past, taken anew after 1, 2, 4, ... passes (Brent's algorithm), and the search ends as well.
+A pass never lowers the density, and a family's mode decides ties in a fixed order, so a pass that changes
+something rises in the density or, at equal density, in that order: with finitely many states the search ends.
+A float32 natural parameter within rounding of 0 may have the wrong sign, and states could then recur. A pass
+is a function of the state, so a cycle is detected by comparison with a state stored after 1, 2, 4, ... passes
+(Brent's algorithm), and the search ends there too.
 """
 
 from collections.abc import Iterable
@@ -26,26 +26,26 @@ from ebmpp.moves.move import draw_sweep
 
 
 class Search(NamedTuple):
-    """Searches under way, one a row."""
+    """State of searches, one per row."""
 
     x: Blocks
     """Full states."""
     value: PerRow
-    """Unnormalised log-density of each."""
+    """Unnormalised log-density of each row."""
     steps: Counts
-    """Passes over the layers that changed the state."""
+    """Number of passes over the layers that changed the state."""
     going: Which
-    """Whether the last pass did: otherwise the search is over."""
+    """True if the last pass did; otherwise the search is over."""
 
 
 def begin(target: Target, x: Rows, keys: Keys) -> Search:
-    """Each row starts at a layer of its own, at random: the layers from there on, in a first part of a pass.
+    """Start each row at a random layer, with a first pass from there to the last layer.
 
     With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1 and 5.
 
-    :param keys: one a row.
+    :param keys: one per row.
     """
-    search = _not_yet(target, x)
+    search = _initial(target, x)
     first = random.words(keys, 1)[:, 0] % jnp.uint32(len(target.layers))
     moved = dict(x)
     for index, blocks in enumerate(target.layers):
@@ -55,7 +55,7 @@ def begin(target: Target, x: Rows, keys: Keys) -> Search:
 
 
 def one_pass(target: Target, search: Search) -> Search:
-    """One pass over the layers; rows whose search is over stay."""
+    """Make one pass over the layers; rows whose search is over stay."""
     moved = dict(search.x)
     for blocks in target.layers:
         moved |= _modes(target, moved, blocks)
@@ -63,28 +63,28 @@ def one_pass(target: Target, search: Search) -> Search:
 
 
 def local_modes(target: Target, x: Rows, keys: Keys) -> Search:
-    """Passes until no row changes."""
-    return _to_the_end(target, begin(target, x, keys))
+    """Make passes until no row changes."""
+    return _run(target, begin(target, x, keys))
 
 
 def climb(target: Target, x: Rows) -> Search:
-    """The same from the first layer on in every row: a function of ``x``, without a random word."""
-    return _to_the_end(target, _not_yet(target, x))
+    """Make passes from the first layer on until no row changes, without random words."""
+    return _run(target, _initial(target, x))
 
 
-def _not_yet(target: Target, x: Rows) -> Search:
+def _initial(target: Target, x: Rows) -> Search:
     rows = len(next(iter(x.values())))
     value = energy.log_density(target.graph, target.params, x)
     return Search(dict(x), value, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
 
-def _to_the_end(target: Target, start: Search) -> Search:
+def _run(target: Target, start: Search) -> Search:
     def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
         number, past, search = carry
         search = one_pass(target, search)
-        search = search._replace(going=search.going & ~_equal(search.x, past))  # rounding goes in circles
-        anew = number & (number - 1) == 0
-        return number + 1, {b: jnp.where(anew, v, past[b]) for b, v in search.x.items()}, search
+        search = search._replace(going=search.going & ~_equal(search.x, past))  # a cycle by rounding
+        store = number & (number - 1) == 0
+        return number + 1, {b: jnp.where(store, v, past[b]) for b, v in search.x.items()}, search
 
     carry = jnp.ones((), jnp.int32), start.x, start
     return lax.while_loop(lambda carry: carry[2].going.any(), step, carry)[2]
@@ -96,8 +96,10 @@ def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
 
 
 def _improve(target: Target, search: Search, moved: Rows) -> Search:
-    """Take ``moved`` where it is another state. Not where the density rises: in float32 the energy of many
-    units does not see one of them change."""
+    """Take ``moved`` where it is another state.
+
+    The density does not decide: in float32 the energy of many units may not change with one of them.
+    """
     changed = search.going & ~_equal(moved, search.x)
     x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
     value = energy.log_density(target.graph, target.params, x)
@@ -105,26 +107,26 @@ def _improve(target: Target, search: Search, moved: Rows) -> Search:
 
 
 def _equal(x: Rows, y: Rows) -> Which:
-    """Which rows are one state; nan is equal to itself, for nothing moves it."""
-    alike = [((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1) for b, v in y.items()]
-    return jnp.stack(alike).all(0)
+    """Return True for the rows with equal states; nan equals nan, as it stays nan."""
+    equal = [((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1) for b, v in y.items()]
+    return jnp.stack(equal).all(0)
 
 
-# -- where chains start ----------------------------------------------------------------------------
+# -- starts of chains ------------------------------------------------------------------------------
 
-#: Where chains start that are told no more.
+#: Kinds of starts.
 STARTS = ("uniform", "local_mode")
 
 
 def start(
     target: Target, keys: Keys, init: State | None = None, kind: str = "uniform", blocks: Iterable[str] = ()
 ) -> Blocks:
-    """Rows at initial draws, where ``init`` and what is given do not say otherwise; and what that leads to.
+    """Return initial draws, overridden by ``init`` and by clamped values.
 
-    :param keys: one a row.
+    :param keys: one per row.
     :param init: values of some blocks, as rows or one row for all.
-    :param kind: "uniform" to stay there, or "local_mode": see :func:`near_modes`.
-    :param blocks: those that words are drawn for; all by default.
+    :param kind: "uniform", or "local_mode" to continue with :func:`near_modes`.
+    :param blocks: blocks for which words are drawn; default: all.
     """
     graph = target.graph
     x = initial_rows(graph, tuple(blocks) or tuple(graph.families), keys)
@@ -133,15 +135,15 @@ def start(
     return near_modes(target, target.hold(x), keys) if kind == "local_mode" else target.hold(x)
 
 
-#: The same as a program, for the host: op by op it is some seventy, of which each compiles.
+#: :func:`start` compiled, for the host: it has some seventy operations, each of which would be compiled.
 started = jax.jit(start, static_argnames=("kind", "blocks"))
 
 
 def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:
-    """One Gibbs sweep from a local mode: a start that can be anywhere, likely where the density is high.
+    """Return the states one Gibbs sweep after a local mode: any state is possible, likely ones preferred.
 
     Taniguchi et al. (2023), section 3.3.
     """
-    found = local_modes(target, x, random.fold_in(keys, 1)).x
+    modes = local_modes(target, x, random.fold_in(keys, 1)).x
     moves = tuple(map(Layer, target.layers))
-    return draw_sweep(target, found, moves, random.fold_in(keys, 2))[0]
+    return draw_sweep(target, modes, moves, random.fold_in(keys, 2))[0]

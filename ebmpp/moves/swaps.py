@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Swaps of neighbouring replicas: how likely they are, and who then has whose state."""
+"""Swaps of neighbouring replicas: acceptance ratios, permutations, and ladders of equal rejection."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from ebmpp.moves.target import Target
 
 
 def take(v: Array, order: Array) -> Array:
-    """Replicas of every row in another order.
+    """Permute the replicas of every row.
 
     :param v: shape ``(rows, num, ...)``.
     :param order: shape ``(rows, num)``.
@@ -25,28 +25,31 @@ def take(v: Array, order: Array) -> Array:
     return jnp.take_along_axis(v, order.reshape(order.shape + (1,) * (v.ndim - 2)), axis=1)
 
 
-def new_order(took: Array, parity: Array) -> Array:
-    """Whose state each replica gets when the neighbours of this parity that ``took`` do swap."""
-    low = jnp.arange(took.shape[1])
-    moved = (took & (low % 2 == parity)[None]).astype(jnp.int32)
-    still = jnp.zeros((len(took), 1), jnp.int32)
-    stays = jnp.arange(took.shape[1] + 1, dtype=jnp.int32)
-    return stays[None] + jnp.concatenate([moved, still], 1) - jnp.concatenate([still, moved], 1)
+def new_order(accept: Array, parity: Array) -> Array:
+    """Return the replica whose state each replica gets, where accepted neighbours of this parity swap.
+
+    :param accept: of all neighbours, ``(rows, num - 1)``.
+    """
+    low = jnp.arange(accept.shape[1])
+    low_swaps = (accept & (low % 2 == parity)[None]).astype(jnp.int32)
+    still = jnp.zeros((len(accept), 1), jnp.int32)
+    stays = jnp.arange(accept.shape[1] + 1, dtype=jnp.int32)
+    return stays[None] + jnp.concatenate([low_swaps, still], 1) - jnp.concatenate([still, low_swaps], 1)
 
 
 def have_own_params(graph: FactorGraph) -> bool:
-    """Whether each replica has params of its own."""
+    """Return True if each replica has its own params."""
     return any(isinstance(f, Replicated) and f.own for f in graph.factors)
 
 
 def log_ratio(
     target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...] = ()
 ) -> Float[Array, "rows pairs"]:
-    """Log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``.
+    """Return the log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``.
 
-    :param parity: of the pairs that are meant. Where replicas have params of their own the others get 0: each
-        pair asks for the energies of two models, while one energy tells all where only the betas differ.
-    :param summed: blocks that are summed out, of replicas with params of their own.
+    :param parity: of the pairs that are needed. Where replicas have their own params the others get 0: a pair
+        then takes the energies of two models, whereas one energy is enough where only the betas differ.
+    :param summed: blocks that are summed out, of replicas with their own params.
     """
     if have_own_params(target.graph):
         return _own_ratio(target, x, parity, summed)
@@ -57,46 +60,73 @@ def _shared_ratio(target: Target, x: Rows) -> Array:
     graph, params = target.graph, target.params
     tempered = [f for f in graph.factors if isinstance(f, Replicated) and f.tempered]
 
-    def one(t: Mapping[str, Array]) -> Array:
-        """What beta weighs of each replica's energy."""
-        families = lambda f: tuple(graph.families[b] for b in f.blocks)
-        each = (f.energies(params[f.name], *(t[b] for b in f.blocks), families=families(f)) for f in tempered)
-        return jnp.asarray(sum(each))
+    families = lambda f: tuple(graph.families[b] for b in f.blocks)
+
+    def energies(t: Mapping[str, Array]) -> Array:
+        """Return the tempered part of each replica's energy."""
+        at = lambda f: (t[b] for b in f.blocks)
+        return jnp.asarray(sum(f.energies(params[f.name], *at(f), families=families(f)) for f in tempered))
 
     betas = params[tempered[0].name][0]
-    return jnp.diff(betas)[None] * jnp.diff(jax.vmap(one)(graph.statistics(x)), axis=1)
+    return jnp.diff(betas)[None] * jnp.diff(jax.vmap(energies)(graph.statistics(x)), axis=1)
 
 
 def _own_ratio(target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...]) -> Array:
-    kept = {b: v for b, v in x.items() if b not in summed}
+    rest = {b: v for b, v in x.items() if b not in summed}
     rows, num = next(iter(x.values())).shape[:2]
     partner = new_order(jnp.ones((rows, num - 1), bool), jnp.asarray(parity))
-    swapped = {b: take(v, partner) for b, v in kept.items()}
-    (here, eta), (there, other) = (_affine(target, z, summed) for z in (kept, swapped))
+    swapped = {b: take(v, partner) for b, v in rest.items()}
+    (here, eta), (there, other) = (_affine(target, z, summed) for z in (rest, swapped))
     gain = there - here
     for b in summed:
-        each = target.graph.families[b].log_normalizer_difference(eta[b], other[b])
-        gain = gain + each.reshape(rows, num, -1).sum(-1)
-    meant = jnp.arange(num - 1) % 2 == parity
-    return jnp.where(meant[None], gain[:, :-1] + gain[:, 1:], 0)
+        difference = target.graph.families[b].log_normalizer_difference(eta[b], other[b])
+        gain = gain + difference.reshape(rows, num, -1).sum(-1)
+    needed = jnp.arange(num - 1) % 2 == parity
+    return jnp.where(needed[None], gain[:, :-1] + gain[:, 1:], 0)
 
 
 def _affine(target: Target, x: Rows, summed: tuple[str, ...]) -> tuple[Float[Array, "rows replicas"], Eta]:
-    """-E of each replica at zero statistics of ``summed``, and these blocks' natural parameters."""
+    """Return -E of each replica at zero statistics of ``summed``, and these blocks' natural parameters."""
     graph, params = target.graph, target.params
     factors = [f for f in graph.factors if isinstance(f, Replicated | Reference)]
     zero = {b: jnp.zeros(graph.families[b].statistic_shape, jnp.result_type(float)) for b in summed}
 
-    def one(t: Mapping[str, Array]) -> tuple[Array, Eta]:
+    def affine_parts(t: Mapping[str, Array]) -> tuple[Array, Eta]:
         def negative(inside: Mapping[str, Array]) -> tuple[Array, Array]:
-            whole = {**t, **inside}
+            full = {**t, **inside}
             families = lambda f: tuple(graph.families[b] for b in f.blocks)
-            at = lambda f: (whole[b] for b in f.blocks)
-            each = [-f.weighted(params[f.name], *at(f), families=families(f)) for f in factors]
-            total = jnp.asarray(sum(each))
-            return total.sum(), total  # of replicas that have nothing to do with one another
+            at = lambda f: (full[b] for b in f.blocks)
+            total = sum(-f.weighted(params[f.name], *at(f), families=families(f)) for f in factors)
+            total = jnp.asarray(total)
+            return total.sum(), total  # replicas do not interact
 
-        (_, each), eta = jax.value_and_grad(negative, has_aux=True)(zero)
-        return each, eta
+        (_, total), eta = jax.value_and_grad(negative, has_aux=True)(zero)
+        return total, eta
 
-    return jax.vmap(one)(graph.statistics(x))
+    return jax.vmap(affine_parts)(graph.statistics(x))
+
+
+def equalize(betas: Array, rejection: Array) -> Array:
+    """Return betas between which swaps would be rejected equally often.
+
+    The rejection rates, summed from hot to cold, estimate the communication barrier as a function of beta;
+    the new betas divide it into equal parts.
+
+    :param betas: shape ``(num,)``.
+    :param rejection: of neighbours, ``(num - 1,)``.
+    :return: shape ``(num,)``, with the ends of ``betas``.
+
+    **References**
+
+    1. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*, section 5.
+
+    **Example**
+
+    >>> equalize(jnp.array([0, 0.5, 1]), jnp.array([0.1, 0.3])).round(2).tolist()
+    [0.0, 0.67, 1.0]
+    """
+    # neighbours whose swaps are never rejected must not coincide
+    barrier = jnp.cumsum(jnp.concatenate([jnp.zeros(1), rejection + 1e-4]))
+    levels = jnp.linspace(0.0, 1.0, len(betas)) * barrier[-1]
+    new = jnp.interp(levels, barrier, betas)
+    return new.at[0].set(betas[0]).at[-1].set(betas[-1])

@@ -37,8 +37,7 @@ def test_the_second_sentence_tells_when_to_choose_it(kind: type) -> None:
     [
         estimators.UCD,
         kernels.MaximalCoupling,
-        kernels.TemperingCoupling,
-        kernels.tempered_expectation,
+        moves.tempered,
         unbiased_expectation,
         CoupledComposite,
         moves.Layer,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Observed, Spin, exact, layered
+from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Observed, Spin, contrib, exact, layered
 from ebmpp.kernels import LongRun
 
 KEY, RBM = zoo.KEY, zoo.graph("rbm")
@@ -57,7 +57,7 @@ KERNELS = {
     "clusters": lambda: ebmpp.kernels.SwendsenWang(GRAPHS["lattice"]),
     "langevin": lambda: ebmpp.kernels.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
     "coupled": lambda: ebmpp.MaximalCoupling(RBM, lag=2),
-    "metropolis": lambda: ebmpp.kernels.MetropolisCoupling(RBM, lag=1),
+    "metropolis": lambda: contrib.MetropolisCoupling(RBM, lag=1),
 }
 
 
@@ -69,7 +69,7 @@ def test_kernels(name: str) -> None:
 
 def test_long_runs(tmp_path: Path) -> None:
     mcmc = make_mcmc(ebmpp.BlockedGibbs(RBM), 12, 2, num_warmup=2, thinning=3)
-    long = LongRun(mcmc, directory=tmp_path, keep=True, every=5)
+    long = LongRun(mcmc, directory=tmp_path, keep=True, checkpoint_every=5)
     result = long.run(KEY, params_of(RBM), extra_fields=("i",))
     assert_finite((result.moments.mean, result.moments.variance))
     assert result.draws().posterior["v"].shape == (2, 4, 4)

@@ -37,7 +37,7 @@ def run(directory: Any = None, draws: int = DRAWS, resume: bool = False, **optio
     """Make a run that writes a checkpoint after the batch in which every 20th step is."""
     options = {"batch_length": 9} | options
     if directory is not None:
-        options = {"directory": directory, "keep": True, "every": 20, "resume": resume} | options
+        options = {"directory": directory, "keep": True, "checkpoint_every": 20, "resume": resume} | options
     return LongRun(chains(draws=draws), **options).run(zoo.KEY, strong_params(), extra_fields=("i",))
 
 

@@ -93,8 +93,7 @@ def names() -> dict[str, Any]:
         return ebmpp.unbiased_expectation(graph, params, fn, **{"rng_key": key, "num_pairs": 4, **options})
 
     def tempered(betas: Any = (0, 1), **options: Any) -> Any:
-        options = {"rng_key": key, "num_pairs": 4, "betas": betas, **options}
-        return ebmpp.kernels.tempered_expectation(rbm, params, lambda x: x["v"], **options)
+        return estimate(coupling=ebmpp.moves.tempered(betas, options.pop("coupling", None)), **options)
 
     def composite(fn: Any = lambda s: s["v"], **options: Any) -> Any:
         kernel = ebmpp.ppl.CoupledComposite([ebmpp.GibbsBlock(rbm, ["v"], params)])

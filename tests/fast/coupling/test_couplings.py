@@ -17,7 +17,7 @@ import ebmpp
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.moves import metropolis_sweep
-from ebmpp.moves.metropolis import Metropolis
+from ebmpp.moves.independence import Metropolis
 from helpers import assert_law, slow
 
 PAIRS = 6000

@@ -20,11 +20,10 @@ from ebmpp.coupling import engine
 from ebmpp.coupling.accumulators import EnergyGradient
 from ebmpp.coupling.engine import Window, run_pairs
 from ebmpp.errors import DeclarationError, UnmetError
-from ebmpp.moves import couplings
+from ebmpp.moves import Layer, couplings
 from ebmpp.moves.couplings import Trial
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.langevin import Langevin
-from ebmpp.moves.layer import Layer
 from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target

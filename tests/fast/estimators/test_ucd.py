@@ -21,8 +21,7 @@ from ebmpp.core import random
 from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.estimators import Centered, Quantile, TargetCost, TargetVariance
-from ebmpp.moves import mixture_sweep
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import gibbs_sweep, mixture_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
 from helpers import assert_rows_law, gated, slow

@@ -23,7 +23,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph, Family, Gaussian, Observed, exact
 from ebmpp.core import random
 from ebmpp.graph import Linear, states
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
 from helpers import assert_law, slow

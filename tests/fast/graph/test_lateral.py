@@ -21,7 +21,7 @@ from ebmpp import UCD, BlockedGibbs, FactorGraph, Gaussian, Observed, exact
 from ebmpp.core import random
 from ebmpp.estimators import MeanField
 from ebmpp.estimators.base import Batch
-from ebmpp.moves.layer import gibbs_sweep
+from ebmpp.moves import gibbs_sweep
 from ebmpp.moves.move import coupled_sweep, draw_sweep
 from ebmpp.moves.target import Target
 from helpers import assert_law, assert_rows_law, often

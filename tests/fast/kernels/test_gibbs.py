@@ -94,8 +94,8 @@ def test_clamped_values_broadcast_and_may_have_any_number_type():
         ({"v": np.full(4, np.nan)}, "'v'.*nan"),
         ({"v": np.full(4, 2.0)}, r"2\.0"),
         ({"v": "ones"}, "'v'"),
-        ({"v": np.zeros((0, 4))}, "at least one row"),
-        ({"v": np.zeros(4), "h": np.zeros(3)}, "all blocks are clamped"),
+        ({"v": np.zeros((0, 4))}, "must have rows"),
+        ({"v": np.zeros(4), "h": np.zeros(3)}, "all are clamped"),
     ],
 )
 def test_wrong_clamped_values_are_refused(clamped, message):
@@ -120,10 +120,10 @@ def test_a_second_run_uses_its_own_params(jit_model_args):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (None, ParameterError, "0 positional arguments"),
-        ({"h": None}, ParameterError, "lacks factor 'h'"),
+        (None, ParameterError, "params.*0"),
+        ({"h": None}, ParameterError, "factors.*'h'"),
         ({"v": np.zeros(3)}, ParameterError, r"factor 'v'.*\(3,\)"),
-        ({"v": np.full(4, np.nan)}, ParameterError, "not finite"),
+        ({"v": np.full(4, np.nan)}, ParameterError, "finite"),
     ],
 )
 @pytest.mark.parametrize("method", ["vectorized", slow("parallel")])
@@ -165,7 +165,7 @@ def test_init_params_replace_some_blocks():
         (1, {"v": np.zeros((1, 4))}, {}, r"'v'.*\(1, 4\)"),
         (2, {"v": np.zeros(4)}, {}, r"\(2, 4\)"),
         (1, {"v": np.full(4, 0.5)}, {}, r"0\.5"),
-        (1, {"v": np.zeros(4)}, {"v": np.zeros(4)}, "'v' is clamped"),
+        (1, {"v": np.zeros(4)}, {"v": np.zeros(4)}, "'v'.* clamped"),
         (1, np.zeros(4), {}, "init_params"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_resumed_run_continues_the_chains(method):
     mcmc.post_warmup_state = mcmc.last_state
     mcmc.run(mcmc.post_warmup_state.rng_key, strong_params())
     assert_same({b: np.concatenate([first[b], x], axis=1) for b, x in samples(mcmc).items()}, expected)
-    with pytest.raises(StateError, match="resume with the blocks"):
+    with pytest.raises(StateError, match="post_warmup_state"):
         mcmc.run(mcmc.post_warmup_state.rng_key, strong_params(), v=np.zeros(4))
 
 

@@ -95,7 +95,7 @@ def test_both_chains_of_a_pair_keep_the_distribution_and_pairs_meet(marginalize)
         ("learned", {"num_steps": 0}, ValueError, "num_steps.*0"),
         ("learned", {"marginalize": "w"}, ValueError, "marginalize.*'w'"),
         ("learned", {"marginalize": "v"}, DeclarationError, "v"),
-        ("rbm", {}, DeclarationError, "BlockedGibbs"),
+        ("rbm", {}, DeclarationError, "real-valued"),
     ],
 )
 def test_wrong_options_are_refused(name, options, error, message):
@@ -107,7 +107,7 @@ def test_summed_out_blocks_may_not_be_observed_in_part():
     observed = {"h": Observed(np.zeros(2), np.array([True, False]))}
     kernel = GibbsLangevin(zoo.graph("learned"), marginalize="h")
     state = kernel.init(zoo.KEY, 0, None, (PARAMS,), observed)
-    with pytest.raises(IntractableError, match="'h'.*observed"):
+    with pytest.raises(IntractableError, match="observed.*'h'"):
         kernel.sample(state, (PARAMS,), observed)
 
 

@@ -66,9 +66,9 @@ def test_observed_units_stay_and_the_others_are_optimal():
 
 def test_wrong_calls_are_refused():
     everything = {"v": np.ones(3), "h1": np.ones(3), "h2": np.ones(2)}
-    with pytest.raises(StateError, match="every block is clamped"):
+    with pytest.raises(StateError, match="clamped"):
         ebmpp.local_search(zoo.graph("deep"), strong_params("deep"), rng_key=zoo.KEY, **everything)
-    with pytest.raises(StateError, match=r"num_rows=3.*\(2,\)"):
+    with pytest.raises(StateError, match=r"num_rows.*\(2,\).*3"):
         ebmpp.local_search(
             zoo.graph("deep"), strong_params("deep"), rng_key=zoo.KEY, num_rows=3, v=np.ones((2, 3))
         )
@@ -157,7 +157,7 @@ def two_searches(method):
     observed = ebmpp.Observed(np.where(KNOWN, [0.0, 1.0, 0.0], np.nan), KNOWN)
     return run_mcmc(
         LocalSearch(zoo.graph("deep")), strong_params("deep", 2.0), key=2, num_chains=2, chain_method=method,
-        init_params=start(), extra_fields=("steps", "found", "log_density"), clamped={"v": observed},
+        init_params=start(), extra_fields=("steps", "converged", "log_density"), clamped={"v": observed},
     )  # fmt: skip
 
 
@@ -168,8 +168,8 @@ def test_the_kernel_climbs_until_it_has_found_a_mode():
     np.testing.assert_allclose(extra["log_density"], density, atol=1e-4)
     rise, steps = np.diff(extra["log_density"], axis=1), np.diff(extra["steps"], axis=1)
     assert ((rise > 0) == (steps == 1)).all() and ((rise == 0) == (steps == 0)).all()
-    assert ((steps == 0) == extra["found"][:, 1:]).all()  # a pass that raises nothing is the last
-    assert extra["found"][:, -1].all() and not extra["found"][:, 0].all()
+    assert ((steps == 0) == extra["converged"][:, 1:]).all()  # a pass that raises nothing is the last
+    assert extra["converged"][:, -1].all() and not extra["converged"][:, 0].all()
     kernel, state = two_searches("vectorized").sampler, two_searches("vectorized").last_state
     assert kernel.get_diagnostics_str(state).startswith("50 of 50 searches")
 

@@ -142,7 +142,7 @@ KERNELS = {
 def test_other_kernels_have_the_same_draws_and_resume(name, tmp_path):
     make, method, make_args = KERNELS[name]
     options = {"draws": 12, "count": 2, "chain_method": method, "num_warmup": 4}
-    long = {"directory": tmp_path, "keep": True, "every": 6}
+    long = {"directory": tmp_path, "keep": True, "checkpoint_every": 6}
     kernel, arg = make(), make_args()
     first = LongRun(chains(kernel, **options), **long).run(zoo.KEY, arg)
     with first.draws() as tree:  # HDF5 does not write to a file that is open
@@ -256,9 +256,9 @@ def test_a_run_can_be_extended_but_not_shortened(complete, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 33, 1000])
-def test_the_interval_of_checkpoints_changes_nothing(every, complete, tmp_path):
-    assert_same_run(run(tmp_path, every=every), complete)
+@pytest.mark.parametrize("interval", [1, 33, 1000])
+def test_the_interval_of_checkpoints_changes_nothing(interval, complete, tmp_path):
+    assert_same_run(run(tmp_path, checkpoint_every=interval), complete)
 
 
 @pytest.mark.slow
@@ -320,7 +320,7 @@ def test_only_the_same_run_resumes(change, message, folder, complete):
     long = {"batch_length": 9, "keep": True} | pick("fn", "batch_length", "keep")
     call = {"extra_fields": ("i",)} | pick("extra_fields")
     before = sorted(path.name for path in folder.iterdir())
-    resumed = LongRun(chains(equal, **options), **long, directory=folder, every=20, resume=True)
+    resumed = LongRun(chains(equal, **options), **long, directory=folder, checkpoint_every=20, resume=True)
     args = change.get("key", zoo.KEY), strong_params() | change.get("params", {})
     if message is None:
         assert_same_run(resumed.run(*args, **call), complete)

@@ -13,7 +13,7 @@ import zoo
 import jax
 
 import ebmpp
-from ebmpp import Bernoulli, Gaussian, Observed
+from ebmpp import Bernoulli, Gaussian, Observed, contrib
 from ebmpp.errors import StateError
 from helpers import assert_law, pair, random_params
 
@@ -70,7 +70,7 @@ def test_wrong_observations_are_refused(block, observed, message):
     kernels = (
         ebmpp.BlockedGibbs,
         ebmpp.MaximalCoupling,
-        ebmpp.kernels.MetropolisCoupling,
+        contrib.MetropolisCoupling,
         ebmpp.kernels.LocalSearch,
     )
     for kernel in kernels:

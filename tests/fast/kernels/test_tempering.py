@@ -14,16 +14,21 @@ import zoo
 
 import jax
 
+import ebmpp
 from ebmpp import Observed
 from ebmpp.annealing import Path
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.kernels import ParallelTempering, TemperingCoupling
+from ebmpp.kernels import ParallelTempering
 from ebmpp.kernels.replicas import Ensemble, Knots
 from ebmpp.moves import swaps
 from ebmpp.moves.target import Target
 from helpers import assert_rows_law, often, random_params, random_state
 
 BETAS = (0.0, 0.5, 1.0)
+
+
+def make_pairs(graph, betas, kind=None, **options):
+    return ebmpp.MaximalCoupling(graph, coupling=ebmpp.moves.tempered(betas, kind), **options)
 
 
 def params_at(beta: float) -> dict:
@@ -67,7 +72,7 @@ def test_observed_units_stay_fixed_in_every_replica():
         exact.assert_law({b: z[:, row] for b, z in state.z.items()}, exact.target, 2 * 128)
 
 
-@pytest.mark.parametrize("make", [ParallelTempering, TemperingCoupling])
+@pytest.mark.parametrize("make", [ParallelTempering, make_pairs])
 def test_a_state_keeps_its_shapes_with_clamped_rows(make):
     kernel, args = make(zoo.graph("rbm"), BETAS), ((strong_params(),), {"h": np.ones((4, 5, 3), np.float32)})
     start = jax.eval_shape(lambda key: kernel.init(key, 3, None, *args), zoo.KEY)
@@ -111,7 +116,7 @@ def test_swap_ratios_along_a_path_match_enumeration(summed):
     ]
 
     def log_density(r, x):
-        """Of knot ``r``, with ``summed`` summed out by enumeration."""
+        """Return the quantity at knot ``r``, with ``summed`` summed out by enumeration."""
         total = -np.inf
         for values in inside if summed else [{}]:
             state = x | values
@@ -144,10 +149,10 @@ def test_starts_are_those_of_init_params():
         (ParallelTempering, {"betas": "hot"}, "betas.*'hot'"),
         (ParallelTempering, {"betas": [0.5, 0.7]}, "to 1"),
         (ParallelTempering, {"num_temperatures": 1}, "num_temperatures.*2"),
-        (ParallelTempering, {"path": [1]}, "path is a Path"),
-        (TemperingCoupling, {"betas": [1.0, 0.0]}, "increasing"),
-        (TemperingCoupling, {"betas": BETAS, "lag": 0}, "lag.*0"),
-        (TemperingCoupling, {"betas": BETAS, "coupling": "best"}, "'best'"),
+        (ParallelTempering, {"path": [1]}, "path"),
+        (make_pairs, {"betas": [1.0, 0.0]}, "betas"),
+        (make_pairs, {"betas": BETAS, "lag": 0}, "lag"),
+        (make_pairs, {"betas": BETAS, "kind": "best"}, "coupling"),
     ],
 )
 def test_wrong_options_are_refused(make, options, message):
@@ -168,7 +173,7 @@ def test_a_path_of_another_graph_or_beside_betas_is_refused():
 def test_kernels_print_and_pickle():
     for kernel in (
         ParallelTempering(zoo.graph("rbm"), BETAS),
-        TemperingCoupling(zoo.graph("rbm"), BETAS, lag=2),
+        make_pairs(zoo.graph("rbm"), BETAS, lag=2),
     ):
         assert repr(pickle.loads(pickle.dumps(kernel))) == repr(kernel)
         assert "betas=(0.0, 0.5, 1.0)" in repr(kernel)

@@ -91,5 +91,5 @@ def test_blocks_without_clusters_are_refused(graph, error: type[Exception], mess
 
 
 def test_graphs_without_interacting_units_have_no_clusters() -> None:
-    with pytest.raises(IntractableError, match="clusters"):
+    with pytest.raises(IntractableError, match="interact"):
         SwendsenWang(zoo.graph("spin"))

@@ -47,7 +47,7 @@ FAMILIES: dict[str, tuple[Family, list, list]] = {
 
 def _is_fast(name: str, kind: str) -> bool:
     """Return True if the pair is not another case of code that a cheaper pair runs."""
-    if name == "binomial":  # its draws compile as long as those of all other finite units
+    if name == "binomial":  # its draws take as long to compile as draws of all other finite units
         return False
     match kind:
         case "independent":
@@ -285,7 +285,7 @@ def test_one_kind_per_layer() -> None:
     [
         ("synchronous", "synchronous"),
         (("maximal", "crn", "common"), "crn"),
-        (("maximal", "common"), "2 layers"),
+        (("maximal", "common"), "got 2"),
     ],
 )
 def test_unknown_couplings_are_refused(coupling: str | tuple[str, ...], message: str) -> None:

@@ -88,7 +88,7 @@ def test_replicas_are_values(mixed) -> None:
         ([0.5, 0.2, 1.0], "betas"),
         ([-0.1, 1.0], "betas"),
         ([0.0, float("nan"), 1.0], "betas"),
-        (np.ones((2, 3)), r"\(2, 3\)"),
+        (np.ones((2, 3)), "betas"),
         ("cold", "'cold'"),
     ],
 )
@@ -116,12 +116,12 @@ def test_the_hottest_replica_must_normalise() -> None:
 
 def test_equalized_ladders_have_equal_rejections() -> None:
     """For a barrier that grows as beta squared, and rejections in proportion to its increase."""
-    equalized, betas = jax.jit(tempering.equalized), np.linspace(0.0, 1.0, 6, dtype=np.float32)
+    equalize, betas = jax.jit(swaps.equalize), np.linspace(0.0, 1.0, 6, dtype=np.float32)
     for _ in range(30):
-        betas = np.asarray(equalized(betas, 0.9 * np.diff(betas**2)))
+        betas = np.asarray(equalize(betas, 0.9 * np.diff(betas**2)))
     np.testing.assert_allclose(betas, np.sqrt(np.linspace(0, 1, 6)), atol=0.01)
     for rejection in np.float32([[0] * 5, [1] * 5, [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]]):
-        ladder = np.asarray(equalized(np.float32([0.1, 0.2, 0.5, 0.6, 0.7, 1]), rejection))
+        ladder = np.asarray(equalize(np.float32([0.1, 0.2, 0.5, 0.6, 0.7, 1]), rejection))
         assert ladder[0] == np.float32(0.1) and ladder[-1] == 1 and (np.diff(ladder) > 0).all()
 
 
@@ -139,7 +139,7 @@ def test_swaps_exchange_neighbours_of_one_parity() -> None:
 
 def test_tempered_sweeps_need_replicas_and_a_known_coupling() -> None:
     graph = zoo.graph("rbm")
-    with pytest.raises(ArgumentError, match="replicate"):
+    with pytest.raises(ArgumentError, match="graph"):
         resolve_moves(graph, tempering.tempered_sweep(graph))
     with pytest.raises(ArgumentError, match="'best'"):
         tempering.tempered_sweep(graph, "best")

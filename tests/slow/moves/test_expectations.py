@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Categorical, FactorGraph, Observed, exact
-from ebmpp.kernels import tempered_expectation
-from ebmpp.moves import Clusters, gibbs_sweep, metropolized_sweep
+from ebmpp.contrib import metropolized_sweep
+from ebmpp.moves import Clusters, gibbs_sweep, tempered
 from helpers import assert_law, random_params
 
 
@@ -80,7 +80,7 @@ def test_expectations_are_unbiased(name: str, options: dict) -> None:
 def test_tempered_expectations_are_unbiased_given_observed_units() -> None:
     graph = zoo.graph("lattice")
     params, observed = random_params(graph, seed=3), Observed(np.ones(9), np.arange(9) == 1)
-    options = {"betas": (0.0, 0.5, 1.0), "rng_key": zoo.KEY, "num_pairs": 3000, "x": observed}
-    result = tempered_expectation(graph, params, graph.statistics, **options)
+    options = {"coupling": tempered((0.0, 0.5, 1.0)), "rng_key": zoo.KEY, "num_pairs": 3000, "x": observed}
+    result = ebmpp.unbiased_expectation(graph, params, graph.statistics, **options)
     exact_mean = conditional_means(graph, params, x=observed)["x"]
     assert_law(result.value["x"], exact_mean, result.standard_error["x"])

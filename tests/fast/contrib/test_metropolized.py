@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Binomial, Categorical, Family, Spin
+from ebmpp.contrib import Metropolized
 from ebmpp.core import random
-from ebmpp.moves import Metropolized
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
 from helpers import alone, assert_law, slow

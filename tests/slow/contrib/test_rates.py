@@ -15,9 +15,8 @@ import jax
 
 import ebmpp
 from ebmpp import BlockedGibbs, Observed, Spin
-from ebmpp.contrib import data_statistics
+from ebmpp.contrib import RatesFPCD, RatesHerding, SamplePenalization, data_statistics
 from ebmpp.errors import IntractableError, ParameterError, StateError
-from ebmpp.kernels import RatesFPCD, RatesHerding, SamplePenalization
 
 DATA = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 0, 0]], np.float32)
 

@@ -13,7 +13,7 @@ from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poiss
 from ebmpp.core import loops, random
 from ebmpp.families import Family
 from ebmpp.graph.energy import PartView
-from ebmpp.moves import gibbs, gibbs_sweep, halves
+from ebmpp.moves import gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
 from helpers import random_params, slow
@@ -32,7 +32,7 @@ ROOT_KEY = np.array([0, 1], np.uint32)
     ],
 )
 def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: int) -> None:
-    assert halves.suits(family)
+    assert gibbs.fits_bytes(family)
     eta = 2 * np.random.default_rng(0).normal(size=(rows, *family.statistic_shape)).astype(np.float32)
 
     @jax.jit
@@ -40,7 +40,7 @@ def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: i
         keys, view = random.fold_in(ROOT_KEY, jnp.arange(rows)), PartView({"x": family})
         words = random.words(keys, gibbs.num_words(view, ["x"]))
         expected = gibbs.draw_rows(view, ["x"], {"x": eta}, words)["x"]
-        return halves.draw(family, jnp.swapaxes(eta, 0, 1), keys).T, expected
+        return gibbs.draw_pairs(family, jnp.swapaxes(eta, 0, 1), keys).T, expected
 
     result, expected = run(eta)
     assert result.dtype == expected.dtype
@@ -49,9 +49,9 @@ def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: i
 
 
 def test_only_small_values_of_one_word_share_hashes() -> None:
-    assert not any(map(halves.suits, [Categorical(3, 200), Gaussian(3), Poisson(3)]))
-    assert halves.suits(Categorical(3, 100))
-    assert halves.suits(Binomial(3, 5)) == (Binomial.num_words == 1)
+    assert not any(map(gibbs.fits_bytes, [Categorical(3, 200), Gaussian(3), Poisson(3)]))
+    assert gibbs.fits_bytes(Categorical(3, 100))
+    assert gibbs.fits_bytes(Binomial(3, 5)) == (Binomial.num_words == 1)
 
 
 @pytest.mark.parametrize(
