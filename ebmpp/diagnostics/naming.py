@@ -89,7 +89,7 @@ def _own_axes(kernel: Kernel | None, name: str, count: int) -> int:
     """How many of a block's or a site's axes are not those of rows."""
     if isinstance(kernel, RowKernel):
         return len(kernel.graph.families[name].shape)
-    return len(kernel.within.layouts[name].shape) if isinstance(kernel, GibbsBlock) else count
+    return len(kernel.binding.layouts[name].shape) if isinstance(kernel, GibbsBlock) else count
 
 
 def row_dims(count: int) -> list[str]:
@@ -125,7 +125,7 @@ def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
     steps = [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
     made = {}
     for step in (s for s in steps if isinstance(s, GibbsBlock)):
-        for site, layout in step.within.layouts.items():
+        for site, layout in step.binding.layouts.items():
             first = layout.names[0]
             if layout.of(step.graph, [first]) == layout and len(layout.shape) == 1:
                 made |= {site: step.graph.labels[first]} if first in step.graph.labels else {}

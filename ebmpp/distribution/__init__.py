@@ -4,7 +4,7 @@
 
 from ebmpp.distribution import divergence as divergence  # registers itself
 from ebmpp.distribution.energy_distribution import EnergyDistribution
-from ebmpp.distribution.intractable import check_model
 from ebmpp.distribution.layout import Layout
+from ebmpp.distribution.tractability import check_tractable
 
-__all__ = ["EnergyDistribution", "Layout", "check_model"]
+__all__ = ["EnergyDistribution", "Layout", "check_tractable"]

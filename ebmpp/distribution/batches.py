@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Params with leading axes: a batch of laws."""
+"""Params with leading axes: a batch of distributions."""
 
 import math
 
@@ -16,73 +16,73 @@ from ebmpp.graph import FactorGraph, states
 
 
 def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
-    """The leading axes of params, broadcast; () where factors are missing, which is told by a check.
+    """Return the leading axes of params, broadcast; () where factors are missing, for which there is a check.
 
     :raises ParameterError: for a shape that does not end in the factor's own, or axes that do not broadcast.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    axes: dict[str, tuple[int, ...]] = {}
     for name, tree in graph.param_shapes.items():
-        wanted, given = jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(params.get(name))
-        if len(wanted) != len(given):
+        expected, leaves = jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(params.get(name))
+        if len(expected) != len(leaves):
             return ()
-        for (path, own), leaf in zip(wanted, given, strict=True):
-            lead = jnp.ndim(leaf) - own.ndim
-            if lead < 0 or jnp.shape(leaf)[lead:] != own.shape:
+        for (path, leaf_shape), leaf in zip(expected, leaves, strict=True):
+            lead = max(0, jnp.ndim(leaf) - leaf_shape.ndim)
+            if jnp.shape(leaf)[lead:] != leaf_shape.shape:
                 raise ParameterError(
-                    f"factor {name!r}: params have shape {jnp.shape(leaf)}, expected {own.shape}, after "
-                    "leading axes of a batch if there is one"
+                    f"factor {name!r}: params have shape {jnp.shape(leaf)}, expected {leaf_shape.shape} "
+                    "after the axes of a batch"
                 )
-            found[name + jax.tree_util.keystr(path)] = jnp.shape(leaf)[:lead]
+            axes[name + jax.tree_util.keystr(path)] = jnp.shape(leaf)[:lead]
     try:
-        return jnp.broadcast_shapes(*found.values())
+        return jnp.broadcast_shapes(*axes.values())
     except ValueError:
         raise ParameterError(
-            f"EnergyDistribution: the params have leading axes {found}, which do not broadcast"
+            f"EnergyDistribution: leading axes of params must broadcast, got {axes}"
         ) from None
 
 
-def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[Params, list[int | None]]:
-    """Params with one leading axis, of the size of ``batch``, where they have any.
+def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[list, list[int | None]]:
+    """Return leaves of params with one leading axis, of the size of ``batch``, if they have any.
 
-    :return: these, and by leaf 0 where there is that axis, and None where there is not.
+    :return: the leaves, and 0 for each that has the axis, None for others.
     """
-    leaves, tree = jax.tree.flatten({name: params[name] for name in graph.param_shapes})
-    own = [w.shape for w in jax.tree.leaves(dict(graph.param_shapes))]
-    axes = [0 if jnp.ndim(p) > len(shape) else None for p, shape in zip(leaves, own, strict=True)]
-    whole = lambda p, shape: jnp.broadcast_to(p, batch + shape).reshape(-1, *shape)
-    each = zip(leaves, own, axes, strict=True)
-    return jax.tree.unflatten(tree, [p if axis is None else whole(p, shape) for p, shape, axis in each]), axes
+    leaves = jax.tree.leaves({name: params[name] for name in graph.param_shapes})
+    shapes = [leaf.shape for leaf in jax.tree.leaves(dict(graph.param_shapes))]
+    axes = [0 if jnp.ndim(p) > len(shape) else None for p, shape in zip(leaves, shapes, strict=True)]
+    extend = lambda p, shape: jnp.broadcast_to(p, batch + shape).reshape(-1, *shape)
+    leaves = [p if a is None else extend(p, s) for p, s, a in zip(leaves, shapes, axes, strict=True)]
+    return leaves, axes
 
 
-def check_each(graph: FactorGraph, params: Params, batch: tuple[int, ...], values: bool) -> None:
-    """Params of every law of a batch; one by one only where their values decide whether they normalise.
+def unflatten(graph: FactorGraph, leaves: list) -> Params:
+    """Return params with these leaves."""
+    return jax.tree.unflatten(jax.tree.structure(dict(graph.param_shapes)), leaves)
+
+
+def check_params(graph: FactorGraph, params: Params, batch: tuple[int, ...], values: bool) -> None:
+    """Check the params of a batch; sequentially only where their values decide whether they normalise.
 
     :raises ParameterError: naming the factor.
     """
     if not batch:
-        return graph.check(params, values)
-    made, axes = flat(graph, params, batch)
-    leaves, tree = jax.tree.flatten(made)
-    one = lambda i: jax.tree.unflatten(
-        tree, [p if a is None else p[i] for p, a in zip(leaves, axes, strict=True)]
-    )
-    graph.check(one(0), values=False)
+        graph.check(params, values)
+        return
+    leaves, axes = flat(graph, params, batch)
+    at = lambda i: [p if a is None else p[i] for p, a in zip(leaves, axes, strict=True)]
+    graph.check(unflatten(graph, at(0)), values=False)
     if values:
-        states.check_finite(made)
+        states.check_finite(unflatten(graph, leaves))
         always = all(np.isfinite(family.bounds).all() for family in graph.families.values())
         for i in range(0 if always else math.prod(batch)):
-            graph.check(one(i))
-    return None
+            graph.check(unflatten(graph, at(i)))
 
 
-def as_numbers(log_partition: Array | float | None, batch: tuple[int, ...]) -> Array | float | None:
-    """:raises ParameterError: for anything but a number, or one for each law of a batch."""
-    if log_partition is None:
-        return None
+def check_log_partition(log_partition: Array | float, batch: tuple[int, ...]) -> Array | float:
+    """Raise a ParameterError for anything but a number, or one per distribution of a batch."""
     shape = jnp.shape(checks.numbers("log_partition", log_partition, ParameterError))
     if shape not in ((), batch):
-        each = f", or {batch} of them, one for each law" if batch else ""
         raise ParameterError(
-            f"log_partition is one number{each}, or a function of the params; got shape {shape}"
+            f"log_partition must be a function of the params, or numbers of shape () or {batch}, got shape "
+            f"{shape}"
         )
     return log_partition

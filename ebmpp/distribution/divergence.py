@@ -13,32 +13,26 @@ import jax.numpy as jnp
 from ebmpp.distribution.energy_distribution import EnergyDistribution
 from ebmpp.errors import ParameterError
 
-Law = EnergyDistribution | dist.Independent
+Enumerable = EnergyDistribution | dist.Independent
 
 
-def _log_probs(law: Law, values: Array) -> Float[Array, "values *batch"]:
-    """Of all the joint values."""
-    if isinstance(law, EnergyDistribution):
-        return law.log_probs(values)
-    return jnp.asarray(law.log_prob(values))
+def _divergence(p: Enumerable, q: Enumerable) -> Float[Array, "*batch"]:
+    """Return KL(p || q) of energy models, or of one and of independent units, summed over all joint values.
 
-
-def _divergence(p: Law, q: Law) -> Float[Array, "*batch"]:
-    """KL(p || q) of energy models, or of one and of independent units, summed over all joint values.
-
-    :raises ParameterError: for laws of other values.
+    :raises ParameterError: for distributions of other values.
     :raises IntractableError: for more than 2**20 joint values, or infinitely many.
     """
     model = p if isinstance(p, EnergyDistribution) else cast(EnergyDistribution, q)
     if p.event_shape != q.event_shape or p.support != q.support:
         raise ParameterError(
-            "kl_divergence is of two laws of the same values; these have shapes "
-            f"{p.event_shape} and {q.event_shape}, and supports {p.support} and {q.support}"
+            f"kl_divergence needs two distributions of the same values, got shapes {p.event_shape} and "
+            f"{q.event_shape}, and supports {p.support} and {q.support}"
         )
     batch = (1,) * max(len(p.batch_shape), len(q.batch_shape))
     values = model.enumerate_support(expand=False)
     values = values.reshape(len(values), *batch, *model.event_shape)
-    log_p, log_q = (_log_probs(law, values) for law in (p, q))
+    log_probs = lambda d: d.log_probs(values) if isinstance(d, EnergyDistribution) else d.log_prob(values)
+    log_p, log_q = jnp.asarray(log_probs(p)), jnp.asarray(log_probs(q))
     return (jnp.exp(log_p) * jnp.where(log_p > -jnp.inf, log_p - log_q, 0.0)).sum(0)
 
 

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""How one array, the value of a sample site, is made of the units of several blocks."""
+"""The arrangement of the units of several blocks in one array, the value of a sample site."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -21,16 +21,15 @@ from ebmpp.graph import FactorGraph, states
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """An array of ``shape`` whose units are those of ``blocks``: block b's are at ``places[b]``.
+    """An array whose elements are the units of several blocks, such as an image with two colours of pixels.
 
-    An image whose pixels are two blocks, like the two colours of a chessboard, is one array. Immutable and
-    hashable; make one with :meth:`of` or :meth:`at`.
+    Immutable and hashable; made by :meth:`of` or :meth:`at`.
 
     **Example**
 
     >>> import numpy as np
     >>> from ebmpp import Bernoulli, Bilinear, FactorGraph
-    >>> from ebmpp.distribution.layout import Layout
+    >>> from ebmpp.ppl import Layout
     >>> board = np.indices((2, 2)).sum(0) % 2 == 0
     >>> graph = FactorGraph({"even": Bernoulli(2), "odd": Bernoulli(2)}, factors=[Bilinear("even", "odd")])
     >>> layout = Layout.at(graph, (2, 2), {"even": board, "odd": ~board})
@@ -42,11 +41,11 @@ class Layout:
     blocks: tuple[tuple[str, tuple[int, ...]], ...]
     """Names and shapes."""
     places: tuple[int, ...]
-    """Where in the flattened array the blocks' units are, one block after the other."""
+    """Positions of the blocks' units in the flattened array, one block after the other."""
 
     @classmethod
     def of(cls, graph: FactorGraph, blocks: Iterable[str]) -> "Layout":
-        """One block as it is, or several flattened, one after the other.
+        """Return the layout of one block with its shape, or of several blocks, flattened and concatenated.
 
         :raises StateError: for an unknown block, or none.
         """
@@ -54,35 +53,34 @@ class Layout:
         states.check_names(blocks, graph.families)
         if not blocks:
             raise StateError("a layout needs at least one block")
-        families = [graph.families[b] for b in blocks]
-        size = sum(f.size for f in families)
-        shape = families[0].shape if len(blocks) == 1 else (size,)
-        named = tuple((b, f.shape) for b, f in zip(blocks, families, strict=True))
-        return cls(shape, named, tuple(range(size)))
+        shapes = [graph.families[b].shape for b in blocks]
+        size = sum(map(math.prod, shapes))
+        shape = shapes[0] if len(blocks) == 1 else (size,)
+        return cls(shape, tuple(zip(blocks, shapes, strict=True)), tuple(range(size)))
 
     @classmethod
     def at(cls, graph: FactorGraph, shape: tuple[int, ...], places: Mapping[str, Any]) -> "Layout":
-        """Blocks at the places that are given.
+        """Return the layout of blocks at given places.
 
         :param shape: of the array.
         :param places: by block: a mask of ``shape``, or whole numbers, indices of the flattened array.
         :raises StateError: for an unknown block, or places that do not fill the array once.
         """
         states.check_names(places, graph.families)
-        found, named = [], []
-        for b, given in places.items():
-            given, family = np.asarray(given), graph.families[b]
-            index = np.flatnonzero(given) if given.dtype == bool else given.ravel()
+        indices, named = [], []
+        for b, place in places.items():
+            place, family = np.asarray(place), graph.families[b]
+            index = np.flatnonzero(place) if place.dtype == bool else place.ravel()
             if len(index) != family.size:
-                raise StateError(f"block {b!r} has {family.size} units, and was given {len(index)} places")
-            found.extend(int(i) for i in index)
+                raise StateError(f"block {b!r} has {family.size} units, got {len(index)} places")
+            indices.extend(int(i) for i in index)
             named.append((b, family.shape))
-        if sorted(found) != list(range(math.prod(shape))):
+        if sorted(indices) != list(range(math.prod(shape))):
             raise StateError(
-                f"the blocks' places should be every one of the {math.prod(shape)} of an array of shape "
-                f"{tuple(shape)} once; {len(found)} places, {len(set(found))} of them different, were given"
+                f"the blocks' places must be the {math.prod(shape)} of an array of shape {tuple(shape)}, "
+                f"each once, got {len(indices)}, {len(set(indices))} of them different"
             )
-        return cls(tuple(shape), tuple(named), tuple(found))
+        return cls(tuple(shape), tuple(named), tuple(indices))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,22 +88,22 @@ class Layout:
         return tuple(b for b, _ in self.blocks)
 
     @cached_property
-    def _trivial(self) -> bool:
+    def _in_order(self) -> bool:
         return self.places == tuple(range(len(self.places)))
 
     def join(self, x: Mapping[str, ArrayLike]) -> Shaped[Array, "*value"]:
-        """The array of the blocks' values, shape ``(*batch, *shape)``."""
+        """Return the array of the blocks' values, ``(*batch, *shape)``."""
         parts = []
         for b, shape in self.blocks:
             batch = jnp.shape(x[b])[: jnp.ndim(x[b]) - len(shape)]
             parts.append(jnp.reshape(x[b], (*batch, -1)))
         flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-        if not self._trivial:
+        if not self._in_order:
             flat = flat[..., np.argsort(np.asarray(self.places))]
         return flat.reshape(*flat.shape[:-1], *self.shape)
 
     def split(self, value: ArrayLike) -> dict[str, Shaped[Array, "..."]]:
-        """The blocks of an array, each of shape ``(*batch, *block shape)``.
+        """Return the blocks of an array, ``(*batch, *block shape)`` each.
 
         :raises StateError: for an array whose last axes are not ``shape``.
         """
@@ -114,11 +112,8 @@ class Layout:
         if batch + self.shape != value.shape:
             raise StateError(f"blocks {self.names} got shape {value.shape}, expected (..., *{self.shape})")
         flat = value.reshape(*batch, -1)
-        if not self._trivial:
+        if not self._in_order:
             flat = flat[..., np.asarray(self.places)]
-        made, start = {}, 0
-        for b, shape in self.blocks:
-            stop = start + math.prod(shape)
-            made[b] = flat[..., start:stop].reshape(*batch, *shape)
-            start = stop
-        return made
+        ends = np.cumsum([math.prod(shape) for _, shape in self.blocks])[:-1]
+        parts = zip(self.blocks, jnp.split(flat, ends, axis=-1), strict=True)
+        return {b: part.reshape(*batch, *shape) for (b, shape), part in parts}

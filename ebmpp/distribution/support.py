@@ -1,19 +1,27 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What values the units of several blocks can take, in one array."""
+"""The values that the units of several blocks can take, in one array."""
 
+from functools import lru_cache, partial
+
+from jaxtyping import Real
+import numpy as np
 from numpyro.distributions import constraints
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import random, sharding
 from ebmpp.distribution.layout import Layout
+from ebmpp.exact import enumeration
+from ebmpp.families import Family
 from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph
 
 
 def support_of(graph: FactorGraph, layout: Layout) -> constraints.Constraint:
-    """Values that the layout's units can take."""
+    """Return the support of a value with the layout's units."""
     first, *others = (graph.families[b].support for b in layout.names)
     if all(first == other for other in others):
         return constraints.independent(first, len(layout.shape))
@@ -28,14 +36,16 @@ class UnitwiseSupport(constraints.Constraint):
 
     @property
     def is_discrete(self) -> bool:
-        # one discrete unit is enough: a gradient-based method must not take the site
+        """True if any unit is discrete: a gradient-based method must then not update the site."""
         return any(self.graph.families[b].support.is_discrete for b in self.layout.names)
 
     @property
     def event_dim(self) -> int:
+        """The value's number of axes."""
         return len(self.layout.shape)
 
     def __call__(self, x: Array) -> Array:
+        """Return True where all units are in their support."""
         valid = jnp.array(True)
         for b, part in self.layout.split(x).items():
             family = self.graph.families[b]
@@ -43,18 +53,54 @@ class UnitwiseSupport(constraints.Constraint):
         return valid
 
     def feasible_like(self, prototype: Array) -> Array:
+        """Return a value in the support."""
         families = {b: self.graph.families[b] for b in self.layout.names}
-        made = {b: f.initial(jnp.zeros((*f.shape, f.num_words), jnp.uint32)) for b, f in families.items()}
-        values = self.layout.join(made).astype(jnp.result_type(prototype))
-        return jnp.broadcast_to(values, jnp.shape(prototype))
+        blocks = {b: f.initial(jnp.zeros((*f.shape, f.num_words), jnp.uint32)) for b, f in families.items()}
+        value = self.layout.join(blocks).astype(jnp.result_type(prototype))
+        return jnp.broadcast_to(value, jnp.shape(prototype))
 
     def eq(self, other: object, static: bool = False) -> bool:
+        """Compare two supports."""
         same = isinstance(other, UnitwiseSupport)
         return same and (self.graph, self.layout) == (other.graph, other.layout)
 
     def tree_flatten(self) -> tuple:
+        """Return no arrays."""
         return (), ((), {"graph": self.graph, "layout": self.layout})
 
     def __repr__(self) -> str:
-        listed = (f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names)
-        return f"UnitwiseSupport({', '.join(listed)})"
+        families = (f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names)
+        return f"UnitwiseSupport({', '.join(families)})"
+
+
+def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
+    """Return every joint value of the layout's blocks, ``(values, *layout.shape)``.
+
+    :raises IntractableError: for more than 2**20 of them, or units of infinitely many values.
+    """
+    enumeration.refuse_many(graph, layout.names, (), enumeration.MOST_LISTED)
+    index = jnp.arange(enumeration.num_states(graph, layout.names), dtype=jnp.int32)
+    return layout.join(jax.vmap(partial(enumeration.decode, graph, layout.names))(index))
+
+
+@lru_cache(maxsize=128)
+def is_index(family: Family) -> bool:
+    """Return True if a unit takes the values 0, 1, ..., which NumPyro expects of enumerated sites."""
+    with sharding.at_once():  # concrete, even if called while tracing
+        values = family.states()
+        return values is not None and np.array_equal(values, np.arange(len(values)))
+
+
+@lru_cache(maxsize=128)
+def is_own_statistic(family: Family) -> bool:
+    """Return True if the statistic by which a unit interacts is its value."""
+    with sharding.at_once():
+        values = family.states()
+        if values is None:
+            key = random.key_pair(jax.random.key(0))
+            words = random.words(key[None], family.size * family.num_words)
+            values = family.initial(words.reshape(1, *family.shape, family.num_words))
+        statistic = family.interaction(family.statistics(values))
+        return statistic.shape == values.shape and np.array_equal(
+            statistic, np.asarray(values, statistic.dtype)
+        )

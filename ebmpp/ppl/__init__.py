@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs inside a NumPyro model: blocks of a Gibbs sampler, coupled composites and the exchange algorithm."""
 
-from ebmpp.distribution import EnergyDistribution, Layout, check_model
+from ebmpp.distribution import EnergyDistribution, Layout, check_tractable
 from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
-from ebmpp.ppl.gibbs_block import BlockState, GibbsBlock
+from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.ppl.gibbs_function import gibbs_fn
-from ebmpp.traced import ModelBlock, ModelBlockState
+from ebmpp.traced import BlockState, ModelBlock
 
 __all__ = [
     "BlockState",
@@ -21,8 +21,7 @@ __all__ = [
     "GibbsBlock",
     "Layout",
     "ModelBlock",
-    "ModelBlockState",
-    "check_model",
+    "check_tractable",
     "composite_expectation",
     "gibbs_fn",
 ]

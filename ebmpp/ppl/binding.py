@@ -1,15 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A graph bound to its surroundings: params and fixed blocks that are functions of other variables.
+"""The binding of a graph to a NumPyro model: its sites, and the functions that give its params."""
 
-Inside a larger model a graph is a part of a posterior: its params may be data, arguments of the model, or
-the present values of other variables (a likelihood's field, whose noise scale is being sampled). Binding
-evaluates them; what follows is moves of the bound graph, of one state a row or of pairs of them.
-Params may differ from row to row, and in a pair of chains from one to the other.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
 import math
 from typing import Any
@@ -18,227 +11,206 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
-from ebmpp.core.types import Rows, Schedule
-from ebmpp.errors import ParameterError
+from ebmpp.core import Rows, checks
+from ebmpp.distribution import Layout
+from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.factors.lateral import each_part
-from ebmpp.moves import Layer, Target, gibbs
-from ebmpp.moves.couplings import Trial, where_rows
-from ebmpp.moves.move import Drawn, Move, agree, compare, couple_focused, draw_sweep, offsets
+from ebmpp.moves import gibbs
+from ebmpp.ppl import bound
+from ebmpp.ppl.bound import Bound
+from ebmpp.traced.model import Call
 
-#: log of a weight beside the energy, row by row: a function of all blocks as rows.
-LogWeight = Callable[[Rows], Array]
+Sites = Sequence[str] | Mapping[str, str | Layout] | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bound(Target):
-    """A graph with the params and the fixed blocks of this moment.
+class _Siblings(dict):
+    """Values of sibling sites, which records that one was read."""
 
-    :param axes: a pytree like ``params`` of 0 (a row first) and None (the same for all rows).
-    :param order: the layers of a sweep.
-    :param log_weight: of a state, where the target is more than the energy; None if it is not.
-    :param weighted: the blocks that ``log_weight`` reads.
-    """
+    is_read = False
 
-    axes: dict[str, Any]
-    order: Schedule
-    log_weight: LogWeight | None = None
-    weighted: tuple[str, ...] = ()
+    def __getitem__(self, name: str) -> Array:
+        self.is_read = True
+        if name not in self:
+            raise StateError(
+                f"a function of the block's params read site {name!r}, expected one of the sibling sites "
+                f"{sorted(self)}. There are none outside numpyro.infer.Gibbs"
+            )
+        return super().__getitem__(name)
+
+
+class Binding:
+    """A graph among the sites of a model; see :class:`~ebmpp.GibbsBlock` for the arguments."""
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        sites: Sites,
+        params: Mapping[str, Any] | Callable[..., Any] | None,
+        clamped: Mapping[str, Any] | None,
+        log_likelihood: Callable[..., Array] | None,
+    ) -> None:
+        if log_likelihood is not None:
+            checks.function("GibbsBlock: log_likelihood", log_likelihood, "the sites")
+        self.graph, self.log_likelihood, self.clamped = graph, log_likelihood, dict(clamped or {})
+        self.layouts = _layouts(graph, sites, self.clamped)
+        self.params = dict(params) if isinstance(params, Mapping) else params
+        if isinstance(self.params, dict):
+            states.check_factors(graph.param_shapes, self.params)
+
+    # -- names -----------------------------------------------------------------------------------
 
     @property
-    def layers(self) -> Schedule:
-        """In the order in which they are drawn here."""
-        return self.order
+    def site_blocks(self) -> tuple[str, ...]:
+        """The blocks that are sites, or parts of one."""
+        return tuple(b for layout in self.layouts.values() for b in layout.names)
 
-    def map(self, fn: Callable[..., Any], *rows: Any) -> Any:
-        """``fn(target, *rows)``, row by row where params differ by row, and at once where they do not."""
-        if all(axis is None for axis in jax.tree.leaves(self.axes, is_leaf=lambda a: a is None)):
-            return fn(self, *rows)
+    @property
+    def latents(self) -> tuple[str, ...]:
+        """The blocks that are neither a site nor clamped."""
+        return tuple(b for b in self.graph.families if b not in {*self.site_blocks, *self.clamped})
 
-        def one(params: Any, *row: Any) -> Any:
-            made = fn(dataclasses.replace(self, params=params), *jax.tree.map(lambda a: a[None], row))
-            return jax.tree.map(lambda a: a[0], made)
+    @property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """The layers of a sweep, latents before sites.
 
-        return jax.vmap(one, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
+        The latents are then drawn before they are read: siblings are updated with the latents summed out, and
+        may have moved.
+        """
+        parts = itertools.product((set(self.latents), set(self.site_blocks)), self.graph.block_layers)
+        layers = (tuple(b for b in layer if b in blocks) for blocks, layer in parts)
+        return tuple(layer for layer in layers if layer)
 
-    def moves(self, kinds: Sequence[str] = ()) -> list[tuple[int, Layer]]:
-        """The layers as moves, each with the number of its first part."""
-        made = list(map(Layer, self.layers, kinds or itertools.repeat("common")))
-        return list(zip(offsets(self.graph, made), made, strict=False))
+    # -- binding ---------------------------------------------------------------------------------
 
+    def batch_of(self, values: Rows) -> tuple[int, ...]:
+        """Return the leading axes that the sites share.
 
-def bind_params(
-    graph: FactorGraph, params: Mapping[str, Any], batch: tuple[int, ...], check: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Params with rows first where they have the axes ``batch``, and which have.
+        :raises StateError: for missing sites, or axes that differ.
+        """
+        if set(values) - set(self.latents) != set(self.layouts):
+            raise StateError(
+                f"GibbsBlock has sites {sorted(self.layouts)}, got {sorted(values)}. Name the same sites in "
+                "numpyro.infer.Gibbs([(block, sites), ...])"
+            )
+        axes = set()
+        for site, layout in self.layouts.items():
+            shape = jnp.shape(values[site])
+            axes.add(shape[: len(shape) - len(layout.shape)])
+            if shape[len(shape) - len(layout.shape) :] != layout.shape or len(axes) > 1:
+                raise StateError(
+                    f"site {site!r} has shape {shape}, expected (*batch, *{layout.shape}), with the same "
+                    "batch for all sites of a block"
+                )
+        return axes.pop()
 
-    :raises ParameterError: for a wrong name, or a shape that is neither the factor's own nor one a row.
-    """
-    states.check_factors(graph.param_shapes, params)
-    made, axes, rows = {}, {}, math.prod(batch)
-    for name, tree in graph.param_shapes.items():
-        wanted, structure = jax.tree.flatten(tree)
-        given, found_structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params[name]))
-        if structure != found_structure:
-            raise ParameterError(f"factor {name!r}: params are {found_structure}, expected {structure}")
-        found = [_axis(name, leaf, s.shape, batch) for leaf, s in zip(given, wanted, strict=True)]
-        all_of = zip(given, found, wanted, strict=True)
-        each = [leaf if axis is None else leaf.reshape(rows, *s.shape) for leaf, axis, s in all_of]
-        made[name] = jax.tree.unflatten(structure, each)
-        axes[name] = jax.tree.unflatten(structure, found)
-    if check:
-        states.check_finite(made)
-    return made, axes
+    def bind(self, values: Rows, call: Call, check: bool = False) -> Bound:
+        """Return the graph at the present values of everything else.
 
+        :param values: the block's sites, for their leading axes.
+        :raises ParameterError: for params that do not fit.
+        :raises IntractableError: for latents that interact, and whose params depend on siblings.
+        """
+        batch = self.batch_of(values)
+        params, dependent = self._evaluate(call)
+        self._check_latents(dependent)
+        params, axes = bound.bind_params(self.graph, params, batch, check)
+        clamped = states.Clamped(self._evaluate_clamped(call, batch, check), batch=batch)
+        log_likelihood = None
+        if self.log_likelihood is not None:
+            fn, siblings = self.log_likelihood, dict(call.siblings)
+            at = lambda x: fn(self.to_sites(x, values, batch), siblings, *call.args, **call.kwargs)
+            log_likelihood = lambda x: jnp.reshape(at(x), -1)
+        return Bound(
+            self.graph,
+            params,
+            clamped,
+            axes=axes,
+            order=self.layers,
+            log_likelihood=log_likelihood,
+            sites=self.site_blocks,
+        )
 
-def _axis(name: str, leaf: Array, shape: tuple[int, ...], batch: tuple[int, ...]) -> int | None:
-    if leaf.shape == shape:
-        return None
-    if batch and leaf.shape == batch + shape:
-        return 0
-    more = f", or {batch + shape} where they differ by row" if batch else ""
-    raise ParameterError(f"factor {name!r}: params have shape {leaf.shape}, expected {shape}{more}")
+    def _evaluate(self, call: Call) -> tuple[dict[str, Any], set[str]]:
+        """Return params, and the factors whose params depend on siblings."""
+        if self.params is None:
+            if not call.args:
+                raise ParameterError("GibbsBlock has no params: give them, or as the model's first argument")
+            return call.args[0], set()
+        if not isinstance(self.params, dict):
+            siblings = _Siblings(call.siblings)
+            params = self.params(siblings, *call.args, **call.kwargs)
+            return params, set(self.graph.param_shapes) if siblings.is_read else set()
+        params, dependent = {}, set()
+        for name, value in self.params.items():
+            siblings = _Siblings(call.siblings)
+            params[name] = value(siblings, *call.args, **call.kwargs) if callable(value) else value
+            dependent |= {name} if siblings.is_read else set()
+        return params, dependent
 
+    def _check_latents(self, dependent: set[str]) -> None:
+        latents = set(self.latents)
+        stale = [f.name for f in self.graph.factors if f.name in dependent and latents & set(f.blocks)]
+        clash = self.graph.interacting(latents)
+        if stale and clash:
+            raise IntractableError(
+                f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latent "
+                f"blocks {self.latents} summed out, but {clash[0]} interact and cannot be drawn again at "
+                "once. Make a latent block a site of the model"
+            )
 
-# -- one chain a row -------------------------------------------------------------------------------
+    def _evaluate_clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
+        evaluate = lambda fn: fn(_Siblings(call.siblings), *call.args, **call.kwargs)
+        values = {b: evaluate(v) if callable(v) else v for b, v in self.clamped.items()}
+        clamped = states.as_clamped(self.graph.families, values, check)
+        if clamped.partial:
+            raise StateError(
+                f"clamped block {next(iter(clamped.partial))!r} is an Observed, expected all of its units. "
+                "Give every unit, or make it a site of the model"
+            )
+        if clamped.batch not in ((), batch):
+            raise StateError(f"clamped blocks have leading axes {clamped.batch}, expected the sites' {batch}")
+        return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.whole.items()}
 
+    def to_rows(self, values: Rows, graph: Bound) -> dict[str, Array]:
+        """Return every block as rows, from the sites and those latents that ``values`` has."""
+        x = {}
+        for site, layout in self.layouts.items():
+            for b, v in layout.split(values[site]).items():
+                family = self.graph.families[b]
+                x[b] = v.reshape(-1, *family.shape).astype(family.dtype)
+        return x | {b: values[b] for b in self.latents if b in values} | graph.clamped
 
-def move(
-    bound: Bound, x: Rows, keys: Array, fraction: float = 1.0, beta: Any = 1.0, backward: bool = False
-) -> Drawn:
-    """One sweep of every row, and how many Metropolis proposals each row took.
+    def to_sites(self, x: Rows, template: Rows, batch: tuple[int, ...]) -> dict[str, Array]:
+        """Return the sites' values, of the dtypes of ``template``."""
+        values = {}
+        for site, layout in self.layouts.items():
+            value = layout.join({b: x[b] for b in layout.names})
+            values[site] = value.reshape(batch + layout.shape).astype(jnp.result_type(template[site]))
+        return values
 
-    :param x: every block, ``(rows, *shape)``.
-    :param keys: of this sweep, ``(rows, 2)``; part i of all layers' draws from ``fold_in(keys, i)``.
-    :param fraction: of a layer's units that are proposed at a time, where there is a ``log_weight``.
-    :param beta: what the energy, and the ``log_weight``, are multiplied by.
-    :param backward: the last part of the last layer first: the reversal of the sweep.
-    """
-    carry, order = (dict(x), jnp.zeros(len(keys), jnp.int32)), bound.moves()
-    for start, layer in reversed(order) if backward else order:
-        count = layer.num_parts(bound.graph)
-
-        def step(
-            part: Any, carry: Drawn, start: int = start, layer: Layer = layer, count: int = count
-        ) -> Drawn:
-            (x, taken), part = carry, count - 1 - part if backward else part
-            own = random.fold_in(keys, start + part)
-            drawn = bound.map(lambda target, x, own: _draw_part(target, x, layer, part, own, beta), x, own)
-            x, took = _accept(bound, layer, x, drawn, own, fraction, beta)
-            return x, taken + took
-
-        # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
-        carry = each_part(count, step, carry)
-    return carry
-
-
-def move_by(bound: Bound, moves: Sequence[Move], x: Rows, keys: Array) -> dict[str, Array]:
-    """One sweep of every row by other moves than draws of layers; those of latents are drawn before.
-
-    :param moves: of the blocks that are sites.
-    """
-    changed = {b for own in moves for b in own.blocks}
-    first = [Layer(blocks) for blocks in bound.order if changed.isdisjoint(blocks)]
-    return bound.map(lambda target, x, keys: draw_sweep(target, x, (*first, *moves), keys)[0], x, keys)
-
-
-def log_density(bound: Bound, x: Rows) -> Array:
-    """Minus the energy of every row, and the ``log_weight``: what a temperature divides."""
-    one = lambda target, t: -energy.energy(target.graph, target.params, t)
-    each = lambda target, x: jax.vmap(lambda t: one(target, t))(target.graph.statistics(x))
-    made = bound.map(each, x)
-    return made if bound.log_weight is None else made + bound.log_weight(x)
-
-
-def _natural(target: Target, x: Rows, layer: Layer, part: Any) -> dict[str, Array]:
-    """Natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``."""
-    one = {b: v[None] for b, v in x.items()}
-    focused = layer.focus(target, layer.prepare(target, one), one, part)
-    return {b: e[0] for b, e in focused.items()}
-
-
-def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any) -> dict[str, Array]:
-    """A layer with new values of one part; all of them new where there is but one."""
-    view, eta = layer.view(target.graph, part), _natural(target, x, layer, part)
-    if not isinstance(beta, float) or beta != 1:
-        eta = {b: beta * e for b, e in eta.items()}
-    return layer.put(target.graph, x, part, gibbs.draw(view, layer.blocks, eta, keys))
-
-
-def _accept(
-    bound: Bound, layer: Layer, x: Rows, drawn: Rows, keys: Array, fraction: float, beta: Any = 1.0
-) -> tuple[dict[str, Array], Array]:
-    """Rows with what was drawn, by Metropolis where there is a weight beside the energy; and who took it."""
-    if bound.log_weight is None or set(layer.blocks).isdisjoint(bound.weighted):
-        return {**x, **drawn}, jnp.zeros(len(keys), bool)
-    size = sum(bound.graph.families[b].size for b in layer.blocks)
-    # words beside those of the draw itself: one a unit, and one for the row
-    words = random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
-    proposed = {**x, **_some(bound.graph, words, x, drawn, fraction)}
-    gain = beta * (bound.log_weight(proposed) - bound.log_weight(x))
-    took = jnp.log(random.uniform(words[:, -1])) < gain
-    return {b: where_rows(took, proposed[b], v) for b, v in x.items()}, took
-
-
-def _some(graph: FactorGraph, words: Array, x: Rows, drawn: Rows, fraction: float) -> dict[str, Array]:
-    """``drawn`` at a random ``fraction`` of the units, chosen without looking at the state."""
-    if fraction >= 1:
-        return dict(drawn)
-    made, start = {}, 0
-    for b, value in drawn.items():
-        family = graph.families[b]
-        chosen = random.uniform(words[:, start : start + family.size]) < fraction
-        made[b] = jnp.where(chosen.reshape(-1, *family.shape), value, x[b])
-        start += family.size
-    return made
+    def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
+        """Yield random states of the sites with their log density, latents summed out."""
+        graph, latents, target = self.graph, self.latents, self.bind(values, call, check=True)
+        of_row = lambda params, row: energy.log_unnormalized(graph, params, row, latents)
+        of_rows = lambda target, rows: jax.vmap(lambda row: of_row(target.params, row))(rows)
+        for index in itertools.count():
+            x = gibbs.initial_rows(graph, self.site_blocks, target.keys(key, index)) | target.clamped
+            log_prob = target.map(of_rows, x).sum()
+            if target.log_likelihood is not None:
+                log_prob = log_prob + jnp.sum(target.log_likelihood(x))
+            yield self.to_sites(x, values, target.batch), float(log_prob)
 
 
-# -- pairs of chains -------------------------------------------------------------------------------
-
-
-def couple(
-    bounds: tuple[Bound, Bound], z: Rows, keys: Array, kinds: Sequence[str], fraction: float = 1.0
-) -> tuple[dict[str, Array], Array]:
-    """One coupled sweep of both chains of every row, each under its own params.
-
-    :param bounds: the surroundings of the leading and of the following chain.
-    :param z: both chains, ``(2, rows, *shape)`` a block.
-    :param keys: of this sweep, ``(rows, 2)``.
-    :param kinds: a coupling for each layer.
-    :return: both chains, and which rows are broken (see :class:`~ebmpp.moves.couplings.Attempt`).
-    """
-    graph, alike = bounds[0].graph, jnp.broadcast_to(_same_params(bounds), len(keys))
-    carry = dict(z), jnp.zeros(len(keys), bool)
-    for start, layer in bounds[0].moves(kinds):
-
-        def step(part: Any, carry: tuple, start: int = start, layer: Layer = layer) -> tuple:
-            z, broken = carry
-            chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
-            natural = lambda target, x: _natural(target, x, layer, part)
-            each = [bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)]
-            focused = {b: jnp.stack([each[0][b], each[1][b]]) for b in layer.blocks}
-            same = alike & agree(compare(bounds[0], z), layer.reads(graph), len(keys))
-            trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
-            made = couple_focused(bounds[0], focused, z, layer, start + part, trial)
-            own = random.fold_in(keys, start + part)
-            drawn = zip(bounds, chains, (made.x, made.y), strict=True)
-            new = [_accept(bound, layer, x, y, own, fraction)[0] for bound, x, y in drawn]
-            return {b: jnp.stack([new[0][b], new[1][b]]) for b in z}, broken | made.broken
-
-        carry = each_part(layer.num_parts(graph), step, carry)
-    return carry
-
-
-def _same_params(bounds: tuple[Bound, Bound]) -> Array:
-    """Whether the two chains have equal params and fixed blocks, row by row or for all rows."""
-    flags = [jnp.ones((), bool)]
-    first, second = (jax.tree.leaves(bound.params) for bound in bounds)
-    axes = jax.tree.leaves(bounds[0].axes, is_leaf=lambda a: a is None)
-    for a, b, axis in zip(first, second, axes, strict=True):
-        equal = a == b
-        flags.append(equal.all() if axis is None else equal.reshape(len(equal), -1).all(-1))
-    for b, value in bounds[0].clamped.items():
-        equal = value == bounds[1].clamped[b]
-        flags.append(equal.reshape(len(equal), -1).all(-1))
-    return jnp.stack(jnp.broadcast_arrays(*flags)).all(0)
+def _layouts(graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]) -> dict[str, Layout]:
+    """Raise a StateError for an unknown block, or a block in two places."""
+    if sites is None:
+        sites = tuple(b for b in graph.visible if b not in clamped)
+    sites = (sites,) if isinstance(sites, str) else sites
+    named = dict(sites) if isinstance(sites, Mapping) else {b: b for b in sites}
+    states.check_names(clamped, graph.families)
+    layouts = {s: v if isinstance(v, Layout) else Layout.of(graph, [v]) for s, v in named.items()}
+    blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
+    repeated = sorted({b for b in blocks if blocks.count(b) > 1})
+    if repeated or not layouts:
+        raise StateError(f"each block must be one site, clamped or latent, got {repeated or 'no site'}")
+    return layouts

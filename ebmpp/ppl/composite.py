@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of chains of a whole composite: blocks of a graph, and sites with a conditional of their own."""
+"""Pairs of chains of a whole composite: blocks, and sites with a conjugate conditional."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import Init, Kwargs, is_batched
-from ebmpp.moves import Target, couplings
-from ebmpp.moves.gibbs import initial_rows
-from ebmpp.ppl import binding
+from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock
-from ebmpp.traced.block import Call
-from ebmpp.traced.model_block import ModelBlock
+from ebmpp.traced import ModelBlock
+from ebmpp.traced.block import Advanced
+from ebmpp.traced.model import Call
+
+Chain = tuple[Rows, Call]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Conjugate:
     """A site that is drawn from its conditional, a NumPyro distribution in closed form.
 
     :param site: its name.
-    :param conditional: ``fn(sites, *model_args, **model_kwargs)`` of all other sites' values to the
+    :param conditional: ``fn(sites, *model_args, **model_kwargs)`` of the values of all other sites to the
         distribution of this one given everything else.
-    :param initial: the law of starting values, a distribution of the same shape.
+    :param initial: the distribution of starting values, of the same shape.
 
     The two chains of a pair are coupled maximally: they draw one value, with the largest probability that
     two draws of their conditionals can be equal, for any distribution that has a density.
@@ -51,7 +52,45 @@ class Conjugate:
         checks.function("Conjugate: conditional", self.conditional, "the other sites")
         checks.instance("Conjugate: initial", self.initial, dist.Distribution, "a NumPyro distribution")
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The site."""
+        return (self.site,)
 
+    @property
+    def latents(self) -> tuple[str, ...]:
+        """No blocks."""
+        return ()
+
+    def draw_initial(self, keys: Array) -> dict[str, Array]:
+        """Draw a starting value."""
+        return {self.site: jnp.asarray(self.initial.sample(_as_jax(keys)))}
+
+    def begin(self, values: Rows, call: Call, keys: Array) -> Advanced:
+        """Return the starting value."""
+        none = jnp.zeros((), jnp.int32)
+        return Advanced(dict(values), none, none, none)
+
+    def advance(self, values: Rows, call: Call, keys: Array) -> Advanced:
+        """Draw the site from its conditional."""
+        conditional = self.conditional(call.siblings, *call.args, **call.kwargs)
+        value = jnp.asarray(conditional.sample(_as_jax(keys))).astype(values[self.site].dtype)
+        return self.begin({self.site: value}, call, keys)
+
+    def couple(
+        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """Draw the sites of two chains, coupled maximally."""
+        p, q = (self.conditional(call.siblings, *call.args, **call.kwargs) for _, call in (first, second))
+        *drawn, valid = maximal(keys, p, q)
+        x, y = ({self.site: v.astype(first[0][self.site].dtype)} for v in drawn)
+        return x, y, ~valid
+
+    def check_coupled(self, coupling: str | None) -> None:
+        """Accept any coupling."""
+
+
+#: One update of a sweep; a composite uses its ``advance`` and ``couple``, and draws its start.
 Step = GibbsBlock | ModelBlock | Conjugate
 
 
@@ -59,12 +98,13 @@ class CompositeState(NamedTuple):
     """The state of :class:`CoupledComposite`.
 
     - **z** - the leading chain: every site, and the latent blocks of the graphs.
-    - **y** - the chain that follows it, ``lag`` sweeps behind; equal to ``z`` once they have met.
-    - **t** - sweeps that the leading chain has done.
+    - **y** - the following chain, ``lag`` sweeps behind; equal to ``z`` once they have met.
+    - **t** - number of sweeps of the leading chain.
     - **met** - whether the pair has met.
     - **meeting_time** - the first t with ``z == y``; while unmet, the present ``t``.
-    - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does not change.
-    - **broken** - whether a conditional had no law (params out of their domain); such a pair never meets.
+    - **rng_key** - the run's key. Sweep ``t`` draws from the key and ``t``, so the key does not change.
+    - **broken** - whether a conditional was degenerate (params out of their domain), so that the pair never
+      meets.
     """
 
     z: dict[str, Array]
@@ -79,16 +119,15 @@ class CompositeState(NamedTuple):
 class CoupledComposite(MCMCKernel):
     """Two coupled copies of a Gibbs sampler over several blocks, a kernel for :class:`numpyro.infer.MCMC`.
 
-    A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two chains would be given
-    the same values of the other sites. Here the whole composite is coupled: blocks of a graph by maximal
-    couplings layer by layer, those of :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` by maximal
-    couplings unit by unit, other sites by :class:`Conjugate`. Meeting times and unbiased estimates
-    (:func:`ebmpp.ppl.composite_expectation`) of the posterior of a NumPyro model follow. A pair meets when
-    all sites and latent blocks are equal, and stays together. Use ``num_warmup=0``.
+    A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two chains would get the same
+    values of the other sites. Here the whole composite is coupled: blocks of a graph by maximal couplings
+    layer by layer, blocks of :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` by maximal couplings
+    unit by unit, other sites by :class:`Conjugate`. Meeting times and unbiased estimates of the posterior of
+    a NumPyro model follow (:func:`ebmpp.ppl.composite_expectation`). A pair meets when all sites and latent
+    blocks are equal, and stays together. Use ``num_warmup=0``.
 
     :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``) and :class:`Conjugate`
-        objects, in the order of a sweep. They are the posterior: no model is looked at (``verify`` of a block
-        does).
+        objects, in the order of a sweep. They define the posterior; no model is read.
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: of the layers of graphs: "maximal" (the default), "maximal_independent", "common",
         "reflection" or "independent".
@@ -117,127 +156,93 @@ class CoupledComposite(MCMCKernel):
     """
 
     sample_field = "z"
-    model = None  #: as of :class:`~ebmpp.kernels.RowKernel`
+    model = None  #: as in :class:`~ebmpp.kernels.RowKernel`
 
     def __init__(self, steps: Sequence[Step], lag: int = 1, coupling: str | None = None) -> None:
-        lag = checks.count("CoupledComposite: lag", lag)
-        steps = checks.sequence("CoupledComposite: steps", steps, "GibbsBlocks and Conjugates")
-        self.steps, self.lag, self.coupling = tuple(steps), lag, coupling
-        names: list[str] = []
-        wanted = "a GibbsBlock or a Conjugate"
+        self.lag, self.coupling = checks.count("CoupledComposite: lag", lag), coupling
+        self.steps = tuple(checks.sequence("CoupledComposite: steps", steps, "GibbsBlocks and Conjugates"))
         for step in self.steps:
-            checks.instance("CoupledComposite: a step", step, (GibbsBlock, ModelBlock, Conjugate), wanted)
-            names.extend(_names(step))
-            _check_coupled(step)
-            if isinstance(step, GibbsBlock):
-                couplings.resolve(coupling, step.within.layers)
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice or not names:
-            raise ArgumentError(f"every site and latent block is in one step; {twice or 'no site'} is wrong")
+            kinds = GibbsBlock, ModelBlock, Conjugate
+            checks.instance("CoupledComposite: a step", step, kinds, "a GibbsBlock or a Conjugate")
+            step.check_coupled(coupling)
+        names = [name for step in self.steps for name in (*step.sites, *step.latents)]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated or not names:
+            raise ArgumentError(
+                "CoupledComposite: each site and latent block must be in one step, got "
+                f"{repeated or 'no site'}"
+            )
 
     # -- one sweep -------------------------------------------------------------------------------
 
-    def start(self, keys: Array, call: Call, given: Rows) -> dict[str, Array]:
-        """Sites drawn from their starting laws, or as ``given``; then the blocks' latents."""
+    def start(self, keys: Array, call: Call, init: Rows) -> dict[str, Array]:
+        """Draw starting values of the sites not in ``init``, then of the blocks' latents."""
         z: dict[str, Array] = {}
         for index, step in enumerate(self.steps):
-            key = random.fold_in(keys, index)
-            if isinstance(step, Conjugate):
-                z[step.site] = jnp.asarray(given.get(step.site, step.initial.sample(_as_jax(key))))
-                continue
-            if isinstance(step, ModelBlock):
-                drawn = step.uniform(_as_jax(key))
-            else:
-                drawn = {site: _uniform(step, site, key) for site in step.within.layouts}
-            z |= {site: jnp.asarray(given.get(site, v)) for site, v in drawn.items()}
+            drawn = step.draw_initial(random.fold_in(keys, index))
+            z |= {site: jnp.asarray(init.get(site, v)) for site, v in drawn.items()}
         for index, step in enumerate(self.steps):
-            if isinstance(step, GibbsBlock):
-                made, own = _bind(step, z, call, check=True)
-                z |= _taken(step, step.begin(own, made, made.keys(random.fold_in(keys, index), 0)), own)
+            sites = {site: z[site] for site in step.sites}
+            z |= step.begin(sites, _split(step, z, call)[1], random.fold_in(keys, index)).z
         return z
 
     def single(self, z: Rows, keys: Array, call: Call) -> dict[str, Array]:
-        """One sweep of one chain, over all steps.
+        """Make one sweep of one chain, over all steps.
 
-        :param keys: of this sweep, ``(2,)``; step i draws from ``fold_in(keys, i)``.
+        :param keys: of this sweep, ``(2,)``. Step i draws from ``fold_in(keys, i)``.
         """
         z = dict(z)
         for index, step in enumerate(self.steps):
-            key = random.fold_in(keys, index)
-            if isinstance(step, Conjugate):
-                law = step.conditional(z, *call.args, **call.kwargs)
-                z[step.site] = law.sample(_as_jax(key)).astype(z[step.site].dtype)
-                continue
-            if isinstance(step, ModelBlock):
-                own, around = _own(step, z), _around(step, z, call)
-                z |= step.advance(own, around, key).z
-                continue
-            made, own = _bind(step, z, call)
-            rows = step.within.to_rows(own, _latents(step, z), made)
-            z |= _taken(step, step.advance(made, rows, made.keys(key, 1)).x, own)
+            z |= step.advance(*_split(step, z, call), random.fold_in(keys, index)).z
         return z
 
     def pair(
         self, z: Rows, y: Rows, keys: Array, call: Call
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """One coupled sweep; also whether a conditional had no law.
+        """Make one coupled sweep; also return whether a conditional was degenerate.
 
-        :param keys: of this sweep, ``(2,)``; step i draws from ``fold_in(keys, i)``.
+        :param keys: of this sweep, ``(2,)``. Step i draws from ``fold_in(keys, i)``.
         """
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
-            together = _equal(z, y)
-            move = _MOVES.get(type(step), self._block)
-            *new, wrong = move(step, z, y, random.fold_in(keys, index), call)
+            are_equal = _equal(z, y)
+            chains = _split(step, z, call), _split(step, y, call)
+            new_z, new_y, wrong = step.couple(*chains, random.fold_in(keys, index), self.coupling)
             broken |= wrong
-            # equal chains stay equal, whatever the last bits of their conditionals say
-            new[1] = {name: jnp.where(together, new[0][name], v) for name, v in new[1].items()}
-            z, y = z | new[0], y | new[1]
+            # equal chains stay equal, even if the last bits of their conditionals differ
+            new_y = {name: jnp.where(are_equal, new_z[name], v) for name, v in new_y.items()}
+            z, y = z | new_z, y | new_y
         return z, y, broken
-
-    def _block(self, step: GibbsBlock, z: Rows, y: Rows, key: Array, call: Call) -> list:
-        bounds, own = zip(*(_bind(step, chain, call) for chain in (z, y)), strict=True)
-        each = zip(own, (z, y), bounds, strict=True)
-        rows = [step.within.to_rows(o, _latents(step, chain), made) for o, chain, made in each]
-        x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        keys = bounds[0].keys(key, 1)
-        kinds = couplings.resolve(self.coupling, step.within.layers)
-        broken = jnp.zeros((), bool)
-        for sweep in range(step.num_sweeps):
-            x, wrong = binding.couple(bounds, x, random.fold_in(keys, sweep), kinds, step.fraction)
-            broken |= wrong.any()
-        return [*(_taken(step, {b: v[i] for b, v in x.items()}, own[i]) for i in range(2)), broken]
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> CompositeState:
-        """The first state: the leading chain ``lag`` sweeps ahead.
+        """Return the first state, with the leading chain ``lag`` sweeps ahead.
 
         :raises StateError: for an unknown site in ``init_params``.
         """
         del num_warmup
-        given, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
-        sites = [site for step in self.steps for site in _sites(step)]
-        unknown = sorted(set(given) - set(sites))
-        if unknown:
-            raise StateError(f"init_params has {unknown}; the sites are {sites}")
-        one = lambda key, given: self._init_one(key, given, call)
-        return jax.vmap(one)(rng_key, given) if is_batched(rng_key) else one(rng_key, given)
+        init, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
+        sites = [site for step in self.steps for site in step.sites]
+        checks.names("site of init_params", init, sites, StateError)
+        of_chain = lambda key, init: self._init_one(key, init, call)
+        return jax.vmap(of_chain)(rng_key, init) if is_batched(rng_key) else of_chain(rng_key, init)
 
-    def _init_one(self, key: Array, given: Rows, call: Call) -> CompositeState:
+    def _init_one(self, key: Array, init: Rows, call: Call) -> CompositeState:
         words = random.key_pair(key)
-        start = self.start(random.fold_in(words, 0), call, given)
-        ahead = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
-        z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), ahead, start)
+        start = self.start(random.fold_in(words, 0), call, init)
+        advance = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
+        z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
         t = jnp.full((), self.lag, jnp.int32)
         return CompositeState(z, start, t, _equal(z, start), t, key, jnp.zeros((), bool))
 
     def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
-        """One coupled sweep of every pair in ``state``."""
-        one = lambda s: self._sample_one(s, Call({}, model_args, dict(model_kwargs or {})))
-        return jax.vmap(one)(state) if is_batched(state.rng_key) else one(state)
+        """Make one coupled sweep of every pair."""
+        call = Call({}, model_args, dict(model_kwargs or {}))
+        of_pair = lambda state: self._sample_one(state, call)
+        return jax.vmap(of_pair)(state) if is_batched(state.rng_key) else of_pair(state)
 
     def _sample_one(self, state: CompositeState, call: Call) -> CompositeState:
         t = state.t + 1
@@ -249,34 +254,20 @@ class CoupledComposite(MCMCKernel):
         return CompositeState(z, y, t, met, time, state.rng_key, broken)
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
-        """How many pairs have met, and their mean meeting time so far."""
+        """Return the number of pairs that have met, and their mean meeting time so far."""
         met, time = np.asarray(state.met), np.asarray(state.meeting_time)
         mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
         return f"{int(met.sum())} of {met.size} pairs met{mean}"
 
 
-def _model(step: ModelBlock, z: Rows, y: Rows, key: Array, call: Call) -> list:
-    chains = [(_own(step, chain), _around(step, chain, call)) for chain in (z, y)]
-    return list(step.couple(chains[0], chains[1], key))
-
-
-def _conjugate(step: Conjugate, z: Rows, y: Rows, key: Array, call: Call) -> list:
-    laws = (step.conditional(chain, *call.args, **call.kwargs) for chain in (z, y))
-    *drawn, sound = maximal(key, *laws)
-    return [*({step.site: v.astype(z[step.site].dtype)} for v in drawn), ~sound]
-
-
-_MOVES = {Conjugate: _conjugate, ModelBlock: _model}
-
-
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
-    """A draw of ``p`` and one of ``q``, equal with the largest probability possible.
+    """Return a draw of ``p`` and one of ``q``, equal with the largest probability possible.
 
-    A log density that is not a number ends the rejection loop, and :data:`~ebmpp.moves.couplings.MOST_TRIALS`
-    do; both are flagged.
+    A log density that is not a number ends the rejection loop, and so do
+    :data:`~ebmpp.moves.couplings.MOST_TRIALS`; both are flagged.
 
-    :param key: a jax key, or a key pair ``(2,)``. Trial i draws from what is folded with i: each key that
-        ``jax.random`` derives is eight kernels to compile, and here it is one.
+    :param key: a jax key, or a key pair ``(2,)``. Trial i draws from the words folded with i: a key that
+        ``jax.random`` derives compiles eight kernels, this one.
     :param p: a distribution.
     :param q: another of the same shape.
     :return: the two draws, and whether they could be made.
@@ -286,11 +277,11 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section 4.4.
     """
     words = random.key_pair(key)
-    density = lambda law, x: jnp.sum(law.log_prob(x))
+    density = lambda distribution, x: jnp.sum(distribution.log_prob(x))
 
     def pending(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
-        number, _, _, accepted, sound = carry
-        return ~accepted & sound & (number <= couplings.MOST_TRIALS)
+        number, _, _, accepted, valid = carry
+        return ~accepted & valid & (number <= MOST_TRIALS)
 
     def trial(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
         # trial 0 draws from p, the others from q: one loop, because a sampler such as gamma's takes the
@@ -306,88 +297,28 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     shape = jax.eval_shape(p.sample, _as_jax(words))
     none = jnp.zeros(shape.shape, shape.dtype)
     start = jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool)
-    _, x, y, accepted, sound = lax.while_loop(pending, trial, start)
-    return x, y, accepted & sound
+    _, x, y, accepted, valid = lax.while_loop(pending, trial, start)
+    return x, y, accepted & valid
 
 
 def _draw(leads: Array, p: dist.Distribution, q: dist.Distribution, key: Array) -> Array:
-    """Return a draw of ``p`` where ``leads``, else of ``q``, by one sampler where the two are alike.
+    """Return a draw of ``p`` where ``leads``, else of ``q``; by one sampler where their trees agree.
 
-    They are where they have the same tree of arrays. A custom distribution that names none in its
-    ``pytree_data_fields`` is not rebuilt from them, and takes two samplers.
+    A custom distribution that names no arrays in ``pytree_data_fields`` is not rebuilt from them, and takes
+    two samplers.
     """
     if jax.tree.structure(p) == jax.tree.structure(q):
-        law = jax.tree.map(lambda a, b: jnp.where(leads, a, b), p, q)
-        if vars(law).keys() >= vars(p).keys() | vars(q).keys():
-            return jnp.asarray(law.sample(key))
+        distribution = jax.tree.map(lambda a, b: jnp.where(leads, a, b), p, q)
+        if vars(distribution).keys() >= vars(p).keys() | vars(q).keys():
+            return jnp.asarray(distribution.sample(key))
     return jnp.where(leads, jnp.asarray(p.sample(key)), jnp.asarray(q.sample(key)))
 
 
-def _check_coupled(step: Step) -> None:
-    """:raises ArgumentError: for what draws a block in a way that two chains are not coupled in."""
-    if isinstance(step, Conjugate):
-        return
-    options: dict[str, object] = {"tempering": step.tempering}
-    options |= {"moves": step.moves} if isinstance(step, GibbsBlock) else {"clusters": step.clusters}
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise ArgumentError(
-            f"CoupledComposite: {step!r} has {given[0]}, and its chains would not be coupled; leave that "
-            "away: pairs are coupled layer by layer"
-        )
-    if isinstance(step, ModelBlock) and step.sweep.continuous:
-        named = [site.name for site in step.sweep.continuous]
-        raise ArgumentError(
-            f"CoupledComposite: {step!r} draws continuous sites {named}, which are coupled as steps of their "
-            "own: give a Conjugate for each, and the discrete sites to GibbsBlock.from_model"
-        )
-
-
-# -- sites of a step -----------------------------------------------------------------------------
-
-
-def _sites(step: Step) -> tuple[str, ...]:
-    if isinstance(step, GibbsBlock):
-        return tuple(step.within.layouts)
-    return (step.site,) if isinstance(step, Conjugate) else step.sites
-
-
-def _names(step: Step) -> tuple[str, ...]:
-    return (*_sites(step), *step.within.latents) if isinstance(step, GibbsBlock) else _sites(step)
-
-
-def _own(step: Step, z: Rows) -> dict[str, Array]:
-    return {site: z[site] for site in _sites(step)}
-
-
-def _around(step: Step, z: Rows, call: Call) -> Call:
-    """The call with the other sites in ``z`` as siblings."""
-    names = _names(step)
-    return call._replace(siblings={name: v for name, v in z.items() if name not in names})
-
-
-def _bind(
-    step: GibbsBlock, z: Rows, call: Call, check: bool = False
-) -> tuple[binding.Bound, dict[str, Array]]:
-    """The step's graph given the other sites in ``z``, and the step's own sites."""
-    own = _own(step, z)
-    return step.within.bind(own, _around(step, z, call), check), own
-
-
-def _latents(step: GibbsBlock, z: Rows) -> dict[str, Array]:
-    return {b: z[b] for b in step.within.latents}
-
-
-def _taken(step: GibbsBlock, x: Rows, own: Rows) -> dict[str, Array]:
-    """Sites and latents from rows."""
-    sites = step.within.to_sites(x, own, step.within.batch_of(own))
-    return sites | {b: x[b] for b in step.within.latents}
-
-
-def _uniform(step: GibbsBlock, site: str, key: Array) -> Array:
-    layout, families = step.within.layouts[site], step.graph.families
-    drawn = initial_rows(step.graph, layout.names, Target(step.graph, {}).keys(key, 1))
-    return layout.join({b: drawn[b].reshape(families[b].shape) for b in layout.names})
+def _split(step: Step, z: Rows, call: Call) -> Chain:
+    """Return a step's sites and latents, and the call with everything else as siblings."""
+    names = (*step.sites, *step.latents)
+    siblings = {name: v for name, v in z.items() if name not in names}
+    return {name: z[name] for name in names if name in z}, call._replace(siblings=siblings)
 
 
 def _equal(z: Rows, y: Rows) -> Array:
@@ -395,5 +326,5 @@ def _equal(z: Rows, y: Rows) -> Array:
 
 
 def _as_jax(key: Array) -> Array:
-    """A key pair as a jax key."""
+    """Return a key pair as a jax key."""
     return jax.random.wrap_key_data(key, impl="threefry2x32")

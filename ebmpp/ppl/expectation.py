@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Unbiased expectations under the posterior of a composite, from coupled pairs of it."""
+"""Unbiased expectations under the posterior of a composite, from coupled pairs of chains."""
 
 from collections.abc import Callable
 import dataclasses
@@ -20,11 +20,11 @@ from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
-from ebmpp.traced.block import Call
+from ebmpp.traced.model import Call
 
-#: Pairs that run at once on a CPU. With more, the last of them run in a loop of their own, where the sweep
-#: compiles again. Three units and two conjugate sites: a first call takes 13.3 CPU-seconds, and 20.5 with 64
-#: pairs at once; 50,000 further sweeps take 0.27 s, and 0.07.
+#: Pairs that run at once on a CPU. With more, the last of them run in a loop of their own, for which the
+#: sweep compiles again. Three units and two conjugate sites: a first call takes 13.3 CPU-seconds, and 20.5
+#: with 64 pairs at once; 50,000 further sweeps take 0.27 s, and 0.07.
 _SLOTS = 8
 
 
@@ -40,7 +40,7 @@ def composite_expectation(
     unmet: str = "raise",
     **model_kwargs: Any,
 ) -> UnbiasedEstimate:
-    """E[fn(sites)] under the posterior, without bias, by H_{k:m} over pairs of composite chains.
+    """Estimate E[fn(sites)] under the posterior, without bias, by H_{k:m} over pairs of composite chains.
 
     :param kernel: the composite; its lag is the estimate's.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of numbers.
@@ -68,16 +68,16 @@ def composite_expectation(
     >>> import jax, numpyro.distributions as dist
     >>> from ebmpp.ppl import Conjugate, CoupledComposite
     >>> mean = Conjugate("mean", lambda sites, y: dist.Normal(y / 2, 0.5**0.5), dist.Normal())
-    >>> made = composite_expectation(CoupledComposite([mean]), lambda sites: sites["mean"], 3.0,
-    ...                              rng_key=jax.random.key(0), num_pairs=50)
-    >>> made.value.shape, made.num_unmet
+    >>> estimate = composite_expectation(CoupledComposite([mean]), lambda sites: sites["mean"], 3.0,
+    ...                                  rng_key=jax.random.key(0), num_pairs=50)
+    >>> estimate.value.shape, estimate.num_unmet
     ((), 0)
     """
     checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
     checks.function("composite_expectation: fn", fn, "a state", arguments=1)
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
-    asked = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
+    request = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
     call = Call({}, model_args, model_kwargs)
     x = _starts(kernel, jax.random.split(rng_key, num_pairs), call)
@@ -87,8 +87,8 @@ def composite_expectation(
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
-    made = run_pairs(target, moves, sums, slots, x, None, key, asked.window())
-    return estimate_from(made, asked, sums)
+    run = run_pairs(target, moves, sums, slots, x, None, key, request.window())
+    return estimate_from(run, request, sums)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -99,7 +99,7 @@ def _starts(kernel: CoupledComposite, keys: Array, call: Call) -> Blocks:
 @partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])
 @dataclasses.dataclass(frozen=True)
 class _Posterior(Target):
-    """The posterior of all sites, which is no graph's: params are the model's arguments."""
+    """The posterior of all sites, which has no graph; params are the model's arguments."""
 
     graph: None
     params: Call
@@ -108,12 +108,12 @@ class _Posterior(Target):
         return 1
 
     def is_discrete(self, block: str) -> bool:
-        return False  # the sweep compares what it has made
+        return False  # the sweep compares its results itself
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sweep(Move):
-    """All steps of a composite, one after the other, as one move."""
+    """All steps of a composite, in order, as one move."""
 
     kernel: CoupledComposite
     blocks: tuple[str, ...]
@@ -122,14 +122,14 @@ class _Sweep(Move):
         return self.blocks
 
     def draw(self, target: Any, x: Rows, keys: Keys) -> Drawn:
-        one = lambda z, key: self.kernel.single(z, key, target.params)
-        return jax.vmap(one)(dict(x), keys), jnp.zeros(len(keys), jnp.int32)
+        of_row = lambda z, key: self.kernel.single(z, key, target.params)
+        return jax.vmap(of_row)(dict(x), keys), jnp.zeros(len(keys), jnp.int32)
 
     def attempt(self, target: Any, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        one = lambda x, y, key: self.kernel.pair(x, y, key, target.params)
+        of_row = lambda x, y, key: self.kernel.pair(x, y, key, target.params)
         chains = ({b: v[i] for b, v in z.items()} for i in range(2))
-        x, y, broken = jax.vmap(one)(*chains, trial.keys)
-        together = {b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks}
-        y = {b: where_rows(together[b], x[b], v) for b, v in y.items()}
-        every = jnp.ones(len(trial.keys), bool)
-        return Attempt(x, y, every, every, broken, together)
+        x, y, broken = jax.vmap(of_row)(*chains, trial.keys)
+        are_equal = {b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks}
+        y = {b: where_rows(are_equal[b], x[b], v) for b, v in y.items()}
+        accepted = jnp.ones(len(trial.keys), bool)
+        return Attempt(x, y, accepted, accepted, broken, are_equal)

@@ -1,20 +1,33 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of Gibbs as functions for NumPyro's HMCGibbs."""
+"""Blocks of a Gibbs sampler as functions for NumPyro's HMCGibbs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax import Array
 
-from ebmpp.core import Rows
+from ebmpp.core import Rows, random
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph import FactorGraph
-from ebmpp.moves import gibbs
+from ebmpp.ppl.binding import Sites
 from ebmpp.ppl.gibbs_block import GibbsBlock
-from ebmpp.ppl.surroundings import Sites
-from ebmpp.traced.block import Call
-from ebmpp.traced.model_block import ModelBlock, ModelFunction
+from ebmpp.traced import ModelBlock
+from ebmpp.traced.model import Call
+
+
+class GibbsFunction:
+    """A block as a function for :class:`numpyro.infer.HMCGibbs`: the result of :func:`gibbs_fn`."""
+
+    def __init__(self, block: GibbsBlock | ModelBlock, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        self.block, self.args, self.kwargs = block, args, kwargs
+
+    def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
+        """Return new values of the sites."""
+        call = Call(hmc_sites, self.args, self.kwargs)
+        keys = rng_key if isinstance(self.block, GibbsBlock) else random.key_pair(rng_key)
+        z = self.block.advance(self.block.begin(gibbs_sites, call, keys).z, call, keys).z
+        return {site: z[site] for site in self.block.sites}
 
 
 def gibbs_fn(
@@ -22,19 +35,19 @@ def gibbs_fn(
     sites: Sites = None,
     params: Mapping[str, Any] | Callable[..., Any] | None = None,
     **options: Any,
-) -> "GibbsFunction | ModelFunction":
-    """The same update as a function for :class:`numpyro.infer.HMCGibbs`.
+) -> GibbsFunction:
+    """Return a block as a function for :class:`numpyro.infer.HMCGibbs`.
 
-    HMCGibbs does not pass the model's arguments on, so functions among ``params`` are of the sibling sites'
-    values alone, and there is no state but the sites: latent blocks are drawn afresh every time.
+    HMCGibbs does not pass the model's arguments, so functions among ``params`` are of the sibling sites'
+    values alone, and it has no state but the sites, so latent blocks are drawn afresh at each step.
 
-    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, which says all, and keeps the
-        model's arguments that it was made for.
+    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, as the only argument, which
+        keeps the model's arguments that it was made for.
     :param sites: as for :class:`GibbsBlock`.
     :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``.
-    :param options: the other arguments of :class:`GibbsBlock`, but ``init``.
-    :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` of new values of the sites.
-    :raises IntractableError: for latent blocks that interact: they cannot be drawn afresh in one go.
+    :param options: the other arguments of :class:`GibbsBlock`.
+    :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` to new values of the sites.
+    :raises IntractableError: for latent blocks that interact: they cannot be drawn afresh at once.
 
     **Example**
 
@@ -49,27 +62,12 @@ def gibbs_fn(
             raise ArgumentError(
                 "gibbs_fn: a block of GibbsBlock.from_model has its sites and options already"
             )
-        return ModelFunction(graph)
+        return GibbsFunction(graph, graph.call.args, graph.call.kwargs)
     block = GibbsBlock(graph, sites, params, **options)
-    clash = graph.interacting(block.within.latents)
+    clash = graph.interacting(block.latents)
     if clash:
         raise IntractableError(
-            f"latent blocks {clash[0]} interact, so they cannot be drawn afresh in one go, and HMCGibbs "
-            "keeps no state for them; use GibbsBlock in numpyro.infer.Gibbs"
+            f"latent blocks {clash[0]} interact, and HMCGibbs keeps no state for them. Use GibbsBlock in "
+            "numpyro.infer.Gibbs"
         )
-    return GibbsFunction(block)
-
-
-class GibbsFunction:
-    """What :func:`gibbs_fn` returns."""
-
-    def __init__(self, block: GibbsBlock) -> None:
-        self.block = block
-
-    def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
-        within = self.block.within
-        made = within.bind(gibbs_sites, Call(hmc_sites, (), {}))
-        drawn = gibbs.initial_rows(within.graph, within.latents, made.keys(rng_key, 0))
-        x = within.to_rows(gibbs_sites, drawn, made)
-        x = self.block.advance(made, x, made.keys(rng_key, 1)).x
-        return within.to_sites(x, gibbs_sites, made.batch)
+    return GibbsFunction(block, (), {})

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of a Gibbs sampler derived from any NumPyro model by tracing its log density."""
 
-from ebmpp.traced.model_block import ModelBlock, ModelBlockState
+from ebmpp.traced.block import BlockState
+from ebmpp.traced.model_block import ModelBlock
 
-__all__ = ["ModelBlock", "ModelBlockState"]
+__all__ = ["BlockState", "ModelBlock"]

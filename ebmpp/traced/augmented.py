@@ -3,10 +3,10 @@
 """A model's log density joint with the latent blocks of its energy priors: data augmentation.
 
 The latents h of an energy that is the prior of a site z are summed out of the model, and all units of z that
-share one interact. With them, p(z) is the sum over h of p(z, h), so the model's posterior of z is that of
-(z, h) with h left away: h is drawn given z, from the families of the graph, and then z given h, as the
-traced joint density has it. Each draw leaves the joint posterior as it is. The latents are drawn anew before
-they are read, whatever they were, so that they are no part of a chain's state.
+share one interact. Since p(z) is the sum over h of p(z, h), the posterior of z is the marginal of that of
+(z, h): h is drawn given z, from the families of the graph, then z given h, from the traced joint density.
+Both draws leave the joint posterior invariant. The latents are drawn before they are read, whatever they
+were, so they are no part of a chain's state.
 
 **References**
 
@@ -26,212 +26,189 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import random
-from ebmpp.distribution.energy_distribution import EnergyDistribution
-from ebmpp.distribution.intractable import base_law, with_base
+from ebmpp.distribution import EnergyDistribution
+from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.families import Family
-from ebmpp.traced.block import Call
-from ebmpp.traced.dependence import Program
-from ebmpp.traced.posterior import Posterior, Reading
+from ebmpp.traced.block import Sites
+from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.posterior import Posterior
 
-_LATENTS = 1 << 18  # what the keys of latents are folded with beside their numbers
-
-
-def priors_with_latents(read: Reading, sites: Sequence[str]) -> dict[str, EnergyDistribution]:
-    """Those of the sites whose prior is an energy with blocks that are summed out."""
-    laws = {name: law for name in sites if isinstance(law := read.laws[name], EnergyDistribution)}
-    return {name: law for name, law in laws.items() if law.summed}
+_LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
 
 
-def scaled(read: Reading, sites: Sequence[str]) -> list[str]:
-    """Of these sites, those whose density is raised to a power, which is no sum over latents any more."""
+def priors_with_latents(info: ModelInfo, sites: Sequence[str]) -> dict[str, EnergyDistribution]:
+    """Return the priors of the sites that are energies with blocks that are summed out."""
+    priors = {name: info.distributions[name] for name in sites}
+    return {name: p for name, p in priors.items() if isinstance(p, EnergyDistribution) and p.summed}
+
+
+def scaled_priors(info: ModelInfo, sites: Sequence[str]) -> list[str]:
+    """Return the sites with latents whose density is raised to a power, so that it is no sum over latents."""
     plain = lambda scale: scale is None or (isinstance(scale, int | float) and scale == 1)
-    return [name for name in priors_with_latents(read, sites) if not plain(read.scales[name])]
+    return [name for name in priors_with_latents(info, sites) if not plain(info.scales[name])]
 
 
 class Augmented(Posterior):
-    """The log density of a model and the latents of its priors, whose values are as if they were siblings'.
+    """The joint log density of a model and the latents of its energy priors, given as if they were siblings.
 
-    :param read: the model.
-    :param sites: names of latent sites, of which some have energy priors with latents.
+    :param info: the model.
+    :param sites: names of latent sites, some of which have energy priors with latents.
     :raises IntractableError: as :class:`~ebmpp.traced.posterior.Posterior`.
     """
 
-    def __init__(self, read: Reading, sites: Sequence[str]) -> None:
-        #: by the name that a latent block has here, its site and its block there
+    def __init__(self, info: ModelInfo, sites: Sequence[str]) -> None:
+        #: site and block of each latent block, by the name that it has here
         self.blocks: dict[str, tuple[str, str]] = {}
         self.families: dict[str, Family] = {}
-        #: by site, the name of an input by row that is 1, and not a number where a latent has no law
-        self.sound: dict[str, str] = {}
-        beside: dict[str, Array] = {}
-        fresh = lambda name: fresh(name + "'") if name in read.latent or name in beside else name
-        for site, law in priors_with_latents(read, sites).items():
-            value = read.latent[site].shape
-            lead = value[: len(value) - len(law.event_shape)]
-            for b in law.summed:
-                name, family = fresh(f"{b} of {site}"), law.graph.families[b]
+        #: by site, the name of an input per row that is 1, and nan where a latent's conditional is degenerate
+        self.valid: dict[str, str] = {}
+        extra: dict[str, Array] = {}
+        fresh = lambda name: fresh(name + "'") if name in info.latent or name in extra else name
+        for site, prior in priors_with_latents(info, sites).items():
+            shape = info.latent[site].shape
+            rows = shape[: len(shape) - len(prior.event_shape)]
+            for b in prior.summed:
+                name, family = fresh(f"{b} of {site}"), prior.graph.families[b]
                 self.blocks[name], self.families[name] = (site, b), family
-                beside[name] = jnp.zeros(lead + family.shape, family.dtype)
-            self.sound[site] = fresh(f"law of {site}")
-            beside[self.sound[site]] = jnp.ones(lead)
-        super().__init__(read, sites, beside)
-        own = {name: read.latent[name] for name in self.sites}
-        others = {name: v for name, v in read.latent.items() if name not in own}
-        #: from the sites to natural parameters of the latents, by name in order
-        self.natural = Program(self._parameters, own, others, self.arguments.arrays)
+                extra[name] = jnp.zeros(rows + family.shape, family.dtype)
+            self.valid[site] = fresh(f"latents of {site}")
+            extra[self.valid[site]] = jnp.ones(rows)
+        super().__init__(info, sites, extra)
+        #: from the sites to natural parameters of the latents, in the order of their names
+        self.natural = self.trace(self._natural, info.latent)
 
     @property
     def num_latents(self) -> int:
-        """Units that are drawn along."""
+        """Number of latent units."""
         return sum(math.prod(self.shapes[name]) for name in self.families)
 
-    def model_at(self, others: Mapping[str, Array]) -> Callable[..., Any]:
-        """The model with the latents' joint densities in the place of the priors."""
-        latents: dict[str, dict[str, Array]] = {site: {} for site in self.sound}
+    def model_at(self, siblings: Mapping[str, Array]) -> Callable[..., Any]:
+        """Return the model with joint densities of sites and latents in place of the priors."""
+        latents: dict[str, dict[str, Array]] = {site: {} for site in self.valid}
         for name, (site, b) in self.blocks.items():
-            latents[site][b] = others[name]
-        return _AtLatents(self.model, latents, {site: others[name] for site, name in self.sound.items()})
+            latents[site][b] = siblings[name]
+        valid = {site: siblings[name] for site, name in self.valid.items()}
+        return _WithLatents(self.info.model, latents, valid)
 
-    def _parameters(self, own: Mapping, others: Mapping, arguments: Sequence) -> list[Array]:
-        trace, made = self.trace(own, others, arguments), {}
-        for site in dict(self.blocks.values()):
+    def _natural(self, sites: Mapping, siblings: Mapping, arguments: Sequence) -> list[Array]:
+        trace, etas = self.model_trace(sites, siblings, arguments), {}
+        for site in self.valid:
             fn = trace[site]["fn"]
-            law, counts = cast(EnergyDistribution, base_law(fn)), _counts(fn, own[site])
-            for b, eta in law.latent_parameters(own[site]).items():
-                inside = counts.reshape(counts.shape + (1,) * (eta.ndim - counts.ndim))
-                own_law = jnp.broadcast_to(law.graph.families[b].default_eta(), eta.shape)
-                made[site, b] = jnp.where(inside, eta, own_law)
-        return [made[place] for place in self.blocks.values()]
+            prior, counts = cast(EnergyDistribution, base_of(fn)), _counts(fn, sites[site])
+            for b, eta in prior.latent_parameters(sites[site]).items():
+                # rows that a mask leaves out may have any distribution: the families' default
+                default = jnp.broadcast_to(prior.graph.families[b].default_eta(), eta.shape)
+                etas[site, b] = jnp.where(
+                    counts.reshape(counts.shape + (1,) * (eta.ndim - counts.ndim)), eta, default
+                )
+        return [etas[place] for place in self.blocks.values()]
 
     # -- draws -----------------------------------------------------------------------------------
 
-    def parameters(self, values: Mapping[str, Array], call: Call) -> dict[str, Array]:
-        """Natural parameters of the latents given everything else.
-
-        Of rows that a mask leaves out any law would do: the families' own.
+    def etas(self, values: Sites, context: Context) -> dict[str, Array]:
+        """Return natural parameters of the latents given everything else.
 
         :param values: the block's sites.
-        :param call: values of their siblings, and the model's arguments.
         """
-        made = self.natural.run(self.inputs(values, call, self.natural), self.natural.outputs)
-        return {name: made[slot] for name, slot in zip(self.blocks, self.natural.outputs, strict=True)}
+        inputs = self.natural.inputs({**context.siblings, **values}, context.arguments)
+        results = self.natural.run(inputs, self.natural.outputs)
+        return {name: results[slot] for name, slot in zip(self.blocks, self.natural.outputs, strict=True)}
 
-    def draw(
-        self, values: Mapping[str, Array], call: Call, keys: Array, beta: Any = None
-    ) -> dict[str, Array]:
-        """Latents given everything else, and whether they have a law.
+    def draw(self, values: Sites, context: Context, keys: Array, beta: Any = None) -> dict[str, Array]:
+        """Return latents given everything else, and the indicators of degenerate conditionals.
 
         :param keys: words, ``(2,)``.
-        :param beta: what natural parameters are multiplied by; 1 unless given.
+        :param beta: factor of the natural parameters; 1 by default.
         """
-        made, etas = {}, self.parameters(values, call)
+        latents, etas = {}, self.etas(values, context)
         if beta is not None:
             etas = {name: beta * eta for name, eta in etas.items()}
         for number, (name, family) in enumerate(self.families.items()):
-            made[name] = family.sample(self._words(name, number, keys, family.num_words), etas[name])
-        return made | self._laws(etas)
+            latents[name] = family.sample(self._words(name, number, keys, family.num_words), etas[name])
+        return latents | self._indicators(etas)
 
     def couple(
-        self,
-        first: tuple[Mapping[str, Array], Call],
-        second: tuple[Mapping[str, Array], Call],
-        keys: Array,
+        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Latents of two chains from the same words: equal where the chains are.
-
-        Unit by unit as often as can be, where a family knows how (see :mod:`ebmpp.moves.couplings`).
-        """
-        made: tuple[dict[str, Array], dict[str, Array]] = {}, {}
-        etas = [self.parameters(*side) for side in (first, second)]
+        """Return coupled latents of two chains (:mod:`ebmpp.moves.couplings`), equal where the chains are."""
+        etas = [self.etas(*chain) for chain in (first, second)]
+        latents = self._indicators(etas[0]), self._indicators(etas[1])
         for number, (name, family) in enumerate(self.families.items()):
             words = self._words(name, number, keys, family.num_couple_words)
-            made[0][name], made[1][name] = family.couple(words, etas[0][name], etas[1][name])
-        return made[0] | self._laws(etas[0]), made[1] | self._laws(etas[1])
+            latents[0][name], latents[1][name] = family.couple(words, etas[0][name], etas[1][name])
+        return latents
 
-    def _laws(self, etas: Mapping[str, Array]) -> dict[str, Array]:
-        """1 in rows whose latents have a law, and not a number elsewhere."""
-        made = {name: jnp.ones(self.shapes[name]) for name in self.sound.values()}
+    def _indicators(self, etas: Mapping[str, Array]) -> dict[str, Array]:
+        result = {name: jnp.ones(self.shapes[name]) for name in self.valid.values()}
         for name, eta in etas.items():
-            sound = self.sound[self.blocks[name][0]]
-            inside = self.families[name].in_domain(eta).reshape(*self.shapes[sound], -1).all(-1)
-            made[sound] = jnp.where(inside, made[sound], jnp.nan)
-        return made
+            indicator = self.valid[self.blocks[name][0]]
+            inside = self.families[name].in_domain(eta).reshape(*self.shapes[indicator], -1).all(-1)
+            result[indicator] = jnp.where(inside, result[indicator], jnp.nan)
+        return result
 
-    def _words(self, name: str, number: int, keys: Array, each: int) -> Array:
+    def _words(self, name: str, number: int, keys: Array, per_unit: int) -> Array:
         shape = self.shapes[name]
-        words = random.words(random.fold_in(keys, number, _LATENTS), math.prod(shape) * each)
-        return words.reshape(*shape, each)
+        words = random.words(random.fold_in(keys, number, _LATENTS), math.prod(shape) * per_unit)
+        return words.reshape(*shape, per_unit)
 
-    def log_law(self, values: Mapping[str, Array], call: Call, latents: Mapping[str, Array]) -> Array:
-        """log p(latents | everything else), the latents' base measures left away."""
+    def log_conditional(self, values: Sites, context: Context, latents: Mapping[str, Array]) -> Array:
+        """Return log p(latents | everything else), without the latents' base measures."""
         total = jnp.zeros(())
-        for name, eta in self.parameters(values, call).items():
+        for name, eta in self.etas(values, context).items():
             family = self.families[name]
             total += (eta * family.statistics(latents[name])).sum() - family.log_normalizer(eta).sum()
         return total
 
 
-class _AtLatents(Messenger):
+class _WithLatents(Messenger):
     """A model whose energy priors are joint with latents of known values.
 
-    :param latents: by site, values of the blocks that its law sums out.
-    :param sound: by site, what log densities are multiplied by, row by row.
+    :param latents: by site, values of the blocks that its prior sums out.
+    :param valid: by site, factors of the log densities of its rows.
     """
 
     def __init__(
         self,
         model: Callable[..., Any],
         latents: Mapping[str, Mapping[str, Array]],
-        sound: Mapping[str, Array],
+        valid: Mapping[str, Array],
     ) -> None:
         super().__init__(model)
-        self.latents, self.sound = latents, sound
+        self.latents, self.valid = latents, valid
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Exchange the law of one of the sites."""
+        """Replace the distribution of one of the sites."""
         if msg["type"] == "sample" and msg["name"] in self.latents:
-            at = self.latents[msg["name"]], self.sound[msg["name"]]
-            msg["fn"] = with_base(msg["fn"], _Joint(cast(EnergyDistribution, base_law(msg["fn"])), *at))
+            latents, valid = self.latents[msg["name"]], self.valid[msg["name"]]
+            prior = cast(EnergyDistribution, base_of(msg["fn"]))
+            joint = lambda value: prior.joint_log_prob(value, latents) * valid
+            msg["fn"] = with_base(msg["fn"], _Replaced(prior, joint))
 
 
-class _Inner(Distribution):
-    """What stands in the place of an energy's law where a density is traced."""
+class _Replaced(Distribution):
+    """A distribution with another log density.
 
-    def __init__(self, law: EnergyDistribution) -> None:
-        self.law = law
-        super().__init__(law.batch_shape, law.event_shape, validate_args=False)
+    :param log_density: of a value, row by row.
+    """
+
+    def __init__(self, base: Distribution, log_density: Callable[[Any], Array]) -> None:
+        self.base, self.log_density = base, log_density
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
 
     @property
     def support(self) -> Any:
-        return self.law.support
-
-
-class _Joint(_Inner):
-    """A law joint with latents."""
-
-    def __init__(self, law: EnergyDistribution, latents: Mapping[str, Array], sound: Array) -> None:
-        super().__init__(law)
-        self.latents, self.sound = latents, sound
+        """The support of the distribution that is replaced."""
+        return self.base.support
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Return the other log density."""
         del intermediates
-        return self.law.joint_log_prob(value, self.latents) * self.sound
-
-
-class _Known(_Inner):
-    """Log densities that are known, row by row."""
-
-    def __init__(self, law: EnergyDistribution, rows: Array) -> None:
-        super().__init__(law)
-        self.rows = rows
-
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        del value, intermediates
-        return self.rows
+        return self.log_density(value)
 
 
 def _counts(fn: Distribution, value: Array) -> Array:
-    """Which rows of a site's value enter its log density, and are not masked."""
-    law = base_law(fn)
-    rows = jnp.ones(value.shape[: value.ndim - len(law.event_shape)])
-    total = lambda rows: jnp.sum(with_base(fn, _Known(law, rows)).log_prob(value))
+    """Return a mask of the rows of a site's value that enter its log density, because they are not masked."""
+    base = base_of(fn)
+    rows = jnp.ones(value.shape[: value.ndim - len(base.event_shape)])
+    total = lambda rows: jnp.sum(with_base(fn, _Replaced(base, lambda _: rows)).log_prob(value))
     return jax.grad(total)(rows) != 0

@@ -1,86 +1,215 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the kernels that update sites of a NumPyro model."""
+r"""The base of blocks of a Gibbs sampler: NumPyro's contract, and tempered transitions.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+A tempered transition heats a chain step by step and cools it again. With L the log density of a block given
+everything else, the distribution at inverse temperature b is p_b = exp(b L). From the state x_0 the chain
+goes up, x_i drawn by a sweep that leaves p_(b_i) invariant, 1 = b_0 > b_1 > ... > b_n, and down again,
+y_n = x_n, y_(i-1) drawn by the same sweep backward, its reversal. The end y_0 is accepted with probability
+
+.. math:: \min\Big(1, \exp \sum_{i=0}^{n-1} (b_{i+1} - b_i) (L(x_i) - L(y_i))\Big)
+
+which leaves exp(L) invariant, whatever the b_i are and however badly the sweeps mix. No state is kept from
+one transition to the next, so other sites may change in between, which parallel tempering would not allow.
+
+**References**
+
+1. Neal (1996), *Sampling from multimodal distributions using tempered transitions*, section 3.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
 
-from jax import Array
+import jax
+from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.errors import StateError
+from ebmpp.core import checks, random
+from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import Kwargs, is_batched
+from ebmpp.moves.tempering import check_betas
+from ebmpp.traced.model import Call
 
-TRIES = 3  #: values of the siblings, between which a model and a graph are compared
-STATES = 6  #: states of the sites at each
+Sites = Mapping[str, Array]
+X = TypeVar("X")
+#: ``(x, keys, beta, backward)`` to a state and a count.
+Sweep = Callable[[X, Array, Any, bool], tuple[X, Array]]
+_UP, _DOWN, _ACCEPT = 1 << 20, 1 << 21, 1 << 22  # folded into the keys of a step
 
 
-class Call(NamedTuple):
-    """What NumPyro passes, sorted."""
+class BlockState(NamedTuple):
+    """The state of a block of a Gibbs sampler.
 
-    siblings: Mapping[str, Array]
-    """Values of the sibling sites."""
-    args: tuple
-    kwargs: Mapping[str, Any]
+    - **z** - the sites, with their initial dtypes.
+    - **latents** - blocks of a graph that are no site of the model, ``(rows, *shape)``.
+    - **i** - number of steps.
+    - **accepted** - number of accepted Metropolis proposals of each row, where there is a ``log_likelihood``.
+    - **degenerate** - number of draws that kept a unit's value because its conditional was degenerate: all
+      values impossible, or a log density that is not a number. Counted for blocks of a model.
+    - **transitions** - number of accepted tempered transitions; 0 without ``tempering``.
+    - **rng_key** - the block's key. Step ``i`` draws from the key and ``i``, so the key does not change.
+    """
 
-    @classmethod
-    def of(cls, model_args: tuple, model_kwargs: Kwargs) -> "Call":
-        """The siblings' values are among the keyword arguments."""
-        kwargs = dict(model_kwargs or {})
-        return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
+    z: dict[str, Array]
+    latents: dict[str, Array]
+    i: Array
+    accepted: Array
+    degenerate: Array
+    transitions: Array
+    rng_key: Array
+
+
+class Advanced(NamedTuple):
+    """The result of one step of a block: the sites and latents, and the increments of the state's counts."""
+
+    z: dict[str, Array]
+    accepted: Array
+    degenerate: Array
+    transitions: Array
 
 
 class SiteKernel(MCMCKernel):
-    """A kernel of sites as the model knows them; nothing in its state depends on their siblings."""
+    """A kernel of a model's sites; nothing in its state depends on their siblings."""
 
     sample_field = "z"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """:raises AttributeError: that there is no ``model``: NumPyro takes no block whose model is None."""
+        """Raise an AttributeError, for ``model`` too, as NumPyro accepts no block whose model is None."""
         more = "; ebmpp.to_datatree(mcmc) converts its draws for ArviZ" if name == "model" else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs) -> Any:
-        """The state as it is."""
+        """Return the state unchanged."""
         return state
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
-        """Identity."""
+        """Return the identity."""
         return identity
 
 
-def one_chain(rng_key: Array) -> None:
-    """:raises StateError: for keys of many chains."""
+class Block(SiteKernel):
+    """A block of a Gibbs sampler; subclasses define ``begin``, ``advance``, ``sites`` and ``latents``."""
+
+    sites: tuple[str, ...]
+    latents: tuple[str, ...]
+    tempering: tuple[float, ...] | None
+
+    def begin(self, values: Sites, call: Call, keys: Array) -> Advanced:
+        """Return the first state, with counts of 0, given values of the sites."""
+        raise NotImplementedError
+
+    def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
+        """Make one step.
+
+        :param values: the block's sites and latents.
+        :param call: values of the other sites, and the model's arguments.
+        :param keys: words of this step, ``(2,)``; or the key of all steps, of which this is number ``index``.
+        """
+        raise NotImplementedError
+
+    def sample(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
+        """Make one step, given the siblings' values in ``model_kwargs``."""
+        i, call = state.i + 1, Call.split(model_args, model_kwargs)
+        new = self.advance(state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32))
+        counts = [a + b for a, b in zip(state[3:6], new[1:], strict=True)]
+        return self._state(Advanced(new.z, *counts), i, state.rng_key)
+
+    def _state(self, new: Advanced, i: Array, rng_key: Array) -> BlockState:
+        z, latents = ({name: new.z[name] for name in names} for names in (self.sites, self.latents))
+        return BlockState(z, latents, i, *new[1:], rng_key)
+
+    def get_diagnostics_str(self, state: BlockState) -> str:
+        """Return the number of steps, of degenerate draws, and the acceptance of tempered transitions."""
+        degenerate, steps = int(np.sum(state.degenerate)), int(np.max(state.i))
+        text = f"{steps} steps of {list(self.sites)}"
+        if self.tempering is not None:
+            text += f", tempered transitions accepted {np.mean(state.transitions) / max(1, steps):.2g}"
+        return text + (
+            f", {degenerate} draws kept a value with a degenerate conditional" if degenerate else ""
+        )
+
+
+def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, Array]:
+    """Return initial values of sites, booleans as integers, because NumPyro's summary fails on them.
+
+    :raises StateError: for keys of many chains.
+    """
     if is_batched(rng_key):
         raise StateError(
-            "GibbsBlock runs one chain a key, like numpyro.infer.Gibbs: for many chains use "
+            "GibbsBlock runs one chain per key, like numpyro.infer.Gibbs. For many chains use "
             'chain_method="parallel", "sequential" or jax.vmap'
         )
+    values = {site: jnp.asarray(v) for site, v in init_params.items()}
+    return {site: v.astype(jnp.int8) if v.dtype == bool else v for site, v in values.items()}
 
 
-def plain(value: Array) -> Array:
-    """A site's value, in whole numbers where it came as booleans: NumPyro's summary fails on those."""
-    return value.astype(jnp.int8) if value.dtype == bool else value
+def repeat(count: int, step: Callable[[Array, X], X], state: X) -> X:
+    """Apply ``step(i, state)`` ``count`` times, without a loop for a single one."""
+    return (
+        step(jnp.uint32(0), state)
+        if count == 1
+        else lax.fori_loop(jnp.uint32(0), jnp.uint32(count), step, state)
+    )
 
 
-def compare(theirs: np.ndarray, ours: np.ndarray, sites: Sequence[str], tolerance: float) -> None:
-    """That two log densities change alike from state to state, ``TRIES`` times ``STATES`` of them.
+def check_tempering(name: str, betas: Any) -> tuple[float, ...] | None:
+    """Return checked inverse temperatures; None stays None.
 
-    :raises StateError: where they do not.
+    :raises ArgumentError: for values that do not increase from more than 0 to 1.
+
+    **Example**
+
+    >>> check_tempering("tempering", [0.5, 1])
+    (0.5, 1.0)
     """
-    theirs, ours = (a.reshape(TRIES, STATES) for a in (theirs, ours))
-    change, own = (a[:, 1:] - a[:, :-1] for a in (theirs, ours))
-    scale = np.abs(change).max() + np.abs(own).max() + 1e-6 * np.abs(theirs).max() / tolerance
-    gap = np.abs(change - own)
-    if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
-        worst = np.unravel_index(np.nanargmax(np.where(np.isfinite(gap), gap, np.inf)), gap.shape)
-        raise StateError(
-            f"the block is not the posterior of sites {list(sites)}: between two states the "
-            f"model's log density changes by {change[worst]:.6g}, and the block's by {own[worst]:.6g}. Is "
-            "there a factor for each likelihood that reads the sites, and the energy of their prior once?"
+    if betas is None:
+        return None
+    try:
+        checked = check_betas(betas)
+    except ArgumentError:
+        checked = (0.0,)
+    if checked[0] <= 0:
+        raise ArgumentError(
+            f"{name} must be inverse temperatures that increase from more than 0 to 1, got "
+            f"{checks.tell(betas)}"
         )
+    return checked
+
+
+def tempered_transition(
+    betas: tuple[float, ...], log_density: Callable[[X], Array], sweep: Sweep, x: X, keys: Array
+) -> tuple[X, Array, Array]:
+    """Make one tempered transition of a state, or of each row of states.
+
+    :param betas: inverse temperatures from the hottest to 1.
+    :param log_density: of a state, or of each row.
+    :param sweep: over all units at ``beta``; backward it must be its reversal.
+    :param x: a pytree; rows are its first axis.
+    :param keys: words of this transition, ``(2,)``, or ``(rows, 2)``.
+    :return: the state, whether the transition was accepted, and the sum of the sweeps' counts.
+    """
+    path, rungs = jnp.asarray(betas[::-1]), len(betas) - 1
+
+    def up(i: Array, carry: tuple) -> tuple:
+        x, gain, count = carry
+        gain = gain + (path[i + 1] - path[i]) * log_density(x)
+        x, more = sweep(x, random.fold_in(keys, i, _UP), path[i + 1], False)
+        return x, gain, count + more
+
+    def down(number: Array, carry: tuple) -> tuple:
+        x, gain, count = carry
+        i = rungs - 1 - number
+        x, more = sweep(x, random.fold_in(keys, i, _DOWN), path[i + 1], True)
+        return x, gain - (path[i + 1] - path[i]) * log_density(x), count + more
+
+    gain = jnp.zeros_like(log_density(x))
+    count = jnp.zeros(jax.eval_shape(lambda x: sweep(x, keys, path[1], False)[1], x).shape, jnp.int32)
+    hot = lax.fori_loop(0, rungs, up, (x, gain, count))
+    new, gain, count = lax.fori_loop(0, rungs, down, hot)
+    accepted = jnp.log(random.uniform(random.words(random.fold_in(keys, 0, _ACCEPT), 1)[..., 0])) < gain
+    spread = lambda v: accepted.reshape(accepted.shape + (1,) * (v.ndim - accepted.ndim))
+    return jax.tree.map(lambda a, b: jnp.where(spread(a), a, b), new, x), accepted, count

@@ -1,9 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The conditionals of all units of a layer at once, from as many evaluations as a unit has values.
+"""Conditionals of all units of a layer at once, from as many evaluations as a unit has values.
 
-A layer holds units that do not interact, so all of them are set to their k-th value in one evaluation
-of the model's terms, and what each unit's conditional needs is the sum of the elements that read it
+A layer holds units that do not interact, so all of them are set to their k-th value in one evaluation of the
+model's terms. The conditional of a unit follows from the sum of the elements that read it
 (:mod:`ebmpp.traced.dependence.terms`).
 """
 
@@ -18,40 +18,43 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
 from ebmpp.traced.posterior import Posterior
-from ebmpp.traced.sequential import OneByOne
+from ebmpp.traced.sequential import Sequential
 
-Sites = Mapping[str, Array]
-_UNROLLED = 4  # layers that are compiled one by one; more share one program, padded to the largest
-#: Columns of a table that are gone through one by one.
-COLUMNS = 16
-_PADDING = 4  # places that padding may take, for one that is taken
+_MOST_UNROLLED = 4  # layers that are compiled separately; more share one program, padded to the largest
+#: Columns of a table up to which these are processed one at a time.
+MOST_COLUMNS = 16
+_MOST_PADDING = 4  # padded entries of a table per entry in use
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Units that do not interact, and where their elements are.
+    """Units that do not interact, and the elements that read them.
 
-    Arrays are those of one layer, or of one of many, equally padded, which a scan passes.
+    Arrays are of one layer; or of all of them, padded equally and stacked, for a scan.
     """
 
     number: Any
     units: Any
-    """Their numbers; the number of all units where there is none."""
-    places: dict[int, Any]
-    """Of each term: its elements that read the units, ``(units, most)``; its size where there is none."""
+    """Numbers of the units; padded by the number of all units."""
+    tables: dict[int, Any]
+    """By term, its elements that read each unit, ``(units, most)``; padded by the term's size."""
     ragged: dict[int, tuple[Any, Any]]
-    """Of terms of which few units read many elements: elements, and positions among ``units``."""
+    """By term of which few units read many elements: elements, and positions among ``units``."""
 
 
-jax.tree_util.register_dataclass(Layer, ["number", "units", "places", "ragged"], [])
+jax.tree_util.register_dataclass(Layer, ["number", "units", "tables", "ragged"], [])
+#: From a layer, its log probabilities and a carry to values by number, a mask of those to take, and the
+#: carry.
+Visit = Callable[[Layer, Array, Any], tuple[Array, Array, Any]]
 
 
 class Conditionals:
-    """Laws of units given everything else, by layers.
+    """Conditionals of discrete units given everything else, by layers.
 
-    :param posterior: the model.
+    :param posterior: the log density.
     :param terms: its terms; None where every unit is a layer by itself.
     :param colors: the layer of each unit.
     """
@@ -60,225 +63,213 @@ class Conditionals:
         self.posterior, self.terms, self.colors = posterior, terms, colors
         self.num_layers = int(colors.max(initial=-1)) + 1
         sizes = {name: math.prod(posterior.shapes[name]) for name in sorted(posterior.sites)}
-        ends = np.cumsum([0, *sizes.values()])
-        self.spans = dict(zip(sizes, zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True), strict=True))
-        self.size = int(ends[-1])
+        ends = np.cumsum([0, *sizes.values()]).tolist()
+        self.spans = dict(zip(sizes, zip(ends[:-1], ends[1:], strict=True), strict=True))
+        self.size = ends[-1]
         self.num_values = max(len(v.table) for v in posterior.values.values())
-        self._layers = [] if terms is None else self._make(terms)
-        self._one_by_one = OneByOne(posterior, self.spans) if terms is None else None
+        self._layers = [] if terms is None else self._make_layers(terms)
+        self._sequential = Sequential(posterior, self.spans) if terms is None else None
 
     # -- layers ----------------------------------------------------------------------------------
 
-    def _make(self, terms: Terms) -> list[Layer]:
-        """Layers as they are, or all of them stacked."""
-        units = _by_color(self.colors, self.num_layers)
-        apart = self.num_layers <= _UNROLLED
-        made = [Layer(np.int32(i), _narrow(u), {}, {}) for i, u in enumerate(units)]
-        if not apart:
-            made = [_pad(layer, max(map(len, units)), self.size) for layer in made]
+    def _make_layers(self, terms: Terms) -> list[Layer]:
+        """Return the layers, or all of them stacked where there are many."""
+        units, stacked = _by_color(self.colors, self.num_layers), self.num_layers > _MOST_UNROLLED
+        most = max(map(len, units)) if stacked else 0
+        pad = lambda u: np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
+        layers = [Layer(np.int32(i), _narrow(pad(u)), {}, {}) for i, u in enumerate(units)]
         position = np.zeros(self.size, np.int64)  # of a unit in its layer
-        for layer in units:
-            position[layer] = np.arange(len(layer))
-        for slot, at in terms.live.items():
+        for members in units:
+            position[members] = np.arange(len(members))
+        for slot, mask in terms.live.items():
             element, unit = terms.elements(slot)
             parts = _by_color(self.colors[unit], self.num_layers)
-            _place(slot, at.size, made, [(element[p], position[unit[p]]) for p in parts], apart)
-        return made if apart else [jax.tree.map(lambda *a: np.stack(a), *made)]
+            _place(slot, mask.size, layers, [(element[p], position[unit[p]]) for p in parts], stacked)
+        return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
 
     def walk(self, fn: Callable[[Layer, Any], Any], carry: Any, backward: bool = False) -> Any:
-        """``fn(layer, carry)``, layer by layer, the last one first where it goes backward."""
+        """Apply ``fn(layer, carry)`` to all layers, the last one first if backward."""
         if self.terms is None:
-            one = lambda u: Layer(u, u[None], {}, {})
-            unit = lambda u: self.size - 1 - u if backward else u
-            return lax.fori_loop(0, self.size, lambda u, carry: fn(one(unit(u)), carry), carry)
-        if self.num_layers > _UNROLLED:
-            step = lambda carry, layer: (fn(layer, carry), None)
-            return lax.scan(step, carry, self._layers[0], reverse=backward)[0]
+            step = lambda u, carry: fn(Layer(u, u[None], {}, {}), carry)
+            return lax.fori_loop(0, self.size, step, carry)
+        if self.num_layers > _MOST_UNROLLED:
+            scan = lambda carry, layer: (fn(layer, carry), None)
+            return lax.scan(scan, carry, self._layers[0], reverse=backward)[0]
         for layer in reversed(self._layers) if backward else self._layers:
             carry = fn(layer, carry)
         return carry
 
-    # -- laws ------------------------------------------------------------------------------------
+    # -- conditionals ----------------------------------------------------------------------------
+
+    def visit(
+        self, fn: Visit, sites: Sites, inputs: Mapping[int, Any], carry: Any, backward: bool = False
+    ) -> tuple[dict[str, Array], Any]:
+        """Visit all layers in order, each given the values of those before.
+
+        :param fn: chooses values, given log probabilities up to a constant, ``(units, values)``.
+        :param sites: the discrete sites of the block.
+        :param inputs: values of the program's inputs; the sites' are ignored.
+        :param backward: the last layer first.
+        :return: the sites and the carry.
+        """
+        if self._sequential is not None:
+            at_unit = lambda unit, logits, carry: fn(Layer(unit, unit[None], {}, {}), logits, carry)
+            return self._sequential.visit(at_unit, sites, inputs, carry, backward)
+
+        def at_layer(layer: Layer, state: tuple) -> tuple:
+            sites, carry = state
+            numbers, accepted, carry = fn(layer, self.logits(layer, sites, inputs), carry)
+            return self.put(layer, sites, numbers, accepted), carry
+
+        return self.walk(at_layer, (dict(sites), carry), backward)
 
     def sweep(
         self,
         sites: Sites,
-        given: Mapping[int, Any],
-        draw: Callable[[Layer, Array], tuple],
+        inputs: Mapping[int, Any],
+        draw: Callable[[Layer, Array], tuple[Array, Array]],
         backward: bool = False,
-    ) -> tuple:
-        """All layers, one after the other.
+    ) -> tuple[dict[str, Array], Array]:
+        """Draw all layers in order.
 
-        :param sites: the block's own sites.
-        :param given: values of the program's inputs; those of the sites are not looked at.
-        :param draw: of a layer and its log probabilities up to a constant, ``(units, values)``, the number of
-            each unit's value, and whether it may be taken.
-        :param backward: the last layer first.
-        :return: the sites, and how many units kept their value because it might not.
+        :param draw: from a layer and its log probabilities to values by number, and a mask of those to take.
+        :return: the sites, and the number of units that keep their value.
         """
 
-        if self._one_by_one is not None:
-            of_unit = lambda unit, logits: draw(Layer(unit, unit[None], {}, {}), logits)
-            return self._one_by_one.sweep(sites, given, of_unit, backward)
-
-        def one(layer: Layer, carry: tuple) -> tuple:
-            sites, kept = carry
-            chosen, sound = draw(layer, self.logits(layer, sites, given))
+        def fn(layer: Layer, logits: Array, rejected: Array) -> tuple[Array, Array, Array]:
+            numbers, accepted = draw(layer, logits)
             inside = layer.units < self.size
-            return self.put(layer, sites, chosen, sound), kept + (inside & ~sound).sum(dtype=jnp.int32)
+            return numbers, accepted, rejected + (inside & ~accepted).sum(dtype=jnp.int32)
 
-        return self.walk(one, (dict(sites), jnp.zeros((), jnp.int32)), backward)
+        return self.visit(fn, sites, inputs, jnp.zeros((), jnp.int32), backward)
 
-    def table(self, sites: Sites, given: Mapping[int, Any]) -> Array:
-        """Of every unit its log probabilities given all others, up to a constant, ``(units, values)``."""
-        place = lambda layer, made: made.at[layer.units].set(self.logits(layer, sites, given), mode="drop")
-        return self.walk(place, jnp.zeros((self.size, self.num_values)))
+    def table(self, sites: Sites, inputs: Mapping[int, Any]) -> Array:
+        """Return log probabilities of every unit given all others, up to a constant, ``(units, values)``."""
 
-    def logits(self, layer: Layer, sites: Sites, given: Mapping[int, Any]) -> Array:
-        """Log probabilities of the layer's units, up to a constant each, ``(units, values)``."""
-        slopes = {} if self.terms is None else self._slopes(self.terms, sites, given)
-        one = lambda k: self._contributions(layer, sites, given, slopes, k)
-        each = jax.vmap(one)(jnp.arange(self.num_values))
-        return jnp.where(self._valid(layer), each.T, -jnp.inf)
+        def fn(layer: Layer, logits: Array, table: Array) -> tuple[Array, Array, Array]:
+            count = len(logits)
+            rows = table.at[layer.units, : logits.shape[1]].set(logits, mode="drop")
+            return jnp.zeros(count, jnp.int32), jnp.zeros(count, bool), rows
 
-    def _slopes(self, terms: Terms, sites: Sites, given: Mapping[int, Any]) -> dict[int, Array]:
-        now = {**given} | {self.posterior.program.own[name]: self._cast(name, v) for name, v in sites.items()}
-        return terms.coefficients(now, terms.evaluate(now, terms.live))
+        return self.visit(fn, sites, inputs, jnp.full((self.size, self.num_values), -jnp.inf))[1]
+
+    def logits(self, layer: Layer, sites: Sites, inputs: Mapping[int, Any]) -> Array:
+        """Return log probabilities of a layer's units, each up to a constant, ``(units, values)``."""
+        coefficients = {}
+        if self.terms is not None:
+            values = {**inputs, **self.posterior.site_inputs(sites)}
+            coefficients = self.terms.coefficients(values, self.terms.evaluate(values, self.terms.live))
+        at_value = lambda k: self._contributions(layer, sites, inputs, coefficients, k)
+        logits = jax.vmap(at_value)(jnp.arange(self.num_values))
+        return jnp.where(self._valid(layer), logits.T, -jnp.inf)
 
     def _contributions(
-        self, layer: Layer, sites: Sites, given: Mapping[int, Any], slopes: Mapping[int, Array], k: Array
+        self,
+        layer: Layer,
+        sites: Sites,
+        inputs: Mapping[int, Any],
+        coefficients: Mapping[int, Array],
+        k: Array,
     ) -> Array:
-        """With all of a layer's units at their k-th value: what each of them adds to the log density."""
-        here = self.posterior.program.own
+        """Return the part of the log density of each of a layer's units, all at their k-th value."""
         moved = {}
-        for name, mask in self._masks(layer).items():
-            table = jnp.asarray(self._table(name, "table"), sites[name].dtype)
-            at = table[jnp.minimum(k, len(table) - 1)]
-            whole = isinstance(mask, np.ndarray) and mask.all()
-            moved[name] = jnp.broadcast_to(at, mask.shape) if whole else jnp.where(mask, at, sites[name])
-        values = {**given} | {here[name]: self._cast(name, v) for name, v in moved.items()}
-        if self.terms is None:
-            return self.posterior.program.run(values, [self.posterior.program.output]).popitem()[1][None]
-        slots = [*layer.places, *layer.ragged]
-        found = self.terms.weigh(slopes, self.terms.evaluate(values, slots))
-        weighed = {slot: v.ravel() for slot, v in found.items()}
-        made = jnp.zeros(layer.units.shape)
-        for slot, places in layer.places.items():
-            made = made + _sum_at(weighed[slot], places)
-        for slot, (elements, positions) in layer.ragged.items():
-            picked = weighed[slot].at[elements].get(mode="fill", fill_value=0)
-            made = made.at[positions].add(picked, mode="drop")
-        return made
-
-    def _cast(self, name: str, value: Array) -> Array:
-        program = self.posterior.program
-        return value.astype(program.dtypes[program.own[name]])
-
-    def _masks(self, layer: Layer) -> dict[str, Any]:
-        """By site: which units are the layer's."""
-        made = {}
         for name, (start, stop) in self.spans.items():
-            made[name] = (self.colors[start:stop] == layer.number).reshape(self.posterior.shapes[name])
-        return made
-
-    def _table(self, name: str, which: str) -> np.ndarray:
-        values = self.posterior.values[name]
-        return values.table if which == "table" else values.valid
+            mask = (self.colors[start:stop] == layer.number).reshape(self.posterior.shapes[name])
+            table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
+            at = table[jnp.minimum(k, len(table) - 1)]
+            is_whole = isinstance(mask, np.ndarray) and mask.all()
+            moved[name] = jnp.broadcast_to(at, mask.shape) if is_whole else jnp.where(mask, at, sites[name])
+        values = {**inputs, **self.posterior.site_inputs(moved)}
+        if self.terms is None:
+            return self.posterior.log_density(values)[None]
+        terms = self.terms.multiply(coefficients, self.terms.evaluate(values, [*layer.tables, *layer.ragged]))
+        total = jnp.zeros(layer.units.shape)
+        for slot, table in layer.tables.items():
+            total = total + _sum_at(terms[slot].ravel(), table)
+        for slot, (elements, positions) in layer.ragged.items():
+            picked = terms[slot].ravel().at[elements].get(mode="fill", fill_value=0)
+            total = total.at[positions].add(picked, mode="drop")
+        return total
 
     def _valid(self, layer: Layer) -> Any:
-        """Which values the layer's units can take, ``(units or 1, values)``."""
-        sites = {name: self._table(name, "valid") for name in self.spans}
-        if all(v.shape[0] == self.num_values and v.all() for v in sites.values()):
+        """Return a mask of the values that the layer's units can take, ``(units or 1, values)``."""
+        masks = {name: self.posterior.values[name].valid for name in self.spans}
+        if all(len(v) == self.num_values and v.all() for v in masks.values()):
             return np.ones((1, self.num_values), bool)
         rows = []
-        for name, valid in sites.items():
-            wide = np.zeros((self.num_values, *self.posterior.shapes[name]), bool)
-            wide[: len(valid)] = valid
-            rows.append(wide.reshape(self.num_values, -1).T)
-        rows.append(np.ones((1, self.num_values), bool))  # of no unit
+        for name, valid in masks.items():
+            padded = np.zeros((self.num_values, *self.posterior.shapes[name]), bool)
+            padded[: len(valid)] = valid
+            rows.append(padded.reshape(self.num_values, -1).T)
+        rows.append(np.ones((1, self.num_values), bool))  # of the padding of a layer
         return jnp.asarray(np.concatenate(rows))[layer.units]
 
-    def numbers(self, sites: Sites) -> np.ndarray:
-        """Of every unit the number of its value."""
-        each = []
-        for name in self.spans:
-            table, valid = self.posterior.values[name]
-            each.append(((np.asarray(sites[name]) == table) & valid).argmax(0).ravel())
-        return np.concatenate(each)
-
-    def put(self, layer: Layer, sites: Sites, chosen: Array, sound: Array) -> dict[str, Array]:
-        """Sites with the values that were chosen for a layer, where they are sound."""
-        whole = isinstance(layer.units, np.ndarray) and np.array_equal(layer.units, np.arange(self.size))
-        spread = lambda a: a if whole else jnp.zeros(self.size, a.dtype).at[layer.units].set(a, mode="drop")
-        number, taken, made = spread(chosen), spread(sound), {}
+    def put(self, layer: Layer, sites: Sites, numbers: Array, accepted: Array) -> dict[str, Array]:
+        """Return the sites with the values of a layer, by number, where accepted."""
+        is_all = isinstance(layer.units, np.ndarray) and np.array_equal(layer.units, np.arange(self.size))
+        spread = lambda a: a if is_all else jnp.zeros(self.size, a.dtype).at[layer.units].set(a, mode="drop")
+        spread_numbers, mask, result = spread(numbers), spread(accepted), {}
         for name, (start, stop) in self.spans.items():
             shape = self.posterior.shapes[name]
-            table = jnp.asarray(self._table(name, "table"), sites[name].dtype)
-            index = number[start:stop].reshape(shape)
-            if math.prod(table.shape[1:]) == 1:
-                value = table.ravel()[index]
-            else:
-                value = jnp.take_along_axis(table, index[None], 0)[0]
-            made[name] = jnp.where(taken[start:stop].reshape(shape), value, sites[name])
-        return made
+            table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
+            index = spread_numbers[start:stop].reshape(shape)
+            is_shared = math.prod(table.shape[1:]) == 1
+            value = table.ravel()[index] if is_shared else jnp.take_along_axis(table, index[None], 0)[0]
+            result[name] = jnp.where(mask[start:stop].reshape(shape), value, sites[name])
+        return result
 
 
 def _narrow(a: np.ndarray) -> np.ndarray:
     return np.asarray(a, np.int32)
 
 
-def _pad(layer: Layer, count: int, size: int) -> Layer:
-    units = np.pad(layer.units, (0, count - len(layer.units)), constant_values=size)
-    return dataclasses.replace(layer, units=units)
-
-
 def _by_color(colors: np.ndarray, count: int) -> list[np.ndarray]:
-    """Positions of each color, in order."""
+    """Return the positions of each color, in order."""
     order = np.argsort(colors, kind="stable")
     return np.split(order, np.cumsum(np.bincount(colors, minlength=count))[:-1])
 
 
-def _place(slot: int, none: int, layers: list[Layer], reads: list[tuple], apart: bool) -> None:
-    """Put down where a term's elements are that layers read: as a table, or one by one where that is smaller.
+def _place(slot: int, padding: int, layers: list[Layer], reads: list[tuple], stacked: bool) -> None:
+    """Record the elements of a term that layers read: as a table, or as a list where that is smaller.
 
-    :param none: the number of no element.
     :param reads: by layer, elements and the positions of the units that read them.
-    :param apart: whether layers may differ in their sizes.
+    :param stacked: True if all layers must have the same sizes.
     """
     counts = [int(np.bincount(positions).max(initial=0)) for _, positions in reads]
     width = max(len(elements) for elements, _ in reads)
     total, most = sum(len(elements) for elements, _ in reads), max(counts)
     units = sum(len(layer.units) for layer in layers)
-    ragged = most * units > _PADDING * total + units
+    ragged = most * units > _MOST_PADDING * total + units
     for layer, (elements, positions), count in zip(layers, reads, counts, strict=True):
-        if apart and not len(elements):
+        if not stacked and not len(elements):
             continue
         if not ragged:
-            layer.places[slot] = _table(elements, positions, len(layer.units), count if apart else most, none)
+            columns = most if stacked else count
+            layer.tables[slot] = _table(elements, positions, len(layer.units), columns, padding)
             continue
-        spare = (0, 0 if apart else width - len(elements))
-        filled = lambda a, fill, spare=spare: _narrow(np.pad(a, spare, constant_values=fill))
-        layer.ragged[slot] = filled(elements, none), filled(positions, len(layer.units))
+        spare = (0, width - len(elements) if stacked else 0)
+        fill = lambda a, value, spare=spare: _narrow(np.pad(a, spare, constant_values=value))
+        layer.ragged[slot] = fill(elements, padding), fill(positions, len(layer.units))
 
 
-def _table(elements: np.ndarray, positions: np.ndarray, count: int, most: int, none: int) -> np.ndarray:
-    """Elements as rows of a table, a row a position; ``none`` where there are fewer than ``most``."""
+def _table(elements: np.ndarray, positions: np.ndarray, count: int, most: int, padding: int) -> np.ndarray:
+    """Return elements as a table with one padded row per position."""
     order = np.argsort(positions, kind="stable")
     elements, positions = elements[order], positions[order]
-    many = np.bincount(positions, minlength=count)
-    column = np.arange(len(positions)) - np.repeat(np.cumsum(many) - many, many)
-    made = np.full((count, most), none, np.int32)
-    made[positions, column] = elements
-    return made
+    counts = np.bincount(positions, minlength=count)
+    column = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = np.full((count, most), padding, np.int32)
+    table[positions, column] = elements
+    return table
 
 
-def _sum_at(values: Array, places: Any) -> Array:
-    """Sums of the values at each row of places."""
-    whole = isinstance(places, np.ndarray) and np.array_equal(places.ravel(), np.arange(len(values)))
-    if places.shape[1] > COLUMNS:
-        picked = values.reshape(places.shape) if whole else values.at[places].get(mode="fill", fill_value=0)
+def _sum_at(values: Array, table: Any) -> Array:
+    """Return the sums of the values at each row of a table."""
+    is_all = isinstance(table, np.ndarray) and np.array_equal(table.ravel(), np.arange(len(values)))
+    if table.shape[1] > MOST_COLUMNS:
+        picked = values.reshape(table.shape) if is_all else values.at[table].get(mode="fill", fill_value=0)
         return picked.sum(1)
     # column by column: XLA on CPU sums a short last axis twenty times slower
-    column = lambda j: values.reshape(places.shape)[:, j]
-    pick = lambda j: values.at[places[:, j]].get(mode="fill", fill_value=0)
-    return sum(((column if whole else pick)(j) for j in range(places.shape[1])), jnp.zeros(()))
+    column = lambda j: values.reshape(table.shape)[:, j]
+    pick = lambda j: values.at[table[:, j]].get(mode="fill", fill_value=0)
+    return sum(((column if is_all else pick)(j) for j in range(table.shape[1])), jnp.zeros(()))

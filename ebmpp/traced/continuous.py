@@ -1,12 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous sites of a block whose conditional is of a known family, found in the traced log density.
+"""Continuous sites whose conditional is of a known family, which is read off the traced log density.
 
-Where the log density of a model is a polynomial of degree two in all units of a site, whatever everything
-else is, the site given everything else is Gaussian; where it is a sum of x, log x and a constant, its units
-are Gamma, and of 1/x, log x and a constant, inverse Gamma. That is read off the program
-(:mod:`ebmpp.traced.dependence.powers`). Parameters then follow from two derivatives at the present value.
-Units that interact are drawn together, group by group.
+Where a model's log density is a polynomial of degree two in all units of a site, whatever everything else is,
+the site given everything else is Gaussian. Where it is a sum of x, log x and a constant its units are Gamma,
+and of 1/x, log x and a constant inverse Gamma (:mod:`ebmpp.traced.dependence.powers`). Parameters follow from
+two derivatives at the present value. Units that interact are drawn jointly, group by group.
 """
 
 from collections.abc import Mapping
@@ -24,184 +23,170 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
-from ebmpp.traced.dependence import LOG, Powers, Terms, powers_of, run_guarded
-from ebmpp.traced.posterior import Posterior, Reading
+from ebmpp.traced.dependence import LOG, Powers, powers_of, run_guarded
+from ebmpp.traced.model import ModelInfo
+from ebmpp.traced.posterior import Posterior
 
-_MOST = 1024  # units that are drawn together
-_AT_ONCE = 64  # columns of second derivatives
+_MOST_JOINT = 1024  # units that are drawn jointly
+_MOST_COLUMNS = 64  # of second derivatives at once
 _FAMILIES = {"Gaussian": {0.0, 1.0, 2.0}, "Gamma": {0.0, 1.0, LOG}, "InverseGamma": {0.0, -1.0, LOG}}
 
 
-class Law(NamedTuple):
-    """The conditional of a site: the derivatives of the log density at its present value, group by group."""
+class Derivatives(NamedTuple):
+    """Derivatives of the log density in a site at its present value, group by group."""
 
     x: Array
     """The present value, ``(groups, most)``."""
     slope: Array
     """First derivatives, ``(groups, most)``."""
     curvature: Array
-    """Minus the second ones, ``(groups, most, most)``."""
+    """Minus the second derivatives, ``(groups, most, most)``."""
 
 
 class ContinuousSite:
-    """A site of real, or positive, numbers and the family of its conditional.
+    """A site of real, or positive, numbers with a Gaussian, Gamma or inverse Gamma conditional.
 
-    :param read: the model.
+    :param info: the model.
     :param name: of the site.
-    :raises IntractableError: where the conditional is of no family that is known here, with what the log
-        density is instead; and where too many units interact.
+    :raises IntractableError: where the conditional is of no known family, or too many units interact.
     """
 
-    def __init__(self, read: Reading, name: str) -> None:
-        self.name, self.posterior = name, Posterior(read, [name])
+    def __init__(self, info: ModelInfo, name: str) -> None:
+        self.name, self.posterior = name, Posterior(info, [name])
         self.shape = self.posterior.shapes[name]
-        self.positive = read.support(name) is constraints.positive
-        self.family, apart = _family(name, powers_of(self.posterior.program, self.positive), self.positive)
-        edges, size = np.zeros((0, 2), int), math.prod(self.shape)
-        if not apart:
-            terms = Terms(self.posterior.program, self.posterior.arguments.arrays)
-            self.posterior.relied |= terms.relied
-            edges = terms.edges
-        #: of every unit its group, and its place there
-        self.groups, self.places = _together(size, edges)
+        self.positive = info.support(name) is constraints.positive
+        powers = powers_of(self.posterior.program, self.positive)
+        self.family, separable = _family(name, powers, self.positive)
+        edges = np.zeros((0, 2), int) if separable else self.posterior.terms().edges
+        #: of every unit its group, and its place in the group
+        self.groups, self.places = self.index = _groups(math.prod(self.shape), edges)
         self.most = int(self.places.max(initial=-1)) + 1
+        problem = None
         if self.most > 1 and self.family != "Gaussian":
-            raise IntractableError(
-                f"from_model: units of site {name!r} are {self.family} given one another, and interact, so "
-                "that there is no joint law to draw them from; leave the site to another block"
+            problem = (
+                f"interact and are {self.family} given one another, which have no joint distribution to draw"
             )
-        if self.most > _MOST:
+        elif self.most > _MOST_JOINT:
+            problem = f"interact: {self.most} of them, and at most {_MOST_JOINT} are drawn jointly"
+        if problem:
             raise IntractableError(
-                f"from_model: {self.most} units of site {name!r} interact, directly or through one another, "
-                f"and are drawn together by a Cholesky factor, of at most {_MOST} units; leave the site to "
-                "another block, such as NUTS"
+                f"from_model: units of site {name!r} {problem}. Leave the site to another block, such as NUTS"
             )
 
-    # -- laws ------------------------------------------------------------------------------------
-
-    def law(self, value: Array, given: Mapping[int, Any]) -> Law:
-        """The conditional given everything else.
+    def derivatives(self, value: Array, inputs: Mapping[int, Any]) -> Derivatives:
+        """Return the derivatives from which the conditional follows.
 
         :param value: of the site.
-        :param given: values of all of the program's inputs.
+        :param inputs: values of the program's inputs.
         """
-        program, size = self.posterior.program, len(self.places)
-        slot, dtype = program.own[self.name], program.dtypes[program.own[self.name]]
-        at = lambda flat: run_guarded(program, {**given, slot: flat.reshape(self.shape)}, program.output)
+        program = self.posterior.program
+        slot, dtype = program.sites[self.name], program.dtypes[program.sites[self.name]]
+        at = lambda flat: run_guarded(program, {**inputs, slot: flat.reshape(self.shape)}, program.output)
         slope = jax.grad(at)
         flat, places = jnp.asarray(value, dtype).ravel(), jnp.asarray(self.places)
 
         def column(place: Array) -> Array:
-            """Second derivatives beside the one unit of each group at this place."""
+            """Return second derivatives in the unit at this place of each group."""
             return jax.jvp(slope, (flat,), ((places == place).astype(dtype),))[1]
 
-        columns = lax.map(column, jnp.arange(self.most), batch_size=_AT_ONCE)
+        columns = lax.map(column, jnp.arange(self.most), batch_size=_MOST_COLUMNS)
         groups = int(self.groups.max(initial=-1)) + 1
-        spread = lambda a: jnp.zeros((groups, self.most), dtype).at[self.groups, self.places].set(a)
+        spread = lambda a: jnp.zeros((groups, self.most), dtype).at[self.index].set(a)
         curvature = jnp.broadcast_to(jnp.eye(self.most, dtype=dtype), (groups, self.most, self.most))
-        curvature = curvature.at[self.groups, self.places].set(-columns.T if size else columns.T)
-        return Law(spread(flat), spread(slope(flat)), curvature)
+        curvature = curvature.at[self.index].set(-columns.T if len(places) else columns.T)
+        return Derivatives(spread(flat), spread(slope(flat)), curvature)
 
-    def draw(self, law: Law, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
-        """A new value, and how many units kept theirs because the conditional is no law.
+    def draw(self, at: Derivatives, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
+        """Return a new value, and the number of units that kept theirs as their conditional is degenerate.
 
         :param keys: words, ``(2,)``.
-        :param beta: the power of the density that is drawn from.
+        :param beta: exponent of the density that is drawn from.
         """
-        new, sound = (_gaussian if self.family == "Gaussian" else self._gamma)(law, keys, beta)
-        taken = jnp.where(sound[:, None], new, law.x)[self.groups, self.places]
-        return taken.reshape(self.shape), (~sound)[self.groups].sum(dtype=jnp.int32)
+        new, valid = (_draw_gaussian if self.family == "Gaussian" else self._draw_gamma)(at, keys, beta)
+        value = jnp.where(valid[:, None], new, at.x)[self.index]
+        return value.reshape(self.shape), (~valid)[self.groups].sum(dtype=jnp.int32)
 
-    def _gamma(self, law: Law, keys: Array, beta: Array | float) -> tuple[Array, Array]:
-        concentration, rate = self._gamma_law(law, beta)
+    def _draw_gamma(self, at: Derivatives, keys: Array, beta: Array | float) -> tuple[Array, Array]:
+        concentration, rate = self._gamma_params(at, beta)
         drawn = jax.random.gamma(jax.random.wrap_key_data(keys), concentration) / rate
         new = drawn if self.family == "Gamma" else 1 / drawn
-        sound = (concentration > 0) & (rate > 0) & jnp.isfinite(new) & (new > 0)
-        return jnp.where(sound, new, 1), sound[:, 0]
+        valid = (concentration > 0) & (rate > 0) & jnp.isfinite(new) & (new > 0)
+        return jnp.where(valid, new, 1), valid[:, 0]
 
-    def _gamma_law(self, law: Law, beta: Array | float = 1.0) -> tuple[Array, Array]:
-        """Concentration and rate of a law whose log density is a log x - b x, or a log x - b / x."""
-        first, second = law.x * law.slope, -(law.x**2) * law.curvature[..., 0]
+    def _gamma_params(self, at: Derivatives, beta: Array | float = 1.0) -> tuple[Array, Array]:
+        """Return concentration and rate of a log density a log x - b x, or a log x - b / x."""
+        first, second = at.x * at.slope, -(at.x**2) * at.curvature[..., 0]
         if self.family == "Gamma":
-            return beta * -second + 1, beta * -(first + second) / law.x
-        rate = -law.x * (first + second)
-        return beta * (rate / law.x - first) - 1, beta * rate
+            return beta * -second + 1, beta * -(first + second) / at.x
+        rate = -at.x * (first + second)
+        return beta * (rate / at.x - first) - 1, beta * rate
 
-    def change(self, law: Law, new: Array) -> Array:
-        """How the law says that the log density changes from the present value to another one."""
-        there = jnp.zeros_like(law.x).at[self.groups, self.places].set(new.ravel())
-        step = jnp.zeros_like(law.x).at[self.groups, self.places].set(new.ravel() - law.x[self._at])
+    def change(self, at: Derivatives, new: Array) -> Array:
+        """Return the change of the log density from the present value to another one."""
+        there = jnp.zeros_like(at.x).at[self.index].set(new.ravel())
+        step = jnp.zeros_like(at.x).at[self.index].set(new.ravel() - at.x[self.index])
         if self.family == "Gaussian":
-            return (law.slope * step).sum() - 0.5 * jnp.einsum("gi,gij,gj", step, law.curvature, step)
-        concentration, rate = self._gamma_law(law)
+            return (at.slope * step).sum() - 0.5 * jnp.einsum("gi,gij,gj", step, at.curvature, step)
+        concentration, rate = self._gamma_params(at)
         sign = 1 if self.family == "Gamma" else -1
-        each = (sign * concentration - 1) * jnp.log(there / law.x) - rate * (there**sign - law.x**sign)
-        return jnp.where(step == 0, 0, each).sum()
+        changes = (sign * concentration - 1) * jnp.log(there / at.x) - rate * (there**sign - at.x**sign)
+        return jnp.where(step == 0, 0, changes).sum()
 
-    @property
-    def _at(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.groups, self.places
-
-    def distribution(self, law: Law) -> dist.Distribution:
-        """The conditional, of the site's shape; of interacting units that of all of them, flattened."""
+    def distribution(self, at: Derivatives) -> dist.Distribution:
+        """Return the conditional, of the site's shape; if units interact, that of the flattened site."""
         if self.family != "Gaussian":
-            each = [a[self._at].reshape(self.shape) for a in self._gamma_law(law)]
-            return (dist.Gamma if self.family == "Gamma" else dist.InverseGamma)(*each)
-        mean = (law.x + jnp.linalg.solve(law.curvature, law.slope[..., None])[..., 0])[self._at]
+            params = [a[self.index].reshape(self.shape) for a in self._gamma_params(at)]
+            return (dist.Gamma if self.family == "Gamma" else dist.InverseGamma)(*params)
+        mean = (at.x + jnp.linalg.solve(at.curvature, at.slope[..., None])[..., 0])[self.index]
         if self.most <= 1:
-            return dist.Normal(
-                mean.reshape(self.shape), law.curvature[self.groups, 0, 0].reshape(self.shape) ** -0.5
-            )
-        inverse = jnp.linalg.inv(law.curvature)
-        inverse = (0.5 * (inverse + inverse.mT))[self._at][:, self.places]
-        same = self.groups[:, None] == self.groups
-        return dist.MultivariateNormal(mean, jnp.where(same, inverse, 0))
+            scale = at.curvature[self.groups, 0, 0].reshape(self.shape) ** -0.5
+            return dist.Normal(mean.reshape(self.shape), scale)
+        inverse = jnp.linalg.inv(at.curvature)
+        inverse = (0.5 * (inverse + inverse.mT))[self.index][:, self.places]
+        is_same_group = self.groups[:, None] == self.groups
+        return dist.MultivariateNormal(mean, jnp.where(is_same_group, inverse, 0))
 
 
-def _gaussian(law: Law, keys: Array, beta: Array | float) -> tuple[Array, Array]:
-    """Group by group: mean x + C^-1 g, and noise of the covariance C^-1 / beta."""
-    count = law.x.size
-    words = random.words(keys, count)
-    noise = jax.scipy.special.ndtri(random.open_uniform(words)).reshape(law.x.shape) / jnp.sqrt(beta)
-    if law.x.shape[1] == 1:
-        precision = law.curvature[..., 0]
-        new = law.x + law.slope / precision + noise / jnp.sqrt(precision)
+def _draw_gaussian(at: Derivatives, keys: Array, beta: Array | float) -> tuple[Array, Array]:
+    """Draw each group with mean x + C^-1 g and covariance C^-1 / beta."""
+    words = random.words(keys, at.x.size)
+    noise = jax.scipy.special.ndtri(random.open_uniform(words)).reshape(at.x.shape) / jnp.sqrt(beta)
+    if at.x.shape[1] == 1:
+        precision = at.curvature[..., 0]
+        new = at.x + at.slope / precision + noise / jnp.sqrt(precision)
     else:
-        factor = jnp.linalg.cholesky(law.curvature)
-        mean = jax.scipy.linalg.cho_solve((factor, True), law.slope[..., None])
+        factor = jnp.linalg.cholesky(at.curvature)
+        mean = jax.scipy.linalg.cho_solve((factor, True), at.slope[..., None])
         spread = lax.linalg.triangular_solve(
             factor, noise[..., None].astype(factor.dtype), left_side=True, lower=True, transpose_a=True
         )
-        new = law.x + (mean + spread)[..., 0]
-    return new.astype(law.x.dtype), jnp.isfinite(new).all(-1)
+        new = at.x + (mean + spread)[..., 0]
+    return new.astype(at.x.dtype), jnp.isfinite(new).all(-1)
 
 
-def _family(name: str, found: tuple[Powers, bool] | str, positive: bool) -> tuple[str, bool]:
-    """The family, and whether units are independent.
+def _family(name: str, powers: tuple[Powers, bool] | str, positive: bool) -> tuple[str, bool]:
+    """Return the family, and whether units are independent.
 
     :raises IntractableError: where there is none.
     """
-    if isinstance(found, str):
-        raise IntractableError(
-            f"from_model: site {name!r} enters the log density through {found!r}, so that its conditional is "
-            "neither Gaussian nor Gamma; leave it to another block, such as NUTS, or name discrete sites"
-        )
-    powers, apart = found
-    wanted = ["Gamma", "InverseGamma"] if positive else ["Gaussian"]
-    for family in wanted:
-        if powers <= _FAMILIES[family]:
-            return family, apart
-    numbers = sorted(p for p in powers if p not in (0, LOG))
-    told = ", ".join(["log x"] * (LOG in powers) + ["x" if p == 1 else f"x^{p:g}" for p in numbers])
-    of = "x and log x (Gamma), or of 1/x and log x (inverse Gamma)" if positive else "x and x^2 (Gaussian)"
+    families = ["Gamma", "InverseGamma"] if positive else ["Gaussian"]
+    if isinstance(powers, str):
+        form = f"a function with {powers!r}"
+    else:
+        for family in families:
+            if powers[0] <= _FAMILIES[family]:
+                return family, powers[1]
+        numbers = sorted(p for p in powers[0] if p not in (0, LOG))
+        form = ", ".join(["log x"] * (LOG in powers[0]) + ["x" if p == 1 else f"x^{p:g}" for p in numbers])
+    allowed = "x and log x, or 1/x and log x" if positive else "x and x^2"
     raise IntractableError(
-        f"from_model: given everything else the log density of site {name!r} is a sum of {told}, and can be "
-        f"drawn where it is one of {of}; leave it to another block, such as NUTS"
+        f"from_model: given everything else the log density of site {name!r} must be a sum of {allowed}, got "
+        f"{form}. Leave the site to another block, such as NUTS"
     )
 
 
-def _together(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of each unit the group of units that it interacts with, through others too, and its place there."""
+def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return each unit's group of units that interact, directly or not, and its place there."""
     if edges is None:
         return np.zeros(size, int), np.arange(size)
     if not len(edges):

@@ -1,82 +1,63 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A block of Gibbs that follows from a NumPyro model."""
+"""A block of a Gibbs sampler that is derived from a NumPyro model."""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 from types import FunctionType
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 from numpyro import handlers
 import numpyro.distributions as dist
 
 import jax
-from jax import Array, core, lax
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.distribution.intractable import read_by_params
-from ebmpp.errors import IntractableError, StateError
-from ebmpp.families import Categorical
+from ebmpp.distribution.tractability import read_by_params
+from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.traced import tempered
-from ebmpp.traced.block import Call, SiteKernel, one_chain, plain
-from ebmpp.traced.conditionals import Conditionals, Layer, Sites
-from ebmpp.traced.posterior import Posterior, Reading
-from ebmpp.traced.start_check import LawCheck
-from ebmpp.traced.sweep import ModelSweep
-from ebmpp.traced.verify import compare_with
+from ebmpp.traced.block import (
+    Advanced,
+    Block,
+    BlockState,
+    Sites,
+    check_tempering,
+    initial_values,
+    repeat,
+    tempered_transition,
+)
+from ebmpp.traced.checks import StartCheck, random_walk, verify
+from ebmpp.traced.conditionals import Conditionals
+from ebmpp.traced.model import Call, Context, ModelInfo
+from ebmpp.traced.posterior import Posterior
+from ebmpp.traced.sweep import Sweep
 
-_HEATED = 1 << 19  # what the keys of the latents that a transition begins with are folded with
-
-
-class ModelBlockState(NamedTuple):
-    """The state of :class:`ModelBlock`.
-
-    - **z** - the sites, of the dtypes that they came with.
-    - **i** - steps done.
-    - **kept** - how often a unit kept its value because its conditional was no law: each of its values
-      impossible, or a log density that is not a number.
-    - **transitions** - tempered transitions taken so far; 0 without ``tempering``.
-    - **rng_key** - the block's key; step ``i`` draws from the key and ``i``, so it does not change.
-    """
-
-    z: dict[str, Array]
-    i: Array
-    kept: Array
-    transitions: Array
-    rng_key: Array
+_HEATED = 1 << 19  # folded into the keys of the latents that a tempered transition starts with
 
 
-class Advanced(NamedTuple):
-    """A step that is done: the sites, and by how much the counts of the state grew."""
-
-    z: dict[str, Array]
-    kept: Array
-    transitions: Array
-
-
-class ModelBlock(SiteKernel):
-    """Sites of a NumPyro model, many units drawn at once: what :meth:`GibbsBlock.from_model` makes.
+class ModelBlock(Block):
+    """A block of sites of a NumPyro model: the result of :meth:`ebmpp.GibbsBlock.from_model`.
 
     The model's log density is traced once, and which of its terms read which units is read off the traced
-    program, erring toward interacting (:mod:`ebmpp.traced.dependence`). The discrete units that interact are
-    coloured by networkx; a sweep draws color after color, each from K evaluations of the model for units of K
-    values, and then the continuous sites, each from two derivatives (``ebmpp.traced.continuous``). Latents of
-    energy priors that tie the units are drawn first, given the sites (``ebmpp.traced.augmented``).
+    program, erring toward interaction (:mod:`ebmpp.traced.dependence`). The discrete units that interact are
+    coloured. A sweep first draws the latents of energy priors that tie units (``ebmpp.traced.augmented``),
+    then the discrete sites layer by layer, each from K evaluations of the model for units of K values, then
+    the continuous sites, each from two derivatives (``ebmpp.traced.continuous``).
 
     :param model: a NumPyro model, conditioned on the data.
-    :param sites: names of latent sites; see :meth:`GibbsBlock.from_model`.
-    :param args: the model's arguments. Arrays may have other values later, but other shapes need another
-        block.
-    :param kwargs: its keyword arguments.
-    :param num_sweeps: sweeps a step.
-    :param unit_by_unit: whether units may be drawn one at a time where (nearly) all of them interact.
-    :param clusters: whether a sweep begins with a move of clusters.
-    :param tempering: inverse temperatures, for a tempered transition after the sweeps of a step.
-    :raises StateError: for sites that the model has not, and subsampled plates.
+    :param sites: names of latent sites.
+    :param args: the model's arguments. Later calls may have arrays with other values, but not other shapes.
+    :param kwargs: the model's keyword arguments.
+    :param num_sweeps: sweeps per step.
+    :param sequential: True if units may be drawn sequentially where (nearly) all of them interact.
+    :param clusters: True if a sweep begins with a cluster move.
+    :param tempering: inverse temperatures of a tempered transition after the sweeps of a step.
+    :raises StateError: for sites that the model does not have, and subsampled plates.
     :raises IntractableError: for sites that cannot be drawn; and where hardly two units can be drawn at once,
-        unless ``unit_by_unit``.
+        unless ``sequential``.
     :raises ArgumentError: for ``tempering`` that does not increase from more than 0 to 1.
     """
 
@@ -88,63 +69,63 @@ class ModelBlock(SiteKernel):
         kwargs: Mapping[str, Any],
         *,
         num_sweeps: int = 1,
-        unit_by_unit: bool = False,
+        sequential: bool = False,
         clusters: bool = False,
         tempering: Any = None,
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
-        self.unit_by_unit = checks.flag("GibbsBlock.from_model: unit_by_unit", unit_by_unit)
+        self.sequential = checks.flag("GibbsBlock.from_model: sequential", sequential)
         self.clusters = checks.flag("GibbsBlock.from_model: clusters", clusters)
-        self.tempering = tempered.check_tempering("GibbsBlock.from_model: tempering", tempering)
-        self.call = Call({}, tuple(args), dict(kwargs))
-        self.sweep = ModelSweep(Reading(model, sites, *self.call[1:]), self.unit_by_unit, self.clusters)
-        self._laws = LawCheck(self.sweep)
-        if self.tempering is not None:
-            self._check_tempered()
+        self.tempering = check_tempering("GibbsBlock.from_model: tempering", tempering)
+        self.info = ModelInfo(model, sites, tuple(args), kwargs)
+        self.call = Call({}, self.info.args, self.info.kwargs)
+        self.sweep = Sweep(self.info, self.sequential, self.clusters)
+        self._check_start = StartCheck(self.sweep)
+        if self.tempering is not None and self.sweep.augmented is not None:
+            self._check_tempered(self.sweep.augmented.valid)
 
-    def _check_tempered(self) -> None:
-        """:raises IntractableError: where a continuous site would be heated with latents summed out."""
-        augmented = self.sweep.augmented
-        names = [site.name for site in self.sweep.continuous]
-        if augmented is None or not names:
-            return
-        read = read_by_params(self.posterior.model, self.call.args, self.call.kwargs, known=True)
-        for site, _ in augmented.blocks.values():
-            clash = [name for name in read[site] if name in names]
-            if clash:
+    def _check_tempered(self, priors: Mapping[str, Any]) -> None:
+        """Raise an IntractableError where a continuous site would be heated with latents summed out."""
+        names = {site.name for site in self.sweep.continuous}
+        read = read_by_params(self.info.model, self.info.args, self.info.kwargs, known=True) if names else {}
+        for prior in priors:
+            for name in names.intersection(read.get(prior, ())):
                 raise IntractableError(
-                    f"from_model: tempering heats the latents of site {site!r} too, and the conditional of "
-                    f"site {clash[0]!r}, on which its params depend, is known with them summed out; leave "
-                    f"tempering away, or {clash[0]!r} to another block"
+                    f"from_model: tempering heats the latents of site {prior!r}, but the conditional of site "
+                    f"{name!r}, on which their params depend, has them summed out. Leave tempering away, or "
+                    f"{name!r} to another block"
                 )
 
     def __repr__(self) -> str:
-        model = self.posterior.model
+        model, conditionals = self.info.model, self.conditionals
         name = model.__qualname__ if isinstance(model, FunctionType) else repr(model)
-        made = f"GibbsBlock.from_model({name}, {list(self.sites)})"
-        laws = self.conditionals
-        told = [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
-        if laws is not None:
-            told.insert(0, f"{laws.size} units, {laws.num_layers} layer{'s' * (laws.num_layers > 1)}")
+        facts = [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
         if self.sweep.augmented is not None:
-            told.insert(1, f"given {self.sweep.augmented.num_latents} latents of the prior")
-        return f"{made}: {', '.join(told)}"
+            facts.insert(0, f"given {self.sweep.augmented.num_latents} latents of the prior")
+        if conditionals is not None:
+            plural = "s" * (conditionals.num_layers > 1)
+            facts.insert(0, f"{conditionals.size} units, {conditionals.num_layers} layer{plural}")
+        return f"GibbsBlock.from_model({name}, {list(self.sites)}): {', '.join(facts)}"
 
     def __copy__(self) -> "ModelBlock":
-        """The same block; it is not made anew, as it is of a pickle, which cannot be while one is traced."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        return made
+        """Return the same block, without tracing the model again, which unpickling does."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
     def __reduce__(self) -> tuple:
-        options: dict[str, Any] = {"num_sweeps": self.num_sweeps, "unit_by_unit": self.unit_by_unit}
-        options |= {"clusters": self.clusters, "tempering": self.tempering}
-        return _make, (self.posterior.model, self.sites, self.call.args, self.call.kwargs, options)
+        """Pickle the arguments."""
+        names = ("num_sweeps", "sequential", "clusters", "tempering")
+        make = functools.partial(ModelBlock, **{name: getattr(self, name) for name in names})
+        return make, (self.info.model, self.sites, self.info.args, self.info.kwargs)
 
     @property
     def sites(self) -> tuple[str, ...]:
         """Names of the sites that are drawn."""
-        return self.sweep.sites
+        return self.info.sites
+
+    #: names of latent blocks in the state
+    latents: tuple[str, ...] = ()
 
     @property
     def posterior(self) -> Posterior:
@@ -153,139 +134,142 @@ class ModelBlock(SiteKernel):
 
     @property
     def conditionals(self) -> Conditionals | None:
-        """Laws of the discrete units; None without such."""
+        """Conditionals of the discrete units; None without discrete sites."""
         return self.sweep.conditionals
 
     @property
     def layers(self) -> dict[str, np.ndarray]:
         """By discrete site, the number of the layer in which each unit is drawn."""
-        laws, shapes = self.conditionals, self.posterior.shapes
-        if laws is None:
-            return {}
-        return {s: laws.colors[a:b].reshape(shapes[s]) for s, (a, b) in laws.spans.items()}
+        spans = {} if self.conditionals is None else self.conditionals.spans
+        colors = np.zeros(0) if self.conditionals is None else self.conditionals.colors
+        return {s: colors[a:b].reshape(self.posterior.shapes[s]) for s, (a, b) in spans.items()}
 
-    # -- what it does ----------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------
 
-    def advance(self, values: Sites, call: Call, keys: Array) -> Advanced:
-        """One step: ``num_sweeps`` sweeps, and a tempered transition where such are asked for.
-
-        :param values: the block's own sites.
-        :param call: values of the other sites, and the model's arguments.
-        :param keys: words of this step, ``(2,)``: layer l of sweep s draws from those folded with s and l.
-        """
-
-        self.sweep.check(values)
-
-        def one(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            moved, kept = self.sweep(carry[0], call, random.fold_in(keys, s))
-            return self.sweep.without_latents(moved), carry[1] + kept
-
+    def begin(self, values: Sites, call: Call, keys: Array) -> Advanced:
+        """Return the values of the sites: there are no latent blocks to draw."""
         none = jnp.zeros((), jnp.int32)
-        if self.num_sweeps == 1:
-            z, kept = one(jnp.uint32(0), (dict(values), none))
-        else:
-            z, kept = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), one, (dict(values), none))
+        return Advanced(dict(values), none, none, none)
+
+    def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
+        """Make one step: ``num_sweeps`` sweeps, then a tempered transition if there is ``tempering``.
+
+        Layer l of sweep s draws from the words of this step, folded with s and l.
+        """
+        context, none = self.info.context(values, call), jnp.zeros((), jnp.int32)
+        keys = keys if index is None else random.fold_in(random.key_pair(keys), index)
+
+        def sweep_once(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+            moved, degenerate = self.sweep(carry[0], context, random.fold_in(keys, s))
+            return self.sweep.without_latents(moved), carry[1] + degenerate
+
+        z, degenerate = repeat(self.num_sweeps, sweep_once, (dict(values), none))
         if self.tempering is None:
-            return Advanced(z, kept, none)
-        z, took, more = tempered.transition(
+            return Advanced(z, none, degenerate, none)
+        z, accepted, more = tempered_transition(
             self.tempering,
-            lambda z: self.sweep.log_density(z, call),
-            lambda z, own, beta, backward: self.sweep(z, call, own, beta, backward),
-            self.sweep.with_latents(z, call, random.fold_in(keys, 0, _HEATED)),
+            lambda z: self.sweep.log_density(z, context),
+            lambda z, keys, beta, backward: self.sweep(z, context, keys, beta, backward),
+            self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED)),
             keys,
         )
-        return Advanced(self.sweep.without_latents(z), kept + more, took.astype(jnp.int32))
+        return Advanced(self.sweep.without_latents(z), none, degenerate + more, accepted.astype(jnp.int32))
 
     def couple(
-        self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array
+        self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array, coupling: str | None = None
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """One step of two chains, each unit's two conditionals coupled maximally.
+        """Make one step of two chains, each unit's two conditionals coupled maximally.
 
-        Which units interact is the same in both chains, so their layers are, too.
-
-        :param first: the block's own sites in the leading chain, and what they are surrounded by.
-        :param second: likewise in the following chain.
+        :param first: the block's sites in the leading chain, and its call.
+        :param second: those of the following chain.
         :param keys: words of this step, ``(2,)``.
-        :return: the sites of both, and whether a unit had a conditional that was no law.
+        :param coupling: ignored.
+        :return: the sites of both, and whether a unit's conditional is degenerate.
         """
-        laws = cast(Conditionals, self.conditionals)  # CoupledComposite takes no other
-        family = Categorical(1, max(2, laws.num_values))
+        contexts = [self.info.context(*chain) for chain in (first, second)]
 
-        def sweep(s: Array, carry: tuple) -> tuple:
-            own, sides = random.fold_in(keys, s), ((carry[0], first[1]), (carry[1], second[1]))
-            whole = self.sweep.couple_latents(*sides, own)
-            given = [self.sweep.given(laws.posterior, v, c) for v, (_, c) in zip(whole, sides, strict=True)]
-
-            def one(layer: Layer, carry: tuple) -> tuple:
-                x, y, broken = carry
-                etas = [laws.logits(layer, sites, g) for sites, g in zip((x, y), given, strict=True)]
-                words = random.words(random.fold_in(own, layer.number), 3 * len(etas[0])).reshape(-1, 3)
-                drawn = family.couple(words, *etas)
-                sound = jnp.isfinite(etas[0].max(-1)) & jnp.isfinite(etas[1].max(-1))
-                x, y = (laws.put(layer, v, d, sound) for v, d in zip((x, y), drawn, strict=True))
-                return x, y, broken | ~sound.all()
-
-            return laws.walk(one, carry)
+        def sweep_once(s: Array, carry: tuple) -> tuple:
+            chains = [(carry[i], context) for i, context in enumerate(contexts)]
+            x, y, broken = self.sweep.couple(*chains, random.fold_in(keys, s))
+            return x, y, carry[2] | broken
 
         carry = dict(first[0]), dict(second[0]), jnp.zeros((), bool)
-        return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), sweep, carry)
+        return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), sweep_once, carry)
 
-    def uniform(self, key: Array) -> dict[str, Array]:
-        """Values of the sites, each unit's drawn from those that it can take, all as probable."""
-        made = {}
+    def check_coupled(self, coupling: str | None) -> None:
+        """Raise an ArgumentError for options, and sites, in which two chains are not coupled."""
+        problems = [name for name in ("tempering", "clusters") if getattr(self, name)]
+        problems += [f"continuous site {site.name!r}" for site in self.sweep.continuous]
+        if problems:
+            raise ArgumentError(
+                f"CoupledComposite: {self!r} has {problems[0]}, in which chains are not coupled. Leave that "
+                "away, or give a Conjugate for the site"
+            )
+
+    def draw_initial(self, keys: Array) -> dict[str, Array]:
+        """Draw values of the sites, uniformly from the values that each unit can take."""
+        result, key = {}, jax.random.wrap_key_data(keys, impl="threefry2x32")
         for number, site in enumerate(self.sites):
             table, valid = (jnp.asarray(a) for a in self.posterior.values[site])
             shape = (*self.posterior.shapes[site], len(table))
             logits = jnp.where(jnp.moveaxis(valid, 0, -1), 0.0, -jnp.inf)
             drawn = jax.random.categorical(jax.random.fold_in(key, number), jnp.broadcast_to(logits, shape))
             values = jnp.broadcast_to(table, (len(table), *shape[:-1]))
-            made[site] = jnp.take_along_axis(values, drawn[None], 0)[0]
-        return made
+            result[site] = jnp.take_along_axis(values, drawn[None], 0)[0]
+        return result
+
+    # -- conditionals ----------------------------------------------------------------------------
 
     def log_conditionals(
         self, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
     ) -> dict[str, Array]:
-        """Log probabilities of every unit given everything else, the latents of priors summed out.
+        """Return log probabilities of every unit given everything else, latents of priors summed out.
 
         :param values: of all latent sites of the model.
-        :param model_args: the model's arguments; those the block was made for unless given.
-        :param model_kwargs: its keyword arguments.
-        :return: a site's ``(*shape, K)``, for its K values in rising order.
+        :param model_args: the model's arguments; by default those of the block.
+        :param model_kwargs: the model's keyword arguments.
+        :return: ``(*shape, K)`` for each site, for its K values in rising order.
         :raises StateError: for missing sites, or shapes that are not the model's.
         """
-        laws, own, call = self.sweep.collapsed, *self._apart(values, model_args, model_kwargs)
-        if laws is None:
+        sites, context = self._split(values, model_args, model_kwargs)
+        conditionals, result = self.sweep.collapsed, {}
+        if conditionals is None:
             return {}
-        given = self.sweep.given(self.posterior, own, call)
-        discrete = {site: own[site] for site in self.posterior.sites}
-        table, made = jax.nn.log_softmax(jax.jit(laws.table)(discrete, given), -1), {}
-        for site, (start, stop) in laws.spans.items():
+        discrete = {site: sites[site] for site in self.posterior.sites}
+        inputs = self.posterior.inputs(sites, context)
+        table = jax.nn.log_softmax(jax.jit(conditionals.table)(discrete, inputs), -1)
+        for site, (start, stop) in conditionals.spans.items():
             count = len(self.posterior.values[site].table)
-            made[site] = table[start:stop, :count].reshape(*self.posterior.shapes[site], count)
-        return made
+            result[site] = table[start:stop, :count].reshape(*self.posterior.shapes[site], count)
+        return result
 
     def conditional(
         self, site: str, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
     ) -> dist.Distribution:
-        """The law of a continuous site given everything else.
+        """Return the distribution of a continuous site given everything else.
 
         :param site: its name.
         :param values: of all latent sites of the model.
-        :param model_args: the model's arguments; those the block was made for unless given.
-        :param model_kwargs: its keyword arguments.
-        :return: a Normal, Gamma or InverseGamma of the site's shape; of units that interact a
+        :param model_args: the model's arguments; by default those of the block.
+        :param model_kwargs: the model's keyword arguments.
+        :return: a Normal, Gamma or InverseGamma of the site's shape; for units that interact a
             MultivariateNormal of the flattened site.
         :raises StateError: for another site, missing sites, or shapes that are not the model's.
         """
         named = {c.name: c for c in self.sweep.continuous}
         checks.names("continuous site", [site], named, StateError)
-        own, call = self._apart(values, model_args, model_kwargs)
-        one = named[site]
-        return one.distribution(one.law(own[site], self.sweep.given(one.posterior, own, call)))
+        sites, context = self._split(values, model_args, model_kwargs)
+        inputs = named[site].posterior.inputs(sites, context)
+        return named[site].distribution(named[site].derivatives(sites[site], inputs))
 
-    def _apart(self, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, Array], Call]:
-        """The block's own sites, and what surrounds them."""
-        return self.sweep.apart(values, self.call if not (args or kwargs) else Call({}, args, kwargs))
+    def _split(
+        self, values: Sites, args: tuple, kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Array], Context]:
+        """Return the block's sites among all of a model's, and their context."""
+        arrays = {site: jnp.asarray(v) for site, v in values.items()}
+        sites = {site: arrays[site] for site in self.sites if site in arrays}
+        call = Call({}, args, kwargs) if args or kwargs else self.call
+        return sites, self.info.context(sites, call._replace(siblings=arrays))
 
     def verify(
         self,
@@ -295,96 +279,37 @@ class ModelBlock(SiteKernel):
         tolerance: float = 1e-3,
         **model_kwargs: Any,
     ) -> None:
-        """Compare how a model's log density changes, as sites move, with what the conditionals say.
-
-        Layers of discrete units move to random values, continuous sites to draws of their laws.
+        """Compare a model's log density with the block's conditionals, along random walks of the sites.
 
         :param model: the model that the block was made of, or another one of the same sites.
         :param model_args: its arguments.
-        :param rng_key: for the random states; a fixed key unless given.
+        :param rng_key: for the random states; a fixed key by default.
         :param tolerance: relative to the size of the changes.
         :param model_kwargs: its keyword arguments.
-        :raises StateError: where they differ, telling by how much.
+        :raises StateError: where their changes differ, with the largest difference.
         """
-        key = jax.random.key(0) if rng_key is None else rng_key
-        compare_with(self.sweep, model, model_args, model_kwargs, key, tolerance)
+        verify(model, model_args, model_kwargs, self.sites, random_walk(self.sweep), rng_key, tolerance)
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
-    ) -> ModelBlockState:
-        """The first state; ``init_params`` are the sites' values, which Gibbs gives.
+    ) -> BlockState:
+        """Return the first state, at ``init_params``, the values of the sites.
 
-        A block of all latent sites is a kernel by itself: it then begins at a draw of the prior, unless
-        ``init_params`` say otherwise.
+        A block of all latent sites is a kernel by itself. It starts at a draw of the prior by default.
 
-        :raises StateError: for missing sites, values outside of their support, or units whose conditional
-            is not a number there, which would never move.
+        :raises StateError: for missing sites, values outside of their support, or units whose conditional is
+            not a number there.
         """
         del num_warmup
-        one_chain(rng_key)
         if not init_params:
             if set(self.sites) != set(self.posterior.shapes):
                 raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
-            seeded = handlers.seed(self.posterior.model, rng_key)
-            drawn = handlers.trace(seeded).get_trace(*model_args, **dict(model_kwargs or {}))
+            trace = handlers.trace(handlers.seed(self.info.model, rng_key))
+            drawn = trace.get_trace(*model_args, **dict(model_kwargs or {}))
             init_params = {site: drawn[site]["value"] for site in self.sites}
-        values = {site: plain(jnp.asarray(v)) for site, v in init_params.items()}
-        self.sweep.check(values)
-        call = Call.of(model_args, model_kwargs)
-        self.sweep.given(self.posterior, values, call)
-        self._check_values(values)
-        self._laws(values, call, rng_key)
-        none = jnp.zeros((), jnp.int32)
-        return ModelBlockState(values, none, none, none, rng_key)
-
-    def _check_values(self, values: Sites) -> None:
-        """:raises StateError: for one that its unit cannot take."""
-        for site, value in values.items():
-            if isinstance(value, core.Tracer):
-                continue
-            if site not in self.posterior.values:
-                positive = next(c.positive for c in self.sweep.continuous if c.name == site)
-                if not (np.isfinite(value) & ((np.asarray(value) > 0) | (not positive))).all():
-                    wanted = "positive" if positive else "finite"
-                    raise StateError(f"site {site!r} is {value!r}, expected {wanted} numbers")
-                continue
-            table, valid = self.posterior.values[site]
-            known = ((np.asarray(value) == table) & valid).any(0)
-            if not known.all():
-                wrong = np.asarray(value)[~np.broadcast_to(known, value.shape)][0]
-                raise StateError(
-                    f"site {site!r} is {wrong!r} somewhere, expected one of {np.unique(table).tolist()[:8]}"
-                )
-
-    def sample(self, state: ModelBlockState, model_args: tuple, model_kwargs: Kwargs) -> ModelBlockState:
-        """One step, given the siblings' values in ``model_kwargs``."""
-        keys = random.fold_in(random.key_pair(state.rng_key), (state.i + 1).astype(jnp.uint32))
-        made = self.advance(state.z, Call.of(model_args, model_kwargs), keys)
-        kept, transitions = state.kept + made.kept, state.transitions + made.transitions
-        return ModelBlockState(made.z, state.i + 1, kept, transitions, state.rng_key)
-
-    def get_diagnostics_str(self, state: ModelBlockState) -> str:
-        """Steps done, and units that could not move."""
-        kept = int(np.sum(state.kept))
-        told = f", {kept} draws kept a value for want of a law" if kept else ""
-        if self.tempering is not None:
-            rate = np.asarray(state.transitions).mean() / max(1, int(np.max(state.i)))
-            told = f", tempered transitions taken {rate:.2g}{told}"
-        return f"{int(np.max(state.i))} steps of {list(self.sites)}{told}"
-
-
-class ModelFunction:
-    """A block as a function for :class:`numpyro.infer.HMCGibbs`: what :func:`gibbs_fn` makes of it."""
-
-    def __init__(self, block: ModelBlock) -> None:
-        self.block = block
-
-    def __call__(self, rng_key: Array, gibbs_sites: Sites, hmc_sites: Sites) -> dict[str, Array]:
-        call = self.block.call._replace(siblings=hmc_sites)
-        return self.block.advance(gibbs_sites, call, random.key_pair(rng_key)).z
-
-
-def _make(model: Any, sites: Any, args: tuple, kwargs: Any, options: Mapping[str, Any]) -> ModelBlock:
-    return ModelBlock(model, sites, args, kwargs, **options)
+        values, call = initial_values(rng_key, init_params), Call.split(model_args, model_kwargs)
+        keys = random.key_pair(rng_key)
+        self._check_start(values, self.info.context(values, call), call, keys)
+        return self._state(self.begin(values, call, keys), jnp.zeros((), jnp.int32), rng_key)

@@ -1,12 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep over all sites of a block that follows from a model: discrete layers, then continuous sites."""
+"""A sweep over all sites of a block of a model: discrete layers, then continuous sites."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,189 +15,184 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.errors import IntractableError, StateError
+from ebmpp.errors import IntractableError
+from ebmpp.families import Categorical
 from ebmpp.graph.factors.coloring import color_units
-from ebmpp.traced.augmented import Augmented, priors_with_latents, scaled
-from ebmpp.traced.block import Call
-from ebmpp.traced.clusters import ModelClusters
-from ebmpp.traced.conditionals import COLUMNS, Conditionals, Layer, Sites
+from ebmpp.traced.augmented import Augmented, priors_with_latents, scaled_priors
+from ebmpp.traced.block import Sites
+from ebmpp.traced.clusters import Clusters
+from ebmpp.traced.conditionals import MOST_COLUMNS, Conditionals, Layer
 from ebmpp.traced.continuous import ContinuousSite
 from ebmpp.traced.dependence import Terms
-from ebmpp.traced.posterior import Posterior, Reading
+from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.posterior import Posterior
 
-_FEW = 8  # layers that nobody needs be asked for
-_CLUSTERS = 1 << 17
-_CONTINUOUS = 1 << 16  # what the keys of continuous sites are folded with beside their numbers
+_FEW_LAYERS = 8  # that need no permission
+_CLUSTERS, _CONTINUOUS = 1 << 17, 1 << 16  # folded into keys beside a part's number
+_Part = Callable[[Sites, Context, Array, Any, bool], tuple[Sites, Array]]
 
 
-class ModelSweep:
+class Sweep:
     """The sites of a block, and how each of them is drawn given everything else.
 
-    :param read: the model.
-    :param unit_by_unit: whether discrete units may be drawn one at a time where all of them interact.
-    :param clusters: whether a sweep begins with a move of clusters of discrete units.
+    :param info: the model.
+    :param sequential: True if discrete units may be drawn sequentially where all of them interact.
+    :param clusters: True if a sweep begins with a move of clusters of discrete units.
     :raises IntractableError: for sites that cannot be drawn, or not many units at once; and for clusters
         where units do not interact in pairs.
     """
 
-    def __init__(self, read: Reading, unit_by_unit: bool, clusters: bool) -> None:
-        self.sites = read.sites
-        self.finite = tuple(name for name in read.sites if name not in read.continuous)
-        self.posterior = Posterior(read, self.finite)
-        self.conditionals = _conditionals(read, self.posterior, unit_by_unit) if self.finite else None
-        #: the density that discrete units are drawn by, with the latents of energy priors if these tie them
-        self.drawn = self.posterior if self.conditionals is None else self.conditionals.posterior
+    def __init__(self, info: ModelInfo, sequential: bool, clusters: bool) -> None:
+        self.info = info
+        self.finite = tuple(name for name in info.sites if name not in info.continuous)
+        self.posterior = Posterior(info, self.finite)
+        self.conditionals = _conditionals(self.posterior, sequential) if self.finite else None
+        #: the density of the discrete units, joint with the latents of energy priors if these are drawn too
+        self.joint = self.posterior if self.conditionals is None else self.conditionals.posterior
+        self.augmented = self.joint if isinstance(self.joint, Augmented) else None
         if clusters and not self.finite:
-            raise IntractableError("from_model: clusters=True is for discrete sites, and there are none")
-        self.clusters = ModelClusters(self.drawn) if clusters else None
-        self.continuous = tuple(ContinuousSite(read, name) for name in read.continuous)
-
-    @property
-    def augmented(self) -> Augmented | None:
-        """Of the latents that are drawn along; None without such."""
-        return self.drawn if isinstance(self.drawn, Augmented) else None
+            raise IntractableError("from_model: clusters=True needs discrete sites. Leave clusters away")
+        self.clusters = Clusters(self.joint) if clusters else None
+        self.continuous = tuple(ContinuousSite(info, name) for name in info.continuous)
 
     @functools.cached_property
     def collapsed(self) -> Conditionals | None:
-        """Laws of the discrete units given everything else, latents summed out."""
+        """Conditionals of the discrete units given everything else, latents summed out."""
         if self.augmented is None:
             return self.conditionals
         size = sum(math.prod(self.posterior.shapes[name]) for name in self.finite)
         return Conditionals(self.posterior, None, np.arange(size))
 
-    # -- what surrounds a part of the block ----------------------------------------------------------
+    def log_density(self, values: Sites, context: Context) -> Array:
+        """Return the log density of the model, joint with the latents that are drawn too."""
+        return self.joint.log_density(self.joint.inputs(values, context))
 
-    def check(self, values: Sites) -> None:
-        """:raises StateError: for other sites than the block's."""
-        if set(values) != set(self.sites):
-            raise StateError(
-                f"the block has sites {sorted(self.sites)}, and was given {sorted(values)}: name the same "
-                "sites in numpyro.infer.Gibbs([(block, sites), ...])"
-            )
+    def table(self, values: Sites, context: Context) -> Array:
+        """Return log probabilities of all discrete units, up to a constant, ``(units, values)``."""
+        if self.conditionals is None:
+            return jnp.zeros((0, 1))
+        sites = {name: values[name] for name in self.finite}
+        return self.conditionals.table(sites, self.joint.inputs(values, context))
 
-    def apart(self, values: Sites, call: Call) -> tuple[dict[str, Array], Call]:
-        """The block's own sites among all of a model's, and what surrounds them.
-
-        :raises StateError: for missing sites.
-        """
-        own = {site: jnp.asarray(values[site]) for site in self.sites if site in values}
-        self.check(own)
-        siblings = {site: jnp.asarray(v) for site, v in values.items() if site not in own}
-        return own, call._replace(siblings=siblings)
-
-    def given(self, posterior: Posterior, values: Sites, call: Call) -> dict[int, Any]:
-        """The inputs of a part's program; the block's other sites, and latents, are among its siblings."""
-        return posterior.inputs(*self._around(posterior, values, call))
-
-    def _around(self, posterior: Posterior, values: Sites, call: Call) -> tuple[dict[str, Array], Call]:
-        own = {name: values[name] for name in posterior.sites}
-        others = {name: v for name, v in values.items() if name not in own}
-        return own, call._replace(siblings={**call.siblings, **others})
-
-    def log_density(self, values: Sites, call: Call) -> Array:
-        """Of the model, joint with the latents that are drawn along."""
-        program = self.drawn.program
-        return program.run(self.given(self.drawn, values, call), [program.output])[program.output]
-
-    # -- latents -------------------------------------------------------------------------------------
-
-    def with_latents(self, values: Sites, call: Call, keys: Array, beta: Any = None) -> dict[str, Array]:
-        """The block's sites, and latents drawn given everything else where there are such.
-
-        :param keys: words, ``(2,)``.
-        :param beta: the power of the joint density that is drawn from; 1 unless given.
-        """
+    def with_latents(
+        self, values: Sites, context: Context, keys: Array, beta: Any = None
+    ) -> dict[str, Array]:
+        """Return the sites, and latents drawn given everything else where there are any."""
         if self.augmented is None:
             return dict(values)
-        own, around = self._around(self.augmented, self.without_latents(values), call)
-        return {**values, **self.augmented.draw(own, around, keys, beta)}
-
-    def couple_latents(
-        self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array
-    ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """The sites of two chains, each with latents, which are coupled."""
-        if self.augmented is None:
-            return dict(first[0]), dict(second[0])
-        drawn = self.augmented.couple(
-            *(self._around(self.augmented, *side) for side in (first, second)), keys
-        )
-        return {**first[0], **drawn[0]}, {**second[0], **drawn[1]}
-
-    def log_law(self, values: Sites, whole: Sites, call: Call) -> Array:
-        """log p(h | values) of the latents h in ``whole``, up to what does not depend on the values."""
-        if self.augmented is None:
-            return jnp.zeros(())
-        return self.augmented.log_law(*self._around(self.augmented, values, call), whole)
+        return {**values, **self.augmented.draw(self.without_latents(values), context, keys, beta)}
 
     def without_latents(self, values: Sites) -> dict[str, Array]:
-        """The sites alone."""
-        return {name: values[name] for name in self.sites}
+        """Return the sites alone."""
+        return {name: values[name] for name in self.info.sites}
 
-    # -- sweeps --------------------------------------------------------------------------------------
+    def log_conditional(self, values: Sites, latents: Sites, context: Context) -> Array:
+        """Return log p(latents | values), up to a constant in the values."""
+        return (
+            jnp.zeros(())
+            if self.augmented is None
+            else self.augmented.log_conditional(values, context, latents)
+        )
+
+    # -- one chain -------------------------------------------------------------------------------
 
     def __call__(
-        self, values: Sites, call: Call, keys: Array, beta: Any = None, backward: bool = False
+        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
     ) -> tuple[dict[str, Array], Array]:
-        """All sites once, and how many units kept their values for want of a law.
+        """Draw all sites once.
 
-        :param values: the sites; where latents are drawn along these too, which a sweep that goes forward
-            does not read.
+        :param values: the sites, and latents where these are drawn too; a forward sweep ignores those.
         :param keys: words of this sweep, ``(2,)``.
-        :param beta: the power of the density that is drawn from; 1 unless given.
-        :param backward: the last layer first: the reversal of the sweep.
-        :return: the first of them with latents where such are drawn along.
+        :param beta: exponent of the density that is drawn from; 1 by default.
+        :param backward: the last layer first, which is the reversal of the sweep.
+        :return: the sites, with latents, and the number of units that kept their value because their
+            conditional is degenerate.
         """
-        steps: list[Callable[..., tuple[dict[str, Array], Array]]] = []
+        parts: list[_Part] = []
         if self.augmented is not None:
-            steps.append(self._latents)
+            parts.append(self._draw_latents)
         if self.clusters is not None:
-            steps.append(functools.partial(self._cluster, self.clusters))
+            parts.append(functools.partial(self._move_clusters, self.clusters))
         if self.conditionals is not None:
-            steps.append(functools.partial(self._discrete, self.conditionals))
-        steps += [functools.partial(self._site, number) for number in range(len(self.continuous))]
-        kept = jnp.zeros((), jnp.int32)
-        for step in steps[::-1] if backward else steps:
-            moved, more = step(values, call, keys, beta, backward)
-            values, kept = {**values, **moved}, kept + more
-        return dict(values), kept
+            parts.append(functools.partial(self._draw_discrete, self.conditionals))
+        parts += [functools.partial(self._draw_continuous, number) for number in range(len(self.continuous))]
+        degenerate = jnp.zeros((), jnp.int32)
+        for part in parts[::-1] if backward else parts:
+            moved, more = part(values, context, keys, beta, backward)
+            values, degenerate = {**values, **moved}, degenerate + more
+        return dict(values), degenerate
 
-    def _latents(
-        self, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
-    ) -> tuple[dict[str, Array], Array]:
-        return self.with_latents(values, call, keys, beta), jnp.zeros((), jnp.int32)
+    def _draw_latents(
+        self, values: Sites, context: Context, keys: Array, beta: Any, backward: bool
+    ) -> tuple[Sites, Array]:
+        return self.with_latents(values, context, keys, beta), jnp.zeros((), jnp.int32)
 
-    def _cluster(
-        self, move: ModelClusters, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
-    ) -> tuple[dict[str, Array], Array]:
-        own = {name: values[name] for name in self.finite}
-        given = self.given(self.drawn, values, call)
-        return move(own, given, random.fold_in(keys, 0, _CLUSTERS), beta), jnp.zeros((), jnp.int32)
+    def _move_clusters(
+        self, move: Clusters, values: Sites, context: Context, keys: Array, beta: Any, backward: bool
+    ) -> tuple[Sites, Array]:
+        sites, inputs = {name: values[name] for name in self.finite}, self.joint.inputs(values, context)
+        return move(sites, inputs, random.fold_in(keys, 0, _CLUSTERS), beta), jnp.zeros((), jnp.int32)
 
-    def _discrete(
-        self, laws: Conditionals, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
-    ) -> tuple[dict[str, Array], Array]:
-        own = {name: values[name] for name in self.finite}
-        given = self.given(self.drawn, values, call)
-        return laws.sweep(own, given, lambda layer, logits: _draw(keys, layer, logits, beta), backward)
+    def _draw_discrete(
+        self,
+        conditionals: Conditionals,
+        values: Sites,
+        context: Context,
+        keys: Array,
+        beta: Any,
+        backward: bool,
+    ) -> tuple[Sites, Array]:
+        sites, inputs = {name: values[name] for name in self.finite}, self.joint.inputs(values, context)
+        draw = lambda layer, logits: _draw(random.fold_in(keys, layer.number), logits, beta)
+        return conditionals.sweep(sites, inputs, draw, backward)
 
-    def _site(
-        self, number: int, values: Sites, call: Call, keys: Array, beta: Any, backward: bool
-    ) -> tuple[dict[str, Array], Array]:
+    def _draw_continuous(
+        self, number: int, values: Sites, context: Context, keys: Array, beta: Any, backward: bool
+    ) -> tuple[Sites, Array]:
         site = self.continuous[number]
-        law = site.law(values[site.name], self.given(site.posterior, values, call))
-        new, kept = site.draw(law, random.fold_in(keys, number, _CONTINUOUS), 1.0 if beta is None else beta)
-        return {site.name: new.astype(values[site.name].dtype)}, kept
+        at = site.derivatives(values[site.name], site.posterior.inputs(values, context))
+        new, degenerate = site.draw(
+            at, random.fold_in(keys, number, _CONTINUOUS), 1.0 if beta is None else beta
+        )
+        return {site.name: new.astype(values[site.name].dtype)}, degenerate
+
+    # -- two chains ------------------------------------------------------------------------------
+
+    def couple(
+        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
+    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """Draw the discrete sites of two chains, each unit's two conditionals coupled maximally.
+
+        Which units interact is the same in both chains, and so are their layers.
+
+        :return: the sites of both, and whether a unit's conditional is degenerate.
+        """
+        conditionals, chains = cast(Conditionals, self.conditionals), (first, second)
+        latents = ({}, {}) if self.augmented is None else self.augmented.couple(*chains, keys)
+        inputs = [self.joint.inputs({**v, **h}, c) for (v, c), h in zip(chains, latents, strict=True)]
+        family = Categorical(1, max(2, conditionals.num_values))
+
+        def couple_layer(layer: Layer, carry: tuple) -> tuple:
+            x, y, broken = carry
+            etas = [conditionals.logits(layer, v, i) for v, i in zip((x, y), inputs, strict=True)]
+            words = random.words(random.fold_in(keys, layer.number), 3 * len(etas[0])).reshape(-1, 3)
+            drawn = family.couple(words, *etas)
+            valid = jnp.isfinite(etas[0].max(-1)) & jnp.isfinite(etas[1].max(-1))
+            x, y = (conditionals.put(layer, v, d, valid) for v, d in zip((x, y), drawn, strict=True))
+            return x, y, broken | ~valid.all()
+
+        return conditionals.walk(couple_layer, (dict(first[0]), dict(second[0]), jnp.zeros((), bool)))
 
 
-def _draw(keys: Array, layer: Layer, logits: Array, beta: Any) -> tuple[Array, Array]:
-    """Values of a layer, by number, and which of them had a law."""
+def _draw(keys: Array, logits: Array, beta: Any) -> tuple[Array, Array]:
+    """Return values of units, by number, and a mask of those whose conditional is not degenerate."""
     if beta is not None:
         logits = jnp.where(jnp.isneginf(logits), logits, beta * logits)
-    uniforms = random.uniform(random.words(random.fold_in(keys, layer.number), len(logits)))
-    if logits.shape[1] > COLUMNS:
+    uniforms = random.uniform(random.words(keys, len(logits)))
+    if logits.shape[1] > MOST_COLUMNS:
         drawn = random.inverse_cdf(uniforms, jax.nn.softmax(logits, -1))
         return drawn, jnp.isfinite(logits.max(-1))
-    # the same, value by value: XLA on CPU is five times slower along a short last axis
+    # the same column by column: XLA on CPU is five times slower along a short last axis
     columns = [logits[:, k] for k in range(logits.shape[1])]
     top = functools.reduce(jnp.maximum, columns)
     cumulated = list(itertools.accumulate(jnp.exp(column - top) for column in columns))
@@ -206,55 +201,40 @@ def _draw(keys: Array, layer: Layer, logits: Array, beta: Any) -> tuple[Array, A
     return drawn, jnp.isfinite(top)
 
 
-def _conditionals(read: Reading, posterior: Posterior, unit_by_unit: bool) -> Conditionals:
-    """:raises IntractableError: where hardly two units can be drawn at once, and nobody asked for that."""
-    terms, powers, joint = _terms(posterior), scaled(read, posterior.sites), None
-    if priors_with_latents(read, posterior.sites) and not powers:
-        augmented = Augmented(read, posterior.sites)
-        joint = _in_layers(augmented, _terms(augmented))
-    # latents are one layer more, and better summed out where that takes no more layers
+def _conditionals(posterior: Posterior, sequential: bool) -> Conditionals:
+    """Raise an IntractableError where hardly two units can be drawn at once, without ``sequential``."""
+    info, sites, joint = posterior.info, posterior.sites, None
+    terms, scaled = posterior.terms(), scaled_priors(info, sites)
+    if priors_with_latents(info, sites) and not scaled:
+        augmented = Augmented(info, sites)
+        joint = _in_layers(augmented, augmented.terms())
+    # latents are one more layer, and better summed out where that takes no more layers
     most = math.inf if joint is None else joint.num_layers + 1
-    plain = None if terms.most_together > most else _in_layers(posterior, terms)
-    if joint is not None and (plain is None or plain.num_layers > most):
+    collapsed = None if terms.most_together > most else _in_layers(posterior, terms)
+    if joint is not None and (collapsed is None or collapsed.num_layers > most):
         return joint
-    if plain is not None:
-        return plain
-    if unit_by_unit:
+    if collapsed is not None:
+        return collapsed
+    if sequential:
         return Conditionals(posterior, None, np.arange(terms.sets.size))
-    raise IntractableError(_too_many(posterior, terms, powers))
-
-
-def _terms(posterior: Posterior) -> Terms:
-    tables = {site: v.table for site, v in posterior.values.items()}
-    terms = Terms(posterior.program, posterior.arguments.arrays, tables)
-    posterior.relied |= terms.relied
-    return terms
+    size, together = terms.sets.size, max(terms.most_together, 2)
+    cost = size * max(len(v.table) for v in posterior.values.values())
+    number = f"all {size}" if together == size else f"up to {together} of the {size}"
+    reason = (
+        f", as the prior of site {scaled[0]!r} is scaled and its latents cannot be drawn" if scaled else ""
+    )
+    raise IntractableError(
+        f"from_model: {number} units of sites {list(sites)} interact in one term of the log density{reason}. "
+        "Declare the graph by GibbsBlock(graph, sites, params), or draw one unit at a time with "
+        f"sequential=True, at {cost} evaluations of the model per sweep"
+    )
 
 
 def _in_layers(posterior: Posterior, terms: Terms) -> Conditionals | None:
-    """Laws by layers; None where hardly two units can be drawn at once."""
+    """Return conditionals by layers; None where hardly two units can be drawn at once."""
     size, edges = terms.sets.size, terms.edges
     if edges is None:
         return None
     colors = color_units(size, edges) if len(edges) else np.zeros(size, int)
     layers = int(colors.max(initial=0)) + 1
-    return Conditionals(posterior, terms, colors) if layers <= _FEW or 2 * layers <= size else None
-
-
-def _too_many(posterior: Posterior, terms: Terms, powers: Sequence[str]) -> str:
-    size, together = terms.sets.size, terms.most_together
-    values = max(len(v.table) for v in posterior.values.values())
-    all_of = f"all {size} units" if together == size else f"up to {max(together, 2)} of the {size} units"
-    told = ""
-    if powers:
-        told = (
-            f"The prior of site {powers[0]!r} is scaled (numpyro.handlers.scale), so that its latents cannot "
-            "be drawn along, which would take the units apart. "
-        )
-    return (
-        f"from_model: {all_of} of sites {list(posterior.sites)} interact with one another (one term of the "
-        "log density reads them, as a regression reads all its indicators), so that hardly two can be drawn "
-        f"at once. {told}One unit at a time a sweep takes {size} x {values} = {size * values} evaluations of "
-        "the model's log density; ask for that with unit_by_unit=True, or declare the graph: "
-        "GibbsBlock(graph, sites, params)"
-    )
+    return Conditionals(posterior, terms, colors) if layers <= _FEW_LAYERS or 2 * layers <= size else None

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import GibbsBlock
 from ebmpp.core import random
-from ebmpp.traced.block import Call
+from ebmpp.traced.model import Call
 
 Y5 = np.array([0.3, -1.2, 0.8, 2.0, -0.4], np.float32)
 Y23 = np.array([[0.3, -1.2, 0.8], [2.0, -0.4, 0.1]], np.float32)
@@ -172,7 +172,7 @@ CASES = {
         Case(grouped_sums, ("z", "w"), (Y5,), 3),
         Case(full_covariances, ("z",), (Y23,), 1),
         Case(energy_prior, ("z",), (Y5,), 2),
-        Case(regression, ("z",), (Y5, X), 12, {"unit_by_unit": True}),
+        Case(regression, ("z",), (Y5, X), 12, {"sequential": True}),
     ]
 }
 

@@ -1,15 +1,14 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""How what is read passes through one primitive: from operands to results, and what matters back again.
+"""Propagation of dependence through one primitive.
 
-A :class:`Flow` takes, for each operand, an array of the operand's shape that numbers the set of units which
-each element reads (:class:`~ebmpp.traced.dependence.unit_sets.UnitSets`), and makes those of the results.
-Backward it takes which elements of the results matter, and tells which of the operands do; that is asked only
-of primitives through which a sum passes. A primitive that nobody knows reads everything that it is given.
+A :class:`Flow` maps, forward, the sets of units that each element of the operands reads (arrays of numbers of
+:class:`~ebmpp.traced.dependence.unit_sets.UnitSets`) to the sets that the results read. Backward, it maps a
+    mask of the results' elements that matter to masks of the operands; only primitives through which a sum
+    passes are asked for that. A primitive without a rule reads everything that it is given.
 """
 
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -18,242 +17,246 @@ from ebmpp.traced.dependence.unit_sets import UnitSets
 
 Reads = list[np.ndarray]
 Live = list[np.ndarray]
+Shapes = Sequence[tuple[int, ...]]
 
 
 class Flow:
-    """Every element of the results reads all elements of all operands."""
+    """Dependence of each element of the results on all elements of all operands.
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> None:
+    :param shapes: shapes of the operands.
+    :param results: shapes of the results.
+    """
+
+    def __init__(self, shapes: Shapes, results: Shapes) -> None:
         self.shapes, self.results = list(shapes), list(results)
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Sets read by the results, given those read by the operands."""
-        every = np.concatenate([r.ravel() for r in reads])
-        number = sets.merge(every, (0,))
+        """Return the sets read by the results, given those read by the operands."""
+        number = sets.merge(np.concatenate([r.ravel() for r in reads]), (0,))
         return [np.broadcast_to(number, shape) for shape in self.results]
 
     def backward(self, live: Live) -> Live:
-        """Which elements of the operands matter, given which of the results do."""
-        matters = any(a.any() for a in live)
+        """Return which elements of the operands matter, given which of the results do."""
+        matters = any(mask.any() for mask in live)
         return [np.full(shape, matters) for shape in self.shapes]
 
 
 class Elementwise(Flow):
-    """An element reads those at its place, and scalars.
+    """Dependence on the elements at the same place, and on scalars.
 
-    :param zeros: by operand, where it is known to be multiplied by zero.
+    :param zeros: by operand, where it is multiplied by a known zero.
     """
 
-    def __init__(
-        self, shapes: Sequence, results: Sequence, zeros: dict[int, np.ndarray] | None = None
-    ) -> None:
+    def __init__(self, shapes: Shapes, results: Shapes, zeros: dict[int, np.ndarray] | None = None) -> None:
         super().__init__(shapes, results)
         self.zeros = zeros or {}
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        kept = [np.where(self.zeros[i], 0, r) if i in self.zeros else r for i, r in enumerate(reads)]
-        return [np.broadcast_to(sets.union(*kept), shape) for shape in self.results]
+        """Return the unions of the operands' sets, place by place."""
+        masked = [np.where(self.zeros.get(i, False), 0, r) for i, r in enumerate(reads)]
+        return [np.broadcast_to(sets.union(*masked), shape) for shape in self.results]
 
     def backward(self, live: Live) -> Live:
-        at = live[0]
-        for other in live[1:]:
-            at = at | other
-        made = []
-        for i, shape in enumerate(self.shapes):
-            own = at & ~self.zeros[i] if i in self.zeros else at
-            made.append(own if shape == at.shape else np.full(shape, own.any()))
-        return made
+        """Return the results' masks; all of a scalar matters if any element does."""
+        at = np.logical_or.reduce(live)
+        masks = [at & ~self.zeros.get(i, np.False_) for i in range(len(self.shapes))]
+        pairs = zip(masks, self.shapes, strict=True)
+        return [mask if shape == at.shape else np.full(shape, mask.any()) for mask, shape in pairs]
 
 
 class Moved(Flow):
-    """Every element of the results is one of the operands', or none.
+    """Each element of the results is one element of the operands, or depends on none.
 
-    :param origins: one a result: places in the concatenation of all flattened operands, or -1.
+    :param origins: per result, positions in the concatenation of all flattened operands, or -1.
     """
 
-    def __init__(self, shapes: Sequence, results: Sequence, origins: Sequence[np.ndarray]) -> None:
+    def __init__(self, shapes: Shapes, results: Shapes, origins: Sequence[np.ndarray]) -> None:
         super().__init__(shapes, results)
         self.origins = origins
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        every = np.concatenate([*(r.ravel() for r in reads), [0]])  # -1 is the last
-        return [every[origin] for origin in self.origins]
+        """Return the sets of the origins."""
+        flat = np.concatenate([*(r.ravel() for r in reads), [0]])  # -1 is the last
+        return [flat[origin] for origin in self.origins]
 
     def backward(self, live: Live) -> Live:
+        """Return the masks of the origins of the elements that matter."""
         sizes = [int(np.prod(shape)) for shape in self.shapes]
-        every = np.zeros(sum(sizes) + 1, bool)
-        for origin, at in zip(self.origins, live, strict=True):
-            every[origin[at]] = True
-        parts = np.split(every[:-1], np.cumsum(sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        flat = np.zeros(sum(sizes) + 1, bool)
+        for origin, mask in zip(self.origins, live, strict=True):
+            flat[origin[mask]] = True
+        masks = np.split(flat[:-1], np.cumsum(sizes)[:-1])
+        return [mask.reshape(shape) for mask, shape in zip(masks, self.shapes, strict=True)]
 
 
 class Along(Flow):
-    """An element reads all that differ from it along some axes only, which go or stay."""
+    """Dependence on all elements along some axes, which are reduced or remain."""
 
-    def __init__(self, shapes: Sequence, results: Sequence, axes: tuple[int, ...], stay: bool) -> None:
+    def __init__(self, shapes: Shapes, results: Shapes, axes: tuple[int, ...], remain: bool) -> None:
         super().__init__(shapes, results)
-        self.axes, self.stay = axes, stay
+        self.axes, self.remain = axes, remain
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        made = sets.merge(sets.union(*reads), self.axes)
-        made = np.expand_dims(made, self.axes) if self.stay else made
-        return [np.broadcast_to(made, shape) for shape in self.results]
+        """Return the unions along the axes."""
+        merged = sets.merge(sets.union(*reads), self.axes)
+        merged = np.expand_dims(merged, self.axes) if self.remain else merged
+        return [np.broadcast_to(merged, shape) for shape in self.results]
 
     def backward(self, live: Live) -> Live:
-        at = live[0].any(self.axes, keepdims=True) if self.stay else np.expand_dims(live[0], self.axes)
-        return [np.broadcast_to(at, shape) for shape in self.shapes]
-
-
-@dataclasses.dataclass
-class _Axes:
-    """The axes of a contraction's side, as (batch, free, summed)."""
-
-    order: list[int]
-    sizes: tuple[int, int, int]
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], batch: Sequence[int], summed: Sequence[int]) -> "_Axes":
-        free = [d for d in range(len(shape)) if d not in (*batch, *summed)]
-        count = lambda dims: int(np.prod([shape[d] for d in dims], dtype=int))
-        return cls([*batch, *free, *summed], (count(batch), count(free), count(summed)))
-
-    def fold(self, a: np.ndarray) -> np.ndarray:
-        return a.transpose(self.order).reshape(self.sizes)
-
-    def unfold(self, a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return a.reshape([shape[d] for d in self.order]).transpose(np.argsort(self.order))
+        """Return the results' mask, extended along the axes."""
+        (mask,) = live
+        mask = mask.any(self.axes, keepdims=True) if self.remain else np.expand_dims(mask, self.axes)
+        return [np.broadcast_to(mask, shape) for shape in self.shapes]
 
 
 class Contraction(Flow):
-    """A matrix product: an element reads a row of one side and a column of the other, except at known zeros.
+    """Dependence of a matrix product on a row of one side and a column of the other, except at known zeros.
 
-    :param dimensions: as of ``lax.dot_general``.
+    :param dimensions: ``dimension_numbers`` of ``lax.dot_general``.
     :param nonzero: by operand, where it is not known to be zero.
     """
 
     def __init__(
-        self, shapes: Sequence, results: Sequence, dimensions: Any, nonzero: dict[int, np.ndarray]
+        self, shapes: Shapes, results: Shapes, dimensions: Any, nonzero: dict[int, np.ndarray]
     ) -> None:
         super().__init__(shapes, results)
-        summed, batch = dimensions
-        self.axes = [_Axes.of(s, b, k) for s, b, k in zip(shapes, batch, summed, strict=True)]
-        self.nonzero = {i: self.axes[i].fold(a) for i, a in nonzero.items() if not a.all()}
+        self.sides = list(zip(dimensions[1], dimensions[0], strict=True))  # axes of batches and of the sum
+        self.nonzero = {i: self._fold(i, a) for i, a in nonzero.items() if not a.all()}
+
+    def _order(self, side: int) -> list[list[int]]:
+        batch, summed = self.sides[side]
+        free = [d for d in range(len(self.shapes[side])) if d not in (*batch, *summed)]
+        return [list(batch), free, list(summed)]
+
+    def _fold(self, side: int, a: np.ndarray) -> np.ndarray:
+        """Return an operand as (batch, free, summed)."""
+        axes = self._order(side)
+        return a.transpose(sum(axes, [])).reshape([int(np.prod([a.shape[d] for d in part])) for part in axes])
+
+    def _unfold(self, side: int, a: np.ndarray) -> np.ndarray:
+        order = sum(self._order(side), [])
+        return a.reshape([self.shapes[side][d] for d in order]).transpose(np.argsort(order))
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        (batches, m, summed), (_, n, _) = (a.sizes for a in self.axes)
-        made = np.zeros((batches, m, n), np.int64)
-        for side, read in enumerate(reads):
+        """Return the unions over the summed axes, where the other side is not zero."""
+        folded = [self._fold(side, read) for side, read in enumerate(reads)]
+        shape = (len(folded[0]), folded[0].shape[1], folded[1].shape[1])
+        result = np.zeros(shape, np.int64)
+        for side, read in enumerate(folded):
+            other = self.nonzero.get(1 - side)
             if not read.any():
                 continue
-            own, other = self.axes[side].fold(read), self.nonzero.get(1 - side)
             if other is None:
-                part = np.broadcast_to(np.expand_dims(sets.merge(own, (2,)), 2 - side), made.shape)
-            else:  # (batch, free of the other, free of this side, summed), where the other is not zero
+                part = np.broadcast_to(np.expand_dims(sets.merge(read, (2,)), 2 - side), shape)
+            else:
                 b, q, k = np.nonzero(other)
-                p = np.arange(own.shape[1])
-                group = (b[:, None] * other.shape[1] + q[:, None]) * own.shape[1] + p
-                shape = (batches, other.shape[1], own.shape[1])
-                part = sets.of_groups(group.ravel(), own[b, :, k].ravel(), int(np.prod(shape))).reshape(shape)
+                p, num_free = np.arange(read.shape[1]), other.shape[1]
+                group = (b[:, None] * num_free + q[:, None]) * len(p) + p
+                count = len(read) * num_free * len(p)
+                part = sets.of_groups(group.ravel(), read[b, :, k].ravel(), count).reshape(
+                    -1, num_free, len(p)
+                )
                 part = part if side else part.transpose(0, 2, 1)
-            made = sets.union(made, part)
-        return [made.reshape(self.results[0])]
+            result = sets.union(result, part)
+        return [result.reshape(self.results[0])]
 
     def backward(self, live: Live) -> Live:
-        at, made = live[0].reshape([*self.axes[0].sizes[:2], self.axes[1].sizes[1]]), []
-        for side, (axes, shape) in enumerate(zip(self.axes, self.shapes, strict=True)):
-            facing = (at if side else at.transpose(0, 2, 1)).astype(
-                np.float32
-            )  # (batch, other's free, own free)
-            other = self.nonzero.get(1 - side, np.ones((axes.sizes[0], facing.shape[1], axes.sizes[2]), bool))
-            matters = np.einsum("bqp,bqk->bpk", facing, other.astype(np.float32)) > 0
-            made.append(axes.unfold(matters, shape))
-        return made
+        """Return which factors of the elements that matter are not multiplied by a known zero."""
+        ones = [self._fold(side, np.ones(shape, bool)) for side, shape in enumerate(self.shapes)]
+        at, masks = live[0].reshape(len(ones[0]), ones[0].shape[1], ones[1].shape[1]), []
+        for side in range(2):
+            facing = (at if side else at.transpose(0, 2, 1)).astype(np.float32)
+            other = self.nonzero.get(1 - side, ones[1 - side]).astype(np.float32)
+            masks.append(self._unfold(side, np.einsum("bqp,bqk->bpk", facing, other) > 0))
+        return masks
 
 
 class Lookup(Flow):
-    """A gather by indices that are not known: an element reads its own row of indices, and of the operand
-    all that the indices may pick. Not asked backward.
+    """Dependence of a gather by unknown indices on its row of indices and all elements these may pick.
 
-    :param params: of ``lax.gather``.
+    :param params: parameters of ``lax.gather``.
     """
 
-    def __init__(self, shapes: Sequence, results: Sequence, params: Any) -> None:
+    def __init__(self, shapes: Shapes, results: Shapes, params: Any) -> None:
         super().__init__(shapes, results)
         self.numbers, self.slices = params["dimension_numbers"], params["slice_sizes"]
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+        """Return the unions of the rows of indices and of the operand."""
         (operand, indices), (shape,), numbers = reads, self.results, self.numbers
         batch = [d for d in range(len(shape)) if d not in numbers.offset_dims]
-        rows = sets.merge(indices, (indices.ndim - 1,))
-        made = self._place(rows, batch)
+        result = self._place(sets.merge(indices, (indices.ndim - 1,)), batch)
         if operand.any():
-            gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-            places = dict(
-                zip((d for d in range(operand.ndim) if d not in gone), numbers.offset_dims, strict=True)
-            )
+            removed = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+            offsets = (d for d in range(operand.ndim) if d not in removed)
+            places = dict(zip(offsets, numbers.offset_dims, strict=True))
             places = {d: o for d, o in places.items() if self.slices[d] == operand.shape[d]}
             pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
             places |= {d: batch[i] for d, i in pairs}
             rest = sets.merge(operand, tuple(d for d in range(operand.ndim) if d not in places))
-            made = sets.union(made, self._place(rest, [places[d] for d in sorted(places)]))
-        return [np.broadcast_to(made, shape)]
+            result = sets.union(result, self._place(rest, [places[d] for d in sorted(places)]))
+        return [np.broadcast_to(result, shape)]
 
     def _place(self, a: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-        """``a`` with its axes at ``axes`` of the result."""
+        """Return ``a`` with its axes at ``axes`` of the result."""
         a = a.transpose(np.argsort(axes))
         return np.expand_dims(a, tuple(d for d in range(len(self.results[0])) if d not in axes))
 
 
 class Solution(Flow):
-    """A triangular system solved: an element reads its batch's matrix, and its own right-hand side.
+    """Dependence of a triangular system's solution on its batch's matrix and its own right-hand side.
 
-    :param axis: along which a right-hand side goes, from the end.
+    :param axis: axis of a right-hand side, from the end.
     """
 
-    def __init__(self, shapes: Sequence, results: Sequence, axis: int) -> None:
+    def __init__(self, shapes: Shapes, results: Shapes, axis: int) -> None:
         super().__init__(shapes, results)
         self.axis = axis
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        matrix, sides = reads
-        last = matrix.ndim - 1
-        matrix = np.expand_dims(sets.merge(matrix, (last - 1, last)), (last - 1, last))
-        sides = np.expand_dims(sets.merge(sides, (last + 1 + self.axis,)), last + 1 + self.axis)
-        return [np.broadcast_to(sets.union(matrix, sides), self.results[0])]
+        """Return the unions of matrices and right-hand sides."""
+        merged = []
+        for read, axes in zip(reads, ((-2, -1), (self.axis,)), strict=True):
+            axes = tuple(read.ndim + axis for axis in axes)
+            merged.append(np.expand_dims(sets.merge(read, axes), axes))
+        return [np.broadcast_to(sets.union(*merged), self.results[0])]
 
 
 class Taps(Flow):
-    """Every element reads some of the operands': one, or none, by each of several maps."""
+    """Dependence of each element on one element of the operands, or none, by each of several maps."""
 
-    def __init__(self, shapes: Sequence, results: Sequence, maps: Sequence[Moved]) -> None:
+    def __init__(self, shapes: Shapes, results: Shapes, maps: Sequence[Moved]) -> None:
         super().__init__(shapes, results)
         self.maps = maps
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+        """Return the unions over the maps."""
         return [sets.union(*(m.forward(sets, reads)[0] for m in self.maps))]
 
     def backward(self, live: Live) -> Live:
-        each = [m.backward(live) for m in self.maps]
-        return [np.logical_or.reduce(parts) for parts in zip(*each, strict=True)]
+        """Return the operands' elements that any map takes to one that matters."""
+        masks = [m.backward(live) for m in self.maps]
+        return [np.logical_or.reduce(parts) for parts in zip(*masks, strict=True)]
 
 
 class Scattered(Flow):
-    """A sum of updates into an array: an element reads what was there, and the updates that are put there.
+    """Dependence of a sum of updates on the array they are added to, and on the updates at each place.
 
-    :param targets: for each update the flat place that it goes to, or -1.
+    :param targets: the flat place of each update, or -1.
     """
 
-    def __init__(self, shapes: Sequence, results: Sequence, targets: np.ndarray) -> None:
+    def __init__(self, shapes: Shapes, results: Shapes, targets: np.ndarray) -> None:
         super().__init__(shapes, results)
         self.targets = targets
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+        """Return the unions of the array and its updates."""
         inside = self.targets.ravel() >= 0
         size = int(np.prod(self.results[0]))
-        put = sets.of_groups(self.targets.ravel()[inside], reads[2].ravel()[inside], size)
-        return [sets.union(reads[0], put.reshape(self.results[0]))]
+        added = sets.of_groups(self.targets.ravel()[inside], reads[2].ravel()[inside], size)
+        return [sets.union(reads[0], added.reshape(self.results[0]))]
 
     def backward(self, live: Live) -> Live:
+        """Return the masks of the array and the updates; indices do not matter."""
         updates = np.append(live[0].ravel(), False)[self.targets]
         return [live[0], np.zeros(self.shapes[1], bool), updates]

@@ -1,14 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Which powers of a site a traced log density is a sum of.
+"""The powers of a site that a traced log density is a sum of.
 
-From the inputs on, every value is told as a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two
-in all units of the site together, ``log`` a logarithm of one of them. What is no such sum (an ``exp``, a
-maximum, a choice that looks at the site) is told by the name of the primitive. The answer holds whatever the
-values of everything else are: nothing is probed.
+Each value is represented by a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two in all units of
+the site jointly, ``log`` a logarithm of one of them. A value that is no such sum (an ``exp``, a maximum, a
+choice that depends on the site) is represented by the name of its primitive. The result holds for all values
+of everything else: nothing is probed.
 """
 
-from collections.abc import Callable, Mapping
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -29,71 +28,38 @@ _ELEMENTWISE = frozenset(
     "abs add add_any convert_element_type copy copy_p div integer_pow log mul name neg pow reduce_precision "
     "rsqrt sqrt square sub".split()
 )
-
 _SIGN_KEEPING = frozenset(
     "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape rsqrt sqrt squeeze "
     "square".split()
 )
 _COMPARISONS = ("eq", "ne", "gt", "ge")
-#: The truth value that decides, whatever the other one is.
-_DECIDED = {"or": True, "and": False}
-_KEEPING_TRUTH = ("reduce_and", "reduce_or", "convert_element_type", "copy")
-_MANY = 64  # different powers, beyond which nobody needs more
+_TRUTH_KEEPING = ("reduce_and", "reduce_or", "convert_element_type", "copy")
+_MOST_POWERS = 64
 _HIGHEST = 8
 
 
-def powers_of(program: Program, positive: bool) -> tuple[Powers, bool] | str:
-    """The powers of the program's own units in its result; or the name of the primitive that makes others.
-
-    :param positive: whether the units are positive numbers, so that they have roots and logarithms.
-    :return: the powers, and whether the result is a sum of functions of one unit each.
-
-    **Example**
-
-    >>> import jax.numpy as jnp
-    >>> from ebmpp.traced.dependence.program import Program
-    >>> normal = lambda own, others, _: -(((3.0 - own["x"]) / others["s"]) ** 2).sum()
-    >>> made = Program(normal, {"x": jnp.zeros(4)}, {"s": jnp.ones(())}, [])
-    >>> powers, apart = powers_of(made, positive=False)
-    >>> sorted(powers), apart
-    ([0.0, 1.0, 2.0], True)
-    >>> powers_of(Program(lambda own, *_: jnp.exp(own["x"]), {"x": jnp.zeros(())}, {}, []), positive=False)
-    'exp'
-    """
-    own = program.own.values()
-    single = lambda slot: _Sum(frozenset([1.0]), True, True, positive, slot)
-    found: dict[int, _Sum | str] = {slot: single(slot) for slot in own}
-    few = sum(math.prod(program.shapes[slot]) for slot in own) == 1
-    for step in program.steps:
-        if any(i in found for i in step.inputs):
-            made = _of_step(program, step, found, positive)
-            if made is None:
-                continue
-            if few and not isinstance(made, str):
-                made = made._replace(single=True, apart=True, origin=0)
-            found |= dict.fromkeys(step.outputs, made)
-    made = found.get(program.output, _CONSTANT)
-    return made if isinstance(made, str) else (made.powers, made.apart)
-
-
 class _Sum(NamedTuple):
-    """What a value is a sum of."""
+    """A value as a sum of powers."""
 
     powers: Powers
     single: bool = True
-    """Whether each element is a function of one unit."""
-    apart: bool = True
-    """Whether each element is a sum of functions of one unit each."""
+    """Each element is a function of one unit."""
+    separable: bool = True
+    """Each element is a sum of functions of one unit each."""
     positive: bool = False
-    """Whether it is known to be so."""
+    """Known to be positive."""
     origin: int | None = None
     """Elements at one place of values of one origin are of the same unit."""
     truth: bool | None = None
-    """Of a truth value that is the same for all values of the units: that one, as of being in the support."""
+    """A truth value that is the same for all values of the units, such as being in the support."""
 
 
-class _At(NamedTuple):
-    """A step, and what its operands are."""
+_ONE = frozenset([0.0])
+_TRUTH = {truth: _Sum(_ONE, truth=truth) for truth in (True, False)}
+
+
+class _Operands(NamedTuple):
+    """A step with the sums that its operands are."""
 
     program: Program
     step: Step
@@ -101,71 +67,94 @@ class _At(NamedTuple):
     depends: list[int]
     positive: bool
 
-    @property
-    def sets(self) -> list[Powers]:
-        """The operands' powers."""
-        return [s.powers for s in self.sums]
+
+def powers_of(program: Program, positive: bool) -> tuple[Powers, bool] | str:
+    """Return the powers of the units in a program's result; or the name of a primitive that makes others.
+
+    :param positive: True if units are positive numbers, which have roots and logarithms.
+    :return: the powers, and whether the result is a sum of functions of one unit each.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> from ebmpp.traced.dependence.program import Program
+    >>> normal = lambda sites, siblings, _: -(((3.0 - sites["x"]) / siblings["s"]) ** 2).sum()
+    >>> program = Program(normal, {"x": jnp.zeros(4)}, {"s": jnp.ones(())}, [])
+    >>> powers, separable = powers_of(program, positive=False)
+    >>> sorted(powers), separable
+    ([0.0, 1.0, 2.0], True)
+    >>> exponential = Program(lambda sites, *_: jnp.exp(sites["x"]), {"x": jnp.zeros(())}, {}, [])
+    >>> powers_of(exponential, positive=False)
+    'exp'
+    """
+    slots = program.sites.values()
+    values: dict[int, _Sum | str] = {s: _Sum(frozenset([1.0]), True, True, positive, s) for s in slots}
+    is_one_unit = sum(math.prod(program.shapes[slot]) for slot in slots) == 1
+    for step in program.steps:
+        depends = [i for i, slot in enumerate(step.inputs) if slot in values]
+        operands = [values.get(slot, _Sum(_ONE)) for slot in step.inputs]
+        names = [value for value in operands if isinstance(value, str)]
+        sums = [value for value in operands if isinstance(value, _Sum)]
+        value = names[0] if names else _sum_of(_Operands(program, step, sums, depends, positive))
+        if not depends or value is None:
+            continue
+        if is_one_unit and isinstance(value, _Sum):
+            value = value._replace(single=True, separable=True, origin=0)
+        values |= dict.fromkeys(step.outputs, value)
+    value = values.get(program.output, _Sum(_ONE))
+    return value if isinstance(value, str) else (value.powers, value.separable)
 
 
-_CONSTANT = _Sum(frozenset([0.0]))
-_TRUTH = {truth: _Sum(frozenset([0.0]), truth=truth) for truth in (True, False)}
-
-
-def _of_step(
-    program: Program, step: Step, found: Mapping[int, _Sum | str], positive: bool
-) -> _Sum | str | None:
-    """What a step makes, or why it is none; None where it does not depend on the units after all."""
-    sums: list[_Sum] = []
-    for slot in step.inputs:
-        value = found.get(slot, _CONSTANT)
-        if isinstance(value, str):
-            return value
-        sums.append(value)
-    depends = [i for i, slot in enumerate(step.inputs) if slot in found]
-    at = _At(program, step, sums, depends, positive)
+def _sum_of(at: _Operands) -> _Sum | str | None:
+    """Return a step's result, or the step's name; None where it does not depend on the units after all."""
+    step, sums = at.step, at.sums
+    if not at.depends:
+        return None
     if any(s.truth is not None for s in sums) or step.name in _COMPARISONS:
         return _truth(at)
-    if not all(jnp.issubdtype(program.dtypes[step.inputs[i]], np.floating) for i in depends):
+    dependent, dtypes = [sums[i] for i in at.depends], [at.program.dtypes[step.inputs[i]] for i in at.depends]
+    if not all(jnp.issubdtype(dtype, np.floating) for dtype in dtypes):
         return step.name
-    made = _RULES.get(step.name, _other)(at)
-    if made is None or len(made) > _MANY or (not positive and any(p == LOG or p < 0 or p % 1 for p in made)):
+    powers = _powers(at)
+    has_roots = powers is not None and any(p == LOG or p < 0 or p % 1 for p in powers)
+    if powers is None or len(powers) > _MOST_POWERS or (has_roots and not at.positive):
         return step.name
-    own = [sums[i] for i in depends]
-    origins = {s.origin for s in own}
-    moves, linear = (
-        step.name in MOVING,
-        step.name in _LINEAR or len(own) == 1 and step.name in ("mul", "dot_general"),
-    )
+    origins, moves = {s.origin for s in dependent}, step.name in MOVING
+    is_scaling = len(dependent) == 1 and step.name in ("mul", "dot_general")
     inside = step.name in _ELEMENTWISE and len(origins) == 1 and None not in origins
-    single = all(s.single for s in own) and (inside or moves)
-    apart = single or ((moves or linear) and all(s.apart for s in own))
-    origin = next(iter(origins)) if inside else step.outputs[0]
-    every = all(s.positive for s in (sums[:1] if step.name == "pow" else sums))
-    return _Sum(made, single, apart, step.name in _SIGN_KEEPING and every, origin if single else None)
+    single = all(s.single for s in dependent) and (inside or moves)
+    linear = moves or is_scaling or step.name in _LINEAR
+    separable = single or (linear and all(s.separable for s in dependent))
+    origin = (next(iter(origins)) if inside else step.outputs[0]) if single else None
+    positive = step.name in _SIGN_KEEPING and all(
+        s.positive for s in sums[: 1 if step.name == "pow" else None]
+    )
+    return _Sum(powers, single, separable, positive, origin)
 
 
-def _truth(at: _At) -> _Sum | str | None:
-    """Of a comparison whose outcome is known, and of what is done with such; or the step's name."""
-    name, known = at.step.name, [s.truth for s in at.sums]
+def _truth(at: _Operands) -> _Sum | str | None:
+    """Return a comparison with a known outcome, or the result of an operation on such; or the step's name."""
+    name, truths = at.step.name, [s.truth for s in at.sums]
     if name in _COMPARISONS:
-        holds = _compared(at)
-        return name if holds is None else _TRUTH[holds]
-    if name == "select_n" and at.depends[0] == 0 and known[0] is not None and known[1:] == [None, None]:
-        return at.sums[2 if known[0] else 1]
-    if at.program.dtypes[at.step.outputs[0]] != np.bool_ or any(known[i] is None for i in at.depends):
+        outcome = _outcome(at)
+        return name if outcome is None else _TRUTH[outcome]
+    if name == "select_n" and at.depends[0] == 0 and truths[0] is not None and truths[1:] == [None, None]:
+        return at.sums[2 if truths[0] else 1]
+    if at.program.dtypes[at.step.outputs[0]] != np.bool_ or any(truths[i] is None for i in at.depends):
         return name
-    if name in _DECIDED:
-        if _DECIDED[name] in known:
-            return _TRUTH[_DECIDED[name]]
-        return None if None in known else _TRUTH[not _DECIDED[name]]
+    if name in ("or", "and"):
+        decisive = name == "or"  # the truth value that decides, whatever the other one is
+        if decisive in truths:
+            return _TRUTH[decisive]
+        return None if None in truths else _TRUTH[not decisive]
     if name == "not":
-        return _TRUTH[not known[0]]
-    same = name in (*_KEEPING_TRUTH, *MOVING) and name != "select_n" and len(set(known)) == 1
-    return at.sums[0] if same else name
+        return _TRUTH[not truths[0]]
+    keeps = name in (*_TRUTH_KEEPING, *MOVING) and name != "select_n" and len(set(truths)) == 1
+    return at.sums[0] if keeps else name
 
 
-def _compared(at: _At) -> bool | None:
-    """The outcome for all values of the units, which are numbers; None where there is no such."""
+def _outcome(at: _Operands) -> bool | None:
+    """Return the outcome of a comparison for all values of the units; None where there is none."""
     left, right = at.step.inputs
     if left == right:
         return at.step.name in ("eq", "ge")
@@ -177,80 +166,57 @@ def _compared(at: _At) -> bool | None:
     return True if beyond or above else None
 
 
-def _other(at: _At) -> Powers | None:
-    name, where = at.step.name, range(0)
-    if name in MOVING:
-        where = MOVING[name](len(at.step.inputs))
-    elif name not in _LINEAR:
+def _powers(at: _Operands) -> Powers | None:
+    """Return the powers in a step's result; None where it is no sum of powers."""
+    name, first, sets = at.step.name, at.sums[0], [s.powers for s in at.sums]
+    one_power = len(first.powers) == 1 and LOG not in first.powers and first.single
+    match name:
+        case "mul" | "dot_general":
+            return _product(*sets)
+        case "div":
+            inverse = _power(at.sums[1], -1.0, at.positive)
+            return None if inverse is None else _product(sets[0], inverse)
+        case "square" | "sqrt" | "rsqrt" | "integer_pow" | "pow":
+            exponent = _exponent(at)
+            return None if exponent is None or at.depends != [0] else _power(first, exponent, at.positive)
+        case "log":
+            return frozenset([0.0, LOG]) if one_power else None
+        case "abs":  # of a power that is never negative
+            return sets[0] if one_power and (at.positive or next(iter(sets[0])) % 2 == 0) else None
+        case "triangular_solve":
+            return sets[1] if at.depends == [1] else None
+    where = MOVING[name](len(sets)) if name in MOVING else range(0)
+    if (name not in MOVING and name not in _LINEAR) or set(where) & set(at.depends):
         return None
-    moved = [powers for i, powers in enumerate(at.sets) if i not in where]
-    return None if set(where) & set(at.depends) else frozenset[Any]().union(*moved)
+    return frozenset[Any]().union(*(powers for i, powers in enumerate(sets) if i not in where))
 
 
-def _times(a: Powers, b: Powers) -> Powers | None:
-    made = set()
+def _exponent(at: _Operands) -> float | None:
+    name = at.step.name
+    if name != "pow":
+        return {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}.get(name) or float(at.step.params["y"])
+    value = at.program.constants.get(at.step.inputs[1])
+    values = np.unique(np.asarray(value, float)) if value is not None else ()
+    return float(values[0]) if len(values) == 1 else None
+
+
+def _product(a: Powers, b: Powers) -> Powers | None:
+    powers = set()
     for p, q in itertools.product(a, b):
         if LOG in (p, q) and 0.0 not in (p, q):
             return None
-        made.add((p or q) if LOG in (p, q) else p + q)
-    return frozenset(made)
+        powers.add((p or q) if LOG in (p, q) else p + q)
+    return frozenset(powers)
 
 
-def _to_power(base: _Sum, exponent: float, positive: bool) -> Powers | None:
-    """A sum has whole powers only; a single power all, but of negative numbers the whole ones."""
-    single = len(base.powers) == 1 and LOG not in base.powers and base.single
-    if single and (positive or exponent % 1 == 0):
+def _power(base: _Sum, exponent: float, positive: bool) -> Powers | None:
+    """Return the powers of a power: any of one power of positive units, else only whole exponents."""
+    one_power = len(base.powers) == 1 and LOG not in base.powers and base.single
+    if one_power and (positive or exponent % 1 == 0):
         return frozenset(p * exponent for p in base.powers)
     if exponent < 0 or exponent % 1 or exponent > _HIGHEST:
         return None
-    made: Powers | None = _CONSTANT.powers
+    powers: Powers | None = _ONE
     for _ in range(int(exponent)):
-        made = None if made is None else _times(made, base.powers)
-    return made
-
-
-def _quotient(at: _At) -> Powers | None:
-    below = _to_power(at.sums[1], -1.0, at.positive)
-    return None if below is None else _times(at.sets[0], below)
-
-
-def _raised(exponent: Callable[[_At], float | None]) -> Callable[[_At], Powers | None]:
-    def rule(at: _At) -> Powers | None:
-        by = exponent(at)
-        return None if by is None or at.depends != [0] else _to_power(at.sums[0], by, at.positive)
-
-    return rule
-
-
-def _constant_exponent(at: _At) -> float | None:
-    value = at.program.constants.get(at.step.inputs[1])
-    each = np.unique(np.asarray(value, float)) if value is not None else ()
-    return float(each[0]) if len(each) == 1 else None
-
-
-def _logarithm(at: _At) -> Powers | None:
-    (of,) = at.sums
-    return frozenset([0.0, LOG]) if len(of.powers) == 1 and LOG not in of.powers and of.single else None
-
-
-def _size(at: _At) -> Powers | None:
-    """Of a single power that is never negative, but for a constant."""
-    (of,) = at.sums
-    (power, *others) = of.powers
-    even = power != LOG and (at.positive or power % 2 == 0)
-    return of.powers if not others and even and of.single else None
-
-
-_RULES: dict[str, Callable[[_At], Powers | None]] = {
-    "mul": lambda at: _times(*at.sets),
-    "dot_general": lambda at: _times(*at.sets),
-    "div": _quotient,
-    "square": _raised(lambda at: 2.0),
-    "sqrt": _raised(lambda at: 0.5),
-    "rsqrt": _raised(lambda at: -0.5),
-    "integer_pow": _raised(lambda at: float(at.step.params["y"])),
-    "pow": _raised(_constant_exponent),
-    "log": _logarithm,
-    "abs": _size,
-    "triangular_solve": lambda at: at.sets[1] if at.depends == [1] else None,
-}
+        powers = None if powers is None else _product(powers, base.powers)
+    return powers

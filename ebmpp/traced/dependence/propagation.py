@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Which units every value of a program reads."""
+"""The sets of units that every value of a program reads."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -16,171 +16,159 @@ from ebmpp.traced.dependence.program import Program, Step
 from ebmpp.traced.dependence.rules import Known, flow_of
 from ebmpp.traced.dependence.unit_sets import UnitSets
 
-_ROUNDS = 8  # of a scan, after which what it carries is taken to read all that it may
+_MOST_ROUNDS = 8  # of a scan's fixed point, after which all results read everything
 
 
 def propagate(
     program: Program,
     sets: UnitSets,
-    own: Mapping[int, np.ndarray],
+    units: Mapping[int, np.ndarray],
     known: Known,
-    same: Mapping[int, np.ndarray] | None = None,
+    constant: Mapping[int, np.ndarray] | None = None,
 ) -> tuple[dict[int, np.ndarray], dict[int, Flow]]:
-    """The sets of units that slots read, and how: of a step's flow by its first result.
+    """Return the sets of units that slots read, and each step's flow by its first result.
 
-    :param own: what the inputs read.
-    :param same: where truth values do not depend on the one unit that they read.
-    :return: slots that are left out read nothing.
+    :param units: sets that the inputs read.
+    :param constant: by slot, where a truth value is the same for all values of the one unit that it reads.
+    :return: slots that read nothing are left out.
     """
-    reads, flows, same = dict(own), {}, same or {}
+    reads, flows, constant = dict(units), {}, constant or {}
     for step in program.steps:
         depends = [i in reads for i in step.inputs]
         if not any(depends):
             continue
         flow = Scan(program, step, known) if step.name == "scan" else flow_of(program, step, known, depends)
         operands = [reads[i] if i in reads else np.zeros(program.shapes[i], int) for i in step.inputs]
-        for slot, made in zip(step.outputs, flow.forward(sets, operands), strict=True):
-            if slot in same:
-                made = np.where(same[slot] & (sets.sizes(made) <= 1), 0, made)
-            if made.any():
-                reads[slot] = made
+        for slot, read in zip(step.outputs, flow.forward(sets, operands), strict=True):
+            if slot in constant:
+                read = np.where(constant[slot] & (sets.sizes(read) <= 1), 0, read)
+            if read.any():
+                reads[slot] = read
         flows[step.outputs[0]] = flow
     return reads, flows
 
 
 class _Body(NamedTuple):
-    """A scan's body as a program, and which inputs are of which kind."""
+    """A scan's body as a program, and the inputs that depend on units, or have known values."""
 
     program: Program
-    own: list[int]
-    fixed: list[int]
-    """Inputs whose values are known; the program's arguments, in this order."""
+    dependent: list[int]
+    known: list[int]
+    """In the order of the program's arguments."""
 
 
 class Scan(Flow):
-    """A loop over leading axes: its body is looked at for all rounds at once.
+    """Dependence of a loop over leading axes: the fixed point over all rounds at once.
 
-    What is carried from round to round is taken to read nothing first, then what the round before says,
-    until that changes no more. Where it goes on changing, as in running sums, all results read everything.
+    What is carried between rounds starts out reading nothing, and is then given what the round before reads,
+    until that no longer changes. Where it keeps changing, as in running sums, all results read everything.
     """
 
     def __init__(self, program: Program, step: Step, known: Known) -> None:
         super().__init__([program.shapes[i] for i in step.inputs], [program.shapes[o] for o in step.outputs])
         self.program, self.step, self.known = program, step, known
-        self.first, self.carried = step.params["num_consts"], step.params["num_carry"]
+        self.length, self.reverse = step.params["length"], step.params["reverse"]
+        self.first, num_carry = step.params["num_consts"], step.params["num_carry"]
+        self.carried = range(self.first, self.first + num_carry)
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        dependent = {i for i, r in enumerate(reads) if r.any()}
-        body = self._classify(dependent)
-        whole = self._trace(body.own, body.fixed, self._over_rounds)
+        """Return the sets read by the last carry and by the stacked results."""
+        body = self._classify({i for i, r in enumerate(reads) if r.any()})
+        rounds = self._trace(body.dependent, body.known, self._over_rounds, stacked=True)
         values = self._values(body)
-        carry = {self.first + j: self._shifted(reads[self.first + j], None) for j in range(self.carried)}
-        for _ in range(_ROUNDS):
-            given = {whole.own[_name(i)]: carry[i] if i in carry else reads[i] for i in body.own}
-            given = {slot: r for slot, r in given.items() if r.any()}
-            inside = Known(whole, [values[i] for i in body.fixed])
-            found = propagate(whole, sets, given, inside)[0]
-            out = [found.get(o, np.zeros(whole.shapes[o], int)) for o in whole.outputs]
-            new = {
-                i: sets.union(old, self._shifted(reads[i], out[i - self.first])) for i, old in carry.items()
-            }
+        carry = {i: self._shifted(reads[i], None) for i in self.carried}
+        for _ in range(_MOST_ROUNDS):
+            units = {rounds.sites[_name(i)]: carry.get(i, reads[i]) for i in body.dependent}
+            units = {slot: r for slot, r in units.items() if r.any()}
+            inside = Known(rounds, [values[i] for i in body.known])
+            reads_inside = propagate(rounds, sets, units, inside)[0]
+            out = [reads_inside.get(o, np.zeros(rounds.shapes[o], int)) for o in rounds.outputs]
+            shifted = {i: self._shifted(reads[i], out[i - self.first]) for i in self.carried}
+            new = {i: sets.union(carry[i], shifted[i]) for i in self.carried}
             if all((new[i] == carry[i]).all() for i in carry):
-                self._rely(body, [whole.arguments.index(slot) for slot in inside.relied])
-                last = 0 if self.step.params["reverse"] else -1
-                return [out[j][last] for j in range(self.carried)] + out[self.carried :]
+                self._rely(body, [rounds.arguments.index(slot) for slot in inside.relied])
+                last = [out[i][0 if self.reverse else -1] for i in range(len(self.carried))]
+                return last + out[len(self.carried) :]
             carry = new
         return super().forward(sets, reads)
 
     def _shifted(self, start: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-        """What each round is given: the start first, then what the round before made."""
-        length = self.step.params["length"]
-        made = np.zeros((length, *start.shape), int)
-        first, rest, before = (
-            (-1, slice(0, -1), slice(1, None))
-            if self.step.params["reverse"]
-            else (0, slice(1, None), slice(0, -1))
-        )
-        if length:
-            made[first] = start
+        """Return the carry into each round: the start first, then the results of the round before."""
+        result = np.zeros((self.length, *start.shape), int)
+        forward = result[::-1] if self.reverse else result
+        forward[:1] = start
         if out is not None:
-            made[rest] = out[before]
-        return made
+            forward[1:] = (out[::-1] if self.reverse else out)[:-1]
+        return result
 
     def _body(self, *inputs: jax.Array) -> list[jax.Array]:
         return core.jaxpr_as_fun(self.step.params["jaxpr"])(*inputs)
 
     def _over_rounds(self, *inputs: jax.Array) -> list[jax.Array]:
-        axes = [None] * self.first + [0] * (len(inputs) - self.first)
+        axes = [None if i < self.first else 0 for i in range(len(inputs))]
         return jax.vmap(self._body, in_axes=axes)(*inputs)
 
-    def _trace(self, own: list[int], fixed: list[int], fn: Callable) -> Program:
-        """``fn`` of all inputs as a program; those neither own nor fixed may be anything."""
-        avals, rounds = self.step.params["jaxpr"].in_avals, fn == self._over_rounds
-        lead = lambda i: (self.step.params["length"],) if rounds and i >= self.first else ()
-        like = [jax.ShapeDtypeStruct((*lead(i), *a.shape), a.dtype) for i, a in enumerate(avals)]
-        rest = [i for i in range(len(avals)) if i not in (*own, *fixed)]
+    def _trace(self, dependent: list[int], known: list[int], fn: Callable, stacked: bool = False) -> Program:
+        """Return ``fn`` of all inputs as a program; those neither dependent nor known are siblings."""
+        avals = self.step.params["jaxpr"].in_avals
+        lead = lambda i: (self.length,) if stacked and i >= self.first else ()
+        avals_of = {i: jax.ShapeDtypeStruct((*lead(i), *a.shape), a.dtype) for i, a in enumerate(avals)}
+        named = lambda positions: {_name(i): avals_of[i] for i in positions}
 
-        def called(own_values: dict, others: dict, arguments: list) -> list:
-            given = {**own_values, **others, **{_name(i): a for i, a in zip(fixed, arguments, strict=True)}}
-            return fn(*(given[_name(i)] for i in range(len(avals))))
+        def by_name(sites: dict, siblings: dict, arguments: list) -> list:
+            values = sites | siblings | dict(zip(map(_name, known), arguments, strict=True))
+            return fn(*(values[_name(i)] for i in avals_of))
 
-        pick = lambda which: {_name(i): like[i] for i in which}
-        return Program(called, pick(own), pick(rest), [like[i] for i in fixed])
+        rest = [i for i in avals_of if i not in dependent and i not in known]
+        return Program(by_name, named(dependent), named(rest), [avals_of[i] for i in known])
 
     def _classify(self, dependent: set[int]) -> _Body:
-        """Which inputs depend on units, and which are known, what is carried included."""
-        fixed = {i for i, slot in enumerate(self.step.inputs) if slot in self.known.values} - dependent
+        """Return the inputs that depend on units, and the known ones, through the carry too."""
+        known = {i for i, slot in enumerate(self.step.inputs) if slot in self.known.values} - dependent
         while True:
-            made = _Body(
-                self._trace(sorted(dependent), sorted(fixed), self._body), sorted(dependent), sorted(fixed)
-            )
-            program = made.program
-            carried = {self.first + j: program.outputs[j] for j in range(self.carried)}
-            more = {i for i, out in carried.items() if program.dependent[out]} - dependent
-            less = {i for i, out in carried.items() if program.sources[out] is None} & fixed
+            order = sorted(dependent), sorted(known)
+            program = self._trace(*order, self._body)
+            outputs = {i: program.outputs[i - self.first] for i in self.carried}
+            more = {i for i, out in outputs.items() if program.depends(out)} - dependent
+            less = {i for i, out in outputs.items() if not program.is_known(out)} & known
             if not more and not less:
-                return made
-            dependent, fixed = dependent | more, fixed - less - more
+                return _Body(program, *order)
+            dependent, known = dependent | more, known - less - more
 
     def _values(self, body: _Body) -> dict[int, np.ndarray]:
-        """Known inputs, those of all rounds where they differ."""
-        values = {i: self.known.values[self.step.inputs[i]] for i in body.fixed}
-        carried = [i for i in body.fixed if self.first <= i < self.first + self.carried]
-        looped = [i for i in body.fixed if i >= self.first + self.carried]
+        """Return the known inputs, in each round where they differ."""
+        values = {i: self.known.values[self.step.inputs[i]] for i in body.known}
+        carried = [i for i in body.known if i in self.carried]
+        looped = [i for i in body.known if i >= self.carried.stop]
         if not carried:
             return values
-        slots = dict(zip(body.fixed, body.program.arguments, strict=True))
-        outputs = [body.program.outputs[i - self.first] for i in carried]
+        program, slots = body.program, dict(zip(body.known, body.program.arguments, strict=True))
+        outputs = [program.outputs[i - self.first] for i in carried]
 
-        def one(carry: list, x: list) -> tuple[list, list]:
-            given = {slots[i]: v for i, v in values.items()}
-            given |= {slots[i]: v for i, v in zip([*carried, *looped], [*carry, *x], strict=True)}
-            found = body.program.run(given, outputs)
-            return [found[o] for o in outputs], carry
+        def step(carry: list, x: list) -> tuple[list, list]:
+            inputs = values | dict(zip([*carried, *looped], [*carry, *x], strict=True))
+            results = program.run({slots[i]: v for i, v in inputs.items()}, outputs)
+            return [results[o] for o in outputs], carry
 
-        start, x = [values[i] for i in carried], [values[i] for i in looped]
-        rounds, back = self.step.params["length"], self.step.params["reverse"]
-        run = jax.jit(lambda start, x: lax.scan(one, start, x, rounds, back)[1])
-        made = run(
-            [np.asarray(v, body.program.dtypes[slots[i]]) for i, v in zip(carried, start, strict=True)], x
-        )
-        return values | {i: np.asarray(v) for i, v in zip(carried, made, strict=True)}
+        start = [np.asarray(values[i], program.dtypes[slots[i]]) for i in carried]
+        run = jax.jit(lambda start, x: lax.scan(step, start, x, self.length, self.reverse)[1])
+        per_round = run(start, [values[i] for i in looped])
+        return values | {i: np.asarray(v) for i, v in zip(carried, per_round, strict=True)}
 
     def _rely(self, body: _Body, used: list[int]) -> None:
-        """Take down the arguments that known inputs come from, also through what is carried."""
-        position = {slot: i for i, slot in zip(body.fixed, body.program.arguments, strict=True)}
-        pending, seen = [body.fixed[n] for n in used], set()
+        """Record the arguments that used inputs depend on, through the carry too."""
+        position = {slot: i for i, slot in zip(body.known, body.program.arguments, strict=True)}
+        pending, seen = [body.known[n] for n in used], set()
         while pending:
             i = pending.pop()
             if i in seen:
                 continue
             seen.add(i)
-            self.known.relied |= self.program.sources[self.step.inputs[i]] or set()
-            if self.first <= i < self.first + self.carried:
-                sources = body.program.sources[body.program.outputs[i - self.first]] or ()
-                pending.extend(position[slot] for slot in sources)
+            self.known.relied |= self.program.sources[self.step.inputs[i]]
+            if i in self.carried:
+                pending += [position[s] for s in body.program.sources[body.program.outputs[i - self.first]]]
 
 
 def _name(i: int) -> str:
-    """An input's name; they sort as the numbers do."""
+    """Return an input's name; names sort as the numbers do."""
     return f"{i:06d}"

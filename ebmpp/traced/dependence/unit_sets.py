@@ -1,20 +1,20 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of units, each known by a number, so that arrays of numbers tell which units every element reads."""
+"""Sets of units as numbered rows of a sparse matrix."""
 
 import numpy as np
+from scipy import sparse
 
-_MOST = 2**25  # members that are looked at in one go
-_ABSORBING = 32  # a set this large that holds what it is joined with is found without joining them
+_MOST_MEMBERS = 2**25  # of all sets that one operation joins
 
 
 class UnitSets:
-    """Sets of units 0, ..., ``size`` - 1: number 0 is the empty set, u + 1 holds unit u alone, others follow.
+    """Subsets of the units 0, ..., ``size`` - 1, numbered: 0 is the empty set, u + 1 is {u}, others follow.
 
-    Equal sets have equal numbers. Where joining sets would take more memory than is reasonable the result is
-    the set of all units: larger than it need be, never smaller.
+    Equal sets have equal numbers, so an array of numbers says which units each element of an array reads.
+    Where a union would exceed the memory limit, it becomes the set of all units, a superset.
 
-    :param size: how many units there are.
+    :param size: number of units.
 
     **Example**
 
@@ -28,107 +28,72 @@ class UnitSets:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        # sums of 128 random bits a unit: that two of a million sets agree has probability 1e-27
-        self._marks = np.random.default_rng(0).integers(0, 2**64, (size, 2), np.uint64)
-        self._start = np.concatenate([[0], np.arange(size + 1)])  # of set s: _units[_start[s]:_start[s + 1]]
-        self._units = np.arange(size)
+        none, single = sparse.csr_array((1, size), dtype=bool), sparse.eye_array(size, dtype=bool)
+        self._rows = sparse.vstack([none, single], format="csr")
+        # a set's key sums 128 random bits per unit: two of a million sets collide with probability 1e-27
+        self._bits = np.random.default_rng(0).integers(0, 2**64, (size, 2), np.uint64)
         self._numbers: dict[tuple[int, int], int] = {}
 
-    def sizes(self, numbers: np.ndarray) -> np.ndarray:
-        """How many units sets have."""
-        return self._start[numbers + 1] - self._start[numbers]
+    def rows(self, numbers: np.ndarray) -> sparse.csr_array:
+        """Return the sets as rows of a boolean matrix, ``(numbers.size, size)``."""
+        return self._rows[np.ravel(numbers)]
 
-    def members(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions in ``numbers`` and units, a pair a member, in order of both."""
-        numbers = np.asarray(numbers).ravel()
-        sizes = self.sizes(numbers)
-        which = np.repeat(np.arange(len(numbers)), sizes)
-        offset = np.repeat(self._start[numbers] - (np.cumsum(sizes) - sizes), sizes)
-        return which, self._units[offset + np.arange(len(which))]
+    def sizes(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the number of units of each set."""
+        return np.diff(self._rows.indptr).astype(np.int64)[numbers]
 
     def union(self, *numbers: np.ndarray) -> np.ndarray:
-        """The union, element by element, of arrays of numbers that broadcast."""
-        made, *others = np.broadcast_arrays(*numbers)
+        """Return the union, element by element, of arrays of numbers that broadcast."""
+        result, *others = np.broadcast_arrays(*numbers)
         for other in others:
-            made = self._union(made, other)
-        return made
-
-    def _union(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        made = np.where(a == 0, b, a)
-        mixed = (a != b) & (a != 0) & (b != 0)
-        if not mixed.any():
-            return made
-        small, large = a[mixed], b[mixed]
-        swap = self.sizes(small) > self.sizes(large)
-        small, large = np.where(swap, large, small), np.where(swap, small, large)
-        pairs, back = np.unique(np.stack([small, large], 1), axis=0, return_inverse=True)
-        joined = self._absorbed(*pairs.T)
-        left = np.flatnonzero(joined < 0)
-        joined[left] = self.of_groups(np.tile(np.arange(len(left)), 2), pairs[left].T.ravel(), len(left))
-        made[mixed] = joined[back.ravel()]
-        return made
-
-    def _absorbed(self, small: np.ndarray, large: np.ndarray) -> np.ndarray:
-        """The large set where it holds the small one, which has one unit; -1 where that is not known."""
-        made = np.full(len(small), -1)
-        candidates = (self.sizes(small) == 1) & (self.sizes(large) >= _ABSORBING)
-        for number in np.unique(large[candidates])[:_ABSORBING]:
-            inside = np.zeros(self.size, bool)
-            inside[self.members(np.array([number]))[1]] = True
-            here = np.flatnonzero(candidates & (large == number))
-            made[here[inside[small[here] - 1]]] = number
-        return made
+            mixed, base = (result != other) & (result != 0) & (other != 0), self._rows.shape[0]
+            codes, position = np.unique(result[mixed] * base + other[mixed], return_inverse=True)
+            result = np.where(result == 0, other, result)
+            group = np.tile(np.arange(len(codes)), 2)
+            result[mixed] = self.of_groups(group, np.concatenate(np.divmod(codes, base)), len(codes))[
+                position
+            ]
+        return result
 
     def merge(self, numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-        """The union along axes, which go."""
-        kept = [d for d in range(numbers.ndim) if d not in axes]
-        shape = tuple(numbers.shape[d] for d in kept)
-        rows = numbers.transpose([*kept, *axes]).reshape(int(np.prod(shape)), -1)
-        if rows.shape[1] == 1 or not rows.any():
-            return (rows[:, 0] if rows.shape[1] else np.zeros(len(rows), int)).reshape(shape)
-        group = np.repeat(np.arange(len(rows)), rows.shape[1])
-        return self.of_groups(group, rows.ravel(), len(rows)).reshape(shape)
+        """Return the union along axes, which are removed."""
+        remaining = [d for d in range(numbers.ndim) if d not in axes]
+        shape = tuple(numbers.shape[d] for d in remaining)
+        count = int(np.prod(shape))
+        rows = numbers.transpose([*remaining, *axes]).reshape(
+            count, int(np.prod([numbers.shape[d] for d in axes]))
+        )
+        group = np.repeat(np.arange(count), rows.shape[1])
+        return self.of_groups(group, rows.ravel(), count).reshape(shape)
 
     def of_groups(self, group: np.ndarray, numbers: np.ndarray, count: int) -> np.ndarray:
-        """The union of all sets of a group.
+        """Return the union of the sets of each group.
 
-        :param group: which group each of ``numbers`` belongs to, below ``count``.
+        :param group: group of each of ``numbers``, below ``count``.
         """
-        made = np.zeros(count, np.int64)
-        base = len(self._start)
-        codes = np.unique((group * base + numbers)[numbers > 0])
-        group, numbers = codes // base, codes % base
-        made[group] = numbers  # right where a group has one
-        several = np.bincount(group, minlength=count) > 1
-        if not several.any():
-            return made
-        mixed = several[group]
-        group, numbers = group[mixed], numbers[mixed]
-        if self.sizes(numbers).sum() > _MOST:
-            made[several] = self._find(np.zeros(self.size, np.int64), np.arange(self.size), 1)[0]
-            return made
-        which, units = self.members(numbers)
-        codes = np.unique(group[which] * self.size + units)
-        rows = np.flatnonzero(several)
-        made[rows] = self._find(np.searchsorted(rows, codes // self.size), codes % self.size, len(rows))
-        return made
+        ones, shape = np.ones(np.count_nonzero(numbers), bool), (count, self._rows.shape[0])
+        picked = sparse.csr_array((ones, (group[numbers > 0], numbers[numbers > 0])), shape)
+        lengths, result = np.diff(picked.indptr), np.zeros(count, np.int64)
+        row, is_union = np.repeat(np.arange(count), lengths), lengths > 1
+        result[row] = picked.indices  # final for groups of one set
+        is_all = self.sizes(picked.indices) == self.size
+        result[row[is_all]] = picked.indices[is_all]
+        is_union[row[is_all]] = False
+        if not is_union.any():
+            return result
+        picked = picked[np.flatnonzero(is_union)]
+        if self.sizes(picked.indices).sum() > _MOST_MEMBERS:
+            result[is_union] = self._number(sparse.csr_array(np.ones((1, self.size), bool)))
+        else:
+            result[is_union] = self._number(picked @ self._rows)
+        return result
 
-    def _find(self, row: np.ndarray, units: np.ndarray, count: int) -> np.ndarray:
-        """Numbers of sets, each row's units given in order and once; new sets get new numbers."""
-        sizes = np.bincount(row, minlength=count)
-        ends = np.cumsum(sizes)
-        marks = np.add.reduceat(self._marks[units], ends - sizes, axis=0)
-        made, fresh = np.empty(count, np.int64), []
-        for i, mark in enumerate(map(tuple, marks.tolist())):
-            if sizes[i] == 1:
-                made[i] = units[ends[i] - 1] + 1
-                continue
-            if mark not in self._numbers:
-                self._numbers[mark] = len(self._start) - 1 + len(fresh)
-                fresh.append(i)
-            made[i] = self._numbers[mark]
-        if fresh:
-            new = np.isin(row, fresh)
-            self._start = np.concatenate([self._start, self._start[-1] + np.cumsum(sizes[fresh])])
-            self._units = np.concatenate([self._units, units[new]])
-        return made
+    def _number(self, rows: sparse.csr_array) -> np.ndarray:
+        """Return the sets' numbers, new ones for new sets; no set is empty."""
+        rows.sort_indices()
+        marks = np.add.reduceat(self._bits[rows.indices], rows.indptr[:-1], axis=0)
+        keys = list(map(tuple, marks.tolist()))
+        new = {key: row for row, key in enumerate(keys) if key not in self._numbers}
+        self._numbers |= {key: self._rows.shape[0] + i for i, key in enumerate(new)}
+        self._rows = sparse.vstack([self._rows, rows[list(new.values())]], format="csr")
+        return np.array([self._numbers[key] for key in keys])

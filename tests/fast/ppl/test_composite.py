@@ -40,8 +40,8 @@ def test_estimates_of_the_posterior_are_unbiased() -> None:
 def test_maximal_coupling_has_its_marginals_and_overlap(p: dist.Distribution, q: dist.Distribution) -> None:
     def draw(key: jax.Array) -> tuple:
         x, y, is_finite = maximal(key, p, q)
-        own = p.sample(jax.random.fold_in(key, 1))
-        return x, y, is_finite, q.log_prob(own) - p.log_prob(own)
+        other = p.sample(jax.random.fold_in(key, 1))
+        return x, y, is_finite, q.log_prob(other) - p.log_prob(other)
 
     x, y, is_finite, log_ratio = map(
         np.asarray, jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(9), 20_000))
@@ -72,10 +72,10 @@ def test_metropolis_steps_are_coupled_too() -> None:
     def weight(x: dict, sites: dict, y: jax.Array) -> jax.Array:
         return -0.3 * (x["x"].sum() - 1.0) ** 2
 
-    kernel, options = composite(log_weight=weight, fraction=0.7), {"num_pairs": 3000, "k": 4}
+    kernel, options = composite(log_likelihood=weight, fraction=0.7), {"num_pairs": 3000, "k": 4}
     result = composite_expectation(kernel, lambda s: s["x"] > 0, NOISY, rng_key=jax.random.key(4), **options)
     options = {"num_warmup": 30, "key": jax.random.key(5), "chain_method": "vectorized"}
-    single = run_chains(composite(log_weight=weight), NOISY, 4000, 1, **options)
+    single = run_chains(composite(log_likelihood=weight), NOISY, 4000, 1, **options)
     draws = np.asarray(single.get_samples()["x"] > 0, float)
     error = np.hypot(result.standard_error, draws.std(0) / len(draws) ** 0.5)
     assert_law(result.value, draws.mean(0), error)

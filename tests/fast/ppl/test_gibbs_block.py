@@ -45,7 +45,7 @@ def test_gibbs_with_nuts_has_the_posterior() -> None:
 
 def test_verify_refuses_another_posterior() -> None:
     graph, layout = lattice()
-    params = spin_block().within.params
+    params = spin_block().binding.params
     with pytest.raises(StateError, match="log density changes by"):
         doubled = params | {"even:odd": 2 * params["even:odd"]}
         GibbsBlock(graph, {"x": layout}, doubled).verify(spin_model, NOISY)
@@ -63,7 +63,7 @@ def test_rows_of_a_plate_have_their_own_params() -> None:
 
 def test_given_blocks_are_held() -> None:
     graph, params = zoo.graph("rbm"), zoo.params("rbm")
-    block = GibbsBlock(graph, ["h"], params, given={"v": lambda sites: sites["pixels"]})
+    block = GibbsBlock(graph, ["h"], params, clamped={"v": lambda sites: sites["pixels"]})
     pixels = np.float32([1.0, 0.0, 1.0, 1.0])
     draws = run_alone(block, {"h": np.zeros(3, np.float32)}, 1, 4000, pixels=pixels).z["h"]
     logits = np.asarray(params["h"]) + pixels @ np.asarray(params["v:h"])
@@ -77,9 +77,9 @@ def test_few_units_are_proposed_by_default() -> None:
     sizes = lambda **options: (lambda b: (b.fraction, b.num_sweeps))(GibbsBlock(graph, ["a", "b"], **options))
     weight = lambda x, sites: 0.0
     assert sizes() == (1, 1)
-    assert sizes(log_weight=weight) == (0.05, 20)
-    assert sizes(log_weight=weight, fraction=0.1) == (0.1, 10)
-    assert sizes(log_weight=weight, num_sweeps=1) == (0.05, 1)
+    assert sizes(log_likelihood=weight) == (0.05, 20)
+    assert sizes(log_likelihood=weight, fraction=0.1) == (0.1, 10)
+    assert sizes(log_likelihood=weight, num_sweeps=1) == (0.05, 1)
 
 
 def test_interacting_latents_need_params_that_do_not_change() -> None:
@@ -87,8 +87,8 @@ def test_interacting_latents_need_params_that_do_not_change() -> None:
     scaled = GibbsBlock(deep, ["v"], params | {"v:h1": lambda sites: sites["beta"] * params["v:h1"]})
     around = Call({"beta": 1.0}, (), {})
     with pytest.raises(IntractableError, match="'v:h1' depend on sibling sites"):
-        scaled.within.bind({"v": np.zeros(3)}, around)
-    GibbsBlock(deep, ["v"], params).within.bind({"v": np.zeros(3)}, around)
+        scaled.binding.bind({"v": np.zeros(3)}, around)
+    GibbsBlock(deep, ["v"], params).binding.bind({"v": np.zeros(3)}, around)
 
 
 # -- moves and tempering ---------------------------------------------------------------------------
@@ -149,10 +149,10 @@ def test_tempered_transition_preserves_the_distribution_row_by_row() -> None:
     assert (state.transitions[:, 0] != state.transitions[:, 1]).any()
 
 
-def test_log_weight_is_corrected_by_metropolis() -> None:
+def test_log_likelihood_is_corrected_by_metropolis() -> None:
     graph = FactorGraph({"z": Bernoulli(4)}, factors=[Bias("z")])
     bias, weight = np.float32([0.5, -0.5, 0.0, 1.0]), lambda x, sites: 2.0 * jnp.cos(x["z"].sum())
-    block = GibbsBlock(graph, ["z"], {"z": bias}, log_weight=weight, fraction=0.5)
+    block = GibbsBlock(graph, ["z"], {"z": bias}, log_likelihood=weight, fraction=0.5)
     state = run_alone(block, {"z": np.zeros(4, int)}, 40, 4000)
     states = (np.arange(16)[:, None] >> np.arange(4)) & 1
     log = states @ bias + 2.0 * np.cos(states.sum(1))
@@ -187,7 +187,7 @@ def test_likelihood_as_a_weight_is_corrected_by_metropolis() -> None:
     def likelihood(x: dict, sites: dict, y: jax.Array) -> jax.Array:
         return dist.Normal(x["x"] + sites["offset"], 1.0).log_prob(y).sum()
 
-    block = GibbsBlock(graph, {"x": layout}, params, log_weight=likelihood, fraction=0.5)
+    block = GibbsBlock(graph, {"x": layout}, params, log_likelihood=likelihood, fraction=0.5)
     block.verify(spin_model, NOISY)
     mcmc = run_chains(composite(block), extra_fields=("block_states.0.accepted",))
     assert_posterior(mcmc)

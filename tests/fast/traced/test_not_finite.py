@@ -53,7 +53,7 @@ CASES = {
     "tempered": Case(latent, ("z",), (Y5,), 1, {"tempering": [0.5, 1.0]}),
     "branches": Case(branches, ("z",), (Y5,), 2),
     "few": Case(tied, ("z",), (Y5, X[:, :5]), 5),
-    "many": Case(tied, ("z",), (Y5, X), 12, {"unit_by_unit": True}),
+    "many": Case(tied, ("z",), (Y5, X), 12, {"sequential": True}),
 }
 
 
@@ -62,7 +62,7 @@ def test_branches_not_taken_do_not_count(name: str) -> None:
     case = compare(CASES[name], z=np.zeros(12 if name == "many" else 5, np.int32))
     case.check()
     result = advance(case.block, *case.around())
-    assert not result.kept.any()
+    assert not result.degenerate.any()
     if name == "tempered":
         return
     first = case.block.layers["z"] == 0
@@ -112,7 +112,7 @@ REFUSED = {
     "rooted": (rooted, {}, r"unit \(1, 1\) of site 'z' is nan where it is 2"),
     "logarithm": (logarithm, {}, r"unit \(1,\) of site 'm' is nan"),
     "observed": (observed, {}, r"args\[0\] of the model holds nan"),
-    "together": (together, {"unit_by_unit": True}, r"unit \(0,\) of site 'z' is nan where it is 1"),
+    "together": (together, {"sequential": True}, r"unit \(0,\) of site 'z' is nan where it is 1"),
 }
 
 
@@ -125,7 +125,7 @@ def test_start_with_degenerate_conditionals_is_refused(name: str) -> None:
     block = GibbsBlock.from_model(model, [site], good, **options)
     start = {"z": jnp.zeros(6, int)} if name == "together" else {}
     begin = lambda y: block.init(jax.random.key(0), 0, start, (y,), {})
-    assert int(begin(good).kept) == 0
+    assert int(begin(good).degenerate) == 0
     with pytest.raises(StateError, match=message):
         begin(bad)
     begin(good)

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Which units of a model interact, by primitive: interacting units are in different layers."""
+"""Layers of interacting units of a model, by primitive."""
 
 from collections.abc import Callable
 import itertools

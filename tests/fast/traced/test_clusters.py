@@ -64,15 +64,15 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
         states[site] = np.stack([np.choose(i, table) for i in index]).astype(values[site].dtype)
         start += len(count)
 
-    density = lambda own: log_density(model, (y,), {}, {**siblings, **own})[0]
+    density = lambda sites: log_density(model, (y,), {}, {**siblings, **sites})[0]
     log = np.asarray(jax.jit(jax.vmap(density))(states), float) * (beta or 1.0)
     weight = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
     picked = np.random.default_rng(0).choice(len(numbers), 8000, p=weight)
     before = {site: v[picked] for site, v in states.items()}
 
-    def move(key: Any, own: Any) -> Any:
-        inputs = block.sweep.given(block.posterior, own, Call(siblings, (y,), {}))
-        return block.sweep.clusters(own, inputs, random.key_pair(key), beta)
+    def move(key: Any, sites: Any) -> Any:
+        inputs = block.posterior.inputs(sites, block.info.context(sites, Call(siblings, (y,), {})))
+        return block.sweep.clusters(sites, inputs, random.key_pair(key), beta)
 
     after = jax.jit(jax.vmap(move))(jax.random.split(jax.random.key(1), 8000), before)
     flat = lambda z: np.concatenate([np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1)

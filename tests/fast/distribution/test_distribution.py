@@ -20,8 +20,8 @@ import zoo
 import jax
 
 from ebmpp import Bernoulli, Binomial, Categorical, EnergyDistribution, Poisson, Spin, exact
-from ebmpp.distribution.layout import Layout
 from ebmpp.errors import IntractableError, ParameterError
+from ebmpp.ppl import Layout
 from helpers import FAMILIES, FINITE, assert_rows_law, often, pair, random_params, random_state
 
 ROWS = np.array(list(itertools.product([0.0, 1.0], repeat=4)), np.float32)
@@ -141,9 +141,9 @@ def test_draws_match_enumeration() -> None:
 
 
 def test_draws_depend_on_their_key_and_place() -> None:
-    many = law().sample(zoo.KEY, (3, 4))
-    np.testing.assert_array_equal(law().sample(zoo.KEY, (5,)), many.reshape(12, 4)[:5])
-    np.testing.assert_array_equal(law().sample(jax.random.PRNGKey(0), (3, 4)), many)
+    draws = law().sample(zoo.KEY, (3, 4))
+    np.testing.assert_array_equal(law().sample(zoo.KEY, (5,)), draws.reshape(12, 4)[:5])
+    np.testing.assert_array_equal(law().sample(jax.random.PRNGKey(0), (3, 4)), draws)
     with pytest.raises(NotImplementedError, match="differentiated in its params"):
         law().rsample(zoo.KEY)
 

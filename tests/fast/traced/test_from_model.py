@@ -73,7 +73,7 @@ def test_steps_resume_exactly_and_never_call_the_model_again() -> None:
     state = start
     for _ in range(6):
         middle, state = state, step(state, *case.args)
-    assert int(state.i) == 6 and int(state.kept) == 0 and state.z["z"].dtype == start.z["z"].dtype
+    assert int(state.i) == 6 and int(state.degenerate) == 0 and state.z["z"].dtype == start.z["z"].dtype
     assert (step(pickle.loads(pickle.dumps(middle)), *case.args).z["z"] == state.z["z"]).all()
     assert not (middle.z["z"] == state.z["z"]).all()
     assert len(calls) == num_calls and step._cache_size() == 1
@@ -93,16 +93,16 @@ def interacting(y: Any, x: Any) -> None:
 @pytest.mark.parametrize("tempering", often([None, (0.4, 1.0)], None))
 def test_sequential_sweeps_have_the_posterior(tempering: Any) -> None:
     args = (Y5, X[:, :9])
-    with pytest.raises(IntractableError, match="all 9 units .* unit_by_unit=True"):
+    with pytest.raises(IntractableError, match="all 9 units .* sequential=True"):
         GibbsBlock.from_model(interacting, ["z", "w"], *args)
-    block = GibbsBlock.from_model(interacting, ["z", "w"], *args, unit_by_unit=True, tempering=tempering)
+    block = GibbsBlock.from_model(interacting, ["z", "w"], *args, sequential=True, tempering=tempering)
     counts = np.stack(np.unravel_index(np.arange(9 * 2**7), (3, 2, 3, *[2] * 6)), 1)
     density = lambda c: log_density(interacting, args, {}, {"z": c[:5], "w": c[5:, None]})[0]
     log = np.asarray(jax.jit(jax.vmap(density))(counts), float)
     weight = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
     state = run_alone(block, {"z": np.zeros(5, int), "w": np.zeros((4, 1), int)}, 12, 4000, args)
     draws = np.concatenate([state.z["z"], np.asarray(state.z["w"])[..., 0]], 1)
-    assert int(state.kept.sum()) == 0
+    assert int(state.degenerate.sum()) == 0
     assert_rows_law(draws, weight @ counts, comparisons=18)
     products = lambda a: 1.0 * a[:, :8] * a[:, 1:]
     assert_rows_law(products(draws), weight @ products(counts), comparisons=18)
@@ -127,7 +127,7 @@ def test_unit_without_possible_value_stays_and_is_counted() -> None:
 
     block = GibbsBlock.from_model(model, ["z"])
     state = run_alone(block, {"z": np.array([0, 1, 0])}, 3, 2)
-    assert (state.z["z"][:, 1] == 1).all() and (state.kept == 3).all()
+    assert (state.z["z"][:, 1] == 1).all() and (state.degenerate == 3).all()
     assert "3 draws kept a value" in block.get_diagnostics_str(jax.tree.map(lambda a: a[0], state))
 
 

@@ -25,7 +25,7 @@ from ebmpp import Bernoulli, Bias, EnergyDistribution, FactorGraph, Gaussian, Gi
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.ppl import Conjugate, CoupledComposite, Layout, composite_expectation, gibbs_fn
-from ebmpp.traced.block import Call
+from ebmpp.traced.model import Call
 from helpers import assert_law, assert_rows_law, often
 
 Y = np.array([0.9, -0.3, 0.4, 0.2], np.float32)
@@ -149,17 +149,17 @@ def enumerated(name: str) -> tuple[dict, np.ndarray]:
         stop = start + int(np.prod(shapes[s]))
         result[s] = states[:, start:stop].reshape(-1, *shapes[s]).astype(values[s].dtype)
         start = stop
-    density = lambda own: log_density(case.model, case.args, {}, {**values, **own})[0]
+    density = lambda sites: log_density(case.model, case.args, {}, {**values, **sites})[0]
     log = np.asarray(jax.jit(jax.vmap(density))(result), float)
     weight = np.exp(log - log.max())
     return result, weight / weight.sum()
 
 
 def around(name: str) -> tuple[dict, Call]:
-    """The block's own sites and their surroundings."""
+    """The block's sites and their surroundings."""
     case, _, values = block_of(name)
-    own = {s: values[s] for s in case.sites}
-    return own, Call({n: v for n, v in values.items() if n not in own}, case.args, {})
+    sites = {s: values[s] for s in case.sites}
+    return sites, Call({n: v for n, v in values.items() if n not in sites}, case.args, {})
 
 
 def features(z: dict) -> np.ndarray:
@@ -231,7 +231,7 @@ def test_scaled_prior_is_refused() -> None:
             z = numpyro.sample("z", EnergyDistribution(graph, params, num_sweeps=1))
         numpyro.sample("y", dist.Normal(z[:4], 1.0).to_event(1), obs=y)
 
-    with pytest.raises(IntractableError, match="'z' is scaled .* latents cannot be drawn along"):
+    with pytest.raises(IntractableError, match="'z' is scaled"):
         GibbsBlock.from_model(model, ["z"], Y)
 
 
@@ -271,7 +271,7 @@ def test_site_of_params_with_log_partition_is_accepted() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(IntractableError, match="clusters=True .* no two units interact"):
+    with pytest.raises(IntractableError, match="clusters=True"):
         GibbsBlock.from_model(image, ["z"], Y, clusters=True)
 
     def offset(y: Any) -> None:
@@ -354,4 +354,4 @@ def test_degenerate_latent_keeps_the_units_and_is_counted() -> None:
     with pytest.raises(StateError, match="site 'z' is nan where it is -1"):
         begin(jnp.nan)
     state = block.sample(begin(0.3), (Y,), siblings(jnp.nan))
-    assert int(state.kept) == 4 and (state.z["z"] == 1).all()
+    assert int(state.degenerate) == 4 and (state.z["z"] == 1).all()

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
-from ebmpp.traced.block import Call
+from ebmpp.traced.model import Call
 from helpers import assert_law, assert_rows_law, often
 
 
@@ -95,7 +95,7 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
     gaps, mean, variance, covariance = jax.tree.map(np.asarray, jax.jit(jax.vmap(gap))(value * shifts))
     np.testing.assert_allclose(gaps, gaps[0], rtol=2e-4, atol=2e-3)
     result = advance(block, {site: value}, Call(values, args, {}))
-    assert not result.kept.any()
+    assert not result.degenerate.any()
     draws = result.z[site]
     assert_rows_law(draws, mean[0], comparisons=20)
     if family != "InverseGamma":  # whose square has no finite variance
@@ -137,8 +137,8 @@ def test_discrete_and_continuous_sites_have_their_posterior(tempering: Any) -> N
 
         def body(step: Any, carry: tuple) -> tuple:
             state = block.sample(carry[0], (y,), {})
-            kept = step >= 10
-            return state, carry[1] + kept * state.z["z"], carry[2] + kept * state.z["level"]
+            counted = step >= 10
+            return state, carry[1] + counted * state.z["z"], carry[2] + counted * state.z["level"]
 
         return jax.lax.fori_loop(0, 30, body, (state, jnp.zeros(4), jnp.zeros(())))
 
@@ -146,7 +146,7 @@ def test_discrete_and_continuous_sites_have_their_posterior(tempering: Any) -> N
     probability, mean = enumerated(y)
     assert_rows_law(np.asarray(z) / 20, probability, comparisons=5)
     assert_rows_law(np.asarray(level)[:, None] / 20, np.array([mean]), comparisons=5)
-    assert int(np.sum(state.kept)) == 0
+    assert int(np.sum(state.degenerate)) == 0
     accepted = float(np.mean(state.transitions)) / 30
     assert accepted == 0 if tempering is None else 0.3 < accepted < 1
     text = block.get_diagnostics_str(jax.tree.map(lambda a: a[0], state))

@@ -1,0 +1,187 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A check for doubly intractable models: the latent sites that the params of energies depend on."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+import contextlib
+import copy
+from typing import Any
+
+import numpy as np
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer.initialization import init_to_sample
+from numpyro.ops.provenance import eval_provenance
+
+import jax
+from jax import Array
+
+from ebmpp.core import Params
+from ebmpp.distribution.energy_distribution import ADVICE, HOOK, EnergyDistribution
+from ebmpp.errors import IntractableError
+
+_WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
+
+
+def base_of(fn: dist.Distribution) -> dist.Distribution:
+    """Return a distribution without the wrappers of plates, events and masks."""
+    return base_of(fn.base_dist) if isinstance(fn, _WRAPPERS) else fn
+
+
+def with_base(fn: dist.Distribution, base: dist.Distribution) -> dist.Distribution:
+    """Return a distribution with another one inside of its wrappers."""
+    if not isinstance(fn, _WRAPPERS):
+        return base
+    copied = copy.copy(fn)
+    copied.base_dist = with_base(fn.base_dist, base)
+    return copied
+
+
+def energies_of(trace: Mapping[str, Any]) -> dict[str, list[EnergyDistribution]]:
+    """Return the energies in the distributions of a trace, by site, observed sites included."""
+    energies = {name: _energies_in(site["fn"]) for name, site in trace.items() if site["type"] == "sample"}
+    return {name: parts for name, parts in energies.items() if parts}
+
+
+def _energies_in(fn: dist.Distribution) -> list[EnergyDistribution]:
+    """Return the energies in a distribution and its parts, such as components of a mixture."""
+    if isinstance(fn, EnergyDistribution):
+        return [fn]
+    return [e for part in _parts(fn) if isinstance(part, dist.Distribution) for e in _energies_in(part)]
+
+
+def _parts(fn: dist.Distribution) -> list[Any]:
+    return jax.tree.leaves(dict(vars(fn)), is_leaf=lambda part: isinstance(part, dist.Distribution))
+
+
+def _arrays(fn: dist.Distribution) -> list[Any]:
+    """Return the arrays in a distribution and its parts."""
+    nested = [_arrays(p) if isinstance(p, dist.Distribution) else [p] for p in _parts(fn)]
+    return [p for parts in nested for p in parts if isinstance(p, jax.Array | np.ndarray)]
+
+
+def _reweights(fn: dist.Distribution) -> bool:
+    """Return True if log Z of an energy inside may be more than added to the log density, as in a mixture."""
+    if isinstance(fn, EnergyDistribution):
+        return False
+    return not isinstance(fn, (*_WRAPPERS, dist.TransformedDistribution)) or _reweights(fn.base_dist)
+
+
+@contextlib.contextmanager
+def unnormalized(hook: Callable[[Params, Array], Array] | None = None) -> Generator[list[Params]]:
+    """Collect the params of all energies without log Z whose ``log_prob`` is evaluated, in factors too.
+
+    :param hook: gives the value of ``log_prob`` instead.
+    """
+    evaluated: list[Params] = []
+
+    def record(params: Params, log_weight: Array) -> Array:
+        evaluated.append(params)
+        return log_weight if hook is None else hook(params, log_weight)
+
+    token = HOOK.set(record)
+    try:
+        yield evaluated
+    finally:
+        HOOK.reset(token)
+
+
+def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
+    """Refuse a model in which the params of an energy model depend on what is inferred, without log Z.
+
+    Gradient-based inference refuses by itself. Call this before any method without gradients. Nothing is
+    computed: dependencies are traced through the model.
+
+    :param model: a NumPyro model, conditioned on the data.
+    :param model_args: its arguments.
+    :param model_kwargs: its keyword arguments.
+    :raises IntractableError: naming the site and the latent sites that its params depend on.
+
+    **Example**
+
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
+    >>> pair = ebmpp.layered(a=ebmpp.Spin(1), b=ebmpp.Spin(1))
+    >>> def model(x):
+    ...     J = numpyro.sample("J", dist.Uniform(0, 2))
+    ...     params = {"a": jnp.zeros(1), "b": jnp.zeros(1), "a:b": J * jnp.ones((1, 1))}
+    ...     numpyro.sample("x", ebmpp.EnergyDistribution(pair, params, blocks="all"), obs=x)
+    >>> ebmpp.ppl.check_tractable(model, jnp.ones(2))
+    Traceback (most recent call last):
+    ...
+    ebmpp.errors.IntractableError: the params of site 'x' depend on the latent sites ['J']...
+    """
+    refuse_params(model, model_args, model_kwargs, None)
+
+
+def refuse_params(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any], sites: Sequence[str] | None
+) -> None:
+    """Refuse to draw sites that the params of an energy model without log Z depend on.
+
+    :param sites: all latent sites if None.
+    :raises IntractableError: naming the energy's site and those sites.
+    """
+    for name, sources in read_by_params(model, args, kwargs, known=False).items():
+        drawn = [source for source in sources if sites is None or source in sites]
+        if drawn:
+            raise IntractableError(
+                f"the params of site {name!r} depend on the latent sites {drawn}, and its {ADVICE}"
+            )
+
+
+def read_by_params(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any], known: bool
+) -> dict[str, list[str]]:
+    """Return the latent sites that the params of energies depend on, by the energy's site.
+
+    Nothing is computed. An energy inside of a mixture also depends on what the weights depend on, and on the
+    site itself. A site that reads ``log_prob`` of an energy, such as a factor, depends on what its params do.
+
+    :param known: True to include energies with log Z.
+    """
+    values = _latents(model, args, kwargs)
+    # the tracer takes values as keyword arguments, beside its own, and a site may have any name
+    alias = {f"site_{i}": name for i, name in enumerate(values)}
+    reweighted: set[str] = set()
+
+    def read(mark: Array, **inputs: Array) -> tuple[dict[str, Any], dict[str, Any], list[Params]]:
+        data = {alias[key]: value for key, value in inputs.items()}
+        seeded = handlers.seed(handlers.substitute(model, data=data), 0)
+        with unnormalized(lambda params, log_weight: log_weight + mark) as used:
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        params: dict[str, Any] = {}
+        for name, energies in energies_of(trace).items():
+            params[name] = [e.params for e in energies if known or not e.has_log_partition]
+        params = {name: trees for name, trees in params.items() if trees}
+        reweighted.update(name for name in params if not known and _reweights(trace[name]["fn"]))
+        arrays = {name: _arrays(site["fn"]) for name, site in trace.items() if site["type"] == "sample"}
+        params |= {name: [params[name], arrays[name]] for name in reweighted}
+        return params, {} if known else arrays, used
+
+    inputs = {key: values[name] for key, name in alias.items()}
+    params, arrays, used = eval_provenance(read, mark=jax.ShapeDtypeStruct((), float), **inputs)
+    sites_of = lambda tree: {alias[key] for key in _keys(tree) if key in alias}
+    # a value reweighted by an energy without log Z is wrong, whatever the params depend on
+    sources = {name: sites_of(tree) - {name} | ({name} & reweighted) for name, tree in params.items()}
+    for name, tree in arrays.items():
+        if "mark" in _keys(tree):
+            sources[name] = sources.get(name, set()) | sites_of(used)
+    return {name: [site for site in values if site in names] for name, names in sources.items()}
+
+
+def _latents(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shapes of a model's latent sites."""
+
+    def latents() -> dict[str, Array]:
+        seeded = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_sample)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        sites = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+        return {name: site["value"] for name, site in sites.items()}
+
+    return jax.eval_shape(latents)
+
+
+def _keys(provenance: Any) -> set[str]:
+    """Return all inputs that a tree of values depends on."""
+    leaves = jax.tree.leaves(provenance, is_leaf=lambda s: isinstance(s, frozenset))
+    return {key for leaf in leaves for key in leaf}

@@ -1,0 +1,225 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps of a graph whose params and clamped blocks are functions of other variables.
+
+Inside a larger model a graph is a part of a posterior: its params may be data, arguments of the model, or
+the present values of other variables, such as a likelihood's noise scale. They may differ from row to row,
+and in a pair of chains from one to the other.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import random
+from ebmpp.core.types import Rows, Schedule
+from ebmpp.errors import ParameterError
+from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.factors.lateral import each_part
+from ebmpp.moves import Layer, Target, gibbs
+from ebmpp.moves.couplings import Trial, where_rows
+from ebmpp.moves.move import Drawn, Move, agree, compare, couple_focused, draw_sweep, offsets
+
+#: Log density beside the energy, row by row: a function of all blocks as rows.
+LogLikelihood = Callable[[Rows], Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bound(Target):
+    """A graph with the present params and clamped blocks.
+
+    :param axes: a pytree like ``params`` of 0 (rows first) and None (the same for all rows).
+    :param order: the layers of a sweep.
+    :param log_likelihood: of a state, beside the energy; None if the target is the energy alone.
+    :param sites: the blocks that ``log_likelihood`` reads.
+    """
+
+    axes: dict[str, Any]
+    order: Schedule
+    log_likelihood: LogLikelihood | None = None
+    sites: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> Schedule:
+        """The layers in the order of a sweep."""
+        return self.order
+
+    def map(self, fn: Callable[..., Any], *rows: Any) -> Any:
+        """Apply ``fn(target, *rows)``, at once or, where params differ by row, row by row."""
+        if all(axis is None for axis in jax.tree.leaves(self.axes, is_leaf=lambda a: a is None)):
+            return fn(self, *rows)
+
+        def at_row(params: Any, *row: Any) -> Any:
+            result = fn(dataclasses.replace(self, params=params), *jax.tree.map(lambda a: a[None], row))
+            return jax.tree.map(lambda a: a[0], result)
+
+        return jax.vmap(at_row, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
+
+    def moves(self, kinds: Sequence[str] = ()) -> list[tuple[int, Layer]]:
+        """Return the layers as moves, with the number of the first part of each."""
+        moves = list(map(Layer, self.layers, kinds or itertools.repeat("common")))
+        return list(zip(offsets(self.graph, moves), moves, strict=False))
+
+
+def bind_params(
+    graph: FactorGraph, params: Mapping[str, Any], batch: tuple[int, ...], check: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return params with rows first where they have the axes ``batch``, and the axes of their rows.
+
+    :raises ParameterError: for a wrong name, or a shape that is neither the factor's nor one per row.
+    """
+    states.check_factors(graph.param_shapes, params)
+    rows, values, axes = math.prod(batch), {}, {}
+    for name, tree in graph.param_shapes.items():
+        expected, structure = jax.tree.flatten(tree)
+        leaves, new_structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params[name]))
+        if structure != new_structure:
+            raise ParameterError(f"factor {name!r}: params are {new_structure}, expected {structure}")
+        row_axes: list[int | None] = []
+        for i, (leaf, shape) in enumerate(zip(leaves, (s.shape for s in expected), strict=True)):
+            if leaf.shape not in (shape, batch + shape):
+                more = f", or {batch + shape} where they differ by row" if batch else ""
+                raise ParameterError(
+                    f"factor {name!r}: params have shape {leaf.shape}, expected {shape}{more}"
+                )
+            row_axes.append(None if leaf.shape == shape else 0)
+            leaves[i] = leaf if leaf.shape == shape else leaf.reshape(rows, *shape)
+        values[name], axes[name] = (jax.tree.unflatten(structure, part) for part in (leaves, row_axes))
+    if check:
+        states.check_finite(values)
+    return values, axes
+
+
+# -- one chain per row -----------------------------------------------------------------------------
+
+
+def sweep(
+    bound: Bound, x: Rows, keys: Array, fraction: float = 1.0, beta: Any = 1.0, backward: bool = False
+) -> Drawn:
+    """Sweep every row once, and count the Metropolis proposals that each row accepts.
+
+    :param x: every block, ``(rows, *shape)``.
+    :param keys: of this sweep, ``(rows, 2)``. Part i of all layers draws from ``fold_in(keys, i)``.
+    :param fraction: of a layer's units that are proposed at a time, where there is a ``log_likelihood``.
+    :param beta: factor of the energy and the ``log_likelihood``.
+    :param backward: the last part of the last layer first, which is the reversal of the sweep.
+    """
+    carry, order = (dict(x), jnp.zeros(len(keys), jnp.int32)), bound.moves()
+    for start, layer in reversed(order) if backward else order:
+        count = layer.num_parts(bound.graph)
+
+        def step(
+            part: Any, carry: Drawn, start: int = start, layer: Layer = layer, count: int = count
+        ) -> Drawn:
+            (x, total), part = carry, count - 1 - part if backward else part
+            part_keys = random.fold_in(keys, start + part)
+            draw = lambda target, x, keys: _draw_part(target, x, layer, part, keys, beta)
+            drawn = bound.map(draw, x, part_keys)
+            x, accepted = _accept(bound, layer, x, drawn, part_keys, fraction, beta)
+            return x, total + accepted
+
+        # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
+        carry = each_part(count, step, carry)
+    return carry
+
+
+def sweep_by_moves(bound: Bound, moves: Sequence[Move], x: Rows, keys: Array) -> dict[str, Array]:
+    """Sweep every row once: draw the layers of latents, then apply moves of the sites."""
+    changed = {b for move in moves for b in move.blocks}
+    latents = [Layer(blocks) for blocks in bound.order if changed.isdisjoint(blocks)]
+    return bound.map(lambda target, x, keys: draw_sweep(target, x, (*latents, *moves), keys)[0], x, keys)
+
+
+def log_density(bound: Bound, x: Rows) -> Array:
+    """Return minus the energy of every row, plus the ``log_likelihood``: what a temperature divides."""
+    energy_of = lambda target, t: -energy.energy(target.graph, target.params, t)
+    by_row = lambda target, x: jax.vmap(lambda t: energy_of(target, t))(target.graph.statistics(x))
+    density = bound.map(by_row, x)
+    return density if bound.log_likelihood is None else density + bound.log_likelihood(x)
+
+
+def _natural(target: Target, x: Rows, layer: Layer, part: Any) -> dict[str, Array]:
+    """Return natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``."""
+    chains = {b: v[None] for b, v in x.items()}
+    focused = layer.focus(target, layer.prepare(target, chains), chains, part)
+    return {b: e[0] for b, e in focused.items()}
+
+
+def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any) -> dict[str, Array]:
+    """Return a layer with new values of one part."""
+    view, eta = layer.view(target.graph, part), _natural(target, x, layer, part)
+    if not isinstance(beta, float) or beta != 1:
+        eta = {b: beta * e for b, e in eta.items()}
+    return layer.put(target.graph, x, part, gibbs.draw(view, layer.blocks, eta, keys))
+
+
+def _accept(
+    bound: Bound, layer: Layer, x: Rows, drawn: Rows, keys: Array, fraction: float, beta: Any = 1.0
+) -> tuple[dict[str, Array], Array]:
+    """Return rows with the drawn values, by Metropolis if there is a likelihood; and which rows accepted."""
+    if bound.log_likelihood is None or set(layer.blocks).isdisjoint(bound.sites):
+        return {**x, **drawn}, jnp.zeros(len(keys), bool)
+    graph, proposed, start = bound.graph, {**x, **drawn}, 0
+    # words apart from the draw's: one per unit, and one for the row
+    size = sum(graph.families[b].size for b in layer.blocks)
+    words = random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
+    for b, value in drawn.items() if fraction < 1 else ():
+        family = graph.families[b]
+        is_proposed = random.uniform(words[:, start : start + family.size]) < fraction
+        proposed[b] = jnp.where(is_proposed.reshape(-1, *family.shape), value, x[b])
+        start += family.size
+    gain = beta * (bound.log_likelihood(proposed) - bound.log_likelihood(x))
+    accepted = jnp.log(random.uniform(words[:, -1])) < gain
+    return {b: where_rows(accepted, proposed[b], v) for b, v in x.items()}, accepted
+
+
+# -- pairs of chains -------------------------------------------------------------------------------
+
+
+def couple(
+    bounds: Sequence[Bound], z: Rows, keys: Array, kinds: Sequence[str], fraction: float = 1.0
+) -> tuple[dict[str, Array], Array]:
+    """Make one coupled sweep of both chains of every row, each under its own params.
+
+    :param bounds: the graph bound for the leading and for the following chain.
+    :param z: both chains, ``(2, rows, *shape)`` per block.
+    :param keys: of this sweep, ``(rows, 2)``.
+    :param kinds: a coupling for each layer.
+    :return: both chains, and which rows are broken (see :class:`~ebmpp.moves.couplings.Attempt`).
+    """
+    graph, equal_params = bounds[0].graph, jnp.broadcast_to(_same_params(*bounds), len(keys))
+    carry = dict(z), jnp.zeros(len(keys), bool)
+    for start, layer in bounds[0].moves(kinds):
+
+        def step(part: Any, carry: tuple, start: int = start, layer: Layer = layer) -> tuple:
+            z, broken = carry
+            chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
+            natural = lambda target, x: _natural(target, x, layer, part)
+            etas = [bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)]
+            focused = {b: jnp.stack([etas[0][b], etas[1][b]]) for b in layer.blocks}
+            same = equal_params & agree(compare(bounds[0], z), layer.reads(graph), len(keys))
+            trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
+            attempt = couple_focused(bounds[0], focused, z, layer, start + part, trial)
+            part_keys = random.fold_in(keys, start + part)
+            drawn = zip(bounds, chains, (attempt.x, attempt.y), strict=True)
+            new = [_accept(bound, layer, x, y, part_keys, fraction)[0] for bound, x, y in drawn]
+            return {b: jnp.stack([new[0][b], new[1][b]]) for b in z}, broken | attempt.broken
+
+        carry = each_part(layer.num_parts(graph), step, carry)
+    return carry
+
+
+def _same_params(first: Bound, second: Bound) -> Array:
+    """Return where two chains have equal params and clamped blocks, by row or for all rows."""
+    axes = jax.tree.leaves(first.axes, is_leaf=lambda a: a is None)
+    leaves = zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), axes, strict=True)
+    values = [(a == b, axis) for a, b, axis in leaves]
+    values += [(value == second.clamped[b], 0) for b, value in first.clamped.items()]
+    rows = [v.all() if axis is None else v.reshape(len(v), -1).all(-1) for v, axis in values]
+    return jnp.stack(jnp.broadcast_arrays(jnp.ones((), bool), *rows)).all(0)

@@ -1,0 +1,233 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""A NumPyro model as a block reads it, and the calls of the block that follow."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.distributions import constraints
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, latent_sample_sites, prototype_trace, subsample_plate_sizes
+
+import jax
+from jax import Array, core
+import jax.numpy as jnp
+
+from ebmpp.core import checks
+from ebmpp.distribution import EnergyDistribution
+from ebmpp.distribution.tractability import base_of, energies_of, refuse_params, unnormalized
+from ebmpp.errors import StateError
+from ebmpp.kernels.base import Kwargs
+from ebmpp.traced.dependence import Program
+
+_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+class Call(NamedTuple):
+    """The arguments of a call by NumPyro: values of the sibling sites, and the model's own arguments."""
+
+    siblings: Mapping[str, Array]
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def split(cls, model_args: tuple, model_kwargs: Kwargs) -> "Call":
+        """Take the siblings' values out of the keyword arguments."""
+        kwargs = dict(model_kwargs or {})
+        return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
+
+
+class Context(NamedTuple):
+    """Everything outside of a block that its log density depends on, checked."""
+
+    siblings: Mapping[str, Array]
+    arguments: Sequence[Array]
+    """The arrays among the model's arguments."""
+
+
+class ModelInfo:
+    """A model's latent sites, their distributions, and its arguments.
+
+    :param model: a NumPyro model, conditioned on the data.
+    :param sites: names of the latent sites that a block draws.
+    :param args: the model's arguments.
+    :param kwargs: its keyword arguments.
+    :raises StateError: for sites that the model does not have, or draws for a part of a plate only.
+    :raises IntractableError: for sites that the params of an energy without log Z depend on.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], sites: Sequence[str], args: tuple, kwargs: Mapping[str, Any]
+    ) -> None:
+        checks.function("GibbsBlock.from_model: model", model, "NumPyro's primitives")
+        sites = [sites] if isinstance(sites, str) else checks.sequence("from_model: sites", sites, "names")
+        self.model, self.sites, self.args, self.kwargs = model, tuple(sites), args, dict(kwargs)
+        if any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((args, self.kwargs))):
+            raise StateError(
+                "from_model: an argument of the model is traced, and its value may decide which units "
+                "interact. Make the block outside of jax.jit and jax.vmap, and use it inside"
+            )
+        with unnormalized() as used:
+            trace = prototype_trace(model, jax.random.key(0), args, self.kwargs)
+        names = latent_sample_sites(trace)
+        _check_sites(trace, names, self.sites)
+        #: a draw of each latent site
+        self.latent = {name: jnp.asarray(trace[name]["value"]) for name in names}
+        self.distributions = {name: base_of(trace[name]["fn"]) for name in names}
+        self.scales = {name: trace[name]["scale"] for name in names}
+        self.arguments = Arguments(args, self.kwargs)
+        #: numbers of arguments whose values decide which units interact
+        self.relied: set[int] = set()
+        if used or not all(d.has_log_partition for energies in energies_of(trace).values() for d in energies):
+            refuse_params(model, args, self.kwargs, self.sites)
+
+    def support(self, name: str) -> Any:
+        """Return the constraint on one unit of a site."""
+        support: Any = self.distributions[name].support
+        while isinstance(support, type(constraints.independent(constraints.real, 1))):
+            support = support.base_constraint
+        return support
+
+    @property
+    def continuous(self) -> tuple[str, ...]:
+        """The block's sites whose units are real, or positive, numbers."""
+        is_energy = lambda name: isinstance(self.distributions[name], EnergyDistribution)
+        is_real = lambda name: self.support(name) in (constraints.real, constraints.positive)
+        return tuple(name for name in self.sites if not is_energy(name) and is_real(name))
+
+    def program(self, fn: Callable[..., Any], sites: Mapping, siblings: Mapping) -> Program:
+        """Trace ``fn(sites, siblings, arguments)``, with fixed arguments if the model reads their values."""
+        try:
+            return Program(fn, sites, siblings, self.arguments.arrays)
+        except _CONCRETE:
+            self.arguments = Arguments(self.args, self.kwargs, fixed=True)
+            return Program(fn, sites, siblings, self.arguments.arrays)
+
+    def context(self, values: Mapping[str, Any], call: Call) -> Context:
+        """Check a call of the block.
+
+        :param values: the block's sites.
+        :raises StateError: for missing sites, or shapes and arguments that differ from the model as it was
+            read.
+        """
+        if set(values) != set(self.sites):
+            raise StateError(
+                f"the block has sites {sorted(self.sites)}, got {sorted(values)}. Name the same sites in "
+                "numpyro.infer.Gibbs([(block, sites), ...])"
+            )
+        everything = {**call.siblings, **values}
+        missing = [name for name in self.latent if name not in everything]
+        if missing:
+            raise StateError(
+                f"the block of {list(self.sites)} needs the values of sites {missing} of the model. Run it "
+                "in numpyro.infer.Gibbs with blocks for all other latent sites, or by gibbs_fn"
+            )
+        for name, prototype in self.latent.items():
+            if jnp.shape(everything[name]) != prototype.shape:
+                raise StateError(
+                    f"site {name!r} has shape {jnp.shape(everything[name])}, expected {prototype.shape}. "
+                    "Make the block again with GibbsBlock.from_model for arguments of other shapes"
+                )
+        siblings = {name: call.siblings[name] for name in self.latent if name not in self.sites}
+        return Context(siblings, self.arguments.take(call, self.relied))
+
+
+class Arguments:
+    """A model's arguments: arrays, whose values may change between calls, and all others, which may not.
+
+    :param fixed: True if arrays may not change either.
+    """
+
+    def __init__(self, args: tuple, kwargs: Mapping[str, Any], fixed: bool = False) -> None:
+        leaves, self._structure = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
+        name = lambda path: ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+        self._names, self._leaves = [name(path) for path, _ in leaves], [leaf for _, leaf in leaves]
+        self._places = [] if fixed else [i for i, leaf in enumerate(self._leaves) if _is_array(leaf)]
+        self.arrays = [self._leaves[i] for i in self._places]
+
+    def rebuild(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
+        """Return arguments and keyword arguments with these arrays."""
+        leaves = list(self._leaves)
+        for i, array in zip(self._places, arrays, strict=True):
+            leaves[i] = array
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def take(self, call: Call, relied: set[int]) -> list[Any]:
+        """Return the arrays of another call.
+
+        :param relied: numbers of the arrays whose values must be the same.
+        :raises StateError: for a call that differs in what may not change.
+        """
+        leaves, structure = jax.tree.flatten((tuple(call.args), dict(call.kwargs)))
+        if structure != self._structure:
+            raise StateError(
+                f"the model's arguments have structure {structure}, expected {self._structure}. Give "
+                "GibbsBlock.from_model the arguments that mcmc.run gets"
+            )
+        fixed = {*range(len(leaves))} - {*self._places} | {self._places[i] for i in relied}
+        for i, (name, leaf) in enumerate(zip(self._names, leaves, strict=True)):
+            change = self._change(i, leaf, i in fixed)
+            if change:
+                raise StateError(f"argument {name} of the model {change}. Make the block again for it")
+        return [leaves[i] for i in self._places]
+
+    def with_nan(self, call: Call) -> list[str]:
+        """Return the names of a call's arguments that hold nan."""
+        leaves = jax.tree.leaves((tuple(call.args), dict(call.kwargs)))
+        is_float = lambda leaf: _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating)
+        pairs = zip(self._names, leaves, strict=True)
+        return [name for name, leaf in pairs if is_float(leaf) and np.isnan(leaf).any()]
+
+    def _change(self, place: int, leaf: Any, fixed: bool) -> str | None:
+        """Return how an argument differs from the one that was traced, where it may not."""
+        before = self._leaves[place]
+        if leaf is before:
+            return None
+        if place in self._places:
+            new, old = jnp.result_type(leaf), jnp.result_type(before)
+            if _loses(new, old):
+                return f"is of dtype {new}, which was {old} and would be cut off"
+        if not fixed:
+            same = jnp.shape(leaf) == jnp.shape(before)
+            return None if same else f"has shape {jnp.shape(leaf)}, which was {jnp.shape(before)}"
+        if isinstance(leaf, core.Tracer):
+            return (
+                "decides which units interact, and is traced: run MCMC without jit_model_args, or let the "
+                "model close over it"
+            )
+        is_array = _is_array(before) or _is_array(leaf)
+        equal = np.array_equal(leaf, before) if is_array else leaf == before
+        return None if equal else "has another value, which decides which units interact"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def _loses(new: Any, old: Any) -> bool:
+    """Return True if a cast of numbers may lose more than precision."""
+    if new == old or not (jnp.issubdtype(new, np.number) or new == np.bool_):  # keys are neither
+        return False
+    if jnp.issubdtype(old, np.inexact):
+        return jnp.issubdtype(new, np.complexfloating) and not jnp.issubdtype(old, np.complexfloating)
+    return not np.can_cast(new, old, "same_kind" if old.itemsize >= 4 else "safe")
+
+
+def _check_sites(trace: Any, latent: Sequence[str], sites: Sequence[str]) -> None:
+    """Raise a StateError for sites that the model does not have, and models that no block can be made of."""
+    if not sites or len(set(sites)) < len(sites):
+        raise StateError(f"from_model: sites must be names of latent sites, each once, got {list(sites)}")
+    checks.names("latent site", sites, latent, StateError)
+    problem = None
+    for plate, (size, part) in subsample_plate_sizes(trace).items():
+        problem = f"plate {plate!r} is subsampled ({part} of {size}). Give it no subsample_size"
+    for name in latent:
+        if trace[name]["infer"].get("enumerate") == "parallel":
+            problem = f"site {name!r} is enumerated. Leave that mark away, and name the site in a block"
+    if problem:
+        raise StateError(f"from_model: a block draws all units of all sites, and {problem}")
