@@ -18,7 +18,7 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import gibbs
 from ebmpp.ppl import bound
 from ebmpp.ppl.bound import Bound
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Call
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
 

@@ -20,8 +20,7 @@ from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
-from ebmpp.traced.block import Advanced
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Advanced, Call
 
 Chain = tuple[Rows, Call]
 

@@ -22,8 +22,7 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Init, Kwargs, is_batched
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
-from ebmpp.traced.block import SiteKernel
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Call, SiteKernel
 
 Sites = dict[str, Array]
 

@@ -20,7 +20,7 @@ from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Call
 
 #: Pairs that run at once on a CPU. With more, the last of them run in a loop of their own, for which the
 #: sweep compiles again. Three units and two conjugate sites: a first call takes 13.3 CPU-seconds, and 20.5

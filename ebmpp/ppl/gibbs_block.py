@@ -28,13 +28,13 @@ from ebmpp.traced.block import (
     Advanced,
     Block,
     BlockState,
+    Call,
     check_tempering,
     initial_values,
     repeat,
     tempered_transition,
 )
 from ebmpp.traced.checks import verify
-from ebmpp.traced.model import Call
 
 #: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A 16x16 Ising prior
 #: seen through a blur that saturates, 600 steps: whole layers, R-hat of how well the image fits 5.2, and 2.6
@@ -168,7 +168,7 @@ class GibbsBlock(Block, Shown):
         :param num_sweeps: sweeps per step.
         :param sequential: True if units may be drawn one at a time where (nearly) all of them interact, at K
             evaluations of the whole model per unit.
-        :param clusters: True if a sweep begins with a move of clusters (``ebmpp.traced.clusters``), for
+        :param clusters: True if a sweep begins with a move of clusters (``ebmpp.traced.sweep.clusters``), for
             discrete units that interact in pairs: it changes whole regions whose units attract one another.
         :param tempering: inverse temperatures of a tempered transition of all sites; see :class:`GibbsBlock`.
             It heats the whole log density, including the prior and jointly with its latents.

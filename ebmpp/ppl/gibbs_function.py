@@ -13,7 +13,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.ppl.binding import Sites
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Call
 
 
 class GibbsFunction:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
 
@@ -32,13 +33,26 @@ from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels.base import Kwargs, is_batched
 from ebmpp.moves.tempering import check_betas
-from ebmpp.traced.model import Call
 
 Sites = Mapping[str, Array]
 X = TypeVar("X")
 #: ``(x, keys, beta, backward)`` to a state and a count.
 Sweep = Callable[[X, Array, Any, bool], tuple[X, Array]]
 _UP, _DOWN, _ACCEPT = 1 << 20, 1 << 21, 1 << 22  # folded into the keys of a step
+
+
+class Call(NamedTuple):
+    """The arguments of a call by NumPyro: values of the sibling sites, and the model's own arguments."""
+
+    siblings: Mapping[str, Array]
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def split(cls, model_args: tuple, model_kwargs: Kwargs) -> "Call":
+        """Take the siblings' values out of the keyword arguments."""
+        kwargs = dict(model_kwargs or {})
+        return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
 
 
 class BlockState(NamedTuple):

@@ -16,11 +16,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Sites
-from ebmpp.traced.conditionals import Conditionals, Layer
-from ebmpp.traced.continuous import ContinuousSite
-from ebmpp.traced.model import Call, Context
-from ebmpp.traced.sweep import Sweep
+from ebmpp.traced.block import Call, Sites
+from ebmpp.traced.model import Context
+from ebmpp.traced.sweep import Conditionals, ContinuousSite, Layer, Sweep
 
 _NUM_WALKS, _NUM_STATES = 3, 6
 #: From a block's sites, a call and a key to states of the sites with the block's log density, up to a

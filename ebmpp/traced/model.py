@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro.distributions import constraints
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG, latent_sample_sites, prototype_trace, subsample_plate_sizes
+from numpyro.infer.gibbs import latent_sample_sites, prototype_trace, subsample_plate_sizes
 
 import jax
 from jax import Array, core
@@ -17,7 +17,7 @@ from ebmpp.core import checks
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of, energies_of, refuse_params, unnormalized
 from ebmpp.errors import StateError
-from ebmpp.kernels.base import Kwargs
+from ebmpp.traced.block import Call
 from ebmpp.traced.dependence import Program
 
 _CONCRETE = (
@@ -26,20 +26,6 @@ _CONCRETE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-
-
-class Call(NamedTuple):
-    """The arguments of a call by NumPyro: values of the sibling sites, and the model's own arguments."""
-
-    siblings: Mapping[str, Array]
-    args: tuple
-    kwargs: Mapping[str, Any]
-
-    @classmethod
-    def split(cls, model_args: tuple, model_kwargs: Kwargs) -> "Call":
-        """Take the siblings' values out of the keyword arguments."""
-        kwargs = dict(model_kwargs or {})
-        return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
 
 
 class Context(NamedTuple):

@@ -23,6 +23,7 @@ from ebmpp.traced.block import (
     Advanced,
     Block,
     BlockState,
+    Call,
     Sites,
     check_tempering,
     initial_values,
@@ -30,10 +31,8 @@ from ebmpp.traced.block import (
     tempered_transition,
 )
 from ebmpp.traced.checks import StartCheck, random_walk, verify
-from ebmpp.traced.conditionals import Conditionals
-from ebmpp.traced.model import Call, Context, ModelInfo
-from ebmpp.traced.posterior import Posterior
-from ebmpp.traced.sweep import Sweep
+from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.sweep import Conditionals, Posterior, Sweep
 
 _HEATED = 1 << 19  # folded into the keys of the latents that a tempered transition starts with
 
@@ -43,9 +42,9 @@ class ModelBlock(Block):
 
     The model's log density is traced once, and which of its terms read which units is read off the traced
     program, erring toward interaction (:mod:`ebmpp.traced.dependence`). The discrete units that interact are
-    coloured. A sweep first draws the latents of energy priors that tie units (``ebmpp.traced.augmented``),
+    coloured. A sweep first draws the latents of energy priors (``ebmpp.traced.sweep.augmented``),
     then the discrete sites layer by layer, each from K evaluations of the model for units of K values, then
-    the continuous sites, each from two derivatives (``ebmpp.traced.continuous``).
+    the continuous sites, each from two derivatives (``ebmpp.traced.sweep.continuous``).
 
     :param model: a NumPyro model, conditioned on the data.
     :param sites: names of latent sites.

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import GibbsBlock
 from ebmpp.core import random
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Call
 
 Y5 = np.array([0.3, -1.2, 0.8, 2.0, -0.4], np.float32)
 Y23 = np.array([[0.3, -1.2, 0.8], [2.0, -0.4, 0.1]], np.float32)

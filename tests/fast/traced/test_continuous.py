@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Call
 from helpers import assert_law, assert_rows_law, often
 
 

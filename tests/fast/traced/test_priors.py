@@ -25,7 +25,7 @@ from ebmpp import Bernoulli, Bias, EnergyDistribution, FactorGraph, Gaussian, Gi
 from ebmpp.core import random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.ppl import Conjugate, CoupledComposite, Layout, composite_expectation, gibbs_fn
-from ebmpp.traced.model import Call
+from ebmpp.traced.block import Call
 from helpers import assert_law, assert_rows_law, often
 
 Y = np.array([0.9, -0.3, 0.4, 0.2], np.float32)

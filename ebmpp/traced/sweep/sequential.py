@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Program, Step, in_floats, is_affine
-from ebmpp.traced.posterior import Posterior
+from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_SHARES = 2**24  # numbers
 #: Steps that keep elements in their order.
@@ -64,7 +64,7 @@ class Sequential:
     def visit(
         self, fn: Visit, sites: Sites, inputs: Mapping[int, Any], carry: Any, backward: bool = False
     ) -> tuple[dict[str, Array], Any]:
-        """Visit all units in order; see :meth:`~ebmpp.traced.conditionals.Conditionals.visit`."""
+        """Visit all units in order; see :meth:`~ebmpp.traced.sweep.layers.Conditionals.visit`."""
         fixed = dict(inputs) | self.posterior.program.run(inputs, self.fixed)
         sums, shares = self._shares(sites, fixed)
         state = _State(dict(sites), sums, self._density(fixed, sites, sums), carry)

@@ -18,14 +18,14 @@ from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.families import Categorical
 from ebmpp.graph.factors.coloring import color_units
-from ebmpp.traced.augmented import Augmented, priors_with_latents, scaled_priors
 from ebmpp.traced.block import Sites
-from ebmpp.traced.clusters import Clusters
-from ebmpp.traced.conditionals import MOST_COLUMNS, Conditionals, Layer
-from ebmpp.traced.continuous import ContinuousSite
 from ebmpp.traced.dependence import Terms
 from ebmpp.traced.model import Context, ModelInfo
-from ebmpp.traced.posterior import Posterior
+from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents, scaled_priors
+from ebmpp.traced.sweep.clusters import Clusters
+from ebmpp.traced.sweep.continuous import ContinuousSite
+from ebmpp.traced.sweep.layers import MOST_COLUMNS, Conditionals, Layer
+from ebmpp.traced.sweep.posterior import Posterior
 
 _FEW_LAYERS = 8  # that need no permission
 _CLUSTERS, _CONTINUOUS = 1 << 17, 1 << 16  # folded into keys beside a part's number

@@ -31,7 +31,7 @@ from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.families import Family
 from ebmpp.traced.block import Sites
 from ebmpp.traced.model import Context, ModelInfo
-from ebmpp.traced.posterior import Posterior
+from ebmpp.traced.sweep.posterior import Posterior
 
 _LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
 
@@ -53,7 +53,7 @@ class Augmented(Posterior):
 
     :param info: the model.
     :param sites: names of latent sites, some of which have energy priors with latents.
-    :raises IntractableError: as :class:`~ebmpp.traced.posterior.Posterior`.
+    :raises IntractableError: as :class:`~ebmpp.traced.sweep.posterior.Posterior`.
     """
 
     def __init__(self, info: ModelInfo, sites: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
 from ebmpp.traced.block import Sites
-from ebmpp.traced.posterior import Posterior
+from ebmpp.traced.sweep.posterior import Posterior
 
 
 class _Reads(NamedTuple):

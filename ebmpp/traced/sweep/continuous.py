@@ -25,7 +25,7 @@ from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.traced.dependence import LOG, Powers, powers_of, run_guarded
 from ebmpp.traced.model import ModelInfo
-from ebmpp.traced.posterior import Posterior
+from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_JOINT = 1024  # units that are drawn jointly
 _MOST_COLUMNS = 64  # of second derivatives at once

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
-from ebmpp.traced.posterior import Posterior
-from ebmpp.traced.sequential import Sequential
+from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.sweep.sequential import Sequential
 
 _MOST_UNROLLED = 4  # layers that are compiled separately; more share one program, padded to the largest
 #: Columns of a table up to which these are processed one at a time.
