@@ -3,7 +3,6 @@
 """Coupled Metropolis chains of Taniguchi et al. (2023)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -64,10 +63,6 @@ class MetropolisCoupling(MaximalCoupling):
         self.proposal = proposal
         self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
         metropolis_sweep(graph, (), proposal, self.marginalize)
-
-    def _options(self) -> dict[str, Any]:
-        named = {} if self.proposal == "uniform" else {"proposal": self.proposal}
-        return named | super()._options() | ({"marginalize": self.marginalize} if self.marginalize else {})
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         clamped = tuple(target.clamped)

@@ -6,7 +6,7 @@ None of them samples the given model, nor any other fixed model. They say so whe
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,9 +57,6 @@ class _FastWeights(RowKernel[RatesState]):
         name = type(self).__name__
         self.rate = checks.number(f"{name}: rate", rate, least=0)
         self.decay = checks.number(f"{name}: decay, what is left after a step,", decay, least=0, most=1)
-
-    def _options(self) -> dict[str, Any]:
-        return {"rate": self.rate, "decay": self.decay} | super()._options()
 
     def __repr__(self) -> str:
         return f"<{super().__repr__()}: {self.caveat}>"
@@ -179,9 +176,6 @@ class RatesFPCD(_FastWeights):
     ) -> None:
         super().__init__(graph, rate, decay, init)
         self.k = checks.count(f"{type(self).__name__}: k", k)
-
-    def _options(self) -> dict[str, Any]:
-        return super()._options() | ({} if self.k == 1 else {"k": self.k})
 
     def _keys(self, state: RatesState, target: "_RatedTarget") -> Array:
         first = self.k * state.i.astype(jnp.uint32) + 1

@@ -9,6 +9,7 @@ would continue to sample the old model.
 
 from collections.abc import Mapping
 import dataclasses
+import inspect
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -73,12 +74,15 @@ class RowKernel(MCMCKernel, Generic[S]):
         self.start = init
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
-        return f"{type(self).__name__}({self.graph!r}{options})"
+        arguments = [f"{name}={value!r}" for name, value in self._options().items()]
+        return f"{type(self).__name__}({', '.join([repr(self.graph), *arguments])})"
 
     def _options(self) -> dict[str, Any]:
         """Return the arguments after the graph that are not at their defaults."""
-        return {} if self.start == "uniform" else {"init": self.start}
+        _, *parameters = inspect.signature(type(self)).parameters.values()
+        stored = vars(self) | {"init": self.start}
+        values = {p.name: stored.get(p.name, p.default) for p in parameters}
+        return {p.name: values[p.name] for p in parameters if values[p.name] != p.default}
 
     @property
     def sample_field(self) -> str:

@@ -121,10 +121,6 @@ class MaximalCoupling(RowKernel[CouplingState]):
         self.coupling = single if single is None or isinstance(single, str | Tempered) else tuple(single)
         self._as_rows = not isinstance(coupling, Tempered)  # else rows are replicas
 
-    def _options(self) -> dict[str, Any]:
-        named = {} if self.coupling is None else {"coupling": self.coupling}
-        return ({} if self.lag == 1 else {"lag": self.lag}) | super()._options() | named
-
     @property
     def default_fields(self) -> tuple[str, ...]:
         """Fields that are collected by default: draws, and what bounds and suggestions are made of."""

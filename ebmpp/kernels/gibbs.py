@@ -3,7 +3,7 @@
 """Kernels of one sweep per step: blocked Gibbs, Gibbs with Langevin steps, and Swendsen-Wang."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,9 +32,6 @@ class GibbsState(NamedTuple):
     i: Array
     acceptance: Array | None
     rng_key: Array
-
-
-LangevinState = GibbsState  # acceptance is 1 where no proposal is made
 
 
 class BlockedGibbs(RowKernel[GibbsState]):
@@ -88,9 +85,6 @@ class BlockedGibbs(RowKernel[GibbsState]):
     ) -> None:
         super().__init__(graph, init)
         self.moves = sweeps.as_moves(f"{type(self).__name__}: moves", moves)
-
-    def _options(self) -> dict[str, Any]:
-        return super()._options() | ({} if self.moves is None else {"moves": self.moves})
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return sweeps.resolve_moves(target.graph, self.moves, target.clamped, exact=False)
@@ -183,11 +177,6 @@ class GibbsLangevin(BlockedGibbs):
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return self._sweep(target.clamped)
-
-    def _options(self) -> dict[str, Any]:
-        named = {"step_size": self.step_size, "num_steps": self.num_steps}
-        named |= {} if self.adjust else {"adjust": False}
-        return named | ({"marginalize": self.marginalize} if self.marginalize else {}) | super()._options()
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """Return the number of sweeps, and the acceptance."""

@@ -101,7 +101,7 @@ class ParallelTempering(RowKernel[TemperingState]):
 
     :param graph: the declaration.
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
-    :param num_temperatures: number of betas of "auto", at least 2; 10 by default.
+    :param num_temperatures: number of betas of "auto", at least 2.
     :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of every replica.
     :param path: a :class:`ebmpp.annealing.Path` of this graph, in place of betas and num_temperatures.
     :raises ArgumentError: for betas that do not increase to 1, too few temperatures, a path of another graph,
@@ -132,7 +132,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         self,
         graph: FactorGraph,
         betas: str | Sequence[float] = "auto",
-        num_temperatures: int | None = None,
+        num_temperatures: int = 10,
         init: str = "uniform",
         path: Path | None = None,
     ) -> None:
@@ -140,25 +140,18 @@ class ParallelTempering(RowKernel[TemperingState]):
         auto = isinstance(betas, str)
         if isinstance(betas, str):
             checks.choice("ParallelTempering: betas", betas, ("auto",), also="numbers that increase to 1")
-        if path is not None and not (auto and num_temperatures is None):
+        if path is not None and not (auto and num_temperatures == 10):
             raise ArgumentError(
                 "ParallelTempering: path must not be given with betas or num_temperatures, got "
                 f"betas={betas!r} and num_temperatures={num_temperatures!r}."
             )
-        number = 10 if num_temperatures is None else num_temperatures
-        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", number, least=2)
+        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", num_temperatures, least=2)
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
         self.path = None if path is None else _check_path(graph, path)
 
     @property
     def _adapts(self) -> bool:
         return self.path is None and self.betas == "auto"
-
-    def _options(self) -> dict[str, Any]:
-        ladder = {} if self.betas == "auto" else {"betas": self.betas}
-        number = {} if self.num_temperatures == 10 else {"num_temperatures": self.num_temperatures}
-        path = {} if self.path is None else {"path": self.path}
-        return ladder | number | super()._options() | path
 
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Return the target of model arguments; the hottest replica is checked too."""
