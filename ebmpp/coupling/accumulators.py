@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine sums over the states of coupled pairs."""
+"""Accumulators: sums over the states of coupled pairs."""
 
 from collections.abc import Callable
 import dataclasses
@@ -25,31 +25,30 @@ from ebmpp.moves.target import Target
 
 @dataclasses.dataclass(frozen=True)
 class EnergyGradient:
-    """The sum over all jobs of w dE/dparams: one weighted product a flush, nothing a pair."""
+    """Sum over all jobs of w dE/dparams, as one weighted product per batch of states."""
 
     per_job: ClassVar[bool] = False
-    quick: ClassVar[bool] = True
+    fast_compile: ClassVar[bool] = True
 
     def init(self, target: Target, num_jobs: int) -> Any:
-        """Zeros like ``params``."""
+        """Return zeros like the params."""
         del num_jobs
         return jax.tree.map(jnp.zeros_like, target.params)
 
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
         del jobs
-        made = energy.weighted_gradient(target.graph, target.params, x, weights)
-        return jax.tree.map(jnp.add, total, made)
+        gradient = energy.weighted_gradient(target.graph, target.params, x, weights)
+        return jax.tree.map(jnp.add, total, gradient)
 
 
 @dataclasses.dataclass(frozen=True)
 class MarginalGradient(EnergyGradient):
-    """The same with blocks summed out: the mean over ``groups``, each summed out of the energy in turn.
+    """Rao-Blackwellised energy gradient: the mean over ``groups`` of blocks, each summed out in turn.
 
-    Its expectation is that of :class:`EnergyGradient`, and no group alone has a larger variance under the
-    model (Rao-Blackwell).
+    The expectation equals that of :class:`EnergyGradient`, and the variance of each term is not larger.
 
-    :param groups: blocks that do not interact with one another, a tuple a group.
+    :param groups: tuples of blocks that do not interact with one another.
 
     **References**
 
@@ -57,31 +56,33 @@ class MarginalGradient(EnergyGradient):
     """
 
     groups: tuple[tuple[str, ...], ...]
-    quick: ClassVar[bool] = False  # 1.3 of the time at 200x100
+    fast_compile: ClassVar[bool] = False  # a run took 1.3 times as long at 200x100
 
     @full_precision
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
-        """Add the gradient of the weighted sum of energies with a group summed out."""
+        """Add the gradient of the weighted sum of energies with each group summed out."""
         del jobs
 
         def marginal(p: Any) -> Array:
-            each = [energy.summed_out(target.graph, p, x, group) for group in self.groups]
-            return -(weights @ sum(each)) / len(self.groups)
+            terms = [energy.summed_out(target.graph, p, x, group) for group in self.groups]
+            return -(weights @ sum(terms)) / len(self.groups)
 
         return jax.tree.map(jnp.add, total, jax.grad(marginal)(target.params))
 
 
-#: Numbers of all pairs together above which sums over blocks of pairs are kept in place of them.
-_MOST_KEPT = 2**22
-BLOCKS = 128  # the error of a standard error by so many is 6 %, and a normal interval of 95 % covers 94.8 %
-_WIDE = 4096  # numbers of a state above which they are added as they are made
+#: Values of all pairs together above which blocks of pairs share a sum.
+_MAX_VALUES = 2**22
+BLOCKS = 128  # the standard error then has a relative error of 6 %, and a 95 % interval covers 94.8 %
+_WIDE = 4096  # values per state above which states are evaluated sequentially
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """The sum of w fn(state), pair by pair or over blocks of pairs, for any ``fn`` from a state to a pytree.
+    """Weighted sum of ``fn(state)`` for each pair, or for each of ``rows`` blocks of pairs.
 
-    :param rows: of sums: pair ``i`` is in row ``i % rows``; None for a row a pair.
+    :param fn: from a state to a pytree of numbers.
+    :param blocks: name, shape and dtype of each block of a state.
+    :param rows: number of blocks of pairs: pair ``i`` is in row ``i % rows``. None for one row per pair.
     """
 
     fn: Callable[[dict[str, Array]], Any]
@@ -90,29 +91,29 @@ class Function:
 
     @property
     def per_job(self) -> bool:
-        """Whether a pair has a row of its own."""
+        """True if each pair has a row of its own."""
         return self.rows is None
 
     @cached_property
-    def quick(self) -> bool:
-        """Whether it has few numbers: of 300 a run took 1.0 of the time, of 20,000 twice."""
+    def fast_compile(self) -> bool:
+        """True for few values: a run with 300 took as long, one with 20,000 twice as long."""
         return self.size() <= _WIDE
 
     def state(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What ``fn`` is called with, in shapes."""
+        """Return the shapes of a state."""
         return {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in self.blocks}
 
     def size(self) -> int:
-        """How many numbers ``fn`` returns."""
+        """Return the number of values that ``fn`` returns."""
         return sum(math.prod(s.shape) for s in jax.tree.leaves(jax.eval_shape(self.fn, self.state())))
 
     def in_blocks(self, num_pairs: int) -> Self:
-        """The same by blocks of pairs, where a row a pair would be many numbers."""
-        many = num_pairs > BLOCKS and num_pairs * self.size() > _MOST_KEPT
-        return dataclasses.replace(self, rows=BLOCKS) if many else self
+        """Return an accumulator by blocks of pairs if one row per pair would take too much memory."""
+        is_large = num_pairs > BLOCKS and num_pairs * self.size() > _MAX_VALUES
+        return dataclasses.replace(self, rows=BLOCKS) if is_large else self
 
     def init(self, target: Target, num_jobs: int) -> Any:
-        """Zeros with a leading axis of pairs, or of blocks."""
+        """Return zeros with a leading axis of pairs or of blocks of pairs."""
         del target
         shapes, rows = jax.eval_shape(self.fn, self.state()), num_jobs if self.rows is None else self.rows
         return jax.tree.map(lambda s: jnp.zeros((rows, *s.shape), jnp.result_type(float)), shapes)
@@ -123,57 +124,59 @@ class Function:
         where, size, rows = jobs if self.rows is None else jobs % self.rows, self.size(), len(weights)
         put = lambda total, value, w, at: total.at[at].add(_weighted(w, value))
         if size >= _WIDE and not backend.accelerated():
-            # one by one, those that count: XLA adds a value where it belongs as it makes it, a fifth of the
-            # time of making all and scattering them
+            # Sequentially, and for nonzero weights only: XLA fuses evaluation and addition, which takes a
+            # fifth of the time of evaluating all states and scattering them.
             order = jnp.argsort(weights == 0, stable=True)
 
-            def one(i: Array, total: Any) -> Any:
+            def add_one(i: Array, total: Any) -> Any:
                 at = order[i]
-                made = self.fn({b: v[at] for b, v in x.items()})
-                return jax.tree.map(lambda t, v: put(t, v, weights[at], where[at]), total, made)
+                value = self.fn({b: v[at] for b, v in x.items()})
+                return jax.tree.map(lambda t, v: put(t, v, weights[at], where[at]), total, value)
 
-            return lax.fori_loop(0, (weights != 0).sum(), one, total)
-        each = min(rows, max(1, _MOST_KEPT // max(1, size)))
+            return lax.fori_loop(0, (weights != 0).sum(), add_one, total)
+        chunk = min(rows, max(1, _MAX_VALUES // max(1, size)))
 
-        def some(i: Array, total: Any) -> Any:
-            at = i * each + jnp.arange(each)
+        def add_chunk(i: Array, total: Any) -> Any:
+            at = i * chunk + jnp.arange(chunk)
             w, at = jnp.where(at < rows, weights[at], 0.0), jnp.minimum(at, rows - 1)
-            made = jax.vmap(self.fn)({b: v[at] for b, v in x.items()})
-            return jax.tree.map(lambda t, v: put(t, v, w, where[at]), total, made)
+            values = jax.vmap(self.fn)({b: v[at] for b, v in x.items()})
+            return jax.tree.map(lambda t, v: put(t, v, w, where[at]), total, values)
 
-        if each < rows:
-            return lax.fori_loop(0, -(-rows // each), some, total)
-        made = jax.vmap(self.fn)(dict(x))
-        return jax.tree.map(lambda t, v: put(t, v, weights, where), total, made)
+        if chunk < rows:
+            return lax.fori_loop(0, -(-rows // chunk), add_chunk, total)
+        values = jax.vmap(self.fn)(dict(x))
+        return jax.tree.map(lambda t, v: put(t, v, weights, where), total, values)
 
     def pairs(self, met: Bool[np.ndarray, "pairs"]) -> Integer[np.ndarray, "rows"]:
-        """How many pairs that met each row is the sum of; with a row for several all of them have."""
+        """Return the number of met pairs in each row; all pairs have met where pairs share a row."""
         if self.rows is None:
             return met.astype(int)
-        number = np.arange(len(met)) % (sharding.share(len(met)) // sharding.width())  # on its device
+        number = np.arange(len(met)) % (
+            sharding.share(len(met)) // sharding.width()
+        )  # its number on its device
         return np.bincount(number % self.rows, minlength=self.rows)
 
 
 def _weighted(weights: Array, value: Array) -> Array:
     w = weights.reshape(-1, *(1,) * (value.ndim - 1)) if weights.ndim else weights
-    # a weight of zero silences a value that is not finite in a slot that holds no pair
+    # 0 times a value that is not finite, in a slot without a pair, is 0
     return jnp.where(w == 0, 0.0, w * value.astype(w.dtype))
 
 
 def check_function(name: str, fn: Callable[[dict[str, Array]], Any], state: dict[str, Any]) -> None:
-    """Whether a function of a state can be averaged.
+    """Check that a function of a state can be averaged.
 
-    :param state: a shape a block.
-    :raises ArgumentError: for one that fails, or whose value is no number; with what went wrong.
+    :param state: the shape of each block.
+    :raises ArgumentError: if it cannot be traced, or returns no numbers.
     """
     checks.function(name, fn, "a state", arguments=1)
     try:
         leaves = jax.tree.leaves(jax.eval_shape(fn, state))
     except Exception as error:
-        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else repr(error)
+        cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else repr(error)
         raise ArgumentError(
-            f"{name} could not be traced at a state of the blocks {', '.join(map(repr, state))}: {told}; it "
-            "takes one state, without batch axes, and returns numbers by jax.numpy"
+            f"{name} could not be traced at a state of blocks {', '.join(map(repr, state))}: {cause}. "
+            "It must take one state, without batch axes, and compute numbers by jax.numpy."
         ) from error
     if not leaves:
-        raise ArgumentError(f"{name} returned no number at a state; it returns a pytree of numbers")
+        raise ArgumentError(f"{name} must return a pytree of numbers, got an empty one.")

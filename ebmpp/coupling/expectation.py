@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.display import Card, Grid, Measured, Shown
+from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import Outcome, Window, run_pairs
 from ebmpp.coupling.pairs import Fresh
@@ -38,41 +38,22 @@ Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | Tempered | None
 
 
-_SHOWN = 10  # numbers of a value, above which it is told in short
+_MAX_SHOWN = 10  # values that are printed; of more values the range
 
 
-def _told(value: Any, error: Any) -> str:
-    """A value and its standard error, in words; of many numbers their range."""
+def _describe(value: Any, error: Any) -> str:
+    """Return a value and its standard error as text; the range of many values."""
     errors = [np.asarray(e) for e in jax.tree.leaves(error)]
     values = {jax.tree_util.keystr(p): np.asarray(v) for p, v in jax.tree_util.tree_leaves_with_path(value)}
     if not values:
         return "no value"
-    if (count := sum(v.size for v in values.values())) > _SHOWN:
+    if (count := sum(v.size for v in values.values())) > _MAX_SHOWN:
         low, high = min(v.min() for v in values.values()), max(v.max() for v in values.values())
-        most = max(e.max() for e in errors)
-        return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors at most {most:.2g}"
+        largest = max(e.max() for e in errors)
+        return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors at most {largest:.2g}"
     show = lambda a, digits: np.array2string(a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format})
-    told = zip(values.items(), errors, strict=True)
-    return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {show(e, 2)}" for (n, v), e in told)
-
-
-def _values(value: Any, error: Any) -> Grid:
-    """A row a number; of many numbers one a leaf, with their range."""
-    both = zip(jax.tree_util.tree_leaves_with_path(value), jax.tree.leaves(error), strict=True)
-    leaves = [(jax.tree_util.keystr(p, simple=True), np.asarray(v), np.asarray(e)) for (p, v), e in both]
-    if sum(v.size for _, v, _ in leaves) > _SHOWN:
-        told = [
-            (n or "value", str(v.shape), float(v.min()), float(v.max()), float(e.max()))
-            for n, v, e in leaves
-            if v.size
-        ]
-        return Grid(("block by block", "shape", "lowest", "highest", "standard errors at most"), told)
-    each = [
-        (f"{n or 'value'}{list(at) if at else ''}", Measured(v[at], e[at]))
-        for n, v, e in leaves
-        for at in np.ndindex(v.shape)
-    ]
-    return Grid(("", "value +- standard error"), each)
+    items = zip(values.items(), errors, strict=True)
+    return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {show(e, 2)}" for (n, v), e in items)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,64 +61,63 @@ class UnbiasedEstimate(Shown):
     """An unbiased estimate; see :func:`unbiased_expectation`."""
 
     value: Any
-    """Mean over the pairs, a pytree shaped like the function's value."""
+    """Mean over the pairs, a pytree like the value of the function."""
     standard_error: Any
-    """Of ``value``: the pairs are independent, so no autocorrelation enters; nan where one pair alone met."""
+    """Standard error of ``value`` over independent pairs; nan if only one pair met."""
     meeting_time: Float[np.ndarray, "pairs"]
-    """First t with X_t = Y_{t - lag}; inf where unmet."""
+    """First t with X_t = Y_{t - lag}; inf if unmet."""
     met: Bool[np.ndarray, "pairs"]
     cost: Float[np.ndarray, "pairs"]
-    """Sweeps of both chains; inf where unmet."""
+    """Sweeps of both chains; inf if unmet."""
     k: int
     m: int
     lag: int
     max_sweeps: int | None
     num_unmet: int
     trials: float
-    """Coupled draws of a layer, those of residuals included, over draws: at least 1."""
+    """Mean number of coupled trials per draw of a layer, trials of residuals included."""
     acceptance: float
-    """Share of the Metropolis proposals that a chain accepted; nan without Metropolis moves."""
+    """Acceptance probability of Metropolis proposals; nan without Metropolis moves."""
 
     @property
     def late(self) -> float:
-        """Estimated P(tau > lag): the share of pairs that did not meet at once."""
+        """Estimated P(tau > lag): the fraction of pairs that did not meet at the first coupled sweep."""
         return float((~self.met | (self.meeting_time > self.lag)).mean())
 
     @property
     def late_upper(self) -> float:
-        """The upper end of a one-sided 95 % interval (Clopper and Pearson) for P(tau > lag)."""
+        """Upper end of the one-sided 95 % Clopper-Pearson interval for P(tau > lag)."""
         count, pairs = int((~self.met | (self.meeting_time > self.lag)).sum()), len(self.met)
         return 1.0 if count == pairs else float(special.betaincinv(count + 1, pairs - count, 0.95))
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
-        told = (
+        acceptance = (
             ""
             if np.isnan(self.acceptance)
-            else (
-                f", acceptance {self.acceptance:.3g}, P(tau > {self.lag}) {self.late:.3g} "
-                f"(at most {self.late_upper:.2g})"
-            )
+            else f", acceptance {self.acceptance:.3g}, P(tau > {self.lag}) {self.late:.3g} "
+            f"(at most {self.late_upper:.2g})"
         )
         return (
-            f"UnbiasedEstimate({_told(self.value, self.standard_error)}; {len(self.met)} pairs, "
+            f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; {len(self.met)} pairs, "
             f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
-            f"mean meeting time {mean:.4g}{told})"
+            f"mean meeting time {mean:.4g}{acceptance})"
         )
 
     def _card(self) -> Card:
         times, pairs = np.sort(self.meeting_time[self.met]), len(self.met)
-        rows = [("pairs", pairs), ("unmet", self.num_unmet), ("k, m, lag", f"{self.k}, {self.m}, {self.lag}")]
+        rows = [("value", _describe(self.value, self.standard_error)), ("pairs", pairs)]
+        rows += [("unmet", self.num_unmet), ("k, m, lag", f"{self.k}, {self.m}, {self.lag}")]
         if len(times):
-            told = f"{times.mean():.4g}, {np.median(times):.4g}, {times[-1]:.4g}"
-            rows += [("meeting time, in sweeps: mean, median, longest", told)]
-            rows += [("sweeps of both chains, mean of a pair that met", f"{self.cost[self.met].mean():.4g}")]
+            summary = f"{times.mean():.4g}, {np.median(times):.4g}, {times[-1]:.4g}"
+            rows += [("meeting time in sweeps: mean, median, longest", summary)]
+            rows += [("mean sweeps of both chains of a met pair", f"{self.cost[self.met].mean():.4g}")]
         if not np.isnan(self.acceptance):
             rows += [("acceptance of Metropolis proposals", f"{self.acceptance:.3g}")]
             rows += [(f"P(tau > {self.lag})", f"{self.late:.3g} (at most {self.late_upper:.2g})")]
         title = f"Unbiased estimate from {pairs} coupled pairs of chains"
         title += f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
-        return Card(title, (_values(self.value, self.standard_error), Grid(("", ""), rows)))
+        return Card(title, (Grid(("", ""), rows),))
 
 
 def unbiased_expectation(
@@ -160,56 +140,59 @@ def unbiased_expectation(
     mesh: Mesh | None = None,
     **clamped: Array | Observed | Mapping[str, Array | Observed],
 ) -> UnbiasedEstimate:
-    """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains.
+    r"""Return an unbiased estimate of E[fn(state)] under the model, from coupled chains.
 
-    Each pair's estimate is ``1/(m - k + 1)`` times the sum of fn(X_t) for t = k, ..., m plus weighted
-    corrections fn(X_t) - fn(Y_{t - lag}) until the pair meets.
+    Each pair estimates, with :math:`w_t` the correction of lag ``lag`` until the pair meets,
+
+    .. math::
+
+        H_{k:m} = \frac{1}{m - k + 1}
+            \Big[\sum_{t=k}^m f(X_t) + \sum_t w_t (f(X_t) - f(Y_{t - \mathrm{lag}}))\Big].
 
     :param graph: the model.
     :param params: its params.
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
-    :param rng_key: a jax key. A pair's draws depend on it and on the pair's number alone.
-    :param num_pairs: independent pairs, at least 1.
-    :param k: first sweep that counts, at least 0.
-    :param m: last sweep that counts, at least k (the default).
+    :param rng_key: a jax key. The draws of a pair depend on it and on the number of the pair only.
+    :param num_pairs: number of independent pairs, at least 1.
+    :param k: first sweep of the average, at least 0.
+    :param m: last sweep of the average, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or a sequence of these, one a layer; "metropolis", "mixture",
-        :func:`~ebmpp.moves.tempered`, or moves: see
-        :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate tells their acceptance,
-        and warns when every pair met at once: then nothing was corrected, and it is unbiased in name only.
-        "mixture" adds proposals from a ``pool`` to the layers' draws
-        (:func:`ebmpp.moves.mixture_sweep`): where these are accepted, pairs meet within a few sweeps
-        however slowly the layers mix; where hardly any is, a warning says so.
-    :param pool: states for "mixture" to propose from, which look like the model's draws: rows of data, or of
-        chains that ran before, ``(rows, *shape)`` a block. What is needed of other blocks is drawn given
-        these, once. Another pool compiles nothing, and the estimate is unbiased whatever the pool.
-    :param init: starts: values of some or all blocks (shape ``(*shape,)``, or ``(num_pairs, *shape)``: rows
-        of data, say), a function of a jax key to such a dict for one pair, "local_mode" for one Gibbs sweep
-        from a local mode found from uniform draws, or None; what is not given is drawn uniformly.
-    :param independent_starts: draw what ``init`` leaves to chance anew for the following chain. By default
-        both chains of a pair start at one state, and so in one mode, where they soon meet: what is estimated
-        is the same, and that chains do not leave a mode shows in a few very long times only. Apart, it shows
-        in many, which is what one wants of a report on mixing, and costs more.
-    :param max_sweeps: stop an unmet pair when its leading chain has made so many sweeps, more than ``lag``,
-        or when one draw takes 1024 trials for each of them; None: no limit.
-    :param unmet: what to do about pairs stopped by ``max_sweeps``, or because a draw cannot be made: "raise",
-        or "drop" them from the mean, with a warning, because **that is biased** (pairs that meet early are
-        not like the others). With "raise", and more than 2^22 numbers of all pairs together, sums over 128
-        blocks of pairs are kept in place of a row a pair, and the standard error is by their spread.
-    :param num_slots: pairs at once, on each device: for speed, but for rounding. By default as many as
-        suit the device: on a CPU 8 (of up to 100 pairs) or 64, elsewhere 4096.
-    :param mesh: devices to share the pairs, over the mesh's first axis: the pairs are those of one device,
-        their meeting times the same and their means but for rounding. Params may be cut over other axes.
-    :param clamped: blocks held at values, without a batch axis or one value a pair: expectations under the
-        posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is held at its known units. A
-        block whose name is that of an argument is given in a dict: ``clamped={"k": ...}``.
+        for every layer, or a sequence with one of these per layer; "metropolis", "mixture",
+        :func:`~ebmpp.moves.tempered`, or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate reports their acceptance,
+        and warns if all pairs met at the first coupled sweep, since then no correction was observed.
+        "mixture" adds proposals from a ``pool`` (:func:`ebmpp.moves.mixture_sweep`): pairs that
+        accept them meet within a few sweeps, however slowly the layers mix. A warning reports an acceptance
+        below 0.01.
+    :param pool: states from which "mixture" proposes, which should resemble draws of the model: rows of data,
+        or of earlier chains, ``(rows, *shape)`` for each block. Other blocks are drawn given these, once. A
+        new pool compiles nothing, and the estimate is unbiased for any pool.
+    :param init: starting states: values of some or all blocks, ``(*shape,)`` or ``(num_pairs, *shape)``; a
+        function of a jax key that returns the dict for one pair; "local_mode" for one Gibbs sweep from a
+        local mode; or None. Blocks without a value are drawn uniformly.
+    :param independent_starts: draw these blocks independently for the following chain. By default both chains
+        of a pair start at one state, hence in one mode, and a failure to leave it shows only in a few very
+        long meeting times. Independent starts show it in many, and cost more.
+    :param max_sweeps: stop an unmet pair after this number of sweeps of its leading chain, more than ``lag``,
+        or when one draw takes 1024 times as many trials. None: no limit.
+    :param unmet: "raise" an error for pairs that ``max_sweeps`` or a failed draw stopped, or "drop" them with
+        a warning, because **that is biased**: pairs that meet early differ from the others. With "raise" and
+        more than 2^22 values of all pairs together, sums over 128 blocks of pairs replace the rows of single
+        pairs, and their spread gives the standard error.
+    :param num_slots: pairs that run at once on each device; affects speed and rounding only. By default 8 (up
+        to 100 pairs) or 64 on a CPU, and 4096 on an accelerator.
+    :param mesh: devices to shard the pairs over, by its first axis. Meeting times are identical to a
+        single-device run, and values equal up to rounding. Params may be sharded over other axes.
+    :param clamped: values of clamped blocks, without a batch axis or one per pair, for expectations under the
+        posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is clamped at its known units. A
+        block with the name of an argument is passed in a dict: ``clamped={"k": ...}``.
     :return: an :class:`UnbiasedEstimate`.
-    :raises UnmetError: when pairs are unmet and ``unmet`` is "raise"; the error says how many.
-    :raises ArgumentError: for numbers out of range, a pool and no move for it, or the reverse; under ``jit``.
+    :raises UnmetError: if pairs are unmet and ``unmet`` is "raise".
+    :raises ArgumentError: for numbers out of range, a pool without a mixture move or the reverse, and inside
+        ``jit``.
     :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
     :raises StateError: for states, a pool or clamped values that do not fit the graph.
-    :raises ParameterError: for params that do not fit, or that a move does not take.
+    :raises ParameterError: for params that do not fit the graph or a move.
 
     **References**
 
@@ -230,7 +213,7 @@ def unbiased_expectation(
     rng_key = checks.key("unbiased_expectation: rng_key", rng_key)
     checks.on_host("unbiased_expectation", rng_key, params, clamped, init)
     checks.flag("unbiased_expectation: independent_starts", independent_starts)
-    asked = asked_for("unbiased_expectation", k, m, lag, max_sweeps, unmet)
+    request = check_request("unbiased_expectation", k, m, lag, max_sweeps, unmet)
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
     if isinstance(coupling, Tempered):
@@ -239,84 +222,81 @@ def unbiased_expectation(
         graph.check(params)
         target = Target(graph, sharding.place(params), as_clamped(graph.families, clamped))
         if not target.free:
-            raise StateError("every block is clamped: there is nothing to sample")
-        own, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)
+            raise StateError("clamped must leave at least one block free, got values of every block.")
+        key, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)
         check_params(target, moves)
-        target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(own, 2))
-        begin = lambda second, key: _starts(target, init, random.fold_in(own, 0, second), num_pairs, key)
-        x = begin(1, rng_key)
-        y = begin(2, jax.random.fold_in(rng_key, 2)) if independent_starts else None
+        target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(key, 2))
+        starts = lambda i, init_key: _starts(target, init, random.fold_in(key, 0, i), num_pairs, init_key)
+        x = starts(1, rng_key)
+        y = starts(2, jax.random.fold_in(rng_key, 2)) if independent_starts else None
         shapes = tuple((b, family.shape, str(family.dtype)) for b, family in graph.families.items())
-        window, sums = asked.window(), Function(fn, shapes)
+        window, sums = request.window(), Function(fn, shapes)
         check_function("unbiased_expectation: fn", fn, sums.state())
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
-        made = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(own, 1, 1), window)
-        estimate = estimate_from(made, asked, sums)
+        outcome = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(key, 1, 1), window)
+        estimate = estimate_from(outcome, request, sums)
     if target.pool is not None:
-        if estimate.acceptance < FEW:
-            warnings.warn(few_accepted("unbiased_expectation", estimate.acceptance), stacklevel=2)
+        if estimate.acceptance < MIN_ACCEPTANCE:
+            warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
     elif estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
         warnings.warn(
-            f"all {num_pairs} pairs met at once, so no correction was seen (P(tau > {lag}) is at most "
-            f"{estimate.late_upper:.2g}) at an acceptance of {estimate.acceptance:.2g}: the estimate is "
-            f"unbiased in name, and is what {lag} Metropolis steps make of the starts",
+            f"all {num_pairs} pairs met at the first coupled sweep, at an acceptance of "
+            f"{estimate.acceptance:.2g}, so no correction was observed (P(tau > {lag}) is at most "
+            f"{estimate.late_upper:.2g}): the estimate may reflect the starts. Increase num_pairs or lag.",
             stacklevel=2,
         )
     return estimate
 
 
-#: Acceptance of proposals from a pool below which they hardly help.
-FEW = 0.01
+#: Acceptance of pool proposals below which a warning is given.
+MIN_ACCEPTANCE = 0.01
 
 
-def few_accepted(who: str, acceptance: float) -> str:
-    """What an acceptance below :data:`FEW` means, in words."""
+def low_acceptance(who: str, acceptance: float) -> str:
+    """Return the warning for an acceptance below :data:`MIN_ACCEPTANCE`."""
     return (
-        f"{who}: {acceptance:.2g} of the proposals from the pool were accepted, so pairs meet by the layers' "
-        "moves as they would without it, at a higher price; the estimate is unbiased all the same. Give a "
-        "pool of more states, or of states more like the model's, or coupling=None"
+        f"{who}: only {acceptance:.2g} of the proposals from the pool were accepted, so the pool costs "
+        "time and hardly helps pairs to meet; the estimate is unbiased. Pass a pool of more states, of "
+        "states closer to draws of the model, or coupling=None."
     )
 
 
 def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array) -> Fresh:
-    """One start a pair, checked, to be made when the pair is to run."""
-    given, held, kind = init, target.given, "uniform"
+    """Check the starts of all pairs, to be drawn when a pair starts."""
+    values, clamped, kind = init, target.given, "uniform"
     if isinstance(init, str):
         kind = checks.choice("init", init, STARTS, also="states, a function of a key or None")
-        given = None
+        values = None
     if callable(init):
         checks.function("init", init, "a jax key", arguments=1)
-        given = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
-    if given is not None and not isinstance(given, Mapping):
-        raise StateError(f"init gives a dict of blocks, not {checks.tell(given)}")
-    rows, batch = as_rows(target.graph.families, {} if given is None else given)
-    clash = sorted(set(rows) & set(held.whole))
+        values = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
+    if values is not None and not isinstance(values, Mapping):
+        raise StateError(f"init must return a dict of blocks, got {checks.tell(values)}.")
+    rows, batch = as_rows(target.graph.families, {} if values is None else values)
+    clash = sorted(set(rows) & set(clamped.whole))
     if clash:
-        raise StateError(f"block {clash[0]!r} is clamped and in init: give it once")
-    for axes, name in ((batch, "starts"), (held.batch, "clamped blocks")):
+        raise StateError(f"init must not have the clamped block {clash[0]!r}.")
+    for axes, name in ((batch, "init"), (clamped.batch, "clamped blocks")):
         if axes not in ((), (num_pairs,)):
-            raise StateError(f"{name} have leading axes {axes}, expected none or ({num_pairs},), one a pair")
-    if held.keep and held.batch:
-        raise StateError("observed units are the same in all pairs: give Observed without leading axes")
+            raise StateError(f"{name} must have no leading axis or ({num_pairs},), got {axes}.")
+    if clamped.keep and clamped.batch:
+        raise StateError(f"an Observed block must have no leading axes, got {clamped.batch}.")
     return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
 
 
 def check_max_sweeps(name: str, value: object, lag: int) -> int | None:
-    """A limit on the sweeps of the leading chain, or None for no limit.
+    """Check a limit on the sweeps of the leading chain.
 
     :raises ArgumentError: for a limit at which no pair could have met.
     """
-    made = checks.optional_count(name, value)
-    if made is not None and made <= lag:
-        raise ArgumentError(
-            f"{name} is more than the lag, {lag}, or None for no limit; got {made}: the leading chain has "
-            f"made {lag} sweeps when a pair's first coupled one begins"
-        )
-    return made
+    limit = checks.optional_count(name, value)
+    if limit is not None and limit <= lag:
+        raise ArgumentError(f"{name} must be None or more than the lag, {lag}, got {limit}.")
+    return limit
 
 
-class Asked(NamedTuple):
-    """What an estimate was asked for."""
+class Request(NamedTuple):
+    """The window and limits of an estimate."""
 
     k: int
     m: int
@@ -325,79 +305,79 @@ class Asked(NamedTuple):
     unmet: str
 
     def window(self) -> Window:
-        """Which states of a path count, for the engine."""
+        """Return the window of the engine."""
         numbers = (self.k, self.m, self.lag, self.max_sweeps or 0)
         return Window(*(jnp.asarray(n, jnp.int32) for n in numbers))
 
 
-def asked_for(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None, unmet: str) -> Asked:
-    """The numbers of an estimate, checked; see :func:`unbiased_expectation`.
+def check_request(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None, unmet: str) -> Request:
+    """Check the window and limits; see :func:`unbiased_expectation`.
 
-    :raises ArgumentError: for one that is out of range.
+    :raises ArgumentError: for a number out of range.
     """
     k = checks.count(f"{who}: k", k, least=0)
     m = k if m is None else checks.count(f"{who}: m", m, least=k)
     lag = checks.count(f"{who}: lag", lag)
     limit = check_max_sweeps(f"{who}: max_sweeps", max_sweeps, lag)
-    return Asked(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
+    return Request(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
 
 
-def estimate_from(outcome: Outcome, asked: Asked, sums: Function) -> UnbiasedEstimate:
-    """The mean over the pairs that met, and what became of the others.
+def estimate_from(outcome: Outcome, request: Request, sums: Function) -> UnbiasedEstimate:
+    """Return the mean over the pairs that met, with its standard error.
 
-    :param sums: what the outcome's total is of: a pair or a block of them a row, whose spread is the error.
-    :raises UnmetError: when pairs are unmet and ``asked.unmet`` is "raise".
+    :param sums: the accumulator of the run, with one row per pair or per block of pairs.
+    :raises UnmetError: if pairs are unmet and ``request.unmet`` is "raise".
     """
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
     missing = int((~met).sum())
     if missing:
-        told = f"{missing} of {len(tau)} pairs had not met{_told_broken(int(outcome.broken))}"
-        if asked.unmet == "raise" or not met.any():
+        message = f"{missing} of {len(tau)} pairs did not meet{_describe_broken(int(outcome.broken))}"
+        if request.unmet == "raise" or not met.any():
             raise UnmetError(
-                f"{told}: raise max_sweeps (None is no limit), take a larger lag or another coupling, or "
-                'pass unmet="drop" to leave them out, which is biased'
+                f"{message}. Increase max_sweeps (None is no limit) or lag, use another coupling, or pass "
+                'unmet="drop" to drop them, which is biased.'
             )
-        warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=4)
+        warnings.warn(f"{message} and were dropped: the estimate is biased.", stacklevel=4)
     pairs, count = sums.pairs(met), int(met.sum())
     used = int((pairs > 0).sum())
-    others = count * (used - 1) / used if used > 1 else math.nan  # of one alone no error is known
-    value, spread = _average(outcome.total, pairs, asked.m - asked.k + 1, count, others)
+    others = count * (used - 1) / used if used > 1 else math.nan  # one row has no spread
+    value, spread = _average(outcome.total, pairs, request.m - request.k + 1, count, others)
     time = np.where(met, tau, np.inf)
-    cost = np.maximum(asked.m, time) + time - asked.lag
+    cost = np.maximum(request.m, time) + time - request.lag
     acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)
     return UnbiasedEstimate(
-        value, spread, time, met, cost, *asked[:4], missing, float(outcome.trials), acceptance
+        value, spread, time, met, cost, *request[:4], missing, float(outcome.trials), acceptance
     )
 
 
 def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: float) -> tuple[Any, Any]:
-    """The mean and its standard error, on the host in float64.
+    """Return the mean and its standard error, computed on the host in float64.
 
-    :param total: sums over ``width`` states, of as many pairs a row as ``pairs`` says, ``count`` in all.
-    :param others: what the sum of squares is to be divided by, for the variance of the mean.
+    :param total: sums over ``width`` states of ``pairs`` pairs in each row, ``count`` in all.
+    :param others: divisor of the sum of squares, for the variance of the mean.
     """
     rows = np.flatnonzero(pairs)
     dtypes = jax.tree.map(lambda h: h.dtype, total)
-    each = jax.tree.map(lambda h: np.asarray(h, float)[rows] / width, sharding.to_host(total))
+    values = jax.tree.map(lambda h: np.asarray(h, float)[rows] / width, sharding.to_host(total))
 
     def error(h: np.ndarray, mean: np.ndarray) -> np.ndarray:
         size = pairs[rows].reshape(-1, *(1,) * (h.ndim - 1))
         return np.sqrt(((h - size * mean) ** 2).sum(0) / count / others)
 
-    with np.errstate(all="ignore"):  # a function's values may be infinite
-        value = jax.tree.map(lambda h: h.sum(0) / count, each)
-        spread = jax.tree.map(error, each, value)
+    with np.errstate(all="ignore"):  # values may be infinite
+        value = jax.tree.map(lambda h: h.sum(0) / count, values)
+        spread = jax.tree.map(error, values, value)
     narrow = lambda tree: jax.tree.map(lambda a, dtype: jax.device_put(a.astype(dtype)), tree, dtypes)
     return narrow(value), narrow(spread)
 
 
-def _told_broken(number: int) -> str:
-    """Why pairs were stopped before any limit of sweeps, in words."""
+def _describe_broken(number: int) -> str:
+    """Return the reason of failed draws as text."""
     if not number:
         return ""
     return (
-        f" ({number} of them because a draw could not be made: params are outside a family's domain or not "
-        f"finite, or conditionals differ by less than float32 can tell, so that a draw took "
-        f"{MOST_TRIALS} trials, or 1024 for each of max_sweeps)"
+        f" ({number} because a draw failed: params are outside a family's domain or not finite, or two "
+        f"conditionals are equal to float32 precision, so that a draw took {MOST_TRIALS} trials or 1024 "
+        "times max_sweeps)"
     )

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of coupled pairs is asked for, what each pair brings to it, and what becomes of them."""
+"""Inputs and outcome of a run of coupled pairs."""
 
 from collections.abc import Iterable
 import dataclasses
@@ -22,81 +22,79 @@ from ebmpp.moves.target import Target
 
 
 class Accumulator(Protocol):
-    """Sums weighted values of states; a hashable value."""
+    """A hashable object that sums weighted values of states."""
 
     per_job: ClassVar[bool]
-    """Whether there is a sum for each job, with a leading axis of jobs, or one over all."""
+    """True for one sum per job, with a leading axis of jobs; False for one sum over all jobs."""
 
-    quick: ClassVar[bool]
-    """Whether a program that is compiled quick adds as fast: see :func:`quick`."""
+    fast_compile: ClassVar[bool]
+    """True if the older emitters do not slow it down: see :func:`uses_fast_compile`."""
 
     def init(self, target: Target, num_jobs: int) -> Any:
-        """The empty sum."""
+        """Return the empty sum."""
 
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
-        """``total`` plus the weighted values of rows ``x`` that belong to ``jobs``."""
+        """Return ``total`` plus the weighted values of states ``x``, one row per entry of ``jobs``."""
 
 
-def quick(graph: FactorGraph | None, moves: Iterable[Move], accumulator: Accumulator) -> bool:
-    """Whether a program of such pairs is compiled by the older emitters.
+def uses_fast_compile(graph: FactorGraph | None, moves: Iterable[Move], accumulator: Accumulator) -> bool:
+    """Return True if a run is compiled by XLA's older emitters.
 
-    Where layers are drawn whose units have few values and take one word (Bernoulli, Spin, Categorical) the
-    first step of ``UCD`` then takes 0.6 to 0.8 of the time, and later ones as long to within some 4 %.
-    Gaussian and Poisson units ran 1.3 and 1.1 times as long, what Binomial units take compiled no sooner, and
-    other moves were not measured.
+    For layers of Bernoulli, Spin and Categorical units the first step of ``UCD`` then takes 0.6 to 0.8 of the
+    time, and later steps differ by at most 4 %. Gaussian and Poisson units ran 1.3 and 1.1 times as long,
+    Binomial units compiled no faster, and other moves were not measured.
 
-    :param graph: None where moves are made without one, of sites that nothing is known of.
+    :param graph: None for moves of the sites of a NumPyro model.
     """
-    if graph is None or not accumulator.quick or not all(type(move) is Layer for move in moves):
+    if graph is None or not accumulator.fast_compile or not all(type(move) is Layer for move in moves):
         return False
     return all(f.num_words == 1 and f.states() is not None for f in graph.families.values())
 
 
 class Window(NamedTuple):
-    """Which states of a path count: H_{k:m} with a lag; all may be traced."""
+    """The window of states that the estimator :math:`H_{k:m}` averages, and the lag; all may be traced."""
 
     k: Array
     m: Array
     lag: Array
     max_sweeps: Array
-    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. Trials of a draw have a
-    limit of :data:`~ebmpp.moves.couplings.MOST_TRIALS`, and of 1024 for each of these sweeps."""
+    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. A draw may take at most
+    :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at most 1024 times this limit."""
 
     def inside(self, t: Array) -> Array:
-        """Weight of f(X_t) in the ergodic average."""
+        """Return the weight of f(X_t) in the ergodic average."""
         return ((t >= self.k) & (t <= self.m)).astype(jnp.int32)
 
     def correction(self, t: Array) -> Array:
-        """Weight of f(X_t) - f(Y_{t - lag}) while the pair is unmet."""
-        back = jnp.maximum(self.lag, t - self.m)
-        # whole and, where they count, not negative: no need of Python's rounding, which takes ten kernels
-        count = lax.div(t - self.k, self.lag) - lax.div(back + self.lag - 1, self.lag) + 1
+        """Return the weight of f(X_t) - f(Y_{t - lag}) while the pair is unmet."""
+        first = jnp.maximum(self.lag, t - self.m)
+        # Not negative where they count, so truncation equals floor division, which takes ten kernels.
+        count = lax.div(t - self.k, self.lag) - lax.div(first + self.lag - 1, self.lag) + 1
         return jnp.where(t >= self.k + self.lag, count, 0)
 
 
 class Outcome(NamedTuple):
-    """What became of the pairs."""
+    """Sums, meeting times and counts of a run."""
 
     total: Any
-    """The accumulator's sum, to be divided by ``m - k + 1``."""
+    """Sum of the accumulator, to be divided by ``m - k + 1``."""
     meeting_time: Integer[Array, "jobs"]
-    """First t with X_t = Y_{t - lag}; -1 where unmet, or where a draw before m could not be made."""
+    """First t with X_t = Y_{t - lag}; -1 if unmet, or if a draw before m failed."""
     trials: Scalar
-    """Coupled trials of a move, those of residuals included, over moves done."""
+    """Mean number of coupled trials per move, trials of residuals included."""
     acceptance: Scalar | None
-    """Proposals that a chain took over those it was made; None without Metropolis moves."""
+    """Accepted proposals over all proposals; None without Metropolis moves."""
     broken: Scalar | int = 0
-    """Pairs that were stopped because a draw could not be made: see
-    :class:`~ebmpp.moves.couplings.Attempt`."""
+    """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "init"], meta_fields=["kind"])
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """Rows that :func:`ebmpp.moves.search.start` makes, not made yet: all at once they may not fit.
+    """Starting states to be drawn by :func:`ebmpp.moves.search.start` when needed, to save memory.
 
-    :param keys: one a row.
-    :param init: values of some blocks, ``(rows, *shape)`` or one row for all.
+    :param keys: one per state.
+    :param init: values of some blocks, ``(rows, *shape)`` or one row for all states.
     :param kind: one of :data:`~ebmpp.moves.search.STARTS`.
     """
 
@@ -108,25 +106,25 @@ class Fresh:
         return len(self.keys)
 
     def rows(self, target: Target) -> Blocks:
-        """All of them."""
+        """Draw the states."""
         return search.start(target, self.keys, self.init, self.kind)
 
 
-#: Where the chains of each job start.
+#: Starting states of all jobs.
 Starts = Rows | Fresh
 
 
 class Job(NamedTuple):
-    """What each job brings, with a leading axis."""
+    """Inputs of the jobs, each with a leading axis."""
 
     number: Counts
     x: Starts
-    y: Starts | None  # where it starts elsewhere
-    given: Clamped | None  # of its target, where that is another in each
+    y: Starts | None  # None: the start of the leading chain
+    given: Clamped | None  # clamped values, where they differ between jobs
     weights: PerRow | None
 
-    def some(self, first: Array | int, size: int) -> "Job":
-        """``size`` of them; what is one row stands for all."""
-        every = len(self.number)
-        cut = lambda a: lax.dynamic_slice_in_dim(a, first, size) if len(a) == every else a
-        return self if size == every else jax.tree.map(cut, self)
+    def slice(self, first: Array | int, size: int) -> "Job":
+        """Return ``size`` jobs from ``first`` on; arrays of one row are shared by all jobs."""
+        num_jobs = len(self.number)
+        cut = lambda a: lax.dynamic_slice_in_dim(a, first, size) if len(a) == num_jobs else a
+        return self if size == num_jobs else jax.tree.map(cut, self)

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: the places in which coupled pairs run, and the queue of pairs that they take from."""
+"""Slots in which coupled pairs run, and the queue that fills them."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -15,64 +15,63 @@ from ebmpp.core import backend
 from ebmpp.core.types import Chains, Counts, Which
 from ebmpp.moves.move import Flags
 
-#: Pairs that run at once, of many. On CPU 64 to 256 are within 10 % of one another.
+#: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
 _SLOTS = 64
-#: Of so few pairs a chunk runs at once, in one loop, which compiles in 0.65 of the time of two. Gradients by
-#: 100 pairs take 0.67 to 0.98 of what 64 slots take where k is 1, and 0.9 to 1.15 where it is 20 or 100, and
-#: all slots are busy for long; those by 128 pairs 0.78 to 0.98, and 0.98 to 1.34.
+#: Up to this number of pairs one chunk of slots runs, in one loop, which compiles in 0.65 of the time of two.
+#: Gradients by 100 pairs take 0.67 to 0.98 of the time with 64 slots for k = 1 and 0.9 to 1.15 for k = 20 or
+#: 100; by 128 pairs 0.78 to 0.98 and 0.98 to 1.34.
 _FEW_JOBS = 100
-#: Pairs whose starts are held at once: more would be most of what 10^6 pairs of a large model take.
+#: Pairs whose starts are in memory at once: starts of 10^6 pairs would take most of the memory.
 _READY = 16384
-#: Slots that the tail sweeps at a time, on a CPU: see :func:`stages`.
+#: Slots that the tail sweeps together on a CPU: see :func:`stages`.
 _CHUNK = 8
-# On an accelerator a sweep of fewer than some 500 rows is all launches: by compiling for one, not measured on
-# one, arithmetic of 0.1 ms at 784x500 beside 0.25 ms of launches with 1024 slots.
+# On an accelerator a sweep of fewer than about 500 rows is bound by kernel launches.
 _ACCELERATED_SLOTS, _ACCELERATED_STOP = 4096, 256
 
 
 class Jobs(NamedTuple):
-    """Pairs that are ready to be run: all, or some of them that follow one another."""
+    """Consecutive pairs that are ready to run."""
 
     starts: Chains
-    """Both chains of each."""
+    """States of both chains."""
     same: Flags
-    """On which parts of a block they agree."""
+    """Parts of each block on which the chains agree."""
     queue: Counts
-    """Their places here, those that wait first."""
+    """Indices into ``starts``, waiting pairs first."""
     waiting: Array
-    """How many wait."""
+    """Number of waiting pairs."""
     first: Array | int
-    """The number of the first job."""
+    """Number of the first job."""
 
 
 class Slots(NamedTuple):
-    """What runs in each slot."""
+    """The pair that runs in each slot."""
 
     z: Chains
-    """Both chains."""
+    """States of both chains."""
     same: Flags
-    """On which parts of a block the two chains agree: see :func:`ebmpp.moves.note`."""
+    """Parts of each block on which the chains agree: see :func:`ebmpp.moves.note`."""
     job: Counts
     t: Counts
     """Time of the leading chain."""
     move: Counts
-    """The next part of a move to make, counted through all moves."""
+    """Next part of a move, counted over all moves."""
     trial: Counts
     accepted: Bool[Array, "2 rows"]
-    """Which chain has made it."""
+    """Chains that have completed this part."""
     active: Which
 
     def pack(self) -> "Packed":
-        """What a loop carries, in few arrays."""
+        """Return the same in fewer arrays, for a loop to carry."""
         numbers = (self.job, self.t, self.move, self.trial, *self.accepted, self.active)
         return Packed(self.z, self.same, jnp.stack([n.astype(jnp.int32) for n in numbers]))
 
     def fill(self, jobs: Jobs, started: Array, lag: Array) -> tuple["Slots", Array]:
-        """Give the next jobs of the queue to idle slots.
+        """Start the next jobs of the queue in idle slots.
 
-        :param started: how many jobs have been started.
-        :param lag: the time at which they start.
-        :return: the slots, and how many jobs have been started now.
+        :param started: number of jobs started so far.
+        :param lag: time of the leading chain at the start.
+        :return: the slots, and the new number of started jobs.
         """
         idle = ~self.active
         position = started + jnp.cumsum(idle) - 1
@@ -99,12 +98,12 @@ class Slots(NamedTuple):
             )
 
         if backend.accelerated():
-            return load(self), begun  # a branch waits for the host there; here it saves a gather a sweep
+            return load(self), begun  # where a branch synchronises with the host
         return lax.cond(begun > started, load, lambda slots: slots, self), begun
 
 
 class Packed(NamedTuple):
-    """Slots, their numbers in one array: each that a loop carries or compacts is a kernel to compile."""
+    """Slots with their numbers in one array: each array that a loop carries is a kernel to compile."""
 
     z: Chains
     same: Flags
@@ -112,76 +111,76 @@ class Packed(NamedTuple):
 
     @classmethod
     def empty(cls, rows: Mapping[str, jax.ShapeDtypeStruct], parts: Mapping[str, int], size: int) -> "Packed":
-        """``size`` slots in which nothing runs, for chains like ``rows`` with so many flags a block."""
+        """Return ``size`` idle slots for states like ``rows`` and ``parts`` flags per block."""
         z = {b: jnp.zeros((2, size, *v.shape[1:]), v.dtype) for b, v in rows.items()}
         same = {b: jnp.zeros((size, parts[b]), bool) for b in rows}
         return cls(z, same, jnp.zeros((7, size), jnp.int32))
 
     def unpack(self) -> Slots:
-        """The slots."""
-        job, t, move, trial, *truths = self.numbers
-        accepted_x, accepted_y, active = (n > 0 for n in truths)
+        """Return the slots."""
+        job, t, move, trial, *flags = self.numbers
+        accepted_x, accepted_y, active = (n > 0 for n in flags)
         return Slots(self.z, self.same, job, t, move, trial, jnp.stack([accepted_x, accepted_y]), active)
 
     def live(self) -> Array:
-        """How many run."""
+        """Return the number of active slots."""
         return self.numbers[-1].sum(dtype=jnp.int32)
 
     def compact(self, size: int) -> "Packed":
-        """The live slots, in the first of ``size`` places."""
+        """Return ``size`` slots, the active ones first."""
         keep = jnp.argsort(1 - self.numbers[-1], stable=True)[:size]
-        return self._each(lambda a, axis: jnp.take(a, keep, axis=axis))
+        return self._map(lambda a, axis: jnp.take(a, keep, axis=axis))
 
     def part(self, start: Array, size: int) -> "Packed":
-        """``size`` slots from ``start`` on."""
-        return self._each(lambda a, axis: lax.dynamic_slice_in_dim(a, start, size, axis))
+        """Return ``size`` slots from ``start`` on."""
+        return self._map(lambda a, axis: lax.dynamic_slice_in_dim(a, start, size, axis))
 
     def put(self, start: Array, part: "Packed") -> "Packed":
-        """All slots, those from ``start`` on replaced."""
+        """Replace the slots from ``start`` on."""
         update = lambda a, b, axis: lax.dynamic_update_slice_in_dim(a, b, start, axis)
         z = {b: update(v, part.z[b], 1) for b, v in self.z.items()}
         same = {b: update(s, part.same[b], 0) for b, s in self.same.items()}
         return Packed(z, same, update(self.numbers, part.numbers, 1))
 
-    def _each(self, change: Callable[[Array, int], Array]) -> "Packed":
+    def _map(self, change: Callable[[Array, int], Array]) -> "Packed":
         z = {b: change(v, 1) for b, v in self.z.items()}
         return Packed(z, {b: change(s, 0) for b, s in self.same.items()}, change(self.numbers, 1))
 
 
-def suitable(num_jobs: int) -> int:
-    """How many slots suit a device, where so many jobs are run on all of them together."""
+def default_num_slots(num_jobs: int) -> int:
+    """Return the default number of slots per device for ``num_jobs`` jobs on all devices."""
     if backend.accelerated():
         return _ACCELERATED_SLOTS
     return _CHUNK if num_jobs <= _FEW_JOBS else _SLOTS
 
 
 def first_size(num_slots: int, num_jobs: int) -> int:
-    """How many slots there are at first: no more than there are jobs, but for a power of two."""
+    """Return the initial number of slots: at most the jobs, rounded up to a power of two."""
     return min(num_slots, 1 << (num_jobs - 1).bit_length())
 
 
 def ready_at_once(num_jobs: int) -> int:
-    """How many pairs are made ready before they run."""
+    """Return how many pairs are prepared together."""
     return min(num_jobs, _READY)
 
 
 class Stage(NamedTuple):
-    """A loop over slots, as long as more than ``until`` of them are live."""
+    """A loop over slots that runs while more than ``until`` of them are active."""
 
     size: int
     chunk: int
-    """How many are swept at once; fewer than ``size``: only as many chunks as are live."""
+    """Slots swept together; if fewer than ``size``, chunks without active slots are skipped."""
     until: int
 
 
 def stages(size: int) -> list[Stage]:
-    """The loops that pairs go through; only the first takes new ones.
+    """Return the consecutive loops over ever fewer slots; only the first starts new pairs.
 
-    On a CPU each loop takes more than a second to compile, so there are two: all slots at once, and, when
-    half of them are idle, the live ones in chunks, of which there are fewer and fewer. On an accelerator a
-    loop within a loop would wait for the host; there each is a quarter of the one before.
+    On a CPU each loop takes more than a second to compile, so there are two: all slots together, and, once
+    half of them are idle, the active ones in chunks. On an accelerator a nested loop would synchronise with
+    the host, so each loop has a quarter of the slots of the one before.
 
-    :param size: slots at first.
+    :param size: initial number of slots.
     """
     if backend.accelerated():
         sizes = [size]

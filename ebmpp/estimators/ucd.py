@@ -16,8 +16,8 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.coupling.engine import Accumulator, Outcome, Window, run_pairs
-from ebmpp.coupling.expectation import FEW, check_max_sweeps, few_accepted
-from ebmpp.coupling.pairs import quick
+from ebmpp.coupling.expectation import MIN_ACCEPTANCE, check_max_sweeps, low_acceptance
+from ebmpp.coupling.pairs import uses_fast_compile as run_uses_fast_compile
 from ebmpp.coupling.pools import mixture_of
 from ebmpp.errors import ArgumentError, IntractableError, StateError, clash
 from ebmpp.estimators import pairs as coupled
@@ -203,7 +203,7 @@ class UCD(Estimator):
             return None
         accepted = history["acceptance"]
         mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
-        return few_accepted("UCD", mean) if mean < FEW else None
+        return low_acceptance("UCD", mean) if mean < MIN_ACCEPTANCE else None
 
     def _check_marginals(self, graph: FactorGraph) -> None:
         """Raise IntractableError for blocks that cannot be summed out together."""
@@ -354,9 +354,9 @@ class UCD(Estimator):
 
 
 def uses_fast_compile(graph: FactorGraph, estimator: Estimator) -> bool:
-    """Return True if a step is a program of coupled pairs for which :func:`quick` holds."""
+    """Return True if a step is a run of coupled pairs that compiles by the older emitters."""
     inner = getattr(estimator, "estimator", estimator)  # of Centered
     if not isinstance(inner, UCD):
         return False
     accumulator = inner._accumulator(graph, set(graph.families), False)
-    return quick(graph, resolve_moves(graph, inner.coupling), accumulator)
+    return run_uses_fast_compile(graph, resolve_moves(graph, inner.coupling), accumulator)

@@ -15,7 +15,7 @@ from ebmpp.core import backend, checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
-from ebmpp.coupling.expectation import UnbiasedEstimate, asked_for, estimate_from
+from ebmpp.coupling.expectation import UnbiasedEstimate, check_request, estimate_from
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
@@ -77,7 +77,7 @@ def composite_expectation(
     checks.function("composite_expectation: fn", fn, "a state", arguments=1)
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
-    request = asked_for("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
+    request = check_request("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
     call = Call({}, model_args, model_kwargs)
     x = _starts(kernel, jax.random.split(rng_key, num_pairs), call)
