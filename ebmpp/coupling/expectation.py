@@ -159,7 +159,8 @@ def unbiased_expectation(
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or a sequence with one of these per layer; "metropolis", "mixture",
-        :func:`~ebmpp.moves.tempered`, or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate reports their acceptance,
+        :func:`~ebmpp.moves.tempered`, or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`.
+        With Metropolis moves the estimate reports their acceptance,
         and warns if all pairs met at the first coupled sweep, since then no correction was observed.
         "mixture" adds proposals from a ``pool`` (:func:`ebmpp.moves.mixture_sweep`): pairs that
         accept them meet within a few sweeps, however slowly the layers mix. A warning reports an acceptance
