@@ -33,7 +33,7 @@ def test_sums_match_numpy(wide: int | None, rows: int | None, monkeypatch: pytes
     target = Target(zoo.graph("rbm"), zoo.params("rbm"))
     if wide is not None:
         monkeypatch.setattr(accumulators, "_WIDE", wide)
-        monkeypatch.setattr(accumulators, "_MOST_KEPT", 17 * 8)  # eight rows at a time, and two at last
+        monkeypatch.setattr(accumulators, "_MAX_VALUES", 17 * 8)  # eight rows at a time, and two at last
 
     @jax.jit
     def sums(x: Any, weights: Any, jobs: Any) -> Any:

@@ -70,7 +70,7 @@ def test_starts_are_used_and_checked() -> None:
     assert (first.meeting_time != estimate().meeting_time).any()
     for init, message in (
         ({"v": jnp.full(4, 2.0)}, "block 'v'.*0, 1"),
-        ({"v": jnp.ones((5, 4))}, r"\(5,\).*\(2000,\)"),
+        ({"v": jnp.ones((5, 4))}, r"\(2000,\).*\(5,\)"),
         ({"w": jnp.ones(4)}, "'w'"),
         (3, "dict.*3"),
     ):
@@ -106,7 +106,7 @@ def test_clamped_blocks_give_posterior_expectations() -> None:
     ):
         with pytest.raises(StateError, match=message):
             run(**options)
-    with pytest.raises(StateError, match="every block is clamped"):
+    with pytest.raises(StateError, match="clamped"):
         estimate(v=jnp.ones(4), h=jnp.ones(3))
 
 
@@ -172,7 +172,7 @@ def test_independent_starts_show_modes_that_chains_do_not_leave() -> None:
     options = {"params": two_modes(8.0, 0.0), "num_pairs": 1000, "max_sweeps": 30, "unmet": "drop"}
     same = estimate_of("rbm", lambda x: x["v"].sum(), **options)
     assert same.met.all()  # both chains of a pair are in the mode that they started in
-    with pytest.warns(UserWarning, match="of 1000 pairs had not met"):
+    with pytest.warns(UserWarning, match="of 1000 pairs did not meet"):
         separate = estimate_of("rbm", lambda x: x["v"].sum(), independent_starts=True, **options)
     assert 300 < (~separate.met).sum() < 700
 
@@ -214,7 +214,7 @@ def test_estimates_without_any_correction_give_a_warning() -> None:
     scheme = {"weight": "orthogonal", "bias": "logistic"}
     params = {n: 2 * a for n, a in graph.init(jax.random.key(3), scheme=scheme).items()}
     options = {"rng_key": zoo.KEY, "num_pairs": 400, "num_slots": 4, "init": "local_mode"}
-    with pytest.warns(UserWarning, match="all 400 pairs met at once"):
+    with pytest.warns(UserWarning, match="all 400 pairs met at the first"):
         result = ebmpp.unbiased_expectation(
             graph, params, lambda x: graph.energy(params, x), coupling="metropolis", **options
         )
@@ -234,7 +234,7 @@ def products(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def test_block_sums_have_the_same_means_and_similar_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"num_pairs": 700, "k": 0, "m": 2}
     by_pair = estimate_of("tiny", lambda x: products(x), **options)
-    monkeypatch.setattr(accumulators, "_MOST_KEPT", 1000)
+    monkeypatch.setattr(accumulators, "_MAX_VALUES", 1000)
     result = estimate_of("tiny", lambda x: products(x), **options)
     np.testing.assert_array_equal(result.meeting_time, by_pair.meeting_time)
     np.testing.assert_allclose(flat(result.value), flat(by_pair.value), rtol=1e-5, atol=1e-6)
@@ -252,7 +252,7 @@ def test_a_pair_that_fails_after_it_has_met_is_unmet() -> None:
     broken = lambda s: dist.Normal(0.0, jnp.where(s["a"] > 2, jnp.nan, 1.0))
     kernel = CoupledComposite([Conjugate("a", lambda s: unit, unit), Conjugate("b", broken, unit)])
     run = partial(composite_expectation, kernel, lambda s: s["a"], rng_key=zoo.KEY, num_pairs=50, k=1)
-    with pytest.raises(UnmetError, match=r"(\d+) of 50 pairs .*\1 of them because"):
+    with pytest.raises(UnmetError, match=r"(\d+) of 50 pairs .*\1 because"):
         run(m=100)
     with pytest.warns(UserWarning, match="biased"):
         result = run(m=20, unmet="drop")
