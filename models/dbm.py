@@ -187,7 +187,7 @@ def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
         args,
         estimator(args),
         optax.sgd(common.cosine(args, alpha=0.04)),
-        scheme="orthogonal" if args.estimator == "lmi" else "gaussian",
+        init="orthogonal" if args.estimator == "lmi" else "gaussian",
         checkpoint_dir=args.checkpoint_dir,
         resume=args.checkpoint_dir is not None,
     )

@@ -107,7 +107,7 @@ def total(params: Any) -> Array:
 @partial(jax.jit, static_argnums=0)
 def gradient_variance(estimator: Estimator, params: Any, state: Any, key: Array) -> Array:
     """Return the trace of the gradient's covariance over 20 repeats at these params."""
-    batch = Batch.of({"v": jnp.asarray(ROWS)})
+    batch = Batch.uniform({"v": jnp.asarray(ROWS)})
     at = lambda i: estimator.estimate(GRAPH, params, state, batch, random.fold_in(key, i)).gradient
     repeats = lax.map(at, jnp.arange(20, dtype=jnp.uint32))
     return sum(g.reshape(20, -1).var(0, ddof=1).sum() for g in jax.tree.leaves(repeats))

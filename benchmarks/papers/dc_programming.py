@@ -162,7 +162,7 @@ def train(
 
     Weights start at N(0, 0.01^2), visible biases at the rows' base rates, latent ones at 0.
     """
-    batch = Batch.of({"v": rows})
+    batch = Batch.uniform({"v": rows})
     mean = lambda params: exact.log_likelihood(rbm, params, rows).mean()
 
     def step(carry: Any, index: Array, key: Array) -> tuple[Any, None]:

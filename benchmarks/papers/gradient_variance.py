@@ -114,7 +114,7 @@ def repeat(
     rbm: FactorGraph, estimator: UCD, params: Any, rows: Array, key: Array, repeats: int
 ) -> tuple[Any, dict[str, Array]]:
     """Return gradients and metrics of consecutive estimates at the same params."""
-    batch = Batch.of({"v": rows})
+    batch = Batch.uniform({"v": rows})
     state = estimator.init(rbm, params, batch.rows, len(rows), random.fold_in(key, 0, 1))
 
     def step(state: Any, index: Array) -> tuple[Any, tuple[Any, dict[str, Array]]]:
@@ -185,7 +185,7 @@ def ascend(
     rbm: FactorGraph, estimator: Estimator, count: int, rows: Array, carry: Any, key: Array, rate: Array
 ) -> tuple[Any, dict[str, Array]]:
     """Make plain gradient steps from all rows."""
-    batch = Batch.of({"v": rows})
+    batch = Batch.uniform({"v": rows})
 
     def step(carry: Any, index: Array) -> tuple[Any, dict[str, Array]]:
         params, state = carry
@@ -201,7 +201,7 @@ def factor_variances(
     rbm: FactorGraph, estimator: Estimator, repeats: int, rows: Array, carry: Any, key: Array
 ) -> dict[str, Array]:
     """Return summed variances of each factor's gradient over repeats, times the chains of one."""
-    batch = Batch.of({"v": rows})
+    batch = Batch.uniform({"v": rows})
     at = lambda i: estimator.estimate(rbm, *carry, batch, random.fold_in(key, i)).gradient
     gradients = lax.map(at, jnp.arange(repeats, dtype=jnp.uint32))
     return {name: _CHAINS * g.reshape(repeats, -1).var(0, ddof=1).sum() for name, g in gradients.items()}

@@ -175,7 +175,7 @@ def train(name: str, graph: FactorGraph, data: Data, seed: int, args: argparse.N
     """Train by plain steps, or by Adam's for grey pixels, at a rate that decays along a cosine."""
     method = METHODS[name]
     schedule = optax.cosine_decay_schedule(method.rate, args.steps, alpha=0.04)
-    rows, options = data.train, {"scheme": method.scheme, "optimizer": optax.sgd(schedule)}
+    rows, options = data.train, {"init": method.scheme, "optimizer": optax.sgd(schedule)}
     if method.pixels == "spin":
         rows = 2 * rows - 1
     if method.pixels == "grey":

@@ -88,7 +88,7 @@ def _sweeps(graph: FactorGraph, params: Params, state: dict[str, Array]) -> Call
 def _gradient(graph: FactorGraph, params: Params, data: Array) -> Call:
     """Return the CD-1 gradient from ``data``."""
     estimator, key = ebmpp.CD(k=1), random.key_pair(jax.random.key(4))
-    run = jax.jit(lambda p, v, key: estimator.estimate(graph, p, (), Batch.of({"v": v}), key).gradient)
+    run = jax.jit(lambda p, v, key: estimator.estimate(graph, p, (), Batch.uniform({"v": v}), key).gradient)
     return _ready(run, params, data, key)
 
 
@@ -133,7 +133,11 @@ class Step:
 
     def __init__(self, estimator: Estimator, data: np.ndarray, weights: np.ndarray) -> None:
         graph, params = rbm()
-        optimizer, key, batch = optax.sgd(RATE), random.key_pair(jax.random.key(1)), Batch.of({"v": data})
+        optimizer, key, batch = (
+            optax.sgd(RATE),
+            random.key_pair(jax.random.key(1)),
+            Batch.uniform({"v": data}),
+        )
         params = params | {"v:h": jnp.asarray(weights)}
 
         @jax.jit

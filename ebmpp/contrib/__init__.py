@@ -9,6 +9,7 @@ from ebmpp.contrib.local_mode_ucd import LocalModeUCD
 from ebmpp.contrib.mean_statistics import data_statistics
 from ebmpp.contrib.metropolis_coupling import MetropolisCoupling
 from ebmpp.contrib.metropolized import Metropolized, metropolized_sweep
+from ebmpp.contrib.pretraining import pretrain
 from ebmpp.contrib.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.contrib.sdcp import CSDCP, SDCP
 from ebmpp.contrib.spectral import spectral_descent
@@ -28,6 +29,7 @@ __all__ = [
     "data_statistics",
     "graphs",
     "metropolized_sweep",
+    "pretrain",
     "readers",
     "sample_quality",
     "spectral_descent",

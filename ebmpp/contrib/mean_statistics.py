@@ -64,7 +64,7 @@ def data_statistics(
     shares = (np.ones(size) if weights is None else check_weights(weights, size)) / size
     total = jax.tree.map(jnp.zeros_like, params)
     for first in range(0, size, _CHUNK):
-        index = first + np.arange(min(_CHUNK, size))  # padded to one shape; rows past the end weigh 0
+        index = first + np.arange(min(_CHUNK, size))  # padded to one shape; rows past the end have weight 0
         w = jnp.asarray(np.where(index < size, shares[index % size], 0), jnp.result_type(float))
         batch = Batch({b: v[jnp.asarray(index % size)] for b, v in rows.items()}, w)
         total = _subtract_gradient(graph, posterior, params, total, batch)

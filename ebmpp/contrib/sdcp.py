@@ -119,7 +119,7 @@ class SDCP(Estimator):
         latent_sweep, target = gibbs_sweep(graph, graph.visible), Target(graph, params)
         start, _ = draw_sweep(target, chains, latent_sweep, row_keys(random.fold_in(start_key, 1), size))
         model, _ = sweep_chains(target, start, self.k, random.fold_in(key, 1))
-        negative = signed_gradient(graph, params, model, -batch.weights)  # a chain weighs as its row does
+        negative = signed_gradient(graph, params, model, -batch.weights)  # a chain has its row's weight
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})
 

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     ``takes_missing`` is True."""
 
     @classmethod
-    def of(cls, rows: Rows, known: Rows = MappingProxyType({})) -> "Batch":
+    def uniform(cls, rows: Rows, known: Rows = MappingProxyType({})) -> "Batch":
         """Make a batch of equal weights."""
         size = len(next(iter(rows.values())))
         return cls(rows, jnp.full(size, 1 / size), dict(known))

@@ -52,7 +52,7 @@ class Centered(Estimator):
 
     A gradient step depends on the parametrisation. In the centered one every factor of two blocks sees
     statistics minus offsets, so a change of weights does not move the means. The model stays as declared:
-    with S the map from centered params to those of the graph and J its derivative, the gradient g becomes
+    with S the map from centered params to the graph's and J its derivative, the gradient g becomes
     the direction :math:`J J^T g`, which is the step along the centered gradient :math:`J^T g` in the graph's
     own params. S follows from the energy: a block's bias is its centered bias minus the natural parameter
     that the factors of two blocks contribute at the offsets. For a Boltzmann machine with offsets
@@ -71,7 +71,7 @@ class Centered(Estimator):
     :param estimator: the inner estimator, such as :class:`CD`, :class:`PCD` or :class:`UCD`.
     :param sliding: rate in [0, 1] of the offsets: mu <- mu + sliding (mean - mu).
     :param offsets: means that they follow: "data" (the batch's rows and the latents given them), "model"
-        (those of the estimator's negative phase), "average" (half of each), or "zero", which keeps all
+        (of the estimator's negative phase), "average" (half of each), or "zero", which keeps all
         offsets at 0 and makes this the inner estimator.
     :param rates: relative learning rates of some factors, by name, above 0; the others have 1. They scale
         the centered gradient, so biases follow their factors: :math:`J D J^T g`. Upper layers of a deep
@@ -84,7 +84,7 @@ class Centered(Estimator):
     2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*; the offsets here are
        their d, m and a with a sliding average, and 0.
     3. Upadhya, Sastry (2017), Algorithm 4. There the positive phase keeps the offsets of inner step 0
-       while those of the negative phase slide, so the direction is not zero where the gradient is; here both
+       while the negative phase's slide, so the direction is not zero where the gradient is; here both
        phases have the offsets of the step.
 
     **Example**
@@ -115,7 +115,7 @@ class Centered(Estimator):
 
     @property
     def steps_per_batch(self) -> int:
-        """That of the inner estimator."""
+        """Steps per batch of the inner estimator."""
         return self.estimator.steps_per_batch
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> CenteredState:

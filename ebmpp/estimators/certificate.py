@@ -116,14 +116,12 @@ def gradient_bias(
     The params, the rows and the estimator's state are held fixed:
 
     * :class:`CD` has no state: its complete bias shows.
-    * The last chains of :class:`PCD`, :class:`FPCD` and :class:`TemperedPCD` are split into ``num_repeats``
-      groups (the remainder is left out), each of which makes its own step. So the distribution of a chain
-      after this run is judged, not the noise of so many chains. The groups are treated as independent given
-      the history of the params, the fast weights and the temperatures, whose dependence on a single chain is
-      neglected. What all chains have in common, such as a mode that none of them has found, counts as bias.
-    * All other states are fixed as a whole, including persistent chains of :class:`UCD` (which is unbiased
-      given them) and the weighted ones of :class:`WeightedPCD`, which share ancestors and cannot be split:
-      their noise counts as bias.
+    * The last chains of :class:`PCD`, :class:`TemperedPCD` and ``FPCD`` are split into ``num_repeats``
+      groups, each of which makes its own step. So the distribution of a chain after this run is judged, not
+      the noise of the chains. What they have in common, such as a mode that none has found, counts as bias.
+      The groups are treated as independent given the history of the params, fast weights and temperatures.
+    * All other states are fixed as a whole. The noise of persistent chains of :class:`UCD`, which is unbiased
+      given them, and of :class:`WeightedPCD`, which share ancestors, counts as bias.
 
     :class:`~ebmpp.estimators.Centered` and :class:`~ebmpp.estimators.Discriminative` are judged by their
     inner estimator. Both phases count, so the bias of an approximate ``posterior`` is included. The answer
@@ -143,9 +141,8 @@ def gradient_bias(
     :return: a :class:`GradientBias`.
     :raises ArgumentError: for numbers out of range, an estimator whose gradient is not the likelihood's, or
         one with persistent chains and no state; under ``jit``.
-    :raises StateError: for data of a wrong name, shape or value, missing entries, or a state that does not
-        fit the estimator with a batch of so many rows.
-    :raises ParameterError: for params that do not fit.
+    :raises StateError: for invalid data, missing entries, or a state that does not fit the estimator with a
+        batch of so many rows.
     :raises UnmetError: for a gradient that lacks unmet pairs.
     :raises DomainError: for a gradient that is not finite.
     :warns UserWarning: if the reference diagnoses a problem.
@@ -178,7 +175,7 @@ def gradient_bias(
     checks.on_host(name, key, params)
     graph.check(params)
     rows, _ = tables.check_rows(graph, data, name)
-    batch = Batch.of(rows)
+    batch = Batch.uniform(rows)
     plan = _plan(graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0))
     with tqdm(total=len(plan.states) + num_references + 1, disable=not progress_bar, unit="step") as bar:
 

@@ -73,7 +73,7 @@ class Discriminative(Estimator):
 
     @property
     def steps_per_batch(self) -> int:
-        """That of the generative estimator."""
+        """Steps per batch of the generative estimator."""
         return 1 if self.generative is None else self.generative.steps_per_batch
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:

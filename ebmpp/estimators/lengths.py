@@ -56,14 +56,14 @@ class Length:
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         """Raise ArgumentError for a window that the rule does not apply to."""
 
-    def of(self, times: Times, averaged: bool) -> Array:
+    def choose(self, times: Times, averaged: bool) -> Array:
         """Return the L that suits these times; ``averaged``: the states at L, ..., 2 L count."""
         raise NotImplementedError
 
     def update(self, length: Scalar, steps: Array, times: Times, averaged: bool) -> Scalar:
         """Return the next length from the current one, the number of steps and their last times."""
         share = jnp.maximum(1 - self.smoothing, 1 / steps)
-        return length + share * (self.of(times, averaged) - length)
+        return length + share * (self.choose(times, averaged) - length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Quantile(Length):
         super().__post_init__()
         checks.number("Quantile: q", self.q, above=0, below=1)
 
-    def of(self, times: Times, averaged: bool) -> Scalar:
+    def choose(self, times: Times, averaged: bool) -> Scalar:
         """Return the quantile of the times."""
         return jnp.quantile(times.astype(jnp.result_type(float)), self.q)
 
@@ -110,9 +110,9 @@ class TargetVariance(_Target):
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> TargetVariance(1.5).of(jnp.array([1, 1, 1, 100]), False).item()  # 1 + 2/4: one pair corrects once
+    >>> TargetVariance(1.5).choose(jnp.array([1, 1, 1, 100]), False).item()  # 1 + 2/4: one pair corrects once
     51
-    >>> TargetVariance(0.5).of(jnp.array([1, 1, 1, 100]), True).item()
+    >>> TargetVariance(0.5).choose(jnp.array([1, 1, 1, 100]), True).item()
     59
     """
 
@@ -126,7 +126,7 @@ class TargetVariance(_Target):
         if m == 0:
             checks.number("UCD: the target of length=TargetVariance, with m=0,", self.target, above=1)
 
-    def of(self, times: Times, averaged: bool) -> Array:
+    def choose(self, times: Times, averaged: bool) -> Array:
         """Return the least candidate whose prediction is small enough."""
         lengths = jnp.asarray(_LENGTHS)
         predicted = jax.vmap(lambda length: relative_variance(times, length, averaged))(lengths)
@@ -143,9 +143,9 @@ class TargetCost(_Target):
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> TargetCost(16).of(jnp.array([2.0, 4.0]), True).item()  # 6.5 sweeps, 6.5 more, and 3 of the other
+    >>> TargetCost(16).choose(jnp.array([2.0, 4.0]), True).item()  # 6.5 sweeps, 6.5 more, and 3 of the other
     6.5
-    >>> TargetCost(16).of(jnp.array([2.0, 4.0]), False).item()
+    >>> TargetCost(16).choose(jnp.array([2.0, 4.0]), False).item()
     10.0
     """
 
@@ -153,8 +153,8 @@ class TargetCost(_Target):
         super().__post_init__()
         checks.number("TargetCost: target", self.target, above=1)
 
-    def of(self, times: Times, averaged: bool) -> Array:
-        """Return the solution of L + E[max(n, T) + T] = target."""
+    def choose(self, times: Times, averaged: bool) -> Array:
+        """Solve L + E[max(n, T) + T] = target."""
         times = times.astype(jnp.result_type(float))
         left = self.target - times.mean()
         if not averaged:
@@ -182,19 +182,9 @@ def relative_variance(times: Times, length: Array, averaged: bool = True) -> Sca
 def diagnose_late_pairs(history: Mapping[str, np.ndarray]) -> str | None:
     """Return a warning if most pairs meet within the lag and the last ones take very much longer.
 
-    This happens where both chains start in one of many modes, soon meet there, and seldom leave it: the
-    adaptive lag follows the pairs that meet at once. A run on bars and stripes 4x4 kept a lag of 2, within
-    which 95 % of its pairs met, and one exact draw cost 1.9 million sweeps.
-
-    :param history: metrics of steps, of which the second half counts.
-
-    **Example**
-
-    >>> steps = {"meeting_time_max": np.array([90.0, 110.0]), "lag": np.array([2, 2])}
-    >>> diagnose_late_pairs(steps)[:40]
-    'the last pair of a step took 55 times as'
-    >>> diagnose_late_pairs({"meeting_time_max": np.array([9.0]), "lag": np.array([2])}) is None
-    True
+    This happens where both chains start in one of many modes, soon meet there, and seldom leave it. A run on
+    bars and stripes 4x4 kept a lag of 2, within which 95 % of its pairs met, and one exact draw cost 1.9
+    million sweeps. The second half of the history counts.
     """
     if "meeting_time_max" not in history or not len(history["lag"]):
         return None

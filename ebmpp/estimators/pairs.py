@@ -66,8 +66,8 @@ def pair_metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
 def init_pool(graph: FactorGraph, params: Params, data: Rows, size: int, key: Key) -> Blocks:
     """Choose random rows of the data, cyclically if fewer than ``size``, and draw their latents."""
     count = len(next(iter(data.values())))
-    chosen = jnp.argsort(random.words(random.fold_in(key, 3), count))[jnp.arange(size) % count]
-    rows = {b: jnp.take(v, chosen, axis=0) for b, v in data.items()}
+    index = jnp.argsort(random.words(random.fold_in(key, 3), count))[jnp.arange(size) % count]
+    rows = {b: jnp.take(v, index, axis=0) for b, v in data.items()}
     return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
 
 

@@ -21,7 +21,7 @@ from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.phases import batch_log_likelihood, signed_gradient, tractable_posterior
+from ebmpp.estimators.phases import batch_log_likelihood
 from ebmpp.estimators.ucd import UCD
 from ebmpp.graph import FactorGraph
 
@@ -141,8 +141,8 @@ class ParticleUCD(Estimator):
             knots = jax.tree.map(
                 lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a), params
             )
-        one, zero = jnp.ones((), jnp.int32), jnp.zeros(())
-        return ParticleState(eta0, places, knots, one, zero, zero, jnp.ones(()), jnp.zeros((), jnp.int32))
+        count, zero = jnp.ones((), jnp.int32), jnp.zeros(())
+        return ParticleState(eta0, places, knots, count, zero, zero, jnp.ones(()), jnp.zeros((), jnp.int32))
 
     def adopt(self, before: Any, fresh: ParticleState) -> ParticleState:
         """Continue along the path of another ParticleUCD of the same shapes."""
@@ -200,21 +200,17 @@ class ParticleUCD(Estimator):
         metrics = self._metrics(pairs, state)
         metrics |= {"log_partition": self._log_partition(graph, state, pairs)}
         metrics |= batch_log_likelihood(graph, params, batch, metrics["log_partition"])
-        unmet = metrics["num_unmet"]
-        if tractable_posterior(graph) and not batch.known:
-            positive = signed_gradient(graph, params, batch.rows, batch.weights)
-        else:
-            past = (state.positive, state.seen)
-            phase = self.posterior.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
-            positive, state = phase.gradient, state._replace(positive=phase.length)
-            metrics |= {f"posterior_{name}": v for name, v in phase.metrics.items()}
-            unmet = unmet + (0 if self.posterior.allow_unmet else phase.metrics["num_unmet"])
-        bad = (unmet > 0) | pairs.broken.any()  # training stops at a gradient that is not finite
-        gradient = jax.tree.map(lambda p, n: jnp.where(bad, jnp.nan, p - n), positive, negative)
+        past = (state.positive, state.seen)
+        positive = self.posterior.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
+        metrics |= positive.metrics
+        unmet = 0 if self.posterior.allow_unmet else metrics.get("posterior_num_unmet", 0)
+        # training stops at a gradient that is not finite
+        bad = (metrics["num_unmet"] + unmet > 0) | pairs.broken.any()
+        gradient = jax.tree.map(lambda p, n: jnp.where(bad, jnp.nan, p - n), positive.gradient, negative)
         num_systems = self.num_pairs * (1 + jnp.maximum(metrics["meeting_time_mean"], self.m))
         rungs = metrics["num_rungs"].astype(num_systems.dtype)
         sweeps = num_systems * (self.num_particles * self.num_sweeps) * rungs
-        state = state._replace(cess=pairs.even.min())
+        state = state._replace(cess=pairs.even.min(), positive=positive.length)
         return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
 
     def _pairs(

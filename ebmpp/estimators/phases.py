@@ -38,7 +38,7 @@ class MeanField:
     """Mean-field posterior: a product of independent units, by coordinate ascent on the lower bound.
 
     For deep machines, as ``posterior=`` of the biased estimators. A pass sets the mean statistics of each
-    block, those next to the visible ones first, to those of its conditional at the means of the others, which
+    block, those next to the visible ones first, to the conditional's at the means of the others, which
     maximises the bound in that block. **Biased**: it climbs the bound, not the likelihood. Estimators do not
     use it where the posterior is one layer.
 
@@ -66,7 +66,7 @@ class MeanField:
         checks.set_counts(self, "passes")
 
     def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
-        """Return mean statistics of every block given the rows; those of visible blocks are exact."""
+        """Return mean statistics of every block given the rows, exact for visible blocks."""
 
         def one_row(row: State) -> Statistics:
             return mean_field(graph, params, graph.statistics(row), self.passes)[0]

@@ -88,9 +88,8 @@ class UCD(Estimator):
     :param pool: with "mixture", the source of proposals: "data" (rows of the data, chosen once, with latents
         redrawn at each step) or "persistent" (chains that start there and move by one sweep per step). It is
         known before a step's pairs begin, so the gradient stays unbiased given the past. The history's
-        ``acceptance`` shows whether it helps, and :func:`~ebmpp.fit` warns where it does not.
-    :param pool_size: number of states in the pool: large enough to contain every mode, small enough that a
-        proposal stays cheap.
+        ``acceptance`` shows whether it helps.
+    :param pool_size: number of states in the pool, which should contain every mode.
     :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that move by one sweep
         per step, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local mode found from
         uniform draws), or a function of a jax key to values of some or all blocks of one pair, the others
@@ -182,7 +181,7 @@ class UCD(Estimator):
     def adopt(self, before: Any, fresh: UCDState) -> UCDState:
         """Continue the chains of another estimator, and the lengths of another UCD.
 
-        A persistent pool continues too; a pool of data rows is chosen from those of the stage.
+        A persistent pool continues too; a pool of data rows is chosen from the stage's data.
         """
         chains, pool = carried_chains(before), {}
         if isinstance(before, UCDState):
@@ -237,18 +236,14 @@ class UCD(Estimator):
         """Return the positive minus the negative phase, and the meeting times."""
         state = state._replace(seen=state.seen + 1, pool=self._next_pool(graph, params, state, batch, key))
         negative = self._negative(graph, params, state, batch, key)
-        metrics, unmet = dict(negative.metrics), negative.metrics["num_unmet"]
-        state = state._replace(negative=negative.length, chains=self._next_chains(graph, params, state, key))
-        if tractable_posterior(graph) and not batch.known:
-            positive = signed_gradient(graph, params, batch.rows, batch.weights)
-        else:
-            past = (state.positive, state.seen)
-            posterior = self.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
-            positive, state = posterior.gradient, state._replace(positive=posterior.length)
-            metrics |= {f"posterior_{name}": v for name, v in posterior.metrics.items()}
-            unmet = unmet + posterior.metrics["num_unmet"]
-        gradient = jax.tree.map(jnp.subtract, positive, negative.gradient)
+        chains = self._next_chains(graph, params, state, key)
+        past = (state.positive, state.seen)
+        positive = self.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
+        state = state._replace(negative=negative.length, positive=positive.length, chains=chains)
+        metrics = negative.metrics | positive.metrics
+        gradient = jax.tree.map(jnp.subtract, positive.gradient, negative.gradient)
         if not self.allow_unmet:  # training stops at a gradient that is not finite
+            unmet = metrics["num_unmet"] + metrics.get("posterior_num_unmet", 0)
             gradient = jax.tree.map(lambda g: jnp.where(unmet > 0, jnp.nan, g), gradient)
         pairs = self.num_pairs or len(batch.weights)
         sweeps = metrics["sweeps"] * pairs / len(batch.weights) + metrics.get("posterior_sweeps", 0.0)
@@ -267,7 +262,9 @@ class UCD(Estimator):
             index = jnp.arange(pairs) % len(batch.weights)
             tile = lambda x: {b: jnp.take(v, index, axis=0) for b, v in x.items()}
             start_key = random.fold_in(key, 0)
-            start = sample_latents(graph, params, Batch.of(tile(batch.rows), tile(batch.known)), start_key)
+            start = sample_latents(
+                graph, params, Batch.uniform(tile(batch.rows), tile(batch.known)), start_key
+            )
         else:
             start = self._independent_start(target, pairs, random.fold_in(key, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
@@ -277,11 +274,13 @@ class UCD(Estimator):
     def posterior_phase(
         self, graph: FactorGraph, params: Params, past: tuple[Scalar, Array], batch: Batch, key: Key
     ) -> coupled.Phase:
-        """Return the positive phase by coupled pairs on the posterior of latents and missing entries.
+        """Return the positive phase: exact, or by coupled pairs on the posterior where that is intractable.
 
         :param past: adaptive length (1 at first, then ``length`` of the last phase), and the number of steps
             including this one.
         """
+        if tractable_posterior(graph) and not batch.known:
+            return coupled.Phase(signed_gradient(graph, params, batch.rows, batch.weights), past[0], {})
         target = posterior_of(graph, params, batch)
         if callable(self.start) or self.start in ("data", "persistent"):
             start = sample_latents(graph, params, batch, random.fold_in(key, 0))
@@ -289,7 +288,8 @@ class UCD(Estimator):
             start = self._independent_start(target, target.num_rows, random.fold_in(key, 0))
         named = isinstance(self.coupling, str) and self.coupling != "mixture"
         moves = resolve_moves(graph, self.coupling if named else None, target.clamped)
-        return self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
+        phase = self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
+        return phase._replace(metrics={f"posterior_{name}": v for name, v in phase.metrics.items()})
 
     def _independent_start(self, target: Target, rows: int, key: Key) -> Rows:
         """Return starts that do not depend on the data, except for clamped units."""

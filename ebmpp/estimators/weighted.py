@@ -140,7 +140,7 @@ class WeightedPCD(Estimator):
         return Estimate(gradient, WeightedState(state.eta0, params, chains, watchers), metrics, sweeps)
 
     def _follow(self, path: Path, system: Systems, key: Key) -> Systems:
-        """Reweight to the new params, resample, sweep; the counters are those of this step."""
+        """Reweight to the new params, resample, sweep. Counters start at zero."""
         islands, num = system.log_weights.shape
         zero = jnp.zeros(islands)
         system = system._replace(resampled=zero, least=zero + num, even=zero + 1)

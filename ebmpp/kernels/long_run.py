@@ -204,7 +204,7 @@ class LongRun:
         done = 0 if saved is None else saved.step
         if record is not None and saved is not None:
             record.check_length(done, total)
-            length = saved.told["batch_length"]
+            length = saved.body["batch_length"]
             if self.batch_length not in (None, length):
                 raise CheckpointError(
                     f"LongRun: batch_length must be {length}, as in the run in {record.directory}, got "
@@ -248,7 +248,7 @@ class LongRun:
     def _restored(self, saved: checkpoints.Checkpoint | None, rng_key: Array) -> dict[str, list[Any]]:
         """Return the fields of the state at which chains start, if they do not start afresh."""
         if saved is not None:
-            inner, moments = saved.told["leaves"]
+            inner, moments = saved.body["leaves"]
             return {"inner": saved.arrays[:inner], "moments": saved.arrays[inner : inner + moments]}
         state, ensemble = self.mcmc.post_warmup_state, self.mcmc.sampler.is_ensemble_kernel
         if state is None:
@@ -299,5 +299,5 @@ def _totals(saved: checkpoints.Checkpoint, chunks: Chunks) -> Totals:
     """Return the totals of a checkpoint."""
     values = chunks.moments().mean
     structure = jax.tree.structure((values, values, values))
-    sums = jax.tree.unflatten(structure, saved.arrays[sum(saved.told["leaves"]) :])
-    return Totals(saved.told["batch_length"], saved.told["batches"], *sums)
+    sums = jax.tree.unflatten(structure, saved.arrays[sum(saved.body["leaves"]) :])
+    return Totals(saved.body["batch_length"], saved.body["batches"], *sums)

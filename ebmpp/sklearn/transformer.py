@@ -29,7 +29,7 @@ from ebmpp.estimators import PCD, Estimator
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.training.loop import Loop
-from ebmpp.training.schedule import Stage, Stages
+from ebmpp.training.steps import Stage, Stages
 
 _MOST_ROWS = 4096  # rows in flight outside training
 

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a training step's rows come from: the device, files on the host, or a stream of batches."""
+"""Sources of a training step's rows: arrays on the device, files on the host, or a stream of batches."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 import contextlib
@@ -25,77 +25,80 @@ Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Ite
 
 T = TypeVar("T")
 
-DEFAULT_BATCH = 100
-_SAMPLE_ROWS = 4096
-_SAMPLE_BYTES = 2**26
+_DEFAULT_SIZE = 100
+_SAMPLE_ROWS, _SAMPLE_BYTES = 4096, 2**26
 _END = object()  # of a stream
+#: Largest number of steps in one program, and of bytes of the batches that are copied for it.
+CHUNK, _MAX_BYTES = 50, 2**22
 
 
 class Selection(NamedTuple):
-    """Rows, and which of them are meant."""
+    """Rows, and which of them are selected."""
 
     rows: Blocks
     """The visible blocks, ``(rows, *shape)`` each."""
     index: Numbers | None = None
-    """Which rows; None for all, as they are."""
+    """Numbers of the selected rows; None for all, in order."""
     weights: Numbers | None = None
-    """One a row that is meant, of mean 1 over the data; None for equal ones."""
+    """One per selected row, of mean 1 over the data; None for equal ones."""
     known: Blocks = {}
-    """Of the blocks that lack units, which are known, ``(rows, *shape)``."""
+    """Masks of known entries, ``(rows, *shape)``, of the blocks that have missing ones."""
 
     def observed(self) -> dict[str, Any]:
-        """All rows, block by block, with what is known of those that lack units."""
+        """Return all rows as data, with their missing entries."""
         return tables.Data(self.rows, self.known, ()).observed()
 
 
 class Source(Protocol):
-    """Rows, batch by batch."""
+    """Batches of rows, by number."""
 
     batch_size: int
 
     def sample(self) -> Selection:
-        """All rows of a selection to start from: base rates, and an estimator's first state."""
+        """Return rows for base rates and an estimator's first state."""
 
     def batch(self, number: int) -> Selection:
-        """The batch of this number, from 0. Numbers never go down, and may be skipped.
+        """Return a batch, counted from 0. Numbers never decrease, and may be skipped.
 
-        :raises StateError: for rows that are wrong, or where there are no more.
+        :raises StateError: for invalid rows, or after the last batch.
         """
 
     def identity(self) -> dict[str, Any]:
-        """What tells these data from others, JSON values by name."""
+        """Return JSON values that identify the data."""
+
+
+def chunk_size(batch: Selection) -> int:
+    """Return how many steps with such batches fit into one program.
+
+    1 over a mesh, and where copies of the rows would cost more than a longer program saves.
+    """
+    if not sharding.alone():
+        return 1
+    size = CHUNK * sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+    return CHUNK if batch.index is not None or size <= _MAX_BYTES else 1
 
 
 def as_source(graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array) -> Source:
-    """The source that ``data`` are: see :func:`ebmpp.fit`.
-
-    :param weights: one a row, or None.
-    :param batch_size: None for the default, 100, or the stream's own.
-    :param rng_key: a jax key for the order of the rows.
-    :raises StateError: for data or weights that do not fit.
-    """
-    if (others := sharding.processes()) > 1:
-        return Parts(graph, data, weights, batch_size, rng_key, others)
-    return _own_source(graph, data, weights, batch_size, random.key_pair(rng_key))
+    """Make the source of ``data``: see :func:`ebmpp.fit`; ``rng_key`` determines the order of the rows."""
+    if sharding.processes() > 1:
+        return ProcessRows(graph, data, weights, batch_size, rng_key)
+    return _local_source(graph, data, weights, batch_size, random.key_pair(rng_key))
 
 
-def _own_source(
+def _local_source(
     graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, key: Key, on_host: bool = False
 ) -> Source:
-    """Of this process's data.
-
-    :param on_host: leave arrays there, where memory-mapped ones stay anyway.
-    """
+    """Make the source of this process's data; ``on_host`` leaves arrays on the host."""
     if _is_stream(data):
         if weights is not None:
-            raise StateError("weights are one a row of data in arrays; a stream of batches has none")
+            raise StateError("fit: weights must be None for a stream of batches, which has no row numbers.")
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
-    order = Order(key, size, DEFAULT_BATCH if batch_size is None else batch_size)
+    order = Order(key, size, _DEFAULT_SIZE if batch_size is None else batch_size)
     mapped = _is_mapped(data)
     if on_host and not mapped:
-        tables.check_table(graph, table)  # all at once: later one process would fail alone
+        tables.check_table(graph, table)  # at once: later, one process would fail alone
     return (HostRows if mapped or on_host else DeviceRows)(graph, table, weights, order)
 
 
@@ -112,29 +115,28 @@ def _is_mapped(data: object) -> bool:
 
 
 class Order:
-    """Which rows a batch holds: permutation after permutation, cut into batches; no row is left out.
+    """Row numbers of each batch: consecutive random permutations, cut into batches.
 
-    A batch is a function of its number, so a resumed run goes on at once.
+    A batch is a function of its number, so a resumed run needs no replay.
     """
 
     def __init__(self, key: Key, size: int, batch_size: int) -> None:
         self.key, self.size, self.batch_size = np.asarray(key).tolist(), size, min(size, batch_size)
-        self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may run across the end of one
+        self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may span two epochs
 
     def _permutation(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([*self.key, epoch]).permutation(self.size)
 
     def batch(self, number: int) -> np.ndarray:
-        """Row numbers, ``(batch_size,)``."""
+        """Return row numbers, ``(batch_size,)``."""
         if self.batch_size == self.size:
             return np.arange(self.size)
-        first = number * self.batch_size
-        epoch, start = divmod(first, self.size)
+        epoch, start = divmod(number * self.batch_size, self.size)
         stop = start + self.batch_size
-        found = self._epoch(epoch)[start:stop]
+        rows = self._epoch(epoch)[start:stop]
         if stop <= self.size:
-            return found
-        return np.concatenate([found, self._epoch(epoch + 1)[: stop - self.size]])
+            return rows
+        return np.concatenate([rows, self._epoch(epoch + 1)[: stop - self.size]])
 
 
 class DeviceRows:
@@ -147,218 +149,199 @@ class DeviceRows:
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
 
     def sample(self) -> Selection:
-        """All of them."""
+        """Return all rows."""
         return Selection(self.rows, None, self.weights, self.known)
 
     def batch(self, number: int) -> Selection:
-        """An index."""
-        index = self.order.batch(number).astype(np.int32)  # as an argument it costs less than on its own
+        """Return an index into the rows."""
+        index = self.order.batch(number).astype(np.int32)  # transferred as an argument, which costs less
         weights = None if self.weights is None else self.weights[index]
         return Selection(self.rows, index, weights, self.known)
 
     def identity(self) -> dict[str, Any]:
-        """A digest of every byte."""
+        """Return a digest of every byte."""
         return _identity(self.weights, self.rows, self.known)
 
 
 class HostRows:
-    """Memory-mapped arrays: a batch's rows are read and checked when they are asked for."""
+    """Rows in memory-mapped arrays, read and checked when a batch is requested."""
 
     def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
         self.graph, self.table, self.order, self.batch_size = graph, table, order, order.batch_size
         self.weights = None if weights is None else tables.check_weights(weights, order.size)
 
-    def _chosen(self) -> np.ndarray:
-        """Numbers of some thousand rows, evenly spread, and not too many bytes."""
+    def _sample_index(self) -> np.ndarray:
+        """Return evenly spaced row numbers, limited in number and bytes."""
         row = sum(v.itemsize * math.prod(v.shape[1:]) for v in self.table.values.values())
         count = min(self.order.size, _SAMPLE_ROWS, max(1, _SAMPLE_BYTES // max(1, row)))
         return np.linspace(0, self.order.size - 1, count).astype(np.int64)
 
     def sample(self) -> Selection:
-        """Some thousand rows, evenly spread."""
-        return self._read(self._chosen())
+        """Return a few thousand rows, evenly spaced."""
+        return self._read(self._sample_index())
 
     def batch(self, number: int) -> Selection:
-        """The rows themselves."""
+        """Read a batch."""
         return self._read(self.order.batch(number))
 
     def identity(self) -> dict[str, Any]:
-        """A digest of shapes, types and some thousand rows."""
-        some = self.table.take(self._chosen())
+        """Return a digest of shapes, types and a few thousand rows."""
+        sample = self.table.take(self._sample_index())
         count = {"number of rows": np.array(self.order.size)}
-        return _identity(self.weights, {**some.values, **count}, some.known)
+        return _identity(self.weights, {**sample.values, **count}, sample.known)
 
     def _read(self, index: np.ndarray) -> Selection:
-        some = self.table.take(index)
+        part = self.table.take(index)
         with _on_host():
             try:
-                rows, known, _ = tables.check_table(self.graph, some)
+                rows, known, _ = tables.check_table(self.graph, part)
             except StateError:
-                self._refuse(some, index)
+                for i, number in enumerate(index):  # name the first invalid row
+                    try:
+                        tables.check_table(self.graph, part.take(np.array([i])))
+                    except StateError as error:
+                        raise StateError(f"row {number} of the data: {error}") from None
                 raise
         weights = None if self.weights is None else jax.device_put(self.weights[index])
         return Selection(jax.device_put(rows), None, weights, jax.device_put(known))
 
-    def _refuse(self, read: tables.Table, index: np.ndarray) -> None:
-        """:raises StateError: for the first wrong row, with its number in the data."""
-        for at, number in enumerate(index):
-            try:
-                tables.check_table(self.graph, read.take(np.array([at])))
-            except StateError as error:
-                raise StateError(f"row {number} of the data: {error}") from None
-
 
 class Stream:
-    """Batches that somebody else makes, each used once, in their order."""
+    """Batches from an iterable, each used once, in order."""
 
     def __init__(self, graph: FactorGraph, data: Any, batch_size: int | None) -> None:
         self.graph = graph
         batches = data() if callable(data) else data
-        self._own = callable(data)
+        self._owned = callable(data)
         if not isinstance(batches, Iterable):
-            raise StateError(f"data is a function, and made no batches: it returned {checks.tell(batches)}")
+            raise StateError(f"fit: data, a function, must return batches, got {checks.tell(batches)}.")
         self._batches: Iterator[Any] = iter(batches)
         self._number = -1
-        self.batch_size = 0  # until there is a batch
+        self.batch_size = 0  # unknown until the first batch
         self._first = self.batch(0)
         if batch_size not in (None, self.batch_size):
             raise StateError(
-                f"the stream's batches have {self.batch_size} rows, and batch_size={batch_size}: leave "
-                "batch_size out, it is the stream's"
+                f"fit: batch_size must be that of the stream, {self.batch_size}, got batch_size={batch_size}."
             )
 
     def sample(self) -> Selection:
-        """The first batch."""
+        """Return the first batch."""
         return self._first
 
     def batch(self, number: int) -> Selection:
-        """The rows; batches before it that nobody asked for are passed over unseen."""
+        """Return a batch; those before it that were not requested are skipped unchecked."""
         if number > self._number:
-            passed = number - self._number - 1
-            given = next(itertools.islice(self._batches, passed, None), _END)
-            if given is _END:
+            skipped = number - self._number - 1
+            batch = next(itertools.islice(self._batches, skipped, None), _END)
+            if batch is _END:
                 raise StateError(
-                    f"the stream of batches ended before batch {number} (counted from 0); give one that goes "
-                    "on, such as itertools.cycle(batches), or a generator function with a loop over epochs"
+                    f"the stream of batches ended before batch {number} (counted from 0). Give a longer one, "
+                    "such as itertools.cycle(batches)."
                 )
-            self._number, self._last = number, self._check(number, given)
+            self._number, self._last = number, self._check(number, batch)
         return self._last
 
     def close(self) -> None:
-        """Let go of what a function has made; an iterator that was given is its owner's."""
-        if self._own and isinstance(self._batches, Generator):
+        """Close a generator that was made by the user's function; a given iterator is the user's."""
+        if self._owned and isinstance(self._batches, Generator):
             self._batches.close()
 
     def identity(self) -> dict[str, Any]:
-        """A digest of the first batch."""
+        """Return a digest of the first batch."""
         return _identity(None, self._first.rows, self._first.known)
 
-    def _check(self, number: int, given: Any) -> Selection:
+    def _check(self, number: int, batch: Any) -> Selection:
         try:
             with _on_host():
-                table = tables.as_table(self.graph, given)
+                table = tables.as_table(self.graph, batch)
                 size = tables.one_axis(self.graph, table)
                 rows, known, _ = tables.check_table(self.graph, table)
         except StateError as error:
             raise StateError(f"batch {number} of the stream: {error}") from None
         if self.batch_size not in (0, size):
             raise StateError(
-                f"batch {number} of the stream has {size} rows, and those before have {self.batch_size}: "
-                "all batches need one size (drop an incomplete last one)"
+                f"batch {number} of the stream has {size} rows, and those before have {self.batch_size}. All "
+                "batches must have one size: drop an incomplete last one."
             )
         self.batch_size = size
-        # A loader may write its next batch where this one stands: values were narrowed into arrays of our
-        # own, what is known of them is copied.
+        # A loader may reuse the memory of a batch: values were converted into new arrays, masks are copied.
         put = lambda x, how: {b: jax.device_put(how(v)) for b, v in x.items()}
         return Selection(put(rows, np.asarray), known=put(known, np.array))
 
 
-class Parts:
-    """A source of several processes, each of which has a part of the rows and makes its part of a batch.
+class ProcessRows:
+    """Source of several processes, each of which has a part of the rows and of every batch.
 
-    What every process has as an array is the rows of all: one process's after the other's.
-
-    :param processes: how many there are.
-    :raises ArgumentError: for a batch that they do not divide.
-    :raises StateError: in all, where the rows of one are wrong, or parts are not of one size. Of rows that
-        are read later (memory maps, streams) the processes tell one another batch by batch.
+    The parts are concatenated in the order of the processes. Errors are raised in all processes.
     """
 
     def __init__(
-        self,
-        graph: FactorGraph,
-        data: Data,
-        weights: Any,
-        batch_size: int | None,
-        rng_key: Array,
-        processes: int,
+        self, graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array
     ) -> None:
-        size = DEFAULT_BATCH if batch_size is None else batch_size
-        if size % processes and not (batch_size is None and _is_stream(data)):
+        count, size = sharding.processes(), _DEFAULT_SIZE if batch_size is None else batch_size
+        unsized = batch_size is None and _is_stream(data)
+        if size % count and not unsized:
             raise ArgumentError(
-                f"fit: batch_size is that of all {processes} processes together, a multiple of their number; "
-                f"got {size}"
+                f"fit: batch_size must be a multiple of the number of processes, {count}, got {size}. It is "
+                "the size of all parts together."
             )
-        own = None if batch_size is None and _is_stream(data) else size // processes
+        local_size = None if unsized else size // count
         key = random.fold_in(random.key_pair(rng_key), jax.process_index())
-        made, rows = _tried(lambda: _with_sample(_own_source(graph, data, weights, own, key, True)))
-        sizes = sharding.gathered(np.array([rows, made.batch_size]))
+
+        def make() -> tuple[Source, int]:
+            source = _local_source(graph, data, weights, local_size, key, on_host=True)
+            return source, len(next(iter(source.sample().rows.values())))
+
+        self._local, rows = _in_all_processes(make)
+        sizes = sharding.gathered(np.array([rows, self._local.batch_size]))
         if (sizes != sizes[0]).any():
             raise StateError(
-                f"the processes have samples of {sizes[:, 0].tolist()} rows and batches of "
-                f"{sizes[:, 1].tolist()}: each has a part of the data of one size"
+                f"fit: all processes must have parts of one size, got samples of {sizes[:, 0].tolist()} rows "
+                f"and batches of {sizes[:, 1].tolist()}."
             )
-        self._own, self.batch_size = made, int(sizes[:, 1].sum())
+        self.batch_size = int(sizes[:, 1].sum())
         self._read_later = _is_stream(data) or _is_mapped(data)
-        self._scale = 1.0 if weights is None else _share(weights)
+        self._scale = 1.0
+        if weights is not None:  # mean weight of this process relative to that of all
+            mean = float(np.mean(np.asarray(weights, float)))
+            self._scale = mean / float(sharding.gathered(np.array(mean)).mean())
 
     def sample(self) -> Selection:
-        """Those of all processes."""
-        own = self._own.sample()
-        rows, known, weights = sharding.gathered((own.rows, own.known, self._weights(own)))
+        """Return the samples of all processes."""
+        local = self._local.sample()
+        rows, known, weights = sharding.gathered((local.rows, local.known, self._weights(local)))
         flat = lambda tree: jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
         return Selection(flat(rows), None, flat(weights), flat(known))
 
     def batch(self, number: int) -> Selection:
-        """The part of each, side by side over the devices."""
-        make = lambda: self._own.batch(number)
-        own = _tried(make) if self._read_later else make()
-        rows, known, weights = sharding.together((own.rows, own.known, self._weights(own)))
+        """Return the parts of all processes, sharded over the devices."""
+        make = lambda: self._local.batch(number)
+        local = _in_all_processes(make) if self._read_later else make()
+        rows, known, weights = sharding.together((local.rows, local.known, self._weights(local)))
         return Selection(rows, None, weights, known)
 
     def identity(self) -> dict[str, Any]:
-        """A digest of what tells the parts."""
-        told = hashlib.sha256(json.dumps(self._own.identity(), sort_keys=True).encode()).digest()
-        return {"data": sharding.gathered(np.frombuffer(told, np.uint8)).tobytes().hex()}
+        """Return a digest of the parts' identities."""
+        local = hashlib.sha256(json.dumps(self._local.identity(), sort_keys=True).encode()).digest()
+        return {"data": sharding.gathered(np.frombuffer(local, np.uint8)).tobytes().hex()}
 
-    def _weights(self, own: Selection) -> np.ndarray | None:
-        return None if own.weights is None else np.asarray(own.weights) * np.float32(self._scale)
+    def _weights(self, local: Selection) -> np.ndarray | None:
+        return None if local.weights is None else np.asarray(local.weights) * np.float32(self._scale)
 
 
-def _tried(make: Callable[[], T]) -> T:
-    """:raises StateError: in all processes, where one fails."""
-    made, error = None, None
+def _in_all_processes(make: Callable[[], T]) -> T:
+    """Return the result of ``make``, or raise StateError in all processes if it fails in one."""
+    result, error = None, None
     try:
-        made = make()
+        result = make()
     except Exception as raised:
         error = raised
     failed = np.flatnonzero(sharding.gathered(np.array(error is not None)))
     if error is not None:
         raise error
-    if len(failed) or made is None:
-        raise StateError(f"the data of process {failed[0]} are wrong: see its error")
-    return made
-
-
-def _with_sample(source: Source) -> tuple[Source, int]:
-    """A source, and how many rows its sample has."""
-    return source, len(next(iter(source.sample().rows.values())))
-
-
-def _share(weights: Any) -> float:
-    """What the mean weight of this process is of that of all."""
-    mean = float(np.mean(np.asarray(weights, float)))
-    return mean / float(sharding.gathered(np.array(mean)).mean())
+    if len(failed) or result is None:
+        raise StateError(f"the data of process {failed[0]} are invalid: see its error")
+    return result
 
 
 def _identity(weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]) -> dict:
@@ -367,8 +350,8 @@ def _identity(weights: np.ndarray | None, rows: Mapping[str, Any], known: Mappin
 
 
 def _on_host() -> contextlib.AbstractContextManager:
-    """A look at values must not wait for the accelerator, which has steps to do."""
+    """Check values on the CPU, so that they do not wait for the accelerator's queue."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS may leave the host out
+    except RuntimeError:  # JAX_PLATFORMS may exclude the CPU
         return contextlib.nullcontext()

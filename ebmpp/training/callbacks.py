@@ -1,37 +1,45 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What looks on while a model is trained: stopping early, and keeping the best params."""
+"""Callbacks of a training run, and recorders of its best params and of its path."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
+import warnings
 
 import numpy as np
 
 import jax
+from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.annealing import annealing_path, ladders
+from ebmpp.annealing.path import Path
 from ebmpp.core import Params, checks
+from ebmpp.core.types import Eta
 from ebmpp.errors import ArgumentError
+from ebmpp.graph import FactorGraph
+from ebmpp.training.batches import Selection
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _MODES = ("max", "min")
+_CAPACITY = 64  # of a path recorder
+_PARTICLES, _MIN_CESS, _MAX_KNOTS = 500, 0.5, 1024  # of the pilot that thins a path
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What a callback of :func:`ebmpp.fit` is given, before ``step`` is done.
+    """State of a run, for a callback of :func:`ebmpp.fit`, before ``step`` is done.
 
-    To look at: the dicts are the callback's own, jax arrays cannot be written, and those of the history are
-    read-only, so nothing that is done to them changes the run.
+    Callbacks cannot change the run: dicts are copies, and arrays are read-only.
 
-    :param step: how many steps are done.
-    :param params: after them.
-    :param estimator_state: what the estimator carries.
-    :param history: as :class:`ebmpp.Fit` has it, so far; the monitors' values at ``step`` included.
+    :param step: number of steps done.
+    :param params: params after these steps.
+    :param estimator_state: the estimator's state.
+    :param history: the history so far, as in :class:`ebmpp.Fit`, including the monitors' values at ``step``.
     """
 
     step: int
@@ -45,16 +53,15 @@ Callback = Callable[[Progress], bool | None]
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStop:
-    """A callback that stops a run whose monitor gets no better.
+    """Callback that stops a run whose monitor no longer improves.
 
-    What it decides is a function of the history alone, so a resumed run stops where one that was never
-    stopped does.
+    The decision is a function of the history, so a resumed run stops where an uninterrupted one does.
 
-    :param monitor: its name.
-    :param patience: so many values in a row without a better one stop the run.
-    :param mode: "max" where more is better, or "min".
-    :param min_delta: a value is better only by more than this.
-    :raises ArgumentError: for a patience that is not a positive int, another mode, or a negative min_delta.
+    :param monitor: name of the monitor.
+    :param patience: number of consecutive values without an improvement that stop the run.
+    :param mode: "max" where larger is better, or "min".
+    :param min_delta: smallest improvement that counts.
+    :raises ArgumentError: for invalid arguments.
 
     **Example**
 
@@ -80,69 +87,136 @@ class EarlyStop:
         checks.number("EarlyStop: min_delta", self.min_delta, least=0)
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether to stop.
+        """Return True to stop the run.
 
-        :raises ArgumentError: for a monitor that the run does not have.
+        :raises ArgumentError: for an unknown monitor.
         """
-        here = [n for n, v in progress.history.data_vars.items() if v.dims == ("monitor_step",)]
-        if self.monitor not in here:
-            raise ArgumentError(f"EarlyStop: the monitors are {here}, and {self.monitor!r} is not among them")
+        names = [str(n) for n, v in progress.history.data_vars.items() if v.dims == ("monitor_step",)]
+        checks.names("monitor of EarlyStop", [self.monitor], names)
         best, waited = -math.inf, 0
         for value in _signed(progress.history[self.monitor].values, self.mode):
-            better = value > best + self.min_delta  # nan is no better
+            better = value > best + self.min_delta  # False for nan
             best, waited = (value, 0) if better else (best, waited + 1)
         return waited >= self.patience
 
 
-class Best:
-    """The params at the best value of a monitor; the first of equals, and never at nan.
+class BestParams:
+    """Recorder of the params at the best value of a monitor; the first of equals, never at nan.
 
-    :param wanted: the monitor's name, or that and "max" or "min".
-    :param monitors: the names there are.
-    :param params: of the right structure.
-    :raises ArgumentError: for another name or mode.
+    :param keep_best: the monitor's name, or a tuple of it and "max" or "min".
+    :param monitors: the monitors by name.
+    :param params: params of the right structure.
+    :raises ArgumentError: for an unknown name or mode.
     """
 
-    def __init__(self, wanted: str | tuple[str, str], monitors: Sequence[str], params: Params) -> None:
-        wanted = (wanted, "max") if isinstance(wanted, str) else wanted
-        if not isinstance(wanted, tuple) or len(wanted) != 2:
+    def __init__(self, keep_best: str | tuple[str, str], monitors: Mapping[str, Any], params: Params) -> None:
+        pair = (keep_best, "max") if isinstance(keep_best, str) else keep_best
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise ArgumentError(
-                'fit: keep_best is the name of a monitor, or that and "min" or "max" in a tuple, not '
-                f"{checks.tell(wanted)}"
+                'fit: keep_best must be the name of a monitor, or a tuple of it and "min" or "max", got '
+                f"{checks.tell(keep_best)}."
             )
-        self.name, self.mode = wanted
+        self.name, self.mode = pair
         checks.choice("fit: keep_best's mode", self.mode, _MODES)
-        if self.name not in monitors:
-            raise ArgumentError(
-                f"fit: keep_best={self.name!r} is the name of a monitor, and they are {list(monitors)}"
-            )
+        checks.names("monitor in fit: keep_best", [self.name], monitors)
         self._value, self._step, self._params = -math.inf, -1, params
 
     @property
-    def params(self) -> Params | None:
-        """None as long as there is no value."""
-        return None if self._step < 0 else self._params
+    def result(self) -> tuple[Params | None, int | None]:
+        """The best params and their step; None if there was no value."""
+        return (None, None) if self._step < 0 else (self._params, self._step)
 
-    @property
-    def step(self) -> int | None:
-        """How many steps had been done."""
-        return None if self._step < 0 else self._step
-
-    def see(self, step: int, value: Any, params: Params) -> None:
-        """A value of the monitor, and the params it is of."""
+    def record(self, step: int, value: Any, params: Params) -> None:
+        """Compare the monitor's value at these params."""
         signed = float(_signed(np.asarray(value, float), self.mode))
         if signed > self._value:
             self._value, self._step, self._params = signed, step, params
 
     def leaves(self) -> list[Any]:
-        """For a checkpoint."""
+        """Return arrays for a checkpoint."""
         return [np.array(self._value), np.array(self._step), *jax.tree.leaves(self._params)]
 
     def load(self, leaves: Sequence[np.ndarray]) -> None:
-        """What :meth:`leaves` made."""
+        """Restore the arrays of :meth:`leaves`."""
         self._value, self._step = float(leaves[0]), int(leaves[1])
         self._params = jax.tree.unflatten(jax.tree.structure(self._params), map(jnp.asarray, leaves[2:]))
 
 
 def _signed(values: np.ndarray, mode: str) -> np.ndarray:
     return values if mode == "max" else -values
+
+
+class PathRecorder:
+    """Recorder of the params at every ``stride``-th step.
+
+    When it is full every second entry is dropped and the stride doubles. So memory does not grow with the
+    run, and the entries depend on the steps alone.
+
+    :param keep_path: True for the default capacity, or the largest number of entries, at least 2.
+    :param params: params of the right structure.
+    :raises ArgumentError: for another ``keep_path``.
+    """
+
+    def __init__(self, keep_path: bool | int, params: Params) -> None:
+        if keep_path is True:
+            keep_path = _CAPACITY
+        self.capacity = checks.count("fit: keep_path, unless it is True or False,", keep_path, least=2)
+        self.stride = 1
+        self._template, self._steps, self._params = params, [], []
+
+    def record(self, step: int, params: Params) -> None:
+        """Record the params after ``step`` steps; a repeated step changes nothing."""
+        if step % self.stride or (self._steps and step <= self._steps[-1]):
+            return
+        self._steps, self._params = [*self._steps, step], [*self._params, params]
+        if len(self._steps) > self.capacity:
+            self._steps, self._params, self.stride = self._steps[::2], self._params[::2], 2 * self.stride
+
+    def leaves(self) -> list[Any]:
+        """Return arrays for a checkpoint."""
+        columns = zip(*map(jax.tree.leaves, self._params), strict=True)
+        template = jax.tree.leaves(self._template)
+        stacked = (
+            map(np.stack, columns) if self._params else (np.empty((0, *a.shape), a.dtype) for a in template)
+        )
+        return [np.array(self.stride), np.array(self._steps, np.int64), *stacked]
+
+    def load(self, leaves: Sequence[np.ndarray]) -> None:
+        """Restore the arrays of :meth:`leaves`."""
+        stride, steps, *stacked = leaves
+        self.stride, self._steps = int(stride), steps.tolist()
+        structure = jax.tree.structure(self._template)
+        entry = lambda i: jax.tree.unflatten(structure, [jnp.asarray(a[i]) for a in stacked])
+        self._params = [entry(i) for i in range(len(self._steps))]
+
+    def path(self, graph: FactorGraph, eta0: Eta, last: Params, key: Array) -> Path:
+        """Return the path from independent units through the entries to the last params, thinned.
+
+        :param eta0: natural parameters of the units.
+        :param key: ``(2,)``, of the pilot that thins it.
+        """
+        complete = Path.through(graph, eta0, self._params).to(last)
+        thinned = ladders.thinned(complete, key, _PARTICLES, _MIN_CESS, _MAX_KNOTS)
+        if thinned is not None:
+            return thinned
+        warnings.warn(
+            f"fit: the path needs more than {_MAX_KNOTS} knots for half of the particles to stay effective "
+            f"between neighbours, so it has all {len(complete)} checkpoints. They may be noisy (lower the "
+            "rate, or average the gradient over more chains) or too few (keep_path=1000).",
+            stacklevel=3,
+        )
+        return complete
+
+
+def path_reference(graph: FactorGraph, sample: Selection) -> Eta:
+    """Return the start of a path: independent units at the data's base rates.
+
+    :raises ArgumentError: for a family without natural parameters of a base rate.
+    """
+    try:
+        return annealing_path.base_rates(graph, sample.observed(), sample.weights)
+    except NotImplementedError as error:
+        raise ArgumentError(
+            f"fit: keep_path needs families with from_mean, and {error or 'a family'} has none. Define it, "
+            "or leave keep_path out."
+        ) from error

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a training run: its state and its history."""
+"""Checkpoints of a training run: its state, its history, and its identity."""
 
 from collections.abc import Mapping, Sequence
 import os
@@ -8,78 +8,77 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import jax
+import jax.numpy as jnp
+
 from ebmpp.core import archive, checkpoints, sharding
-from ebmpp.training import identity
+from ebmpp.graph import FactorGraph, saving
+from ebmpp.training.batches import Source
+from ebmpp.training.history import Monitor
+from ebmpp.training.optimizers import computation
+from ebmpp.training.steps import Stages, State
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds."""
+    """Contents of a checkpoint."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
     leaves: list[np.ndarray]
-    """Of the state, in the order of its pytree."""
+    """Leaves of the state, in the order of its pytree."""
     history: dict[str, np.ndarray]
 
 
 class Checkpoints(checkpoints.Checkpoints):
-    """Those of one call of ``fit``."""
+    """Checkpoints of one call of ``fit``."""
 
     caller = checkpoints.Caller(
-        archive.Kind("ebmpp checkpoint", 2, "ebmpp.fit"), "fit", "checkpoint_dir", "num_steps"
+        archive.Kind("ebmpp checkpoint", 3, "ebmpp.fit"), "fit", "checkpoint_dir", "num_steps"
     )
 
-    def fingerprint(self) -> str:
-        """A hash of what identifies the run, but for what is compared up to a tolerance."""
-        return identity.fingerprint(self.run)
-
-    def differences(self, there: Mapping[str, Any]) -> list[str]:
-        """As of every run; optimisers are compared by what they do."""
-        return identity.differences(there, self.run)
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return the differences; the code of another version of jax is not compared."""
+        ignored = {"jax"} if saved.get("jax") == self.run["jax"] else {"jax", "optimizer", "monitors"}
+        rest = lambda run: {name: value for name, value in run.items() if name not in ignored}
+        return checkpoints.differences(rest(saved), rest(self.run))
 
     def save(self, step: int, leaves: Sequence[Any], history: Mapping[str, np.ndarray]) -> None:
         """Write the state after ``step`` steps.
 
-        :raises OSError: where the disk does not take it; checkpoints that were there are there still.
+        :raises OSError: if it cannot be written; earlier checkpoints remain.
         """
-        told = {"leaves": len(leaves), "history": list(history)}
-        self.write(step, told, [*leaves, *history.values()])
+        body = {"leaves": len(leaves), "history": list(history)}
+        self.write(step, body, [*leaves, *history.values()])
 
     def restore(self) -> Saved | None:
-        """The newest checkpoint that is whole; None in an empty directory.
+        """Return the newest valid checkpoint; None in an empty directory.
 
-        :raises CheckpointError: when all are damaged, the newest whole one is another run's, or the disk
+        :raises CheckpointError: if all are damaged, the newest valid one is of another run, or the disk
             fails.
         """
-        found = self.read(depth=5)
-        return None if found is None else _saved(found.step, found.told, found.arrays)
+        checkpoint = self.read(depth=5)
+        return None if checkpoint is None else _saved(*checkpoint)
 
 
-class OfProcesses:
-    """The checkpoints of a run of several processes: the first one has the disk, and tells the others."""
+class ProcessCheckpoints:
+    """Checkpoints of a run of several processes, which the first process reads and writes."""
 
     def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
         self.directory = directory
-        self._own = sharding.by_first(lambda: Checkpoints(directory, run, resume))
+        self._first = sharding.by_first(lambda: Checkpoints(directory, run, resume))
 
     def close(self) -> None:
-        """Let another run use the directory."""
-        if self._own is not None:
-            self._own.close()
+        """Release the directory."""
+        if self._first is not None:
+            self._first.close()
 
     def save(self, step: int, leaves: Sequence[Any], history: Mapping[str, np.ndarray]) -> None:
-        """By the first process; the others wait for it.
-
-        :raises OSError: in all, where the disk does not take it.
-        """
-        whole, own = sharding.to_host(list(leaves)), self._own
-        sharding.by_first(lambda: None if own is None else own.save(step, whole, history))
+        """Write by the first process; the others wait. All raise OSError if it fails."""
+        arrays, first = sharding.to_host(list(leaves)), self._first
+        sharding.by_first(lambda: None if first is None else first.save(step, arrays, history))
 
     def restore(self) -> Saved | None:
-        """The newest checkpoint that is whole, as the first process reads it.
-
-        :raises CheckpointError: as :meth:`Checkpoints.restore` does.
-        """
+        """Return the newest valid checkpoint, as :meth:`Checkpoints.restore` of the first process does."""
         data = sharding.shared_bytes(sharding.by_first(self._newest) or b"")
         if not data:
             return None
@@ -87,16 +86,61 @@ class OfProcesses:
         return _saved(body["step"], body, arrays)
 
     def check_length(self, step: int, total: int) -> None:
-        """:raises CheckpointError: in all, for a checkpoint of more steps than the run has."""
+        """Raise CheckpointError for a checkpoint of more steps than the run has."""
         checkpoints.check_length(Checkpoints.caller, self.directory, step, total)
 
     def _newest(self) -> bytes:
-        """Of the first process: what it has read, once more as it is."""
-        found = None if self._own is None else self._own.read(depth=6)
-        return b"" if self._own is None or found is None else self._own.bytes_of(found.step)
+        """Return the file that the first process has read."""
+        checkpoint = None if self._first is None else self._first.read(depth=6)
+        return b"" if self._first is None or checkpoint is None else self._first.bytes_of(checkpoint.step)
 
 
-def _saved(step: int, told: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Saved:
-    count = told["leaves"]
-    history = dict(zip(told["history"], arrays[count:], strict=True))
-    return Saved(step, list(arrays[:count]), history)
+def _saved(step: int, body: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Saved:
+    count = body["leaves"]
+    return Saved(step, list(arrays[:count]), dict(zip(body["history"], arrays[count:], strict=True)))
+
+
+def run_identity(
+    graph: FactorGraph,
+    stages: Stages,
+    source: Source,
+    state: State,
+    optimizers: Sequence[str],
+    monitors: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return JSON values that a resumed run must share; its last stage may be longer.
+
+    :param optimizers: digests of the stages' optimisers.
+    """
+    estimators = [checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages]
+    lengths = [*(stage.num_steps for stage in stages.stages[:-1]), "the rest"]
+    start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+    return {
+        "jax": jax.__version__,
+        "graph": repr(graph),
+        "energies": saving.energies(graph),
+        "layers": saving.layers(graph),
+        "schedule" if stages.scheduled else "estimator": (
+            [list(pair) for pair in zip(lengths, estimators, strict=True)]
+            if stages.scheduled
+            else estimators[0]
+        ),
+        "optimizer": list(optimizers),
+        "batch_size": source.batch_size,
+        "monitors": {name: monitor_identity(fn, state) for name, fn in sorted(monitors.items())},
+        "state": [[list(jnp.shape(a)), str(jnp.result_type(a))] for a in jax.tree.leaves(state)],
+        "start": archive.digest({"params": start}),
+        **source.identity(),
+    }
+
+
+def monitor_identity(fn: Any, state: State) -> str:
+    """Return a digest of a monitor's code and data, or its name if it is not compiled."""
+    monitor = fn if isinstance(fn, Monitor) else Monitor(fn)
+    args = (state.params, *([state.estimator] if monitor.takes_state else []), *monitor.arguments)
+    try:
+        code = computation(monitor.fn, *args) if monitor.compiled else ""
+    except Exception:  # the first evaluation raises it again, with the monitor's name
+        code = ""
+    data = archive.digest({str(i): a for i, a in enumerate(jax.tree.leaves(monitor.arguments))})
+    return code + data if code else getattr(monitor.fn, "__qualname__", type(monitor.fn).__qualname__)

@@ -1,117 +1,159 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a training run, as it comes."""
+"""Monitors, history and progress bar of a training run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from functools import partial
+import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.display import Card, Grid, Measured
+from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError
-from ebmpp.training.watching import Monitor, Watch
+from ebmpp.graph import FactorGraph, display
 
 if TYPE_CHECKING:
     import xarray as xr
 
-#: What happens where a traced array is taken for a number or for numpy's.
-_LEAVES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
-_MOST_WAITING = 4096  # rows on the device; each scalar is an array of its own there
+_LEAVES_JAX = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+_MAX_PENDING = 4096  # entries on the device
+
+
+#: A function of the params to a scalar.
+Watch = Callable[..., Array | float]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity: arrays have no hash
+class Monitor:
+    """Function of the params with further arrays as arguments.
+
+    A plain function of the params is a monitor too. This class adds arrays and the estimator's state, and
+    ``Monitor(fn, compiled=False)`` calls a function without compiling it.
+
+    :param fn: called with the params, then the estimator's state if ``takes_state``, then the arguments.
+        Hashable: equal functions are compiled once.
+    :param arguments: arrays, or pytrees of them.
+    :param takes_state: pass the state of the run's estimator (persistent chains, say).
+    :param compiled: False for a function on the host that cannot be traced.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> distance = Monitor(lambda params, truth: abs(params["v"] - truth).max(), (jnp.ones(2),))
+    >>> float(distance({"v": jnp.array([1.0, 3.0])}))
+    2.0
+    """
+
+    fn: Watch
+    arguments: tuple[Any, ...] = ()
+    takes_state: bool = False
+    compiled: bool = True
+
+    def __call__(self, params: Params, estimator_state: Any = None) -> Array | float:
+        """Return the value."""
+        state = (estimator_state,) if self.takes_state else ()
+        args = (params, *state, *self.arguments)
+        return _evaluate(self.fn, *args) if self.compiled else self.fn(*args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _evaluate(fn: Watch, *args: Any) -> Array | float:
+    return fn(*args)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["tables"], meta_fields=["names"])
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Scalars of several steps, side by side: XLA compiles a kernel for each array that a loop writes.
+    """Scalars of several steps in few arrays: XLA compiles a kernel for each array that a loop writes.
 
     :param tables: ``(steps, metrics)``, one per dtype.
-    :param names: of the columns of each.
+    :param names: columns of each table.
     """
 
     tables: tuple[Array, ...]
     names: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, metrics: Mapping[str, Array]) -> "Metrics":
-        """The metrics of one step, ``(metrics,)`` per dtype."""
+    def stack(cls, metrics: Mapping[str, Array]) -> "Metrics":
+        """Collect the metrics of one step, ``(metrics,)`` per dtype."""
         by_dtype: dict[Any, list[str]] = {}
         for name, value in metrics.items():
             by_dtype.setdefault(jnp.result_type(value), []).append(name)
         rows = tuple(jnp.stack([metrics[name] for name in names]) for names in by_dtype.values())
         return cls(rows, tuple(map(tuple, by_dtype.values())))
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns by name, from the device."""
-        tables = zip(self.names, jax.device_get(self.tables), strict=True)
-        return {name: table[:, i] for names, table in tables for i, name in enumerate(names)}
+    def columns(self, count: int) -> dict[str, np.ndarray]:
+        """Return the first ``count`` rows as columns by name, of tables on the host."""
+        tables = zip(self.names, self.tables, strict=True)
+        return {name: np.asarray(t[:count, i]) for names, t in tables for i, name in enumerate(names)}
 
 
 class Table:
-    """Rows of scalars by name, in columns; on the device until somebody looks.
+    """Columns of scalars, which stay on the device until they are read.
 
-    What a row lacks is nan, and a column of whole numbers that lacks one is of floats.
+    Values that a row lacks are nan, which turns a column of integers into floats.
     """
 
     def __init__(self, columns: Mapping[str, np.ndarray] = MappingProxyType({})) -> None:
-        self._parts = [dict(columns)] if columns else []  # of rows that have the same names
-        self._waiting: list[Mapping[str, Any]] = []
-        self._several: list[tuple[Metrics, int, dict[str, int]]] = []  # of chunks, their steps, and constants
+        self._parts = [dict(columns)] if columns else []
+        self._pending: list[tuple[Metrics | dict[str, Any], int, dict[str, int]]] = []
 
     def __len__(self) -> int:
-        return sum(map(_length, self._parts)) + len(self._waiting) + sum(n for _, n, _ in self._several)
+        return sum(map(_length, self._parts)) + sum(count for _, count, _ in self._pending)
 
     @property
     def last(self) -> dict[str, Any]:
         """The last row, from the device."""
         self._fetch()
-        whole = [part for part in self._parts[-1:] if _length(part)]
-        return {name: v[-1] for part in whole for name, v in part.items()}
+        return {name: v[-1] for part in self._parts[-1:] for name, v in part.items() if len(v)}
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """One more row."""
-        full = len(self._waiting) >= _MOST_WAITING
-        if full or self._several or (self._waiting and row.keys() != self._waiting[-1].keys()):
+    def append(
+        self,
+        rows: "Metrics | dict[str, Any]",
+        count: int = 1,
+        constants: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Add one row, or the first ``count`` rows of metrics with columns that are constant."""
+        if len(self._pending) >= _MAX_PENDING:
             self._fetch()
-        self._waiting.append(row)
-
-    def extend(self, metrics: Metrics, count: int, constants: Mapping[str, int]) -> None:
-        """The first ``count`` rows of metrics, and columns that are constant."""
-        if self._waiting or len(self._several) >= _MOST_WAITING:
-            self._fetch()
-        self._several.append((metrics, count, dict(constants)))
+        self._pending.append((rows, count, dict(constants)))
 
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
-        """The columns by name, up to row ``stop``; they cannot be written."""
+        """Return read-only columns by name, up to row ``stop``."""
         self._fetch()
         names = dict.fromkeys(name for part in self._parts for name in part)
-        whole = {name: self._column(name) for name in names}
-        self._parts = [whole] if whole else []
-        for v in whole.values():
+        joined = {name: self._column(name) for name in names}
+        self._parts = [joined] if joined else []
+        for v in joined.values():
             v.flags.writeable = False
-        return {name: v[:stop] for name, v in whole.items()}
+        return {name: v[:stop] for name, v in joined.items()}
 
     def _column(self, name: str) -> np.ndarray:
         dtype = np.result_type(*(part[name].dtype for part in self._parts if name in part))
         if not all(name in part for part in self._parts) and not np.issubdtype(dtype, np.floating):
             dtype = np.dtype(float)
-        without = lambda part: np.full(_length(part), np.nan)
-        given = [part[name] if name in part else without(part) for part in self._parts]
-        return np.concatenate(given, dtype=dtype, casting="same_kind")
+        missing = lambda part: np.full(_length(part), np.nan)
+        values = [part[name] if name in part else missing(part) for part in self._parts]
+        return np.concatenate(values, dtype=dtype, casting="same_kind")
 
     def _fetch(self) -> None:
-        rows, self._waiting = jax.device_get(self._waiting), []
-        if rows:
-            self._parts.append({name: np.array([row[name] for row in rows]) for name in rows[0]})
-        several, self._several = self._several, []
-        for metrics, count, constants in several:
-            columns = {name: column[:count] for name, column in metrics.columns().items()}
+        counts = [(count, constants) for _, count, constants in self._pending]
+        entries, self._pending = jax.device_get([rows for rows, _, _ in self._pending]), []
+        for rows, (count, constants) in zip(entries, counts, strict=True):
+            if isinstance(rows, Metrics):
+                columns = rows.columns(count)
+            else:
+                columns = {name: np.array([value]) for name, value in rows.items()}
             self._parts.append(columns | {name: np.full(count, value) for name, value in constants.items()})
 
 
@@ -120,7 +162,7 @@ def _length(columns: Mapping[str, np.ndarray]) -> int:
 
 
 class Log:
-    """Metrics step by step, and what monitors say now and then.
+    """Metrics of the steps, and values of the monitors.
 
     :param monitors: functions of the params, or :class:`~ebmpp.monitors.Monitor`.
     """
@@ -133,94 +175,158 @@ class Log:
         """Add the metrics of consecutive steps, of which the first ``count`` are valid.
 
         :param constants: further columns, the same in all these steps.
-
-        :raises ArgumentError: for a monitor with the name of a metric, which would replace it.
+        :raises ArgumentError: for a monitor with the name of a metric.
         """
         clash = self.monitors.keys() & {*sum(metrics.names, ()), *constants, "step", "monitor_step"}
         if clash:
             raise ArgumentError(
-                f"fit: a monitor is named {min(clash)!r}, as is what the history has of each step; call it "
-                "something else"
+                f"fit: monitors must not be named like a metric of the steps, got {min(clash)!r}. Choose "
+                "another name."
             )
-        self.steps.extend(metrics, count, constants)
+        self.steps.append(metrics, count, constants)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
-        """What the monitors say of the params before ``step``."""
+        """Add the monitors' values at the params before ``step``."""
         if self.monitors:
             values = {n: _value(n, fn, params, estimator_state) for n, fn in self.monitors.items()}
             self.monitored.append({"monitor_step": step, **values})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The history as arrays: what :meth:`load` takes."""
-        made = {f"step:{n}": v for n, v in self.steps.columns().items()}
-        return made | {f"monitor:{n}": v for n, v in self.monitored.columns().items()}
+        """Return the history as arrays, for :meth:`load`."""
+        steps = {f"step:{n}": v for n, v in self.steps.columns().items()}
+        return steps | {f"monitor:{n}": v for n, v in self.monitored.columns().items()}
 
     def load(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        """Go on before ``step`` after what :meth:`arrays` made."""
-        of = lambda kind: {n.removeprefix(kind): v for n, v in arrays.items() if n.startswith(kind)}
-        self.steps = Table(of("step:"))
-        monitored = of("monitor:")
-        # A run that was stopped by a callback looked at this step already, and the one that goes on will.
+        """Restore the history before ``step``."""
+        select = lambda kind: {n.removeprefix(kind): v for n, v in arrays.items() if n.startswith(kind)}
+        self.steps = Table(select("step:"))
+        monitored = select("monitor:")
+        # A run that a callback stopped has monitored this step already; the resumed run monitors it again.
         before = monitored.get("monitor_step", np.empty(0)) < step
         self.monitored = Table({name: v[before] for name, v in monitored.items()})
 
     def latest(self) -> dict[str, str]:
-        """What the progress bar shows."""
-        shown = {"meeting_time_mean": "tau", "meeting_time_max": "max", "lag": "lag", "gradient_norm": "grad"}
+        """Return what the progress bar shows."""
+        labels = {
+            "meeting_time_mean": "tau",
+            "meeting_time_max": "max",
+            "lag": "lag",
+            "gradient_norm": "grad",
+        }
         last = self.steps.last
-        line = {short: f"{float(last[name]):.3g}" for name, short in shown.items() if name in last}
+        line = {short: f"{float(last[name]):.3g}" for name, short in labels.items() if name in last}
         if "log_likelihood" in last:
             error = f" +- {float(last['log_partition_error']):.2g}" if "log_partition_error" in last else ""
             line["log_likelihood"] = f"{float(last['log_likelihood']):.4g}{error}"
         return line | {n: f"{float(v):.4g}" for n, v in self.monitored.last.items() if n != "monitor_step"}
 
     def failed_at(self) -> int | None:
-        """The first step whose gradient or params were not finite."""
+        """Return the first step whose gradient or params were not finite."""
         bad = np.flatnonzero(~self.steps.columns()["ok"])
         return int(bad[0]) if len(bad) else None
 
     def dataset(self, stop: int | None = None) -> "xr.Dataset":
-        """The history so far, up to step ``stop``; its arrays cannot be written."""
-        import xarray as xr  # with pandas more than a second: for when there is something to keep
+        """Return the history so far, up to step ``stop``, with read-only arrays."""
+        import xarray as xr  # with pandas it takes more than a second, so it is imported late
 
         columns = self.steps.columns(stop)
-        made = xr.Dataset(
+        dataset = xr.Dataset(
             {name: ("step", v) for name, v in columns.items() if name != "ok"},
             coords={"step": np.arange(len(self.steps))[:stop]},
         )
         monitored = self.monitored.columns()
         if not monitored:
-            return made
-        at = monitored.pop("monitor_step")
+            return dataset
+        steps = monitored.pop("monitor_step")
         if stop is not None:
-            monitored, at = {n: v[at <= stop] for n, v in monitored.items()}, at[at <= stop]
+            monitored, steps = {n: v[steps <= stop] for n, v in monitored.items()}, steps[steps <= stop]
         values = {name: ("monitor_step", v) for name, v in monitored.items()}
-        return made.assign(values).assign_coords(monitor_step=at)
+        return dataset.assign(values).assign_coords(monitor_step=steps)
 
 
 def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Array | float:
-    """:raises ArgumentError: for a monitor that leaves jax, or returns no number."""
-    given = jax.tree.map(lambda leaf: leaf, params)  # dicts of its own
+    """Evaluate a monitor; raise ArgumentError if it cannot be compiled or returns no scalar."""
+    copy = jax.tree.map(lambda leaf: leaf, params)  # new dicts, which the monitor may change
     try:
-        value = monitor(given, estimator_state) if isinstance(monitor, Monitor) else monitor(given)
-    except _LEAVES as error:
+        value = monitor(copy, estimator_state) if isinstance(monitor, Monitor) else monitor(copy)
+    except _LEAVES_JAX as error:
         raise ArgumentError(
-            f"fit: monitor {name!r} leaves jax while it is compiled, by float, if or numpy; give "
-            f"Monitor(fn, compiled=False), which is called as it is. jax says: {error}"
+            f"fit: monitor {name!r} cannot be compiled, since it uses float, if or numpy. Give "
+            f"Monitor(fn, compiled=False), which is called as it is. ({error})"
         ) from error
     except TypeError as error:
         if "valid JAX type" not in str(error):
             raise
-        raise ArgumentError(
-            f"fit: monitor {name!r} returned no number, and a scalar is expected: {error}"
-        ) from error
-    if not _is_scalar(value):
-        told = f"shape {value.shape}" if hasattr(value, "shape") else checks.tell(value)
-        raise ArgumentError(f"fit: monitor {name!r} returned {told}, and a scalar is expected")
+        raise ArgumentError(f"fit: monitor {name!r} must return a scalar. ({error})") from error
+    is_number = isinstance(value, int | float)
+    if hasattr(value, "dtype"):
+        dtype: Any = value.dtype
+        is_number = np.shape(value) == () and (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number))
+    if not is_number:
+        got = f"shape {value.shape}" if hasattr(value, "shape") else checks.tell(value)
+        raise ArgumentError(f"fit: monitor {name!r} must return a scalar, got {got}.")
     return value
 
 
-def _is_scalar(value: Any) -> bool:
-    if not hasattr(value, "dtype"):
-        return isinstance(value, int | float)
-    return np.shape(value) == () and (value.dtype == bool or jnp.issubdtype(value.dtype, jnp.number))
+class Bar:
+    """Progress bar that counts neither compilation nor dispatched steps as done.
+
+    :param total: number of steps of the run.
+    :param start: number of steps done before.
+    :param hidden: show nothing.
+    """
+
+    def __init__(self, total: int, start: int, hidden: bool) -> None:
+        self._hidden = hidden
+        self._bar = tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step")
+        self._compiled: set[int] = set()  # stages
+        self._began: float | None = None  # time at which compilation began
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._bar.close()
+
+    def begin(self, stage: int) -> None:
+        """Prepare for steps of a stage, of which the first ones compile."""
+        if not self._hidden and stage not in self._compiled:
+            self._compiled.add(stage)
+            self._began = time.monotonic()
+            self._bar.set_description("compiling")
+
+    def update(self, count: int, state: Any) -> None:
+        """Count steps that end in this state."""
+        if self._hidden:
+            return
+        jax.block_until_ready(state)  # else dispatched steps would count, and Ctrl-C would wait for them
+        if self._began is None:
+            self._bar.update(count)
+            return
+        seconds, done = time.monotonic() - self._began, self._bar.n + count
+        self._began = None
+        self._bar.reset(self._bar.total)  # also the clock, so that the rate is that of steps alone
+        self._bar.n = self._bar.initial = self._bar.last_print_n = done
+        self._bar.set_description("training", refresh=False)
+        self._bar.set_postfix({"compiled": f"{seconds:.1f} s"})
+
+    def show(self, latest: Callable[[], Mapping[str, Any]]) -> None:
+        """Show the latest values beside the bar."""
+        if not self._hidden:
+            self._bar.set_postfix(dict(latest()), refresh=False)
+
+
+def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") -> Card:
+    """Return first and last values of the history, and the factors, for display."""
+    rows = []
+    columns = {str(name): v for name, v in history.data_vars.items() if v.size}
+    for name, v in sorted(columns.items(), key=lambda item: item[1].dims != ("monitor_step",)):
+        steps, valid = history[str(v.dims[0])].values, np.flatnonzero(~np.isnan(v.values))
+        first, last = (valid[0], valid[-1]) if len(valid) else (0, -1)  # a stage may lack it
+        end = v.values[last].item()
+        if name == "log_likelihood" and "log_partition_error" in history:
+            error = history["log_partition_error"]
+            end = Measured(end, error.values[last].item()) if error.dims == v.dims else end
+        rows.append((name, v.values[first].item(), end, steps[last].item()))
+    grid = Grid(("history", "first", "last", "at step"), rows)
+    return Card(title, (grid, display.factor_grid(graph, params)))

@@ -1,9 +1,10 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a training run, and what happens between them."""
+"""Training loop: steps, and the checks, monitors, checkpoints and display between them."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+import math
 import time
 from types import MappingProxyType
 from typing import Any
@@ -17,42 +18,37 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Key, Params
-from ebmpp.errors import ArgumentError, CheckpointWriteError, DataError, StateError
+from ebmpp.errors import (
+    ArgumentError,
+    CheckpointWriteError,
+    DataError,
+    DivergenceError,
+    DomainError,
+    NormalizationError,
+    StateError,
+)
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
-from ebmpp.training.ahead import Ahead
-from ebmpp.training.bar import Bar
-from ebmpp.training.batches import Selection, Source
-from ebmpp.training.callbacks import Best, Callback, Progress
-from ebmpp.training.checkpoint import Checkpoints, OfProcesses
-from ebmpp.training.guard import Guard
-from ebmpp.training.history import Log
-from ebmpp.training.schedule import Stages
-from ebmpp.training.steps import State, chunk_size, run_chunk, stacked
-from ebmpp.training.trail import Trail
-from ebmpp.training.watching import Watch
+from ebmpp.training.batches import Selection, Source, chunk_size
+from ebmpp.training.callbacks import BestParams, Callback, PathRecorder, Progress
+from ebmpp.training.checkpoint import Checkpoints, ProcessCheckpoints
+from ebmpp.training.history import Bar, Log, Watch
+from ebmpp.training.prefetch import Prefetch
+from ebmpp.training.steps import Stages, State, run_chunk, stacked
 
-_LOOK_EVERY = 50  # steps between looks at the device when nothing is shown
-
-
-def _check_missing(estimator: Estimator, given: Selection) -> None:
-    """:raises StateError: where rows lack entries and the estimator does not know what to make of that."""
-    if given.known and not estimator.takes_missing:
-        raise StateError(
-            f"block {next(iter(given.known))!r} of the data has missing entries, and {estimator!r} trains on "
-            "whole rows; UCD, CD, PCD and their kin train on what is known, and ebmpp.complete fills it in"
-        )
+_CHECK_EVERY = 50  # steps between checks of a run without display
+# Checking a model takes time, 13 s for 1000x1000 Gaussian units on two cores: optional checks take at most
+# one twentieth of the time.
+_REST = 20
 
 
 class Loop:
-    """A run: the source's batches through the stages' estimators and optimisers, with what looks on.
+    """A run: batches through the stages' estimators and optimisers.
 
-    :param key: the run's; a step's draws depend on it and on the step's number.
-    :param params: where it starts: a model that normalises.
-    :param every: steps between monitor values.
-    :param best: what keeps the best params, or None.
-    :param trail: what keeps params on the way, or None.
+    :param key: the run's key; a step's draws depend on it and on the step's number.
+    :param params: params at the start, under which the model normalises.
+    :param interval: steps between monitor values.
     """
 
     def __init__(
@@ -64,89 +60,89 @@ class Loop:
         params: Params,
         *,
         monitors: Mapping[str, Watch] = MappingProxyType({}),
-        every: int = checks.LARGEST,
+        interval: int = checks.LARGEST,
         callbacks: Sequence[Callback] = (),
-        best: Best | None = None,
-        trail: Trail | None = None,
+        best: BestParams | None = None,
+        path: PathRecorder | None = None,
     ) -> None:
         self.graph, self.stages, self.source, self.key = graph, stages, source, key
-        self.every, self.callbacks = every, callbacks
-        self.batches = Ahead(source, stages.batch(stages.num_steps - 1))
-        self.best, self.trail = best, trail
+        self.interval, self.callbacks, self.best, self.path = interval, callbacks, best, path
+        self.batches = Prefetch(source, stages.batch(stages.num_steps - 1))
         self.log = Log(monitors)
         self.guard = Guard(graph, params, self.log)
-        self.save: Checkpoints | OfProcesses | None = None
         for stage in stages.stages:
             _check_missing(stage.estimator, source.sample())
             optimizers.check(stage.optimizer, params)
-        self._optimizers = [optimizers.Comparable.of(stage.optimizer, params) for stage in stages.stages]
+        self.optimizers = [
+            optimizers.Comparable.for_params(stage.optimizer, params) for stage in stages.stages
+        ]
+        self._save: Checkpoints | ProcessCheckpoints | None = None
         self._save_every = self._saved = 0
-        self._looked = 0.0
+        self._shown = 0.0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
-
-    @property
-    def _kept(self) -> list[Best | Trail]:
-        """What is kept of the run beside its state."""
-        return [each for each in (self.best, self.trail) if each is not None]
 
     # -- states ----------------------------------------------------------------------------------
 
     def begin(self, number: int, params: Params) -> State:
-        """The state in which stage ``number`` begins."""
+        """Return the first state of a stage."""
         stage, rows = self.stages[number], self.source.sample().rows
         key = random.fold_in(self.key, number, 1)
         estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, key)
-        # placed as the first step leaves it, so that the second is the same program
+        # placed as a step leaves it, so that the second step is the same program
         return State(params, stage.optimizer.init(params), sharding.place(estimator), jnp.array(True))
 
     def _enter(self, number: int, state: State) -> State:
-        """From one stage to the next."""
+        """Return the first state of a stage from the last one of the stage before."""
         fresh = self.begin(number, state.params)._replace(ok=state.ok)
         adopted = self.stages[number].estimator.adopt(state.estimator, fresh.estimator)
         if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
-            name = type(self.stages[number].estimator).__name__
             raise ArgumentError(
-                f"{name}.adopt returned a pytree of another structure than the fresh state it was given: "
-                f"{jax.tree.structure(adopted)}, not {jax.tree.structure(fresh.estimator)}"
+                f"{type(self.stages[number].estimator).__name__}.adopt must return the structure of `fresh`, "
+                f"{jax.tree.structure(fresh.estimator)}, got {jax.tree.structure(adopted)}."
             )
         return fresh._replace(estimator=adopted)
 
-    def keep(self, save: Checkpoints | OfProcesses, every: int, first: State) -> tuple[int, State]:
-        """Checkpoints from now on.
+    def resume(
+        self, save: Checkpoints | ProcessCheckpoints, interval: int, first: State
+    ) -> tuple[int, State]:
+        """Write checkpoints from now on, and restore the newest one.
 
         :param first: the state before the first step.
-        :return: the steps that were done when the run stopped, and the state after them.
-        :raises CheckpointError: for one of more steps than this run has.
+        :return: the number of steps done, and the state after them.
+        :raises CheckpointError: for a checkpoint of more steps than this run has.
         """
-        self.save, self._save_every = save, every
-        found = save.restore()
-        if found is None:
+        self._save, self._save_every = save, interval
+        saved = save.restore()
+        if saved is None:
             return 0, first
-        save.check_length(found.step, self.stages.num_steps)
-        like = self.begin(self.stages.at(found.step - 1), first.params) if found.step else first
-        count = len(jax.tree.leaves(like))
-        leaves = map(_as_leaf, found.leaves[:count], jax.tree.leaves(like))
-        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        self.log.load(found.history, found.step)
-        rest = found.leaves[count:]
-        for kept in self._kept:
-            size = len(kept.leaves())
-            kept.load(rest[:size])
+        save.check_length(saved.step, self.stages.num_steps)
+        template = self.begin(self.stages.at(saved.step - 1), first.params) if saved.step else first
+        leaves, structure = jax.tree.flatten(template)
+        state = jax.tree.unflatten(structure, map(_restored, saved.leaves[: len(leaves)], leaves))
+        self.log.load(saved.history, saved.step)
+        rest = saved.leaves[len(leaves) :]
+        for recorder in self._recorders:
+            size = len(recorder.leaves())
+            recorder.load(rest[:size])
             rest = rest[size:]
-        self._saved = found.step
-        return found.step, state
+        self._saved = saved.step
+        return saved.step, state
+
+    @property
+    def _recorders(self) -> list[BestParams | PathRecorder]:
+        return [recorder for recorder in (self.best, self.path) if recorder is not None]
 
     # -- the run ---------------------------------------------------------------------------------
 
     def run(self, start: int, state: State, progress_bar: bool) -> State:
-        """The steps from ``start`` on; the state after the last."""
+        """Run the steps from ``start`` on; return the state after the last."""
         total, step = self.stages.num_steps, start
         hidden = not (progress_bar and sharding.is_first())
         with Bar(total, start, hidden) as bar, self.batches:
             while step < total:
-                if self.trail is not None:
-                    self.trail.see(step, state.params)
-                if step % self.every == 0 and self._monitor(step, state):
+                if self.path is not None:
+                    self.path.record(step, state.params)
+                if step % self.interval == 0 and self._monitor(step, state):
                     self._checkpoint(step, state)
                     return state
                 number = self.stages.at(step)
@@ -154,59 +150,59 @@ class Loop:
                     state = self._enter(number, state)
                 bar.begin(number)
                 state, stop = self._chunk(step, self._stop(step, number), number, state)
-                bar.made(stop - step, state)
+                bar.update(stop - step, state)
                 step = stop
-                if self.trail is not None:
-                    self.trail.see(step, state.params)
+                if self.path is not None:
+                    self.path.record(step, state.params)
                 self._show(step, state, bar, progress_bar)
-                if self.save is not None and (step % self._save_every == 0 or step == total):
+                if self._save is not None and (step % self._save_every == 0 or step == total):
                     self._checkpoint(step, state)
-        self._look(total, state)
+        self._check(total, state)
         self._monitor(total, state)
-        self._caution()
+        self._diagnose()
         return state
 
-    def _caution(self) -> None:
-        """Warn of what estimators have to say of their stages."""
+    def _diagnose(self) -> None:
+        """Warn of what estimators report about their stages."""
         columns = self.log.steps.columns()
         for number, stage in enumerate(self.stages.stages):
-            at = slice(self.stages.first[number], self.stages.end(number))
-            told = stage.estimator.diagnose({name: v[at] for name, v in columns.items()})
-            if told is not None:
-                warnings.warn(f"fit: steps {at.start} to {at.stop - 1}: {told}", stacklevel=4)
+            steps = slice(self.stages.first[number], self.stages.end(number))
+            message = stage.estimator.diagnose({name: v[steps] for name, v in columns.items()})
+            if message is not None:
+                warnings.warn(f"fit: steps {steps.start} to {steps.stop - 1}: {message}", stacklevel=4)
 
     def _stop(self, step: int, number: int) -> int:
-        """Before which step there is next something to do beside steps."""
-        every = [self.every, *([self._save_every] if self.save is not None else ())]
-        every += [] if self.trail is None else [self.trail.stride]
-        looks = step + 1 + -step % _LOOK_EVERY
-        return min(self.stages.end(number), looks, *(step + n - step % n for n in every))
+        """Return the step before which a program must end."""
+        intervals = [self.interval, *([self._save_every] if self._save is not None else ())]
+        intervals += [] if self.path is None else [self.path.stride]
+        check = step + 1 + -step % _CHECK_EVERY
+        return min(self.stages.end(number), check, *(step + n - step % n for n in intervals))
 
-    def _look(self, done: int, state: State, needed: bool = True) -> None:
-        """:raises TrainingError: where the run is not what it should be after ``done`` steps."""
+    def _check(self, done: int, state: State, required: bool = True) -> None:
+        """Raise TrainingError if the run has failed."""
         estimator = self.stages[self.stages.at(max(0, done - 1))].estimator
-        self.guard.look(done, state.params, state.ok, estimator, needed)
+        self.guard.check(done, state.params, state.ok, estimator, required)
 
     def _chunk(self, step: int, stop: int, number: int, state: State) -> tuple[State, int]:
-        """Run steps from ``step`` to at most before ``stop``, all of one stage.
+        """Run steps of one stage from ``step`` to at most before ``stop``.
 
-        :return: the state after them, and the step that is next.
+        :return: the state after them, and the next step.
         """
         stage, batches = self.stages[number], self._select(step, stop, number, state)
         size = chunk_size(batches[0])
         steps = np.uint32(step), np.int32(len(batches))
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
         args = (self.key, state, *steps, *stacked(batches, size), offsets)
-        chunk = run_chunk(self.graph, stage.estimator, self._optimizers[number], *args)
+        chunk = run_chunk(self.graph, stage.estimator, self.optimizers[number], *args)
         sharding.settle(chunk.state)
-        count = 1 if len(batches) == 1 else int(chunk.count)  # a single step need not be waited for
+        count = 1 if len(batches) == 1 else int(chunk.count)  # a single step is not waited for
         self.log.append(chunk.metrics, count, {"stage": number} if self.stages.scheduled else {})
         return chunk.state, step + count
 
     def _select(self, step: int, stop: int, number: int, state: State) -> list[Selection]:
-        """The batches of steps of a stage; those before one that is wrong are trained on first.
+        """Return the batches of a stage's next steps, up to an invalid one.
 
-        :raises DataError: where the first one is; a checkpoint keeps what was done.
+        :raises DataError: if the first one is invalid; a checkpoint is written before.
         """
         ready = self._selected
         while ready and ready[0][0] < step:
@@ -217,13 +213,12 @@ class Loop:
                 _check_missing(self.stages[number].estimator, batch)
                 ready.append((at, batch))
         except StateError as error:
-            if not ready:  # else it is raised again by the step it belongs to
-                self._look(step, state)
+            if not ready:  # else it is raised again at its own step
+                self._check(step, state)
                 self._checkpoint(step, state)
                 raise DataError(
-                    f"training stopped at step {step}: {error}. The error's .params are those before that "
-                    "step, and .history holds the steps before; with checkpoint_dir the run can be resumed "
-                    "here",
+                    f"training stopped at step {step}: {error} With checkpoint_dir the run can be resumed. "
+                    "The error's .params are those before that step, .history has the steps before.",
                     state.params,
                     self.log.dataset(),
                     step,
@@ -231,38 +226,39 @@ class Loop:
         return [batch for at, batch in ready if at < stop]
 
     def _monitor(self, step: int, state: State) -> bool:
-        """Whether a callback stops the run."""
-        if self.callbacks or not self.guard.bounded:  # else nobody needs to wait for the device
-            self._look(step, state)
+        """Evaluate monitors and callbacks; return True if a callback stops the run."""
+        if self.callbacks or not self.guard.bounded:  # else the device need not be waited for
+            self._check(step, state)
         self.log.monitor(step, state.params, state.estimator)
         if self.best is not None:
-            self.best.see(step, self.log.monitored.last[self.best.name], state.params)
+            self.best.record(step, self.log.monitored.last[self.best.name], state.params)
         if not self.callbacks:
             return False
-        progress = Progress(step, _own(state.params), _own(state.estimator), self.log.dataset())
-        return any([bool(fn(progress)) for fn in self.callbacks])  # a list: each of them is called
+        copy = lambda tree: jax.tree.map(lambda leaf: leaf, tree)  # new containers
+        progress = Progress(step, copy(state.params), copy(state.estimator), self.log.dataset())
+        return any([bool(fn(progress)) for fn in self.callbacks])  # a list, so that each is called
 
-    def _show(self, done: int, state: State, bar: Bar, shown: bool) -> None:
-        # processes that work together look at the same steps, whatever their clocks say
-        shown = shown and sharding.processes() == 1
-        if (shown and time.monotonic() - self._looked > 0.5) or done % _LOOK_EVERY == 1:
-            bar.tell(self.log.latest)
-            self._look(done, state, needed=False)
-            self._looked = time.monotonic()
+    def _show(self, done: int, state: State, bar: Bar, interactive: bool) -> None:
+        # several processes must check at the same steps, whatever their clocks say
+        interactive = interactive and sharding.processes() == 1
+        if (interactive and time.monotonic() - self._shown > 0.5) or done % _CHECK_EVERY == 1:
+            bar.show(self.log.latest)
+            self._check(done, state, required=False)
+            self._shown = time.monotonic()
 
     def _checkpoint(self, steps: int, state: State) -> None:
-        """:raises CheckpointWriteError: where it cannot be written."""
-        if self.save is None or steps == self._saved:
+        """Write a checkpoint, unless it exists; raise CheckpointWriteError if it cannot be written."""
+        if self._save is None or steps == self._saved:
             return
-        self._look(steps, state)  # what failed is not kept
-        kept = [leaf for each in self._kept for leaf in each.leaves()]
+        self._check(steps, state)  # a failed state is not saved
+        recorded = [leaf for recorder in self._recorders for leaf in recorder.leaves()]
         try:
-            self.save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *kept], self.log.arrays())
+            self._save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *recorded], self.log.arrays())
         except OSError as error:
             raise CheckpointWriteError(
-                f"checkpoint {steps} cannot be written in {self.save.directory}: {error}. Mend the disk, and "
-                "resume=True goes on from the checkpoint before. The error's .params are those after "
-                f"{steps} steps, and .history holds these steps",
+                f"checkpoint {steps} cannot be written in {self._save.directory}: {error}. Free disk space "
+                "or fix the permissions, then resume=True continues from the checkpoint before. The error's "
+                f".params are those after {steps} steps, .history has these steps.",
                 state.params,
                 self.log.dataset(),
                 steps,
@@ -270,21 +266,92 @@ class Loop:
         self._saved = steps
 
 
-def _own(tree: Any) -> Any:
-    """The same arrays in containers of one's own."""
-    return jax.tree.map(lambda leaf: leaf, tree)
+def _check_missing(estimator: Estimator, selection: Selection) -> None:
+    """Raise StateError for missing entries that the estimator cannot treat."""
+    if selection.known and not estimator.takes_missing:
+        raise StateError(
+            f"block {next(iter(selection.known))!r} of the data has missing entries, which {estimator!r} "
+            "does not support. Use UCD, CD or PCD, or fill them in with ebmpp.complete."
+        )
 
 
 def _as_numbers(leaf: Any) -> Any:
-    """A leaf of the state as numbers: an optimiser that adds noise carries a jax key."""
+    """Return a leaf of the state as numbers: an optimiser that adds noise has a jax key."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _as_leaf(numbers: np.ndarray, like: Any) -> Array:
-    if _is_key(like):
-        return jax.random.wrap_key_data(jnp.asarray(numbers), impl=jax.random.key_impl(like))
-    return sharding.place_like(numbers, like)
+def _restored(numbers: np.ndarray, template: Any) -> Array:
+    if _is_key(template):
+        return jax.random.wrap_key_data(jnp.asarray(numbers), impl=jax.random.key_impl(template))
+    return sharding.place_like(numbers, template)
 
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+
+class Guard:
+    """Checks that a run is finite and its model normalises; keeps the params of the last check.
+
+    :param graph: the model; only one with an unbounded block can stop normalising.
+    :param params: valid params at the start.
+    """
+
+    def __init__(self, graph: FactorGraph, params: Params, log: Log) -> None:
+        self.graph, self.good, self._log = graph, params, log
+        self._checked, self._next = 0, 0.0
+        self.bounded = all(math.isfinite(b) for f in graph.families.values() for b in f.bounds)
+
+    def check(
+        self, done: int, params: Params, ok: Array, estimator: Estimator, required: bool = True
+    ) -> None:
+        """Check a run after ``done`` steps.
+
+        :param ok: False from the first step that was not finite; the params are those before it.
+        :param estimator: the estimator of the last step, for errors.
+        :param required: False to skip checks that take long.
+        :raises NormalizationError: for params under which the model does not normalise.
+        :raises DivergenceError: for a step that was not finite, or an unmet pair.
+        """
+        failed = None if bool(ok) else self._log.failed_at()
+        idle = sharding.processes() == 1 and time.monotonic() > self._next  # clocks of processes differ
+        if not self.bounded and (required or failed is not None or idle):
+            self._check_domain(done if failed is None else failed, params)
+        if failed is not None:
+            raise DivergenceError(
+                f"training stopped at step {failed}: {self._reason(failed, estimator)} The error's .params "
+                "are those before that step, .history has the steps before.",
+                params,
+                self._log.dataset(failed),
+                failed,
+            )
+        if self.bounded:
+            self.good = params
+
+    def _check_domain(self, done: int, params: Params) -> None:
+        started = time.monotonic()
+        try:
+            self.graph.check(params)
+        except DomainError as error:
+            raise NormalizationError(
+                f"training stopped after step {done}: {error} Lower the learning rate, or keep the params in "
+                "the domain by optimizers.projected(...). The error's .params are the last valid ones, after "
+                f"{self._checked} steps, .history has the steps before.",
+                self.good,
+                self._log.dataset(done),
+                done,
+            ) from error
+        self.good, self._checked = params, done
+        self._next = time.monotonic() + _REST * (time.monotonic() - started)
+
+    def _reason(self, step: int, estimator: Estimator) -> str:
+        metrics = {name: v[step] for name, v in self._log.steps.columns().items()}
+        unmet = np.nansum([metrics.get(name, 0) for name in ("num_unmet", "posterior_num_unmet")])
+        if unmet:
+            return (
+                f"{unmet:.0f} coupled pairs of {estimator!r} had not met. Raise its max_sweeps (of "
+                "ParticleUCD: max_systems), or see UCD(allow_unmet=True), which biases the gradient. Without "
+                "a limit, params are too large for their floats: lower the learning rate."
+            )
+        norm = float(metrics["gradient_norm"])
+        return f"gradient or params were not finite (gradient norm {norm:.4g}). Lower the learning rate."

@@ -1,29 +1,32 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What to watch while a model is trained: functions that make monitors for :func:`ebmpp.fit`.
+"""Monitors for :func:`ebmpp.fit`: functions of the params that are evaluated during training.
 
-A monitor is a function of the params, and can be called as one. Data are arguments of the compiled
-program, not constants in it.
+A monitor can be called like a function. Data are arguments of the compiled program, not constants in it. They
+are checked when a monitor is made, which raises StateError for a wrong name, shape or value.
 """
 
+import dataclasses
 from functools import partial
+import math
 from typing import Any
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+import optax
 
 from ebmpp import exact
 from ebmpp.annealing import ais
 from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Keys, Params, Rows, Scalar, State
+from ebmpp.core.types import Key, Keys, Params, Rows, Scalar
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch
+from ebmpp.estimators import ParticleUCD, certificate
+from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.estimators.phases import sample_latents, tractable_posterior
 from ebmpp.evaluate import pseudo
-from ebmpp.graph import FactorGraph, energy
-from ebmpp.training.gradient_monitors import gradient_bias, gradient_variance
-from ebmpp.training.watching import Monitor, Of, Watch, rows_of
+from ebmpp.graph import FactorGraph, energy, tables
+from ebmpp.training.history import Monitor, Watch
 
 __all__ = [
     "Monitor",
@@ -38,13 +41,28 @@ __all__ = [
 ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """Function with its first arguments bound, compared by value."""
+
+    fn: Watch
+    first: tuple[Any, ...]
+
+    def __call__(self, *args: Any) -> Array | float:
+        return self.fn(*self.first, *args)
+
+
+def _rows(graph: FactorGraph, data: Any, missing: str | None = "this monitor") -> Rows:
+    return tables.check_rows(graph, data, missing)[0]
+
+
 def _check_free_energy(graph: FactorGraph, name: str) -> None:
-    """:raises IntractableError: where the latents cannot be summed out."""
+    """Raise IntractableError where the latents cannot be summed out."""
     if not tractable_posterior(graph):
         a, b = graph.interacting(graph.latent)[0]
         raise IntractableError(
-            f"{name}: latent {clash(a, b)} given the visible ones, so the free energy of a row has no closed "
-            "form; monitors.reconstruction needs none"
+            f"{name}: the free energy of a row has no closed form, since latent {clash(a, b)} given the "
+            "visible ones. Use monitors.reconstruction, which needs none."
         )
 
 
@@ -52,12 +70,10 @@ def _check_free_energy(graph: FactorGraph, name: str) -> None:
 
 
 def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
-    """The exact mean of log p(v) over rows.
+    """Return a monitor of the exact mean of log p(v) over rows.
 
-    :param graph: the model.
     :param data: rows of the visible blocks.
-    :raises IntractableError: at once, where there is too much to sum.
-    :raises StateError: for data of a wrong name, shape or value.
+    :raises IntractableError: at once, for too many states to sum.
 
     **Example**
 
@@ -67,14 +83,14 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
     -6.2383
     """
-    rows = rows_of(graph, data, missing=None)
-    monitor = Monitor(Of(_log_likelihood, (graph,)), (rows,))
+    rows = _rows(graph, data, missing=None)
+    monitor = Monitor(Bound(_log_likelihood, (graph,)), (rows,))
     try:
-        jax.eval_shape(monitor, graph.param_shapes)  # plans the sum, and sums nothing
+        jax.eval_shape(monitor, graph.param_shapes)  # plans the sum without computing it
     except IntractableError as error:
         raise IntractableError(
-            f"{error}. To watch training, monitors.estimated_log_likelihood anneals, and "
-            "monitors.free_energy_gap or monitors.reconstruction need no sum"
+            f"{error}. Use monitors.estimated_log_likelihood, which anneals, or monitors.free_energy_gap or "
+            "monitors.reconstruction, which need no sum."
         ) from None
     return monitor
 
@@ -93,19 +109,18 @@ def estimated_log_likelihood(
     num_temperatures: int = 1000,
     ladder: str | Any = "adaptive",
 ) -> Monitor:
-    """The mean of log p(v) over rows by annealed importance sampling, for models too large to sum.
+    """Return a monitor of the mean of log p(v) by annealed importance sampling, for large models.
 
-    **Too large on average**, as log Z is estimated from below; how much so, the effective sample size tells,
-    of which :func:`ebmpp.ais` warns where it is small. The same key gives the same noise at each call.
+    **Too large on average**, as log Z is estimated from below; :func:`ebmpp.ais` warns of a small effective
+    sample size. The same key gives the same noise at each call.
 
     :param graph: a model whose latents given the visibles are one layer.
     :param data: rows of the visible blocks.
     :param rng_key: a jax key.
-    :param base: rows whose base rates annealing starts from; ``data`` by default.
-    :param num_particles: see :func:`ebmpp.ais`, as the two that follow.
+    :param base: rows whose base rates annealing starts from; default: ``data``.
+    :param num_particles: see :func:`ebmpp.ais`, as for ``num_temperatures`` and ``ladder``.
     :return: a monitor, which is not compiled as a whole.
     :raises IntractableError: at once, where the latents cannot be summed out in closed form.
-    :raises StateError: for data of a wrong name, shape or value.
 
     **References**
 
@@ -121,11 +136,11 @@ def estimated_log_likelihood(
     >>> abs(estimate(params) - ebmpp.monitors.log_likelihood(rbm, data)(params)).item() < 0.01
     True
     """
-    rows = rows_of(graph, data)
+    rows = _rows(graph, data)
     _check_free_energy(graph, "estimated_log_likelihood")
     rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
     num_particles = checks.count("estimated_log_likelihood: num_particles", num_particles, least=2)
-    start = rows if base is None else rows_of(graph, base)
+    start = rows if base is None else _rows(graph, base)
     run = partial(ais, rng_key=rng_key, data=start, num_particles=num_particles, ladder=ladder)
 
     def estimate(params: Params) -> float:
@@ -135,15 +150,14 @@ def estimated_log_likelihood(
 
 
 def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
-    """Mean free energy of held-out rows minus that of training rows: it grows when a model overfits.
+    """Return a monitor of the mean free energy of held-out rows minus that of training rows.
 
-    log Z cancels, so no sum over states is needed.
+    It grows when a model overfits. log Z cancels, so no sum over states is needed.
 
     :param graph: a model whose latents given the visibles are one layer.
-    :param train: rows of the visible blocks; some of the training data, as many as are held out, will do.
+    :param train: rows of the visible blocks, such as a part of the training data of the size of ``held_out``.
     :param held_out: rows of the visible blocks.
     :raises IntractableError: at once, where the latents cannot be summed out in closed form.
-    :raises StateError: for data of a wrong name, shape or value.
 
     **References**
 
@@ -159,25 +173,23 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     ()
     """
     _check_free_energy(graph, "free_energy_gap")
-    return Monitor(Of(_free_energy_gap, (graph,)), (rows_of(graph, train), rows_of(graph, held_out)))
+    return Monitor(Bound(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
 
 
-def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: State) -> Scalar:
+def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: Rows) -> Scalar:
     return graph.free_energy(params, held_out).mean() - graph.free_energy(params, train).mean()
 
 
 def pseudo_log_likelihood(
     graph: FactorGraph, data: Any, num_units: int | None = None, rng_key: Array | None = None
 ) -> Monitor:
-    """The mean over rows of :func:`ebmpp.evaluate.pseudo_log_likelihood`, with its caveats.
+    """Return a monitor of the mean over rows of :func:`ebmpp.evaluate.pseudo_log_likelihood`.
 
-    :param graph: the model.
     :param data: rows of the visible blocks.
-    :param num_units: so many units of each row, drawn at random, scaled to all; None for all.
+    :param num_units: number of random units of each row, scaled to all; None for all.
     :param rng_key: a jax key, needed with ``num_units``; the same draws at each call.
     :raises IntractableError: at once, where a unit's conditional is not available.
-    :raises StateError: for data of a wrong name, shape or value.
-    :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
+    :raises ArgumentError: for an invalid ``num_units``, or one without a key.
 
     **Example**
 
@@ -187,8 +199,9 @@ def pseudo_log_likelihood(
     >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
     -6.2383
     """
-    keys = pseudo.check_units(graph, num_units, rng_key, rows_of(graph, data))
-    return Monitor(Of(_pseudo_log_likelihood, (graph, num_units)), (rows_of(graph, data), keys))
+    rows = _rows(graph, data)
+    keys = pseudo.check_units(graph, num_units, rng_key, rows)
+    return Monitor(Bound(_pseudo_log_likelihood, (graph, num_units)), (rows, keys))
 
 
 def _pseudo_log_likelihood(
@@ -201,16 +214,14 @@ def _pseudo_log_likelihood(
 
 
 def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
-    """Mean squared error of the visible blocks' means given latents that were drawn given the data.
+    """Return a monitor of the mean squared reconstruction error of the visible blocks.
 
-    Per unit: t(v) - E[t(v) | the rest], squared, averaged over rows and statistics, where the latents are
-    a draw given v (exact where they are one layer; else one sweep from initial draws). Easy to watch, and
-    **not what is maximised**: a chain that does not mix makes it small too.
+    Per unit: t(v) - E[t(v) | latents], squared, averaged over rows and statistics, where the latents are a
+    draw given v (exact where they are one layer; else one sweep from initial draws). Simple, but **not the
+    objective**: a chain that does not mix has a small error too.
 
-    :param graph: the model.
     :param data: rows of the visible blocks.
     :param rng_key: a jax key; the same draws at each call, so that the curve is smooth.
-    :raises StateError: for data of a wrong name, shape or value.
 
     **References**
 
@@ -225,14 +236,135 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     0.25
     """
     rng_key = checks.key("reconstruction: rng_key", rng_key)
-    return Monitor(Of(_reconstruction, (graph,)), (rows_of(graph, data), random.key_pair(rng_key)))
+    return Monitor(Bound(_reconstruction, (graph,)), (_rows(graph, data), random.key_pair(rng_key)))
 
 
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
-    statistics = graph.statistics(sample_latents(graph, params, Batch.of(rows), key))
+    statistics = graph.statistics(sample_latents(graph, params, Batch.uniform(rows), key))
     total, count = jnp.zeros(()), 0
     for b in graph.visible:
         mean = lambda t, b=b: graph.families[b].mean(energy.natural(graph, params, t, [b])[b])
         error = statistics[b] - jax.vmap(mean)(statistics)
         total, count = total + (error**2).sum(), count + error.size
     return total / count
+
+
+# -- the gradient --------------------------------------------------------------------------------
+
+
+def gradient_variance(
+    graph: FactorGraph, data: Any, estimator: Estimator, num_repeats: int, rng_key: Array
+) -> Monitor:
+    """Return a monitor of the total variance of an estimator's gradient: the sum over all params.
+
+    The rows are the same in each repeat, so it is the variance of the estimator's draws. An estimator with a
+    state (persistent chains, an adaptive lag) starts each repeat from the state of the run, so the variance
+    is conditional on it. If the run's state has another structure (of another estimator, or with one chain
+    per row of another batch size) the value is nan. When called directly, the monitor takes the state as its
+    second argument.
+
+    :param data: rows of the visible blocks: the batch of each repeat.
+    :param estimator: the run's estimator, or one without a state.
+    :param num_repeats: at least 2.
+    :param rng_key: a jax key; the same draws at each call.
+    :raises ArgumentError: for invalid arguments.
+
+    **References**
+
+    1. Qiu, Zhang, Wang (2020), section 5, where the variance along training is compared.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data, key = ebmpp.data.bars_and_stripes(3), jax.random.key(0)
+    >>> variance = ebmpp.monitors.gradient_variance(rbm, data, ebmpp.CD(k=1), 20, key)
+    >>> bool(variance(rbm.init(key)) > 0)
+    True
+    """
+    checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
+    num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
+    rows, key = _rows(graph, data), random.key_pair(checks.key("gradient_variance: rng_key", rng_key))
+    size = len(next(iter(rows.values())))
+    state = jax.eval_shape(lambda p: estimator.init(graph, p, rows, size, key), graph.param_shapes)
+    stateful = bool(jax.tree.leaves(state))
+    first = (graph, estimator, num_repeats, None if stateful else state)
+    return Monitor(Bound(_gradient_variance, first), (rows, key), takes_state=stateful)
+
+
+def _gradient_variance(
+    graph: FactorGraph,
+    estimator: Estimator,
+    num_repeats: int,
+    empty: Any,
+    params: Params,
+    *args: Any,
+) -> Array:
+    """:param empty: the state of an estimator without arrays; else ``args`` begin with the state."""
+    *states, rows, key = args
+    state = states[0] if states else empty
+    if not certificate.is_state_of(graph, params, rows, estimator, state):
+        return jnp.full((), jnp.nan)
+    batch = Batch.uniform(rows)
+
+    def repeat(carry: tuple[Params, Array], i: Array) -> tuple[tuple[Params, Array], None]:
+        """Welford's update: no difference of large sums, and only two gradients in memory."""
+        mean, total = carry
+        gradient = estimator.estimate(graph, params, state, batch, random.fold_in(key, i)).gradient
+        before = jax.tree.map(jnp.subtract, gradient, mean)
+        mean = jax.tree.map(lambda m, d: m + d / (i + 1), mean, before)
+        return (mean, total + optax.tree.vdot(before, jax.tree.map(jnp.subtract, gradient, mean))), None
+
+    zero = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
+    (_, total), _ = jax.lax.scan(repeat, zero, jnp.arange(num_repeats))
+    return total / (num_repeats - 1)
+
+
+def gradient_bias(
+    graph: FactorGraph,
+    data: Any,
+    estimator: Estimator,
+    *,
+    rng_key: Array,
+    num_repeats: int = 20,
+    reference: Estimator = ParticleUCD(),
+    num_references: int = 20,
+) -> Monitor:
+    """Return a monitor of the total ``squared_bias`` of :func:`ebmpp.estimators.gradient_bias`.
+
+    It may be below 0, and costs ``num_references`` steps of the reference at each call.
+
+    :param data: rows of the visible blocks: the batch of each repeat.
+    :param estimator: the run's estimator, from whose state the repeats start; nan for a state of another
+        structure. When called directly, the monitor takes the state as its second argument.
+    :param rng_key: a jax key; the same draws at each call.
+    :param num_repeats: see there, as for ``reference`` and ``num_references``.
+    :return: a monitor, which is not compiled as a whole.
+    :raises ArgumentError: for invalid arguments.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data, key = ebmpp.data.bars_and_stripes(3), jax.random.key(0)
+    >>> bias = ebmpp.monitors.gradient_bias(
+    ...     rbm, data, ebmpp.CD(k=1), rng_key=key, reference=ebmpp.ParticleUCD(num_particles=50))
+    >>> isinstance(bias(rbm.init(key)), float)
+    True
+    """
+    rows = _rows(graph, data, "gradient_bias")
+    options: dict[str, Any] = {
+        "rng_key": checks.key("gradient_bias: rng_key", rng_key),
+        "num_repeats": checks.count("gradient_bias: num_repeats", num_repeats, least=3),
+        "num_references": checks.count("gradient_bias: num_references", num_references, least=3),
+        "reference": reference,
+    }
+    for value in (estimator, reference):
+        checks.instance("gradient_bias: estimator", value, Estimator, "an estimator such as CD(k=1)")
+
+    def measure(params: Params, state: Any) -> float:
+        if state is not None and not certificate.is_state_of(graph, params, rows, estimator, state):
+            return math.nan
+        return certificate.gradient_bias(graph, params, rows, estimator, state, **options).total.squared_bias
+
+    return Monitor(measure, takes_state=True, compiled=False)

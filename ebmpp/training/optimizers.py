@@ -22,45 +22,52 @@ WithArgs = optax.GradientTransformationExtraArgs
 
 
 def shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    """A pytree's structure, and the shapes of its leaves."""
+    """Return a pytree's structure, and the shapes of its leaves."""
     return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparable:
-    """An optimiser that equals every other one with the same computation.
+    """Optimiser that equals every other one with the same computation, so that runs share programs.
 
-    ``optax.adam(0.01)`` called twice returns two unequal objects. With this key the second training run uses
-    the program that the first one compiled.
+    (``optax.adam(0.01)`` called twice returns two unequal objects.)
 
     :param optimizer: an optax transformation.
-    :param computation: a digest of what its update computes.
+    :param digest: digest of the update's code.
+    :param host: identity of an optimiser that calls functions on the host, whose code is unknown.
     """
 
     optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
-    computation: str
+    digest: str
+    host: int | None = None
 
     @classmethod
-    def of(cls, optimizer: optax.GradientTransformation, params: Params) -> "Comparable":
-        """Trace and lower the update for params of these shapes."""
-        like = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
-        params = jax.tree.map(like, params)
+    def for_params(cls, optimizer: optax.GradientTransformation, params: Params) -> "Comparable":
+        """Lower the update for params of these shapes."""
+        shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+        params = jax.tree.map(shape, params)
         state = jax.eval_shape(optimizer.init, params)
-        lowered = jax.jit(optimizer.update).lower(params, state, params)
-        # The text has the values of arrays that the update holds; the structure has the classes of its state.
-        text = f"{lowered.as_text()} {jax.tree.structure(state)}"
-        if "callback" in text:  # what the host computes is in no text
-            text += f"{id(optimizer)}"
-        return cls(optimizer, hashlib.sha256(text.encode()).hexdigest())
+        text = _lowered(optimizer.update, params, state, params)
+        # The state's classes are in its structure alone.
+        digest = hashlib.sha256(f"{text} {jax.tree.structure(state)}".encode()).hexdigest()
+        return cls(optimizer, digest, id(optimizer) if "callback" in text else None)
+
+
+def computation(fn: Callable, *args: Any) -> str:
+    """Return a digest of a function's code for such arguments, with the values of arrays that it holds."""
+    return hashlib.sha256(_lowered(fn, *args).encode()).hexdigest()
+
+
+def _lowered(fn: Callable, *args: Any) -> str:
+    """Return the lowered code without its header, which names the function and the number of devices."""
+    return jax.jit(fn).lower(*args).as_text().partition("\n")[2]
 
 
 def check(optimizer: optax.GradientTransformation, params: Params) -> None:
-    """That an optimiser makes updates like the params, from a gradient, its state and the params alone.
+    """Check by tracing that an optimiser makes updates from a gradient, its state and the params alone.
 
-    Nothing is computed.
-
-    :raises ArgumentError: for one that needs more (the loss, say), or whose updates or state are of other
-        shapes: they would be broadcast.
+    :raises ArgumentError: for one that needs more (the loss, say), or whose updates or state have other
+        shapes, which would be broadcast.
     """
     params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
     try:
@@ -68,34 +75,25 @@ def check(optimizer: optax.GradientTransformation, params: Params) -> None:
         updates, moved = jax.eval_shape(optimizer.update, params, state, params)
     except Exception as error:
         raise ArgumentError(
-            f"fit: the optimizer failed when called as optimizer.update(gradient, state, params): {error}. "
-            "Stochastic gradients come without the value of a loss, so optimizers that need it or search "
-            "along a line (optax.lbfgs, polyak_sgd, reduce_on_plateau) cannot be used; sgd and adam can"
+            f"fit: optimizer must work as optimizer.update(gradient, state, params), got {error}. Stochastic "
+            "gradients have no value of a loss, which optax.lbfgs and reduce_on_plateau need; use sgd or "
+            "adam."
         ) from error
-    if shapes(updates) != shapes(params):
-        raise ArgumentError(
-            f"fit: the optimizer's updates have shapes {jax.tree.map(jnp.shape, updates)}, and the params "
-            f"{jax.tree.map(jnp.shape, params)}: update one by one what the gradient holds"
-        )
-    types = [[a.dtype for a in jax.tree.leaves(tree)] for tree in (updates, params)]
-    wrong = [(u, p) for u, p in zip(*types, strict=True) if u != p]
-    if wrong:
-        raise ArgumentError(
-            f"fit: the optimizer's updates are {wrong[0][0]}, and the params {wrong[0][1]}: let it return "
-            "updates of the gradient's dtype"
-        )
-    if shapes(moved) != shapes(state):
-        raise ArgumentError(
-            f"fit: the optimizer's state has shapes {shapes(moved)[1]} after an update, and "
-            f"{shapes(state)[1]} before: it must keep its structure"
-        )
+    types = lambda tree: [a.dtype for a in jax.tree.leaves(tree)]
+    for name, got, expected in (("updates", updates, params), ("state", moved, state)):
+        if shapes(got) != shapes(expected) or (name == "updates" and types(got) != types(expected)):
+            raise ArgumentError(
+                f"fit: the optimizer's {name} must keep shapes and dtypes, "
+                f"{jax.tree.map(lambda a: f'{a.dtype}{a.shape}', expected)}, got "
+                f"{jax.tree.map(lambda a: f'{a.dtype}{a.shape}', got)}."
+            )
 
 
 def projected(optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]) -> WithArgs:
-    """An optimiser after each of whose updates the params are projected.
+    """Return an optimiser that projects the params after each update.
 
     An update is a difference that is added to the params, so they are in the set up to its rounding: leave a
-    margin to a bound that must not be touched.
+    margin to a bound that must not be reached.
 
     :param optimizer: any optax transformation.
     :param projection: params to params: :func:`box`, :func:`ball`, or a function of ``optax.projections``.
@@ -117,21 +115,21 @@ def projected(optimizer: optax.GradientTransformation, projection: Callable[[Par
     optimizer = optax.with_extra_args_support(optimizer)
 
     def update(updates: Params, state: Any, params: Params | None = None, **extra: Any) -> tuple[Params, Any]:
-        params = _needed("projected", params)
+        params = _required("projected", params)
         updates, state = optimizer.update(updates, state, params, **extra)
-        wanted = projection(optax.apply_updates(params, updates))
-        return jax.tree.map(jnp.subtract, wanted, params), state
+        projected_params = projection(optax.apply_updates(params, updates))
+        return jax.tree.map(jnp.subtract, projected_params, params), state
 
     return WithArgs(optimizer.init, update)
 
 
 def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params], Params]:
-    """The projection onto ``low <= params <= high``, param by param.
+    """Return the projection onto ``low <= params <= high``, elementwise.
 
     :param low: a number for all params, or a dict from the names of some factors to numbers or arrays like
         their params; None for no bound.
-    :param high: likewise.
-    :raises ArgumentError: for a low above high, where both are numbers.
+    :param high: as ``low``.
+    :raises ArgumentError: for a number ``low`` above a number ``high``.
 
     **Example**
 
@@ -140,7 +138,7 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
     [1.0, -5.0]
     """
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not low <= high:
-        raise ArgumentError(f"box: low is at most high; got low={low!r}, high={high!r}")
+        raise ArgumentError(f"box: low must be at most high, got low={low!r}, high={high!r}.")
 
     def project(params: Params) -> Params:
         bounds = (_bound(low, params, -math.inf), _bound(high, params, math.inf))
@@ -149,16 +147,16 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
     return project
 
 
-def _bound(given: Bound | None, params: Params, without: float) -> Params:
-    """A bound for every leaf of the params."""
-    if isinstance(given, Mapping):
-        checks.names("factor in optimizers.box", given, params)
-        given = {name: given.get(name, without) for name in params}
-    return jax.tree.broadcast(without if given is None else given, params)
+def _bound(bound: Bound | None, params: Params, default: float) -> Params:
+    """Return a bound for every leaf of the params."""
+    if isinstance(bound, Mapping):
+        checks.names("factor in optimizers.box", bound, params)
+        bound = {name: bound.get(name, default) for name in params}
+    return jax.tree.broadcast(default if bound is None else bound, params)
 
 
 def ball(radius: float) -> Callable[[Params], Params]:
-    """The projection onto the params of Euclidean norm at most ``radius``, all of them together.
+    """Return the projection onto params whose joint Euclidean norm is at most ``radius``.
 
     :param radius: above 0.
     :raises ArgumentError: for another radius.
@@ -174,22 +172,22 @@ def ball(radius: float) -> Callable[[Params], Params]:
 
 
 class AveragedState(NamedTuple):
-    """What :func:`averaged` carries."""
+    """State of :func:`averaged`."""
 
     inner: Any
     count: Array
-    """Steps done."""
+    """Number of steps done."""
     mean: Params
 
 
 def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArgs:
-    """An optimiser that also keeps the mean of the params over its steps; the steps stay as they are.
+    """Return an optimiser that also keeps the mean of the params over its steps, which do not change.
 
-    Around :func:`projected`, so that the mean is of the projected params.
+    Put it around :func:`projected`, so that the mean is of the projected params.
 
     :param optimizer: any optax transformation.
-    :param start: the first step, counted from 0, whose result enters the mean.
-    :return: an optax transformation; see :func:`averaged_params`.
+    :param start: first step, counted from 0, whose result enters the mean.
+    :return: an optax transformation whose mean :func:`averaged_params` returns.
     :raises ArgumentError: for a negative start.
 
     **References**
@@ -217,11 +215,11 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
     def update(
         updates: Params, state: Any, params: Params | None = None, **extra: Any
     ) -> tuple[Params, AveragedState]:
-        params = _needed("averaged", params)
+        params = _required("averaged", params)
         updates, inner = optimizer.update(updates, state.inner, params, **extra)
         count = state.count + 1
         new = optax.apply_updates(params, updates)
-        # Until the mean begins, it is the params.
+        # before the start the mean equals the params
         mean = optax.incremental_update(new, state.mean, 1 / jnp.maximum(1, count - start))
         return updates, AveragedState(inner, count, mean)
 
@@ -229,19 +227,21 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
 
 
 def averaged_params(optimizer_state: Any) -> Params:
-    """The mean that :func:`averaged` keeps; before its start, the last params.
+    """Return the mean that :func:`averaged` keeps; before its start, the last params.
 
-    :param optimizer_state: of an optimiser that holds one :func:`averaged`, such as ``Fit.optimizer_state``.
+    :param optimizer_state: state of an optimiser with one :func:`averaged`, such as ``Fit.optimizer_state``.
     :raises ArgumentError: for none, or more than one.
     """
-    mine = lambda s: isinstance(s, AveragedState)
-    found = [s for s in jax.tree.leaves(optimizer_state, is_leaf=mine) if mine(s)]
-    if len(found) != 1:
-        raise ArgumentError(f"averaged_params: the state holds {len(found)} of averaged(...), not one")
-    return found[0].mean
+    is_average = lambda s: isinstance(s, AveragedState)
+    states = [s for s in jax.tree.leaves(optimizer_state, is_leaf=is_average) if is_average(s)]
+    if len(states) != 1:
+        raise ArgumentError(
+            f"averaged_params: optimizer_state must have one averaged(...), got {len(states)}."
+        )
+    return states[0].mean
 
 
-def _needed(who: str, params: Params | None) -> Params:
+def _required(name: str, params: Params | None) -> Params:
     if params is None:
-        raise ArgumentError(f"{who}: update needs the params: optimizer.update(gradient, state, params)")
+        raise ArgumentError(f"{name}: params must be passed, as optimizer.update(gradient, state, params).")
     return params

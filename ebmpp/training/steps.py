@@ -1,8 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps, compiled: a chunk of them is one program."""
+"""Stages of a training run, and their compiled steps."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+import dataclasses
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -14,27 +17,106 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import backend, random, sharding
+from ebmpp.core import backend, checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Key, Params
 from ebmpp.errors import ArgumentError
-from ebmpp.estimators import Batch, Estimator
+from ebmpp.estimators import UCD, Batch, Estimator
 from ebmpp.estimators.ucd import uses_fast_compile
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection
 from ebmpp.training.history import Metrics
 
-#: Steps of a chunk at most, and bytes of the batches that are copied side by side for one.
-CHUNK, _MAX_BYTES = 50, 2**22
 # A chunk ends when its sweeps have cost so many multiplications, about a second on two cores. It would else
 # ignore Ctrl-C for minutes where chains meet late. This is a count, not a clock, so runs are reproducible.
 _WORK, _WORK_ACCELERATED = 2.0**31, 2.0**35
 _PER_UNIT = 32  # of drawing one unit, in multiplications: measured at 64-20 and 784-500
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Part of a run with its own estimator and optimiser: see ``schedule`` of :func:`ebmpp.fit`.
+
+    Params continue from the stage before. The optimiser starts again, and so does the estimator, unless its
+    ``adopt(before, fresh)`` continues the state of the one before, such as persistent chains.
+
+    :param num_steps: gradient steps.
+    :param estimator: default :class:`UCD`.
+    :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
+    :raises ArgumentError: for invalid arguments.
+
+    **References**
+
+    1. Qiu, Zhang, Wang (2020), section 5: PCD for 500 steps, then UCD at a smaller rate.
+
+    **Example**
+
+    >>> import jax, optax, ebmpp
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> fast = ebmpp.Stage(num_steps=3, estimator=ebmpp.PCD(num_chains=20), optimizer=optax.sgd(0.1))
+    >>> slow = ebmpp.Stage(num_steps=2, estimator=ebmpp.CD(k=2), optimizer=optax.sgd(0.01))
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0),
+    ...                 schedule=[fast, slow], progress_bar=False)
+    >>> fit.history.stage.values.tolist()
+    [0, 0, 0, 1, 1]
+    """
+
+    num_steps: int
+    estimator: Estimator = UCD()
+    optimizer: optax.GradientTransformation = optax.sgd(0.1)
+
+    def __post_init__(self) -> None:
+        checks.set_counts(self, "num_steps")
+        checks.instance("Stage: estimator", self.estimator, Estimator, "one such as UCD() or CD(k=1)")
+        if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
+            raise ArgumentError(
+                "Stage: optimizer must be an optax transformation such as optax.sgd(0.1), got "
+                f"{checks.tell(self.optimizer)}."
+            )
+
+
+class Stages:
+    """Stages of one run, and the stage and batch of each step.
+
+    :param stages: in order.
+    :param scheduled: True if the user gave a schedule; else there is one stage, the whole run.
+    :raises ArgumentError: for invalid stages, or a ``steps_per_batch`` that is not a positive int.
+    """
+
+    def __init__(self, stages: Sequence[Stage], scheduled: bool) -> None:
+        self.stages, self.scheduled = tuple(checks.sequence("fit: schedule", stages, "stages")), scheduled
+        if not self.stages:
+            raise ArgumentError("fit: schedule must have at least one Stage, got [].")
+        self._per_batch = []
+        for stage in self.stages:
+            checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
+            name = f"{type(stage.estimator).__name__}: steps_per_batch"
+            self._per_batch.append(checks.count(name, stage.estimator.steps_per_batch))
+        lengths = [stage.num_steps for stage in self.stages]
+        *self.first, self.num_steps = itertools.accumulate(lengths, initial=0)
+        batches = [-(-length // steps) for length, steps in zip(lengths, self._per_batch, strict=True)]
+        self._first_batch = list(itertools.accumulate(batches, initial=0))
+
+    def __getitem__(self, number: int) -> Stage:
+        return self.stages[number]
+
+    def at(self, step: int) -> int:
+        """Return the number of a step's stage."""
+        return bisect_right(self.first, step) - 1
+
+    def end(self, number: int) -> int:
+        """Return the step after the last one of a stage."""
+        return self.first[number] + self.stages[number].num_steps
+
+    def batch(self, step: int) -> int:
+        """Return the number of a step's batch, which several steps may share."""
+        number = self.at(step)
+        return self._first_batch[number] + (step - self.first[number]) // self._per_batch[number]
+
+
 class State(NamedTuple):
-    """Everything a step changes."""
+    """Everything that a step changes."""
 
     params: Params
     optimizer: Any
@@ -44,37 +126,26 @@ class State(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The outcome of consecutive steps."""
+    """Result of consecutive steps."""
 
     state: State
     metrics: Metrics
     """One row per step, of which the first ``count`` are valid."""
     count: Array
-    """How many steps were done: fewer than asked for where they were expensive."""
-
-
-def chunk_size(batch: Selection) -> int:
-    """Return how many steps with batches like this one fit into a program.
-
-    1 over a mesh, and where copies of the rows would cost more than a chunk saves.
-    """
-    if not sharding.alone():
-        return 1
-    size = CHUNK * sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-    return CHUNK if batch.index is not None or size <= _MAX_BYTES else 1
+    """Number of steps done: fewer than requested where they were expensive."""
 
 
 def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selection]:
-    """Return what all batches of a chunk share, and what each has, with a leading axis of ``size``."""
+    """Return what all batches of a chunk share, and the rest, with a leading axis of ``size``."""
     padded = [*batches, *[batches[-1]] * (size - len(batches))]
     if batches[0].index is None:
-        shared, each = Selection({}), padded
+        shared, parts = Selection({}), padded
     else:  # rows stay on the device, and a batch is an index
         shared = batches[0]._replace(index=None, weights=None)
-        each = [Selection({}, batch.index, batch.weights) for batch in padded]
+        parts = [Selection({}, batch.index, batch.weights) for batch in padded]
     if size == 1:
-        return shared, each[0]
-    return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+        return shared, parts[0]
+    return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
 @compiled(statics=3, fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
@@ -87,27 +158,27 @@ def run_chunk(
     first: Array,
     count: Array,
     shared: Selection,
-    each: Selection,
+    parts: Selection,
     offsets: Array | None = None,
 ) -> Chunk:
-    """Run up to ``count`` steps, one after the other, in one program.
+    """Run up to ``count`` consecutive steps in one program.
 
     A step depends on its number and on the state alone, so results do not depend on how steps are chunked.
 
     :param first: number of the first step.
     :param count: steps to do, at least 1 and at most the chunk's size.
-    :param shared: of :func:`stacked`, as ``each``.
+    :param shared: from :func:`stacked`, as ``parts``.
     :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step, whose batch has no
         leading axis.
     """
     if offsets is None:
-        state, metrics, _ = _step(graph, estimator, optimizer, key, state, first, _merged(shared, each))
+        state, metrics, _ = _step(graph, estimator, optimizer, key, state, first, _merged(shared, parts))
         return Chunk(state, jax.tree.map(lambda row: row[None], metrics), jnp.ones((), jnp.int32))
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
     def step_at(i: Array, state: State) -> tuple[State, Metrics, Array]:
-        batch = _merged(shared, jax.tree.map(lambda a: a[i], each))
+        batch = _merged(shared, jax.tree.map(lambda a: a[i], parts))
         return _step(graph, estimator, optimizer, key, state, first + offsets[i], batch)
 
     def cond(carry: tuple) -> Array:
@@ -121,15 +192,15 @@ def run_chunk(
         return i + 1, work + cost, state, table
 
     zero = jnp.zeros((), jnp.int32)
-    like = jax.eval_shape(step_at, zero, state)[1]
-    table = jax.tree.map(lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), like)
+    shapes = jax.eval_shape(step_at, zero, state)[1]
+    table = jax.tree.map(lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), shapes)
     done, _, state, table = lax.while_loop(cond, body, (zero, jnp.zeros(()), state, table))
     return Chunk(state, table, done)
 
 
-def _merged(shared: Selection, each: Selection) -> Selection:
+def _merged(shared: Selection, part: Selection) -> Selection:
     """Return one batch."""
-    return each if each.index is None else each._replace(rows=shared.rows, known=shared.known)
+    return part if part.index is None else part._replace(rows=shared.rows, known=shared.known)
 
 
 def _step(
@@ -139,28 +210,27 @@ def _step(
     key: Key,
     state: State,
     step: ArrayLike,
-    chosen: Selection,
+    selection: Selection,
 ) -> tuple[State, Metrics, Array]:
     """Make one gradient and one update; after a failure the params stay as they were.
 
     :return: the state, metrics, and the cost in multiplications.
     :raises ArgumentError: for an estimator whose gradient does not have the structure of the params.
     """
-    take = lambda x: x if chosen.index is None else {b: v[chosen.index] for b, v in x.items()}
-    batch = Batch.of(take(chosen.rows), take(chosen.known))
-    if chosen.weights is not None:
-        batch = batch._replace(weights=batch.weights * chosen.weights)
+    take = lambda x: x if selection.index is None else {b: v[selection.index] for b, v in x.items()}
+    batch = Batch.uniform(take(selection.rows), take(selection.known))
+    if selection.weights is not None:
+        batch = batch._replace(weights=batch.weights * selection.weights)
     batch = sharding.rows(batch)
     key = random.fold_in(key, step, 2)
     estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
     if optimizers.shapes(estimate.gradient) != optimizers.shapes(state.params):
         raise ArgumentError(
-            f"{type(estimator).__name__}.estimate returned a gradient of shapes "
-            f"{jax.tree.map(jnp.shape, estimate.gradient)}, and the params have "
-            f"{jax.tree.map(jnp.shape, state.params)}"
+            f"{type(estimator).__name__}.estimate must return a gradient of the params' shapes, "
+            f"{jax.tree.map(jnp.shape, state.params)}, got {jax.tree.map(jnp.shape, estimate.gradient)}."
         )
     params, moved, ok, norm = _update(optimizer, estimate.gradient, state)
-    metrics = Metrics.of({"gradient_norm": norm, "ok": ok, **estimate.metrics})
+    metrics = Metrics.stack({"gradient_norm": norm, "ok": ok, **estimate.metrics})
     per_row = sum(np.size(a) for a in jax.tree.leaves(state.params)) + _PER_UNIT * sum(
         math.prod(family.shape) for family in graph.families.values()
     )
@@ -173,9 +243,9 @@ def _update(
 ) -> tuple[Params, Any, Array, Array]:
     updates, moved = optimizer.optimizer.update(gradient, state.optimizer, state.params)
     proposed = optax.apply_updates(state.params, updates)
-    # Zero times what is not finite is nan: a sum is one pass, where asking number by number takes several.
-    nothing = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
-    ok = state.ok & jnp.isfinite(jnp.stack(jax.tree.leaves(nothing))).all()
-    # The optimiser's state is not kept: training stops, and what failed is in no checkpoint.
+    # Zero times what is not finite is nan: a sum takes one pass, a test of each number several.
+    zeros = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
+    ok = state.ok & jnp.isfinite(jnp.stack(jax.tree.leaves(zeros))).all()
+    # The optimiser's state is not restored: training stops, and no checkpoint keeps a failed step.
     params = jax.tree.map(lambda new, old: jnp.where(ok, new, old), proposed, state.params)
     return params, moved, ok, optax.tree.norm(gradient)

@@ -138,7 +138,7 @@ def test_algorithm_4_is_the_printed_one(path):
     noise = lambda a: a + 0.3 * jax.random.normal(jax.random.key(3), a.shape)
     params, batch, pair = (
         jax.tree.map(noise, rbm.init(key, rows)),
-        Batch.of({"v": rows}),
+        Batch.uniform({"v": rows}),
         random.key_pair(key),
     )
     algorithm = dc.Algorithm4(SDCP(d=3, k=4), sliding=0.3)
@@ -175,7 +175,7 @@ def test_algorithm_4_is_the_printed_one(path):
 def test_algorithm_3_sums_all_gradients(path):
     dc = importlib.import_module("dc_programming")
     rbm, rows, key = dc.declare(), jnp.asarray(ebmpp.data.bars_and_stripes(3)), jax.random.key(0)
-    params, batch, pair = rbm.init(key, rows), Batch.of({"v": rows}), random.key_pair(key)
+    params, batch, pair = rbm.init(key, rows), Batch.uniform({"v": rows}), random.key_pair(key)
     plain, printed = SDCP(d=3, k=4), dc.Algorithm3(d=3, k=4)
     first = random.fold_in(pair, 0, 1)
     state, other = (e.init(rbm, params, batch.rows, len(rows), first) for e in (plain, printed))
@@ -194,7 +194,7 @@ def test_uncorrected_pairs_meet_at_once(path):
     modes = importlib.import_module("local_modes")
     rows = 2 * ebmpp.data.bars_and_stripes(2) - 1
     dbm = ebmpp.layered(v=ebmpp.Spin(4), h1=ebmpp.Spin(3), h2=ebmpp.Spin(2))
-    params, batch = dbm.init(jax.random.key(0), rows), Batch.of({"v": jnp.asarray(rows)})
+    params, batch = dbm.init(jax.random.key(0), rows), Batch.uniform({"v": jnp.asarray(rows)})
     pair, corrected = random.key_pair(jax.random.key(1)), {}
     for estimator in (modes.LocalModeUCD(num_pairs=200), modes.Uncorrected(num_pairs=200)):
         state = estimator.init(dbm, params, batch.rows, len(rows), random.fold_in(pair, 0, 1))

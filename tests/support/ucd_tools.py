@@ -58,7 +58,7 @@ def estimate(
     estimator: Any, graph: FactorGraph, params: Any, state: Any, rows: Any, pair: Any, weights: Any = None
 ) -> Estimate:
     """Return one step's estimate."""
-    batch = Batch.of(rows) if weights is None else Batch(rows, weights)
+    batch = Batch.uniform(rows) if weights is None else Batch(rows, weights)
     return estimator.estimate(graph, params, state, batch, pair)
 
 

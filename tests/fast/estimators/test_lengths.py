@@ -20,7 +20,8 @@ from helpers import random_params, slow
 TIMES = np.random.default_rng(0).geometric(0.02, 1000) - 1
 relative_variance = jax.jit(lengths.relative_variance, static_argnums=2)
 for_variance = jax.jit(
-    lambda times, target, averaged: lengths.TargetVariance(target).of(times, averaged), static_argnums=(1, 2)
+    lambda times, target, averaged: lengths.TargetVariance(target).choose(times, averaged),
+    static_argnums=(1, 2),
 )
 
 
@@ -55,13 +56,13 @@ def test_lengths_at_the_limits() -> None:
     assert int(for_variance(np.zeros(1000, int), 1.1, False)) == 1
     assert int(for_variance(TIMES, 1e-12, True)) == 2**29
     times = jnp.array([0, 3, 9])
-    assert float(lengths.TargetCost(50.0).of(times, False)) == 50 - 2 * 4
-    assert float(lengths.TargetCost(6.0).of(times, False)) == 1
+    assert float(lengths.TargetCost(50.0).choose(times, False)) == 50 - 2 * 4
+    assert float(lengths.TargetCost(6.0).choose(times, False)) == 1
     for target in (9.5, 27.0):
-        length = float(lengths.TargetCost(target).of(times, True))
+        length = float(lengths.TargetCost(target).choose(times, True))
         cost = length + (np.maximum(length, np.asarray(times)) + np.asarray(times)).mean()
         assert cost == pytest.approx(target, rel=1e-5)
-    assert float(lengths.TargetCost(6.0).of(times, True)) == 1
+    assert float(lengths.TargetCost(6.0).choose(times, True)) == 1
 
 
 def _moments(x: dict[str, Any]) -> jax.Array:
@@ -82,6 +83,6 @@ def test_measured_variance_is_at_most_the_predicted_one(scale: float) -> None:
 
     _, times = measured(1, 1)
     for target in (0.7, 0.25):
-        length = int(lengths.TargetVariance(target).of(jnp.asarray(times.astype(int)), True))
+        length = int(lengths.TargetVariance(target).choose(jnp.asarray(times.astype(int)), True))
         variance, _ = measured(length, 2 * length)
         assert 0.15 * target < variance < 1.1 * target

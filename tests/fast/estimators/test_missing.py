@@ -83,7 +83,7 @@ def test_mean_gradient_matches_exact_gradient(name: str, estimator: UCD) -> None
 def test_missing_entries_are_drawn_from_their_posterior() -> None:
     graph, params, _ = problem("rbm")
     row, known = np.float32([1, 0, 0, 1]), np.array([True, False, False, True])
-    batch = Batch.of(
+    batch = Batch.uniform(
         {"v": jnp.asarray(np.tile(row, (4000, 1)))}, {"v": jnp.asarray(np.tile(known, (4000, 1)))}
     )
     result = jax.jit(complete_batch, static_argnums=(0, 3))(graph, params, batch, 30, key(1))

@@ -248,7 +248,7 @@ def test_unbiased_estimators_refuse_unadjusted_moves():
 @pytest.mark.slow
 def test_persistent_chains_move_by_langevin_steps():
     estimator = PCD(num_chains=CHAINS, moves=langevin(step_size=1.5, num_steps=2))
-    batch = ebmpp.estimators.Batch.of({"v": jnp.zeros((2, 2))})
+    batch = ebmpp.estimators.Batch.uniform({"v": jnp.zeros((2, 2))})
     pair = jnp.array([3, 4], jnp.uint32)
     step = jax.jit(lambda x: estimator.estimate(zoo.graph("learned"), PARAMS, x, batch, pair))
     result = step(stationary(CHAINS, 8))

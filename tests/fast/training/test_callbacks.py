@@ -66,7 +66,7 @@ def test_a_run_stops_when_its_monitor_gets_worse() -> None:
 def test_unknown_monitors_and_modes_are_refused(options: dict, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         train_halving(monitors=SUM, **options)
-    with pytest.raises(ValueError, match="patience .*not 0"):
+    with pytest.raises(ValueError, match="patience .*got 0"):
         EarlyStop("sum", patience=0)
 
 

@@ -155,7 +155,7 @@ def test_a_graph_of_another_energy_is_refused(tmp_path: Any) -> None:
         graphs.append(FactorGraph({"v": Bernoulli(4)}, {"h": Bernoulli(2)}, factors))
     assert len({repr(graph) for graph in graphs}) == 1
     options = {"rng_key": zoo.KEY, "estimator": WALKER, "num_steps": 1, "progress_bar": False}
-    options |= {"checkpoint_dir": tmp_path, "scheme": {"weight": "zero", "bias": "zero"}}
+    options |= {"checkpoint_dir": tmp_path, "init": {"weight": "zero", "bias": "zero"}}
     fit = ebmpp.fit(graphs[0], np.eye(4), **options)
     assert_same_run(ebmpp.fit(graphs[0], np.eye(4), **options, resume=True), fit)
     for other in graphs[1:]:

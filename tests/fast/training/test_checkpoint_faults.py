@@ -57,20 +57,13 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "match"),
-    [
-        ("checkpoint-000500.zip", "", "checkpoint-000500.zip"),
-        ("500.json", '{"body": {}, "digest": ""}', "earlier ebmpp"),
-        ("ebmpp-checkpoints.json", '{"format": "ebmpp checkpoint", "version": 9}', "version 9"),
-    ],
-)
-def test_checkpoints_of_unknown_origin_are_refused(name: str, text: str, match: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text)
-    (tmp_path / "500").mkdir()
-    with pytest.raises(CheckpointError, match=match):
+def test_a_file_of_unknown_origin_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-000500.zip").write_text("mine")
+    with pytest.raises(CheckpointError, match="resume=True"):
+        run(tmp_path)
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match=r"\[500\]"):
         run(tmp_path, resume=True)
-    assert (tmp_path / name).read_text() == text
+    assert (tmp_path / "checkpoint-000500.zip").read_text() == "mine"
 
 
 def test_a_checkpoint_directory_is_a_path_to_a_directory(tmp_path: Path, original: Any) -> None:
@@ -159,7 +152,7 @@ def test_a_failed_write_loses_nothing(fault: str, tmp_path: Path, monkeypatch: p
     assert isinstance(error, TrainingError) and isinstance(error, CheckpointError) and error.step == 8
     np.testing.assert_array_equal(leaves(error.params), leaves(expected.params))
     assert error.history["gradient_norm"].identical(expected.history["gradient_norm"])
-    assert not directory.exists() or (steps_in(directory) == [4] and len(names_in(directory)) == 3)
+    assert not directory.exists() or (steps_in(directory) == [4] and len(names_in(directory)) == 2)
     assert_same_run(run(directory, resume=True), run())
 
 

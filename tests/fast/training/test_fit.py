@@ -60,10 +60,10 @@ def test_history_has_one_row_per_step() -> None:
     assert history["word"].dtype == np.uint32 and len(set(history["word"].values)) == 7
 
 
-@pytest.mark.parametrize(("every", "steps"), [(3, [0, 3, 6, 7]), (7, [0, 7]), (100, [0, 7])])
-def test_monitors_see_the_params_of_their_steps(every: int, steps: list[int]) -> None:
+@pytest.mark.parametrize(("interval", "steps"), [(3, [0, 3, 6, 7]), (7, [0, 7]), (100, [0, 7])])
+def test_monitors_see_the_params_of_their_steps(interval: int, steps: list[int]) -> None:
     monitors = {"v": lambda p: p["v"].mean(), "double": lambda p: 2 * p["h"].mean()}
-    fit = train(estimator=Recorder(), num_steps=7, monitors=monitors, monitor_every=every)
+    fit = train(estimator=Recorder(), num_steps=7, monitors=monitors, monitor_every=interval)
     np.testing.assert_array_equal(fit.history["monitor_step"], steps)
     expected = [1 - 0.5**t for t in steps]
     np.testing.assert_allclose(fit.history["v"], expected, rtol=1e-6)
@@ -74,8 +74,8 @@ def test_monitors_see_the_params_of_their_steps(every: int, steps: list[int]) ->
 def test_results_do_not_depend_on_how_often_the_run_is_monitored() -> None:
     monitors = {"v": lambda p: p["v"].sum()}
     plain = train(num_steps=60)
-    for every in (1, 7, 60):
-        fit = train(num_steps=60, monitors=monitors, monitor_every=every)
+    for interval in (1, 7, 60):
+        fit = train(num_steps=60, monitors=monitors, monitor_every=interval)
         np.testing.assert_array_equal(leaves(fit.params), leaves(plain.params))
         steps = fit.history.drop_dims("monitor_step").drop_vars("monitor_step", errors="ignore")
         assert steps.identical(plain.history)
@@ -88,10 +88,10 @@ def test_any_optax_transformation_is_an_optimizer() -> None:
 
 def test_a_run_on_several_devices_is_that_of_one() -> None:
     mesh = jax.make_mesh((4,), ("rows",))
-    one, several = (train_rbm(PCD(num_chains=8), mesh=m) for m in (None, mesh))
-    np.testing.assert_array_equal(several.estimator_state["v"], one.estimator_state["v"])
-    assert several.estimator_state["v"].sharding.spec == P("rows")
-    np.testing.assert_allclose(leaves(several.params), leaves(one.params), rtol=1e-4, atol=1e-5)
+    single, sharded = (train_rbm(PCD(num_chains=8), mesh=m) for m in (None, mesh))
+    np.testing.assert_array_equal(sharded.estimator_state["v"], single.estimator_state["v"])
+    assert sharded.estimator_state["v"].sharding.spec == P("rows")
+    np.testing.assert_allclose(leaves(sharded.params), leaves(single.params), rtol=1e-4, atol=1e-5)
 
 
 def test_each_epoch_has_every_row_once() -> None:
@@ -120,9 +120,9 @@ def test_data_and_params_of_other_array_libraries_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"num_steps": 0}, ArgumentError, "num_steps .*not 0"),
+        ({"num_steps": 0}, ArgumentError, "num_steps .*got 0"),
         ({"estimator": CD}, TypeError, "estimator"),
-        ({"optimizer": 0.1}, TypeError, "optimizer .*not 0.1"),
+        ({"optimizer": 0.1}, TypeError, "optimizer .*got 0.1"),
         ({"rng_key": 0}, ArgumentError, "rng_key"),
         ({"monitors": {"m": 3}}, ArgumentError, "monitor 'm' .*3"),
         ({"monitors": {"m": lambda p: p["v"]}}, TypeError, r"monitor 'm' .*\(2,\)"),
@@ -161,7 +161,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step() -> None:
 @pytest.mark.parametrize("progress_bar", [False, True])
 def test_overflow_stops_the_run_with_the_last_finite_params(progress_bar: bool) -> None:
     rate = optax.sgd(optax.piecewise_constant_schedule(0.1, {32: 1e38}))
-    with pytest.raises(DivergenceError, match="lower the learning rate") as caught:
+    with pytest.raises(DivergenceError, match="learning rate") as caught:
         train(num_steps=120, optimizer=rate, progress_bar=progress_bar)
     error = caught.value
     assert error.step in (33, 34) and error.history.sizes["step"] == error.step
@@ -192,7 +192,7 @@ def test_a_second_run_of_other_length_traces_nothing() -> None:
 def test_the_bar_shows_compilation_and_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     stages = [Stage(num_steps=n, estimator=Recorder(), optimizer=SGD) for n in (3, 3)]
     train(schedule=stages, progress_bar=True)
-    shown = capsys.readouterr().err.split("\r")
-    assert any(line.startswith("compiling") and " 0/6 " in line for line in shown)
-    assert any("training" in line and "compiled=" in line for line in shown)
-    assert " 6/6 " in shown[-1]
+    lines = capsys.readouterr().err.split("\r")
+    assert any(line.startswith("compiling") and " 0/6 " in line for line in lines)
+    assert any("training" in line and "compiled=" in line for line in lines)
+    assert " 6/6 " in lines[-1]

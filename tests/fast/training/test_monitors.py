@@ -29,8 +29,8 @@ from helpers import assert_law, assert_rows_law
 def marginal(name: str, row: np.ndarray) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:
     """Return probabilities of the joint states that contain a visible row, and these states."""
     states, weights, _ = enumerate_numpy(zoo.graph(name), zoo.params(name))
-    chosen = [i for i, x in enumerate(states) if (x["v"] == row).all()]
-    return weights[chosen], [states[i] for i in chosen]
+    index = [i for i, x in enumerate(states) if (x["v"] == row).all()]
+    return weights[index], [states[i] for i in index]
 
 
 def test_log_likelihood_is_the_mean_over_rows() -> None:

@@ -92,8 +92,8 @@ def test_the_average_is_found_in_the_state_of_a_fit() -> None:
     [
         (lambda: box(1, -1), "low=1"),
         (lambda: box({"u": 1})(PARAMS), "'u'"),
-        (lambda: ball(0.0), "radius .*not 0.0"),
-        (lambda: averaged(optax.sgd(0.1), -1), "start .*not -1"),
+        (lambda: ball(0.0), "radius .*got 0.0"),
+        (lambda: averaged(optax.sgd(0.1), -1), "start .*got -1"),
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "averaged"),
         (lambda: projected(optax.sgd(0.1), box()).update(PARAMS, (optax.EmptyState(),) * 2), "params"),
     ],
@@ -110,11 +110,11 @@ def stateless(change: Any) -> optax.GradientTransformation:
 @pytest.mark.parametrize(
     ("optimizer", "match"),
     [
-        (stateless(lambda g: jax.tree.map(jnp.sum, g)), "updates have shapes"),
+        (stateless(lambda g: jax.tree.map(jnp.sum, g)), "updates must keep shapes"),
         (stateless(lambda g: jax.tree.map(lambda a: a.astype(jnp.bfloat16), g)), "bfloat16"),
         (
             optax.GradientTransformation(lambda p: jnp.zeros(2), lambda g, s, p=None: (g, s[:1])),
-            "state has shapes",
+            "state must keep shapes",
         ),
         (optax.lbfgs(), "value of a loss"),
     ],
@@ -134,8 +134,8 @@ def scaled_on_the_host(factor: float) -> optax.GradientTransformation:
     """An optimiser that calls back to Python."""
 
     def update(g: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), g)
-        return jax.pure_callback(lambda g: jax.tree.map(lambda a: factor * a, g), like, g), state
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), g)
+        return jax.pure_callback(lambda g: jax.tree.map(lambda a: factor * a, g), shapes, g), state
 
     return optax.GradientTransformation(lambda params: (), update)
 
@@ -171,5 +171,5 @@ def with_other_state(rate: float) -> optax.GradientTransformation:
 )
 def test_optimizers_are_equal_where_they_compute_the_same(first: Any, second: Any, equal: bool) -> None:
     params = {"v": np.zeros(2, np.float32)}
-    keys = [optimizers.Comparable.of(make(), params) for make in (first, second)]
+    keys = [optimizers.Comparable.for_params(make(), params) for make in (first, second)]
     assert (keys[0] == keys[1]) is equal

@@ -18,8 +18,8 @@ import optax
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli
 from ebmpp.errors import CheckpointError
-from ebmpp.training import trail
-from ebmpp.training.trail import Trail
+from ebmpp.training import callbacks
+from ebmpp.training.callbacks import PathRecorder
 from helpers import assert_law
 
 ROWS = (np.arange(10)[:, None] // [1, 2, 3, 4] % 2).astype(np.float32)
@@ -31,13 +31,13 @@ def train(data: Any = ROWS, **options: Any) -> ebmpp.Fit:
 
 
 def checkpoints(size: int, first: int, last: int, loaded: list[Any] | None = None) -> list[np.ndarray]:
-    """Return the leaves of a trail that saw these steps, whose params are the number of the step."""
+    """Return the leaves of a recorder of these steps, whose params are the number of the step."""
     params = lambda step: {"w": np.full(2, float(step)), "b": np.array(float(step))}
-    result = Trail(size, params(0))
+    result = PathRecorder(size, params(0))
     if loaded is not None:
         result.load(loaded)
     for step in range(first, last + 1):
-        result.see(step, params(step))
+        result.record(step, params(step))
     return [np.asarray(leaf) for leaf in result.leaves()]
 
 
@@ -69,12 +69,12 @@ def test_a_path_leads_from_base_rates_to_the_model() -> None:
 
 
 def test_base_rates_are_those_of_weighted_rows_and_of_the_first_batch() -> None:
-    chosen = [0, 1, 4, 6, 8]
-    subset = train(ROWS[chosen * 2], batch_size=10).path.eta0["v"]
-    weights = np.isin(np.arange(10), chosen)
+    index = [0, 1, 4, 6, 8]
+    subset = train(ROWS[index * 2], batch_size=10).path.eta0["v"]
+    weights = np.isin(np.arange(10), index)
     weighted = train(weights=weights).path.eta0["v"]
     np.testing.assert_allclose(weighted, subset, rtol=1e-5)
-    streamed = train(lambda: iter([ROWS[chosen * 2]] * 5)).path.eta0["v"]
+    streamed = train(lambda: iter([ROWS[index * 2]] * 5)).path.eta0["v"]
     np.testing.assert_allclose(streamed, subset, rtol=1e-5)
 
 
@@ -122,7 +122,7 @@ def test_annealing_along_a_path_is_exact() -> None:
 
 @pytest.mark.slow
 def test_a_path_that_needs_too_many_knots_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trail, "_MOST", 2)
+    monkeypatch.setattr(callbacks, "_MAX_KNOTS", 2)
     options = {"estimator": CD(), "optimizer": optax.sgd(5.0), "num_steps": 3, "progress_bar": False}
     with pytest.warns(UserWarning, match="more than 2 knots"):
         fit = ebmpp.fit(zoo.graph("rbm"), np.eye(4), rng_key=zoo.KEY, keep_path=True, **options)

@@ -76,11 +76,11 @@ class Wrong(Recorder):
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Stage(num_steps=0), "num_steps .*not 0"),
+        (lambda: Stage(num_steps=0), "num_steps .*got 0"),
         (lambda: train(schedule=[]), "schedule"),
         (lambda: train(schedule=[CD()]), r"Stage.*CD\("),
         (lambda: train(schedule=[Stage(num_steps=1)], optimizer=SGD), "optimizer"),
-        (lambda: train(estimator=Recorder(steps_per_batch=0)), "steps_per_batch .*not 0"),
+        (lambda: train(estimator=Recorder(steps_per_batch=0)), "steps_per_batch .*got 0"),
         (lambda: train(schedule=[Stage(num_steps=1, estimator=e) for e in (WALKER, Wrong())]), "Wrong.adopt"),
     ],
 )

@@ -111,7 +111,7 @@ def test_streams_may_have_missing_entries_in_some_batches() -> None:
 
 def test_fully_known_rows_have_a_positive_phase_without_noise() -> None:
     graph, params = zoo.graph("rbm"), zoo.params("rbm")
-    batch = Batch.of({"v": jnp.asarray(zoo.rows("rbm", 4)["v"])}, {"v": jnp.ones((4, 4), bool)})
+    batch = Batch.uniform({"v": jnp.asarray(zoo.rows("rbm", 4)["v"])}, {"v": jnp.ones((4, 4), bool)})
     past = (jnp.ones(()), jnp.ones((), jnp.int32))
     phase = jax.jit(UCD(k=1, lag=1, num_slots=4).posterior_phase, static_argnums=0)
     gradients = [phase(graph, params, past, batch, jnp.array([0, s], jnp.uint32)).gradient for s in (1, 2)]
@@ -141,7 +141,10 @@ def test_an_unmet_pair_of_systems_stops_training() -> None:
 
 def test_more_pairs_and_a_longer_window_vary_less() -> None:
     graph, params = zoo.graph("rbm"), two_modes(2.0)
-    batch, log_z = Batch.of({"v": jnp.asarray(zoo.rows("rbm", 4)["v"])}), zoo.Oracle(graph, params, {}).log_z
+    batch, log_z = (
+        Batch.uniform({"v": jnp.asarray(zoo.rows("rbm", 4)["v"])}),
+        zoo.Oracle(graph, params, {}).log_z,
+    )
 
     def draws(**options: Any) -> Any:
         estimator = ParticleUCD(num_particles=6, evenness=0.5, max_rungs=8, **options)

@@ -54,16 +54,16 @@ def assert_close(a: ebmpp.Fit, b: ebmpp.Fit) -> None:
 @pytest.mark.parametrize("name", [*ESTIMATORS, "missing"])
 def test_a_run_on_eight_devices_is_that_of_one(name: str) -> None:
     data, estimator = MISSING if name == "missing" else DATA, ESTIMATORS.get(name, ebmpp.UCD())
-    one, several = (train(mesh, data, estimator=estimator) for mesh in (None, mesh_of(8)))
-    assert_close(several, one)
+    single, sharded = (train(mesh, data, estimator=estimator) for mesh in (None, mesh_of(8)))
+    assert_close(sharded, single)
 
 
 def test_chains_of_the_next_stage_are_sharded_again() -> None:
     estimators = [ebmpp.PCD(num_chains=count) for count in (60, 64)]
     stages = [ebmpp.Stage(num_steps=3, estimator=e, optimizer=optax.sgd(0.5)) for e in estimators]
-    one, several = (train(mesh, schedule=stages) for mesh in (None, mesh_of(8)))
-    assert_close(several, one)
-    assert several.estimator_state["v"].sharding.spec == P("rows")
+    single, sharded = (train(mesh, schedule=stages) for mesh in (None, mesh_of(8)))
+    assert_close(sharded, single)
+    assert sharded.estimator_state["v"].sharding.spec == P("rows")
 
 
 def test_a_run_resumes_on_its_devices(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     assert "process 1" in first["errors"]["data"] and "'v'" in second["errors"]["data"]
     assert "process 1" in first["errors"]["stream"] and "batch 3" in second["errors"]["stream"]
     assert "multiple" in first["errors"]["batch"] and "the first of 2" in second["errors"]["checkpoints"]
-    one = train(mesh_of(4), estimator=ebmpp.UCD(), batch_size=len(DATA), num_steps=4)
+    single = train(mesh_of(4), estimator=ebmpp.UCD(), batch_size=len(DATA), num_steps=4)
     for name, values in first["history"].items():
-        np.testing.assert_allclose(one.history[name], values, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(single.history[name], values, rtol=1e-4, err_msg=name)
 
 
 def test_two_processes_sample_like_one(tmp_path: Path) -> None:

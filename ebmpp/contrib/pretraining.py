@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy layer-wise pretraining: where the training of a deep model starts."""
+"""Greedy layer-wise pretraining of deep models."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -21,7 +21,7 @@ from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, tables
 from ebmpp.graph.transforms.rewire import Initial, mean_params
 from ebmpp.moves import Layer, Target
-from ebmpp.training.fitting import fit
+from ebmpp.training import fit
 
 
 def pretrain(
@@ -33,29 +33,29 @@ def pretrain(
     optimizer: optax.GradientTransformation | None = None,
     num_steps: int = 1000,
     batch_size: int = 100,
-    scheme: str | Mapping[str, str] = "gaussian",
+    init: str | Mapping[str, str] = "gaussian",
     progress_bar: bool = True,
 ) -> Params:
-    """Params to start from, learned two levels at a time: give them to ``fit(params=...)``.
+    """Return initial params for ``fit(params=...)``, learned two levels at a time.
 
     The levels are the blocks by their distance from the visible ones in the block graph. Each level and the
-    next are trained as a model of their own, on one draw a row of the level below given the row. Inner
-    levels are in two such models, and in the whole one they get input from both sides, so in each of the two
-    their input counts twice: the first model has two copies of its lower level, the last one two of its
-    upper level, all with the same params, and in those between the energy across is doubled. Factors of
-    inner levels alone (biases) are learned twice, and the result has their mean.
+    next are trained as a separate model, on one draw per row of the level below given the row. Inner levels
+    are in two such models, and in the complete one they have input from both sides, so in each of the two
+    their input counts twice: the first model has two copies of its lower level, the last one two of its upper
+    level, all with the same params, and in the models between the energy across is doubled. Factors of inner
+    levels alone (biases) are learned twice and averaged.
 
-    A start, and not the maximum of any likelihood. A model of two levels is trained as it is.
+    The result is a start, not the maximum of a likelihood. A model of two levels is trained as it is.
 
-    :param graph: levels such as those of :func:`~ebmpp.layered`; several blocks a level are fine.
+    :param graph: a graph of levels such as :func:`~ebmpp.layered` makes; a level may have several blocks.
     :param data: rows of the visible blocks, as for :func:`~ebmpp.fit`.
     :param rng_key: a jax key.
-    :param estimator: for each model; default ``CD(k=1)``.
-    :param optimizer: for each model; default ``optax.sgd(0.05)``.
+    :param estimator: estimator of each model; default ``CD(k=1)``.
+    :param optimizer: optimiser of each model; default ``optax.sgd(0.05)``.
     :param num_steps: gradient steps of each model.
-    :param batch_size: rows a step.
-    :param scheme: of the initial params, "gaussian", "orthogonal", or a dict: see :meth:`FactorGraph.init`.
-    :param progress_bar: show one for each model.
+    :param batch_size: rows per step.
+    :param init: initial params, "gaussian", "orthogonal", or a dict: see :meth:`FactorGraph.init`.
+    :param progress_bar: show a progress bar for each model.
     :return: params of ``graph``.
     :raises DeclarationError: for latent blocks of one level that interact, or that no path of factors
         connects with a visible block.
@@ -70,9 +70,10 @@ def pretrain(
     **Example**
 
     >>> import jax, ebmpp
+    >>> from ebmpp.contrib import pretrain
     >>> deep = ebmpp.layered(v=ebmpp.Bernoulli(9), h1=ebmpp.Bernoulli(4), h2=ebmpp.Bernoulli(2))
     >>> rows = ebmpp.data.bars_and_stripes(3)
-    >>> start = ebmpp.training.pretrain(deep, rows, rng_key=jax.random.key(0), num_steps=5,
+    >>> start = pretrain(deep, rows, rng_key=jax.random.key(0), num_steps=5,
     ...                                 progress_bar=False)
     >>> start["h1:h2"].shape  # next: ebmpp.fit(deep, rows, params=start, ...)
     (4, 2)
@@ -84,7 +85,7 @@ def pretrain(
     levels = _levels(graph)
     init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))
     rows, _, _ = tables.as_data(graph, data, "pretrain")
-    params = graph.init(init_key, rows, scheme)
+    params = graph.init(init_key, rows, init)
     train = partial(
         fit,
         estimator=CD(k=1) if estimator is None else estimator,
@@ -93,86 +94,83 @@ def pretrain(
         batch_size=batch_size,
         progress_bar=progress_bar,
     )
-    found: dict[str, list[Any]] = {name: [] for name in params}
+    learned: dict[str, list[Any]] = {name: [] for name in params}
     for i in range(len(levels) - 1):
-        model = _Pair.of(graph, levels, i)
+        model = _Pair.make(graph, levels, i)
         start = {f.name: params[f.name] for f in model.graph.factors}
-        made = train(model.graph, model.rows(rows), params=start, rng_key=keys[2 * i])
-        for name, value in made.params.items():
-            found[name].append(value)
+        result = train(model.graph, model.rows(rows), params=start, rng_key=keys[2 * i])
+        for name, value in result.params.items():
+            learned[name].append(value)
         if i + 2 < len(levels):
-            rows = _draw(model.graph, levels[i + 1], made.params, model.rows(rows), keys[2 * i + 1])
-    return mean_params(found)
+            rows = _draw(model.graph, levels[i + 1], result.params, model.rows(rows), keys[2 * i + 1])
+    return mean_params(learned)
 
 
 def _levels(graph: FactorGraph) -> list[tuple[str, ...]]:
-    """Blocks by distance from the visible ones.
-
-    :raises DeclarationError: where two-level models do not make up the whole.
-    """
+    """Return blocks by distance from the visible ones; raise DeclarationError for a graph without levels."""
     distance = nx.multi_source_dijkstra_path_length(graph.to_networkx(), set(graph.visible))
     far = [b for b in graph.families if b not in distance]
     if far:
         raise DeclarationError(
-            f"pretrain: no path of factors leads from a visible block to {far[0]!r}, so no data teach it; "
-            f"declare a factor between it and one of {list(distance)}"
+            f"pretrain: no path of factors connects {far[0]!r} with a visible block. Declare a factor "
+            f"between it and one of {list(distance)}."
         )
     levels = [tuple(b for b in graph.families if distance[b] == i) for i in range(1 + max(distance.values()))]
     if len(levels) < 2:
-        raise DeclarationError("pretrain: the graph has no latent block; train it by fit alone")
+        raise DeclarationError("pretrain: the graph has no latent block. Train it by fit alone.")
     for i, level in enumerate(levels[1:], 1):
         for a, b in graph.interacting(level):
             names = [f.name for f in graph.factors if {a, b} <= set(f.blocks)]
             raise DeclarationError(
-                f"pretrain: factor {names[0]!r} couples {a!r} and {b!r}, which are both at distance {i} from "
-                "the visible blocks, so the graph is no chain of levels; start from graph.init(...), or "
-                "pretrain the graph without that factor"
+                f"pretrain: factor {names[0]!r} couples {a!r} and {b!r}, both at distance {i} from the "
+                "visible blocks, so the graph is no chain of levels. Start from graph.init(...), or "
+                "pretrain the graph without that factor."
             )
     return levels
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pair:
-    """The model of a level and the next, the lower one visible."""
+    """Model of a level and the next, the lower one visible."""
 
     graph: FactorGraph
     copied: frozenset[str]
 
     @classmethod
-    def of(cls, whole: FactorGraph, levels: list[tuple[str, ...]], index: int) -> "_Pair":
-        """The model of levels ``index`` and ``index + 1``."""
+    def make(cls, complete: FactorGraph, levels: list[tuple[str, ...]], index: int) -> "_Pair":
+        """Make the model of levels ``index`` and ``index + 1``."""
         lower, upper = levels[index : index + 2]
-        factors = [f for f in whole.factors if set(f.blocks) <= {*lower, *upper}]
+        factors = [f for f in complete.factors if set(f.blocks) <= {*lower, *upper}]
         first, last = index == 0, index + 2 == len(levels)
         copied = frozenset(() if first == last else lower if first else upper)
         across = lambda f: not (set(f.blocks).isdisjoint(lower) or set(f.blocks).isdisjoint(upper))
         double = lambda f: not first and not last and across(f)
-        made = [_tied(f, whole, copied, 2.0 if double(f) else 1.0) for f in factors]
-        used = {b for f in made for b in f.blocks}  # an inner block without a bias may have no part
+        tied = [_tied(f, complete, copied, 2.0 if double(f) else 1.0) for f in factors]
+        used = {b for f in tied for b in f.blocks}  # an inner block without a bias may not occur
         twice = lambda f: dataclasses.replace(f, shape=(2, *f.shape))
-        family = lambda b: twice(whole.families[b]) if b in copied else whole.families[b]
+        family = lambda b: twice(complete.families[b]) if b in copied else complete.families[b]
         visible, latent = ({b: family(b) for b in level if b in used} for level in (lower, upper))
-        return cls(FactorGraph(visible, latent, made), copied)
+        return cls(FactorGraph(visible, latent, tied), copied)
 
     def rows(self, x: Rows) -> Blocks:
-        """Rows of the visible blocks, copied where the model has two."""
-        kept = {b: x[b] for b in self.graph.visible}
-        return {b: jnp.stack([v, v], axis=1) if b in self.copied else v for b, v in kept.items()}
+        """Return rows of the visible blocks, duplicated where the model has two copies."""
+        rows = {b: x[b] for b in self.graph.visible}
+        return {b: jnp.stack([v, v], axis=1) if b in self.copied else v for b, v in rows.items()}
 
 
-def _tied(factor: Factor, whole: FactorGraph, copied: frozenset[str], scale: float) -> Factor:
-    """The factor for blocks of which some are copied: its energy at each copy, summed, times ``scale``."""
+def _tied(factor: Factor, complete: FactorGraph, copied: frozenset[str], scale: float) -> Factor:
+    """Return a factor for copied blocks: its energy summed over the copies, times ``scale``."""
     flags = tuple(b in copied for b in factor.blocks)
     if scale == 1 and not any(flags):
         return factor
-    families = tuple((b, whole.families[b]) for b in factor.blocks)
+    families = tuple((b, complete.families[b]) for b in factor.blocks)
     tied = _Tied(factor, families, flags, scale)
     return Factor(*factor.blocks, energy=tied, init=Initial(factor, families), name=factor.name)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tied:
-    """An energy; a value, so that equal models share their programs."""
+    """Energy of a tied factor; hashable, so that equal models share their programs."""
 
     factor: Factor
     families: tuple[tuple[str, Family], ...]
@@ -183,15 +181,15 @@ class _Tied:
         families = tuple(family for _, family in self.families)
         total = jnp.zeros(())
         for copy in range(2 if any(self.copied) else 1):
-            own = [t[copy] if twice else t for t, twice in zip(statistics, self.copied, strict=True)]
-            total = total + self.factor.evaluate(params, *own, families=families)
+            t = [t[copy] if twice else t for t, twice in zip(statistics, self.copied, strict=True)]
+            total = total + self.factor.evaluate(params, *t, families=families)
         return self.scale * total
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _draw(graph: FactorGraph, level: tuple[str, ...], params: Params, rows: Rows, rng_key: Array) -> Blocks:
-    """One draw of the upper level for each row of the lower."""
+    """Draw the upper level once for each row of the lower."""
     count = len(next(iter(rows.values())))
     keys = random.fold_in(random.key_pair(rng_key), jnp.arange(count))
-    drawn, _ = Layer(level).draw(Target(graph, params), rows, keys)
-    return {b: drawn[b] for b in level}
+    x, _ = Layer(level).draw(Target(graph, params), rows, keys)
+    return {b: x[b] for b in level}

@@ -14,11 +14,11 @@ import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Factor, FactorGraph, Gaussian, Poisson, layered
+from ebmpp.contrib import pretrain
+from ebmpp.contrib.pretraining import _levels, _Pair
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Estimate
 from ebmpp.graph import energy
-from ebmpp.training import pretrain
-from ebmpp.training.pretraining import _levels, _Pair
 from helpers import random_params, three_way_energy
 
 ROWS = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]], np.float32)
@@ -29,15 +29,15 @@ def run(graph: FactorGraph, rows: Any = ROWS, **options: Any) -> dict[str, Any]:
 
 
 def natural(model: _Pair, params: dict, block: str, **statistics: np.ndarray) -> np.ndarray:
-    chosen = {factor.name: params[factor.name] for factor in model.graph.factors}
-    return energy.natural(model.graph, chosen, statistics, (block,))[block]
+    index = {factor.name: params[factor.name] for factor in model.graph.factors}
+    return energy.natural(model.graph, index, statistics, (block,))[block]
 
 
 def test_input_is_doubled_where_one_side_is_missing() -> None:
     deep = layered(v=Bernoulli(4), h1=Bernoulli(3), h2=Bernoulli(2), h3=Bernoulli(2))
     params = {name: np.asarray(value) for name, value in random_params(deep).items()}
     v, h1, h2, h3 = ROWS[0], np.float32([1, 0, 1]), np.float32([0, 1]), np.float32([1, 1])
-    first, middle, last = (_Pair.of(deep, _levels(deep), i) for i in range(3))
+    first, middle, last = (_Pair.make(deep, _levels(deep), i) for i in range(3))
     assert first.graph.visible == {"v": Bernoulli((2, 4))} and first.graph.latent == {"h1": Bernoulli(3)}
     two, close = lambda a: np.stack([a, a]), lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
     close(natural(first, params, "h1", v=two(v)), 2 * v @ params["v:h1"] + params["h1"])
@@ -49,7 +49,7 @@ def test_input_is_doubled_where_one_side_is_missing() -> None:
 
 
 class Push(Recorder):
-    """Its gradient is minus the number of visible units, which tells the models apart."""
+    """Its gradient is minus the number of visible units, which distinguishes the models."""
 
     def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
         size = sum(family.size for family in graph.visible.values())
@@ -66,13 +66,13 @@ def test_inner_biases_are_means_of_both_models() -> None:
 
 def test_levels_may_have_several_blocks() -> None:
     rbm = zoo.graph("rbm")
-    assert _Pair.of(rbm, _levels(rbm), 0).graph == rbm
+    assert _Pair.make(rbm, _levels(rbm), 0).graph == rbm
     factors = [*map(Bias, ("x", "y", "h", "top")), Bilinear("x", "h"), Bilinear("y", "h")]
     factors += [Bilinear("side", "y"), Bilinear("h", "top")]
     latent = {"h": Bernoulli(2), "top": Bernoulli(2), "side": Bernoulli(2)}
     graph = FactorGraph({"x": Poisson(2), "y": Gaussian(3)}, latent, factors)
     assert _levels(graph) == [("x", "y"), ("h", "side"), ("top",)]
-    assert set(_Pair.of(graph, _levels(graph), 1).graph.families) == {"h", "top"}  # nothing is above "side"
+    assert set(_Pair.make(graph, _levels(graph), 1).graph.families) == {"h", "top"}  # nothing is above "side"
 
 
 GATE = Factor("v", "a", "b", energy=three_way_energy, init=np.zeros((4, 2, 2)), name="gate")
