@@ -207,7 +207,8 @@ def _functions(value: Any) -> Iterator[FunctionType]:
         return
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _functions(getattr(value, field.name))
+            if field.compare:  # another one is no reason to compile again
+                yield from _functions(getattr(value, field.name))
     elif isinstance(value, dict):
         yield from _functions(tuple(value.values()))
     elif isinstance(value, tuple | list) or type(value) is type({}.values()):
