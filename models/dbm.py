@@ -57,7 +57,7 @@ _LIKELIHOOD = {
 }
 _UPPER, _WARM = 0.3, 0.05  # factor of the rate above the first latent layer; share of steps in which it rises
 _MEAN_FIELD = 5  # passes
-_EVENNESS, _SWEEPS = 0.98, 20  # of the rungs of particle systems
+_CESS_THRESHOLD, _SWEEPS = 0.98, 20  # of the rungs of particle systems
 _DRAWS, _ROWS = 500, 2000  # for the gap of the mean-field bound
 
 
@@ -263,7 +263,7 @@ def report_bound(dbm: FactorGraph, params: Any, args: argparse.Namespace) -> Non
             params,
             rng_key=jax.random.key(args.seed + 5),
             num_particles=args.particles,
-            evenness=_EVENNESS,
+            cess_threshold=_CESS_THRESHOLD,
             num_sweeps=_SWEEPS,
             data=args.images.train,
             progress_bar=not args.no_progress,

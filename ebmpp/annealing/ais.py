@@ -1,17 +1,15 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""log Z of models that are too large to sum: annealed importance sampling, forward and in reverse.
+"""Annealed importance sampling: log Z of models that are too large to sum, from both sides.
 
-Forward, weights are unbiased for Z, so the log of their mean is too small on average: log Z is bounded from
-below. In reverse, from draws of the model, they are unbiased for 1/Z, and log Z is bounded from above.
+Forward, weights are unbiased for Z, so the log of their mean is too small on average: a lower bound of log Z.
+In reverse, from draws of the model, they are unbiased for 1/Z, which gives an upper bound.
 """
 
 from collections.abc import Mapping
 import dataclasses
 from functools import cached_property
-import math
 from typing import Any
-import warnings
 
 import numpy as np
 
@@ -21,31 +19,28 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp import exact
-from ebmpp.annealing import annealing_path
-from ebmpp.annealing.log_partition import Bracket, Data, LogPartition
+from ebmpp.annealing import ladder as ladders
+from ebmpp.annealing.anneal import anneal
+from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn_low_ess
+from ebmpp.annealing.request import check_model, start
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Eta, Params
-from ebmpp.errors import DomainError, IntractableError, StateError, UnmetError
+from ebmpp.errors import IntractableError, StateError, UnmetError
 from ebmpp.exact import enumeration
 from ebmpp.exact.perfect import perfect_sample
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
-_FEWEST = 2  # particles: one has no standard error
-_FEW = 0.25  # of the particles: an effective sample size below is told
-_DIRECTION = {"lower": "forward", "upper": "in reverse"}
-_MOST_SUMMED = 2**20  # states; where there are no more, bracket computes the exact value too
-
-
-# -- what they share -------------------------------------------------------------------------------
+_ADVICE = "Raise num_temperatures, or give a reference that is nearer to the model (data=..., reference=...)."
+_MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
 
 
 @dataclasses.dataclass(frozen=True)
 class _Annealing:
-    """What :func:`ais` is asked for, checked: a path, and how it is run through in either direction."""
+    """Checked arguments of :func:`ais`, and runs in either direction from one reference."""
 
+    name: str
     graph: FactorGraph
     params: Params
     rng_key: Array
@@ -57,102 +52,68 @@ class _Annealing:
     progress_bar: bool
 
     def __post_init__(self) -> None:
-        checks.instance("graph", self.graph, FactorGraph, "a FactorGraph")
-        instead = (
-            "take monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
-        )
-        checks.on_host("annealed importance sampling", self.params, self.rng_key, instead=instead)
-        self.graph.check(self.params)
-        checks.count("num_particles", self.num_particles, _FEWEST)
-        annealing_path.ladder("linear" if self._adaptive else self.ladder, self.num_temperatures)
-        checks.flag("progress_bar", self.progress_bar)
-        checks.key("rng_key", self.rng_key)
-
-    @property
-    def _adaptive(self) -> bool:
-        return isinstance(self.ladder, str) and self.ladder == "adaptive"
+        check_model(self.name, self.graph, self.params, self.rng_key)
+        checks.count(f"{self.name}: num_particles", self.num_particles, 2)  # one has no standard error
+        ladders.temperatures(self.ladder, self.num_temperatures)
+        checks.flag(f"{self.name}: progress_bar", self.progress_bar)
 
     @cached_property
-    def _eta0(self) -> Eta:
-        """Of the reference, which both directions share."""
-        key = random.fold_in(random.key_pair(self.rng_key), 4, 1)
-        return annealing_path.reference(self.graph, self.params, key, self.data, self.reference)
-
-    @property
-    def _log_z0(self) -> float:
-        return annealing_path.log_partition_of(self.graph, self._eta0)
+    def _start(self) -> tuple[Eta, float]:
+        """The reference and its log Z, which both directions share."""
+        return start(self.graph, self.params, random.key_pair(self.rng_key), self.data, self.reference)
 
     def forward(self, rng_key: Array) -> LogPartition:
-        """From the reference to the model."""
+        """Anneal from the reference to the model."""
         key = random.key_pair(rng_key)
         betas = self._betas(key)
         log_w, _ = self._anneal(betas, random.fold_in(key, 0, 1), progress_bar=self.progress_bar)
-        return self._estimate(log_w + self._log_z0, betas, 1, True)
+        return self._estimate(log_w + self._start[1], betas, "lower", True)
 
-    def backward(self, rng_key: Array, samples: Blocks | None, samples_are_exact: bool) -> LogPartition:
-        """From draws of the model to the reference."""
-        sound = checks.flag("samples_are_exact", samples_are_exact) or samples is None
+    def backward(self, rng_key: Array, samples: Blocks | None, unbiased: bool) -> LogPartition:
+        """Anneal from draws of the model to the reference."""
+        unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
         key = random.key_pair(rng_key)
-        betas, log_z0 = self._betas(key)[::-1], self._log_z0
+        betas = self._betas(key)[::-1]
         if samples is None:
-            x = _perfect(self.graph, self.params, rng_key, self.num_particles)
+            x = _perfect_draws(self.graph, self.params, rng_key, self.num_particles)
         else:
-            x = _completed(self.graph, self.params, samples, random.fold_in(key, 2, 1))
+            x = _with_missing_blocks(self.graph, self.params, samples, random.fold_in(key, 2, 1))
         log_w, _ = self._anneal(betas, random.fold_in(key, 3, 1), x, self.progress_bar)
-        return self._estimate(log_w - log_z0, betas, -1, sound)
+        return self._estimate(log_w - self._start[1], betas, "upper", unbiased)
 
     def _betas(self, key: Array) -> np.ndarray:
         count = self.num_temperatures
-        if not self._adaptive:
-            return annealing_path.ladder(self.ladder, count)
-        pilot = annealing_path.ladder("linear", max(count // _PILOT, min(count, _PILOT)))
-        # draws of its own: a ladder made from the particles' own weights would bias them
+        if not (isinstance(self.ladder, str) and self.ladder == "adaptive"):
+            return ladders.temperatures(self.ladder, count)
+        pilot = ladders.temperatures("linear", max(count // _PILOT, min(count, _PILOT)))
+        # a run of its own: a ladder made from the particles' own weights would bias them
         _, spread = self._anneal(pilot, random.fold_in(key, 1, 1))
-        return annealing_path.equal_speed(pilot, spread, count)
+        return ladders.constant_speed(pilot, spread, count)
 
     def _anneal(
         self, betas: np.ndarray, key: Array, x: Blocks | None = None, progress_bar: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        run = (self.graph, self.params, self._eta0, betas, key, self.num_particles, x, progress_bar)
-        return annealing_path.anneal(*run)
+        options = betas, key, self.num_particles, x, progress_bar
+        return anneal(self.graph, self.params, self._start[0], *options)
 
-    def _estimate(self, log_weights: np.ndarray, betas: np.ndarray, sign: int, sound: bool) -> LogPartition:
-        num, wrong = len(log_weights), int(np.isnan(log_weights).sum())
-        top = log_weights.max()
-        if wrong or not np.isfinite(top):
-            raise DomainError(
-                f"{wrong or num} of {num} particles have weights that are not finite: the model may not "
-                "normalise, or natural parameters overflow on the way to it. Look at the params; a reference "
-                "that is nearer to the model (data=..., reference=...) may help"
-            )
-        w = np.exp(log_weights - top)
-        mean = w.mean()
-        error = standard_error(w) / mean
-        effective = w.sum() ** 2 / (w**2).sum()
-        value = sign * (math.log(mean) + top)
-        bound = "lower" if sign > 0 else "upper"
-        told = float(value), float(error), float(effective), log_weights, betas, bound, sound
-        return LogPartition(*told, self.graph, self.params)
-
-
-def _tell_few(*made: LogPartition) -> None:
-    """One warning a call of the public face, whichever runs it is of."""
-    few = [m for m in made if m.effective_sample_size < max(2.0, _FEW * len(m.log_weights))]
-    if few:
-        told = " and ".join(
-            f"{m.effective_sample_size:.1f} of {len(m.log_weights)} particles "
-            f"({_DIRECTION[m.bound]}, standard error {m.standard_error:.2g})"
-            for m in few
-        )
-        warnings.warn(
-            f"the effective sample size is {told}: too small for the standard error to be trusted. Raise "
-            f"num_temperatures (now {len(few[0].betas)}), or give a reference that is nearer to the model "
-            "(data=..., reference=...)",
-            stacklevel=3,
+    def _estimate(
+        self, log_weights: np.ndarray, betas: np.ndarray, bound: str, unbiased: bool
+    ) -> LogPartition:
+        summary = summarize(self.name, log_weights[:, None])  # each particle is an island
+        return LogPartition(
+            log_partition=summary.log_mean if bound == "lower" else -summary.log_mean,
+            standard_error=summary.standard_error,
+            effective_sample_size=summary.effective_sample_size,
+            log_weights=log_weights,
+            betas=betas,
+            bound=bound,
+            unbiased=unbiased,
+            graph=self.graph,
+            params=self.params,
         )
 
 
-# -- the public face -------------------------------------------------------------------------------
+# -- public functions ------------------------------------------------------------------------------
 
 
 def ais(
@@ -168,32 +129,32 @@ def ais(
     mesh: Mesh | None = None,
     progress_bar: bool = False,
 ) -> LogPartition:
-    """log Z by annealed importance sampling, for any graph.
+    """Estimate log Z of any graph by annealed importance sampling.
 
-    Particles start from independent units of about the model's means, and are carried to the model by a
-    blocked Gibbs sweep at each inverse temperature. The mean of their weights is an **unbiased** estimate of
-    Z, whatever the reference and the number of temperatures; its log is too small on average, by about half
-    its variance where that is small. It can be much too small, with a small standard error, where chains miss
-    a mode: compare :func:`ebmpp.annealing.reverse_ais`.
+    Particles start from independent units near the model and take a blocked Gibbs sweep at each inverse
+    temperature. The mean of their weights is an **unbiased** estimate of Z for any reference and number of
+    temperatures. Its log is too small on average, by about half its variance where that is small. It can be
+    much too small, with a small standard error, where particles miss a mode: compare
+    :func:`ebmpp.annealing.reverse_ais`.
 
-    The weights are those of the marginal law of as few units as can be, an independent set of blocks being
-    summed out in closed form (the larger layer of a Boltzmann machine, every second layer of a deep one).
+    An independent set of blocks with as many units as possible is summed out of the weights in closed form
+    (the larger layer of a Boltzmann machine, every second layer of a deep one).
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
-    :param rng_key: a jax key; a particle's draws depend on it and on the particle's number alone.
+    :param rng_key: a jax key; a particle's draws depend on it and on the particle's number.
     :param num_particles: at least 2.
-    :param num_temperatures: at least 2, the ends included.
-    :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (steps with weights of equal spread,
-        found by a run of its own with a tenth of the temperatures), or increasing values from 0 to 1.
-    :param data: rows of the visible blocks: start from their base rates. By default from those of a pilot,
-        200 chains of 100 sweeps whose draws are used for nothing else.
-    :param reference: natural parameters to start from, for some or all blocks
+    :param num_temperatures: at least 2, including both ends.
+    :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (weights of equal spread at each
+        step, from a separate run with a tenth of the temperatures), or increasing values from 0 to 1.
+    :param data: rows of the visible blocks, at whose base rates the particles start. The default is the
+        means of a pilot: 200 chains of 100 sweeps, whose draws are used for nothing else.
+    :param reference: natural parameters at which some or all blocks start
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
-    :param mesh: devices to share the particles, over the mesh's first axis; the weights are those of one
-        device, but for rounding.
+    :param mesh: devices over whose first axis the particles are sharded; up to rounding, weights do not
+        depend on it.
     :param progress_bar: show one.
-    :return: a :class:`LogPartition`.
+    :return: a :class:`~ebmpp.annealing.LogPartition`.
     :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to 1, or under ``jit``.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
@@ -213,14 +174,11 @@ def ais(
     >>> bool(abs(ais.log_partition - ebmpp.exact.log_partition(rbm, params)) < 0.01)
     True
     """
+    options = num_particles, num_temperatures, ladder, data, reference, progress_bar
     with sharding.over("ais: mesh", mesh):
-        own = sharding.place(params)
-        run = _Annealing(
-            graph, own, rng_key, num_particles, num_temperatures, ladder, data, reference, progress_bar
-        )
-        made = run.forward(rng_key)
-    _tell_few(made)
-    return made
+        result = _Annealing("ais", graph, sharding.place(params), rng_key, *options).forward(rng_key)
+    warn_low_ess(_ADVICE, result)
+    return result
 
 
 def reverse_ais(
@@ -229,7 +187,7 @@ def reverse_ais(
     *,
     rng_key: Array,
     samples: Mapping[str, Array] | None = None,
-    samples_are_exact: bool = False,
+    unbiased: bool = False,
     num_particles: int | None = None,
     num_temperatures: int = 10_000,
     ladder: str | Any = "linear",
@@ -237,38 +195,38 @@ def reverse_ais(
     reference: Mapping[str, Array] | None = None,
     progress_bar: bool = False,
 ) -> LogPartition:
-    """log Z from above: annealing from draws of the model to independent units.
+    """Estimate log Z from above, by annealing from draws of the model to independent units.
 
-    From **exact** draws the mean weight is unbiased for 1/Z, so what is returned is too large on average, an
-    upper bound in expectation. Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models
-    that are small or attractive. Samples of a long chain may be given; then nothing is bounded for certain
-    (draws that miss a mode give too small a value, as forward annealing does): the result is not ``sound``.
+    From **exact** draws the mean weight is unbiased for 1/Z, so the result is too large on average: an upper
+    bound in expectation. Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models that are
+    small or attractive. Samples of a long chain are accepted, but then nothing is bounded for certain: draws
+    that miss a mode give too small a value, as forward annealing does. The result is then not ``unbiased``.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param rng_key: a jax key.
-    :param samples: draws of the model, one a particle, ``(num_particles, *shape)``; blocks that are left out
-        are drawn given these, which is exact where they do not interact with one another.
-    :param samples_are_exact: whether they are independent draws of exactly the model's law.
-    :param num_particles: at least 2; 100 unless given, or as many as there are samples.
-    :param num_temperatures: as for :func:`ebmpp.ais`, like all that follows.
-    :param ladder: increasing from 0 to 1; run through from 1 to 0.
+    :param samples: draws of the model, one per particle, ``(num_particles, *shape)``; missing blocks are
+        drawn given these, which is exact where they do not interact with one another.
+    :param unbiased: True if the samples are independent draws of exactly the model.
+    :param num_particles: at least 2; the default is the number of samples, or 100.
+    :param num_temperatures: as for :func:`ebmpp.ais`, like the following.
+    :param ladder: increasing from 0 to 1; used from 1 to 0.
     :param data: rows of the visible blocks, for the base rates of the reference.
-    :param reference: natural parameters of some or all blocks to end at.
+    :param reference: natural parameters at which some or all blocks end.
     :param progress_bar: show one.
-    :return: a :class:`LogPartition`.
-    :raises IntractableError: without samples, when the model is neither small nor attractive; with some, when
-        blocks that interact are left out.
+    :return: a :class:`~ebmpp.annealing.LogPartition`.
+    :raises IntractableError: without samples, when the model is neither small nor attractive; with samples,
+        when missing blocks interact.
     :raises StateError: for samples that do not fit.
-    :raises ArgumentError: as for :func:`ebmpp.ais`.
+    :raises ArgumentError: as :func:`ebmpp.ais` does.
 
     **References**
 
     1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte
        Carlo*.
     2. Burda, Grosse, Salakhutdinov (2015), *Accurate and conservative estimates of MRF log-likelihood using
-       reverse annealing*: from rows of data instead, for the likelihood of the annealed chain, which is
-       another model than the one given.
+       reverse annealing*: from rows of data instead, for the likelihood of the annealed chain, which is not
+       the given model.
 
     **Example**
 
@@ -279,44 +237,44 @@ def reverse_ais(
     'upper'
     """
     x, num = _as_samples("reverse_ais", graph, samples, num_particles)
-    run = _Annealing(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
-    made = run.backward(rng_key, x, samples_are_exact)
-    _tell_few(made)
-    return made
+    options = num, num_temperatures, ladder, data, reference, progress_bar
+    result = _Annealing("reverse_ais", graph, params, rng_key, *options).backward(rng_key, x, unbiased)
+    warn_low_ess(_ADVICE, result)
+    return result
 
 
 def _as_samples(
     name: str, graph: FactorGraph, samples: Mapping[str, Array] | None, num_particles: int | None
 ) -> tuple[Blocks | None, int]:
-    """Samples as rows, and how many particles there are."""
+    """Return samples as rows, and the number of particles."""
     if samples is None:
         return None, 100 if num_particles is None else num_particles
-    given = samples if isinstance(samples, Mapping) else graph.as_visible(samples)
-    x, batch = states.as_rows(graph.families, given)
+    blocks = samples if isinstance(samples, Mapping) else graph.as_visible(samples)
+    x, batch = states.as_rows(graph.families, blocks)
     if len(batch) != 1 or num_particles not in (None, batch[0]):
-        wanted = "(num_particles,)" if num_particles is None else f"({num_particles},), one a particle"
-        raise StateError(f"{name}: samples have leading axes {batch}, expected {wanted}")
+        axes = "(num_particles,)" if num_particles is None else f"({num_particles},), one per particle"
+        raise StateError(f"{name}: samples must have leading axes {axes}, got {batch}.")
     return {b: v.astype(graph.families[b].dtype) for b, v in x.items()}, batch[0]
 
 
-def _perfect(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> Blocks:
+def _perfect_draws(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> Blocks:
     try:
         return perfect_sample(graph, params, rng_key, num)
     except (IntractableError, UnmetError) as error:
         raise type(error)(
-            f"reverse_ais starts from draws of the model, and there are no perfect ones: {error}. Give "
+            f"reverse_ais starts from draws of the model, and there are no perfect ones: {error} Give "
             "samples=..., the last states of long chains of ebmpp.BlockedGibbs or ebmpp.ParallelTempering, "
-            "which bound log Z only as far as they have the model's law"
+            "which bound log Z only as far as they are distributed as the model."
         ) from None
 
 
-def _completed(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blocks:
-    """Samples with the blocks that they leave out drawn given the others."""
+def _with_missing_blocks(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blocks:
+    """Return samples with their missing blocks drawn given the others."""
     missing = tuple(b for b in graph.families if b not in x)
     for a, b in graph.interacting(missing):
         raise IntractableError(
-            f"reverse_ais: samples leave out blocks {a!r} and {b!r}, which interact, so they cannot be drawn "
-            "given the others; give one of them too"
+            f"reverse_ais: samples lack the blocks {a!r} and {b!r}, which interact, so they cannot be drawn "
+            "given the others. Give one of them as well."
         )
     if missing:
         rows = random.fold_in(key, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
@@ -330,7 +288,7 @@ def bracket(
     *,
     rng_key: Array,
     samples: Mapping[str, Array] | None = None,
-    samples_are_exact: bool = False,
+    unbiased: bool = False,
     num_particles: int | None = None,
     num_temperatures: int = 10_000,
     ladder: str | Any = "linear",
@@ -338,15 +296,15 @@ def bracket(
     reference: Mapping[str, Array] | None = None,
     progress_bar: bool = False,
 ) -> Bracket:
-    """log Z from below and from above, and exactly where the model's states can be summed.
+    """Estimate log Z from below and above by bidirectional Monte Carlo; exactly where states can be summed.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param rng_key: a jax key.
-    :param samples: as for :func:`ebmpp.annealing.reverse_ais`, like all that follows; the runs share one
-        reference, and make a ladder each if it is "adaptive".
+    :param samples: as for :func:`ebmpp.annealing.reverse_ais`, like the following. Both runs share one
+        reference; an "adaptive" ladder is found for each.
     :param ladder: "linear", "sigmoid", "adaptive", or increasing values from 0 to 1; see :func:`ebmpp.ais`.
-    :return: a :class:`Bracket`.
+    :return: a :class:`~ebmpp.annealing.Bracket`.
     :raises IntractableError: without samples, when the model is neither small nor attractive.
 
     **References**
@@ -363,11 +321,12 @@ def bracket(
     Bracket(lower 19.4081 +- 0 (100.0 of 100 particles effective), upper ...exact 19.4081)
     """
     x, num = _as_samples("bracket", graph, samples, num_particles)
-    run = _Annealing(graph, params, rng_key, num, num_temperatures, ladder, data, reference, progress_bar)
+    options = num, num_temperatures, ladder, data, reference, progress_bar
+    run = _Annealing("bracket", graph, params, rng_key, *options)
     forward, backward = jax.random.split(rng_key)
-    above, below = run.backward(backward, x, samples_are_exact), run.forward(forward)
-    _tell_few(below, above)
-    return Bracket(below, above, _exact(graph, params))
+    upper, lower = run.backward(backward, x, unbiased), run.forward(forward)
+    warn_low_ess(_ADVICE, lower, upper)
+    return Bracket(lower, upper, _exact(graph, params))
 
 
 def _exact(graph: FactorGraph, params: Params) -> float | None:
@@ -375,5 +334,5 @@ def _exact(graph: FactorGraph, params: Params) -> float | None:
         plan = enumeration.make_plan(graph)
     except IntractableError:
         return None
-    few = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
-    return float(exact.log_partition(graph, params)) if few else None
+    can_sum = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
+    return float(exact.log_partition(graph, params)) if can_sum else None

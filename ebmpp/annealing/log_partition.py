@@ -1,11 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What an estimate of log Z tells: its value, its errors, and the likelihoods that follow from it."""
+"""Estimates of log Z with their errors, and the likelihoods that follow from them."""
 
 from collections.abc import Mapping
 import dataclasses
 import math
 from typing import NamedTuple
+import warnings
 
 from jaxtyping import Float
 import numpy as np
@@ -14,13 +15,13 @@ from jax import Array
 
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import Params
-from ebmpp.errors import IntractableError, StateError, clash
+from ebmpp.core.types import Blocks, Params
+from ebmpp.errors import DomainError, IntractableError, StateError, clash
 from ebmpp.graph import FactorGraph, tables
 
 Data = Mapping[str, Array] | Array
 
-
+_LOW_ESS = 0.25  # share of the particles below which an effective sample size causes a warning
 _HEAD = ("", "value (nats)", "effective particles", "temperatures", "")
 
 
@@ -29,52 +30,56 @@ class AverageLogLikelihood(NamedTuple):
 
     value: float
     standard_error: float
-    """Of log Z: how far off the value may be for these rows."""
+    """Standard error of log Z: the error of the value for these rows."""
     row_error: float
-    """Of a mean over so many rows: how far off that of the rows' population may be, log Z known."""
+    """Standard error of a mean over so many rows: the error for their population at a known log Z."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LogPartition(Shown):
-    """An estimate of log Z; see :func:`ebmpp.ais` and :func:`ebmpp.annealing.reverse_ais`."""
+    """Estimate of log Z; see :func:`ebmpp.ais` and :func:`ebmpp.annealing.reverse_ais`."""
 
     log_partition: float
-    """Log of the mean weight, or minus that of the mean inverse weight in reverse."""
+    """Log of the mean weight; in reverse, minus the log of the mean inverse weight."""
     standard_error: float
-    """Of ``log_partition``, by the delta method: too small where the effective sample size is."""
+    """Standard error of ``log_partition`` (delta method); too small where the effective sample size is."""
     effective_sample_size: float
-    """(sum w)**2 / sum w**2: at most the number of particles."""
+    """(sum w)**2 / sum w**2, at most the number of particles."""
     log_weights: Float[np.ndarray, "num_particles"]
-    """exp of them has mean Z, or 1/Z in reverse."""
+    """Logs of weights with mean Z; in reverse, with mean 1/Z."""
     betas: Float[np.ndarray, "num_temperatures"]
-    """The ladder that was used, in the order in which it was."""
+    """Inverse temperatures in the order in which they were used."""
     bound: str
-    """"lower" (forward) or "upper" (reverse): where ``log_partition`` lies of log Z, on average."""
-    sound: bool
-    """Whether that is a theorem here: False in reverse from samples that are not exact draws."""
+    """"lower" (forward) or "upper" (reverse): the side of log Z on which ``log_partition`` is on average."""
+    unbiased: bool
+    """True if the weights have exactly that mean, which makes the bound a theorem. False in reverse from
+    approximate samples."""
     graph: FactorGraph = dataclasses.field(repr=False)
     params: Params = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:
-        told = f"{self.bound} bound on average" if self.sound else "from approximate samples: no bound"
+        bound = f"{self.bound} bound on average" if self.unbiased else "from approximate samples: no bound"
         return (
-            f"LogPartition({self.log_partition:.6g} +- {self.standard_error:.2g}, {told}, "
-            f"{self.effective_sample_size:.1f} of {len(self.log_weights)} particles effective, "
-            f"{len(self.betas)} temperatures)"
+            f"LogPartition({self.log_partition:.6g} +- {self.standard_error:.2g}, {bound}, "
+            f"{self._effective} particles effective, {len(self.betas)} temperatures)"
         )
 
+    @property
+    def _effective(self) -> str:
+        return f"{self.effective_sample_size:.1f} of {len(self.log_weights)}"
+
     def _row(self) -> tuple[Cell, ...]:
-        particles = f"{self.effective_sample_size:.1f} of {len(self.log_weights)}"
-        told = f"{self.bound} bound on average" if self.sound else "no bound: approximate samples"
-        return Measured(self.log_partition, self.standard_error), particles, len(self.betas), told
+        bound = f"{self.bound} bound on average" if self.unbiased else "no bound: approximate samples"
+        value = Measured(self.log_partition, self.standard_error)
+        return value, self._effective, len(self.betas), bound
 
     def _card(self) -> Card:
         return Card("An estimate of log Z", [Grid(_HEAD, [("log Z", *self._row())])])
 
     def log_likelihood(self, data: Data) -> Float[Array, "*batch"]:
-        """log p(v) row by row, at this value of log Z, which all rows share.
+        """Return log p(v) of each row at this value of log Z, which all rows share.
 
-        A lower bound of log Z makes it too large on average, and an upper bound too small.
+        On average it is too large with a lower bound of log Z, and too small with an upper bound.
 
         :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
             only visible block.
@@ -84,58 +89,147 @@ class LogPartition(Shown):
         """
         for a, b in self.graph.interacting(self.graph.latent):
             raise IntractableError(
-                f"latent {clash(a, b)} given the visible ones, so the free energy of a row "
-                "has no closed form, and log Z alone does not give its likelihood; exact.log_likelihood sums "
-                "over the latents of small models"
+                f"latent {clash(a, b)} given the visible ones, so the free energy of a row has no closed "
+                "form, and log Z alone does not give its likelihood. exact.log_likelihood sums over the "
+                "latents of small models."
             )
         rows = tables.as_table(self.graph, data).observed()
         return -self.graph.free_energy(self.params, rows) - self.log_partition
 
     def average_log_likelihood(self, data: Data) -> AverageLogLikelihood:
-        """The mean of :meth:`log_likelihood` over rows, with its errors.
+        """Return the mean of :meth:`log_likelihood` over rows, with its errors.
 
         :param data: as for :meth:`log_likelihood`, at least one row.
-        :raises IntractableError: as :meth:`log_likelihood`.
-        :raises StateError: likewise, and without rows.
+        :raises IntractableError: as :meth:`log_likelihood` does.
+        :raises StateError: as :meth:`log_likelihood` does, and if there are no rows.
         """
-        each = np.asarray(self.log_likelihood(data), float).ravel()
-        if not each.size:
-            raise StateError("average_log_likelihood: data has no rows")
-        return AverageLogLikelihood(float(each.mean()), self.standard_error, float(standard_error(each)))
+        values = np.asarray(self.log_likelihood(data), float).ravel()
+        if not values.size:
+            raise StateError("average_log_likelihood: data must have rows, got none.")
+        return AverageLogLikelihood(float(values.mean()), self.standard_error, float(standard_error(values)))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ParticleSystem(LogPartition):
+    """Weighted particles of a model, and an estimate of its log Z; see :func:`ebmpp.smc`.
+
+    ``betas`` are the places of the rungs on the path; on a line they are inverse temperatures.
+    """
+
+    particles: Blocks
+    """All blocks, ``(num_particles, *shape)`` each, one island after another."""
+    weights: Float[np.ndarray, "num_particles"]
+    """Weights that sum to 1 over all islands; weighted means have an error of order 1/num_particles."""
+    log_z: Float[np.ndarray, "num_islands"]
+    """Estimate of log Z by each island; ``log_partition`` is the log of the mean of their Z."""
+    num_rungs: int
+    distinct_ancestors: float
+    """Share of the initial particles that have descendants among the final ones, at most 1."""
+
+    def __repr__(self) -> str:
+        return (
+            f"ParticleSystem({self.log_partition:.6g} +- {self.standard_error:.2g} from {len(self.log_z)} "
+            f"islands, {self._effective} particles effective, {self.distinct_ancestors:.2g} of them distinct "
+            f"ancestors, {self.num_rungs} rungs)"
+        )
+
+    def _card(self) -> Card:
+        rows = [
+            ("log Z (nats)", str(Measured(self.log_partition, self.standard_error))),
+            ("effective particles", self._effective),
+            ("share of distinct ancestors", f"{self.distinct_ancestors:.3g}"),
+            ("islands", str(len(self.log_z))),
+            ("rungs", str(self.num_rungs)),
+        ]
+        blocks = [(b, str(v.shape[1:]), str(v.dtype)) for b, v in self.particles.items()]
+        grids = Grid(("", ""), rows), Grid(("block", "shape of a particle", "dtype"), blocks)
+        return Card("Weighted particles, and an estimate of log Z", grids)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bracket(Shown):
-    """log Z from both sides; see :func:`ebmpp.bracket`."""
+    """Estimates of log Z from both sides; see :func:`ebmpp.bracket`."""
 
     lower: LogPartition
     upper: LogPartition
     exact: float | None
-    """Where the states can be summed; else None."""
+    """log Z, where the states can be summed."""
 
     @property
     def gap(self) -> float:
-        """How far apart the two are: small only if both have converged, where the upper one is sound."""
+        """Upper minus lower estimate. With an unbiased upper one it is small only if both have converged."""
         return self.upper.log_partition - self.lower.log_partition
 
     @property
     def standard_error(self) -> float:
-        """Of the gap."""
+        """Standard error of the gap."""
         return math.hypot(self.lower.standard_error, self.upper.standard_error)
 
     def __repr__(self) -> str:
-        known = "" if self.exact is None else f", exact {self.exact:.6g}"
-        sound = "" if self.upper.sound else ", upper from approximate samples"
+        exact = "" if self.exact is None else f", exact {self.exact:.6g}"
+        note = "" if self.upper.unbiased else ", upper from approximate samples"
         lower, upper = (
-            f"{m.log_partition:.6g} +- {m.standard_error:.2g} "
-            f"({m.effective_sample_size:.1f} of {len(m.log_weights)} particles effective)"
+            f"{m.log_partition:.6g} +- {m.standard_error:.2g} ({m._effective} particles effective)"
             for m in (self.lower, self.upper)
         )
-        return f"Bracket(lower {lower}, upper {upper}{known}{sound})"
+        return f"Bracket(lower {lower}, upper {upper}{exact}{note})"
 
     def _card(self) -> Card:
-        """Both sides, how far apart they are, and the exact value where it is known."""
         rows = [("lower", *self.lower._row()), ("upper", *self.upper._row())]
         rows += [("gap", Measured(self.gap, self.standard_error), "", "", "upper less lower")]
         rows += [] if self.exact is None else [("exact", f"{self.exact:.9g}", "", "", "all states summed")]
         return Card("log Z from both sides", [Grid(_HEAD, rows)])
+
+
+# -- from weights to estimates ---------------------------------------------------------------------
+
+
+class WeightSummary(NamedTuple):
+    """Mean of weights over independent islands of particles."""
+
+    log_mean: float
+    standard_error: float
+    """Standard error of the log of the mean, by the delta method."""
+    effective_sample_size: float
+    log_island_means: Float[np.ndarray, "islands"]
+    weights: Float[np.ndarray, "islands particles"]
+    """Weights that sum to 1."""
+
+
+def summarize(name: str, log_weights: Float[np.ndarray, "islands particles"]) -> WeightSummary:
+    """Return the mean of weights, its error and the effective sample size.
+
+    :raises DomainError: where weights are not finite.
+    """
+    top, undefined = log_weights.max(), int(np.isnan(log_weights).sum())
+    if undefined or not np.isfinite(top):
+        raise DomainError(
+            f"{name}: {undefined or log_weights.size} of {log_weights.size} particles have weights that are "
+            "not finite: a model on the way may not normalise, or natural parameters overflow. Check the "
+            "params, and those of the path; a reference that is nearer to the model (data=...) may help."
+        )
+    w = np.exp(log_weights - top)
+    islands = w.mean(1)
+    mean = islands.mean()
+    ess = w.sum() ** 2 / (w**2).sum()
+    error = float(standard_error(islands) / mean)
+    return WeightSummary(float(math.log(mean) + top), error, float(ess), np.log(islands) + top, w / w.sum())
+
+
+def warn_low_ess(advice: str, *results: LogPartition) -> None:
+    """Warn once if some of the results of a public function have few effective particles.
+
+    :param advice: in the imperative.
+    """
+    low = [m for m in results if m.effective_sample_size < max(2.0, _LOW_ESS * len(m.log_weights))]
+    if low:
+        direction = {"lower": "forward", "upper": "in reverse"}
+        texts = (
+            f"{m._effective} particles ({direction[m.bound]}, standard error {m.standard_error:.2g})"
+            for m in low
+        )
+        warnings.warn(
+            f"the effective sample size is {' and '.join(texts)}: too small for the standard error to be "
+            f"trusted. {advice}",
+            stacklevel=3,
+        )

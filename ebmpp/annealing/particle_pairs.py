@@ -14,11 +14,11 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ebmpp.annealing import independence, system_values, systems
+from ebmpp.annealing import independence, systems
+from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.log_partition import Data
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.request import Paths, prepare
-from ebmpp.annealing.systems import Ladder
+from ebmpp.annealing.request import Paths, check_model, prepare
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.statistics import standard_error
@@ -28,17 +28,17 @@ from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.errors import ArgumentError, DomainError, UnmetError
 from ebmpp.graph import FactorGraph
 
-#: Proposals turned down in a row, from which on it is told.
+#: Number of consecutive rejections that causes a warning.
 LONG_STAY = 20
 
 
 def _shapes(graph: FactorGraph) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of one state."""
+    """Return the shapes of one state."""
     return {b: jax.ShapeDtypeStruct(f.shape, f.dtype) for b, f in graph.families.items()}
 
 
 @compiled(statics=7)
-def _some_pairs(
+def _run_pairs(
     graph: FactorGraph,
     fn: Callable[[Blocks], Any],
     num: int,
@@ -51,22 +51,22 @@ def _some_pairs(
     ladder: Ladder,
     keys: Array,
 ) -> independence.PairOutcome:
-    """Pairs with a leading axis, as many as there are keys; devices of a mesh run theirs."""
+    """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs."""
     as_float = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
-    like = jax.tree.map(as_float, jax.eval_shape(fn, _shapes(graph)))
+    shapes = jax.tree.map(as_float, jax.eval_shape(fn, _shapes(graph)))
 
-    def some(keys: Array, shared: tuple, *_: Any) -> tuple[independence.PairOutcome, tuple]:
+    def run(keys: Array, shared: tuple, *_: Any) -> tuple[independence.PairOutcome, tuple]:
         path, params, ladder = shared
 
         def propose(keys: Array) -> tuple[Array, Any, Array]:
-            made = systems.begin(path, keys, num)
-            made = systems.climb(path, ladder.places, 1, ladder.count, made, keys, sweeps)
-            x = system_values.states(path, params, made, keys)
-            return systems.total_log_z(made), system_values.weighted_mean(fn, x, made), made.even
+            system = systems.begin(path, keys, num)
+            system = systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps)
+            x = systems.all_blocks(path, params, system, keys)
+            return systems.total_log_z(system), systems.weighted_mean(fn, x, system), system.min_cess
 
-        return lax.map(lambda key: independence.run_pair(propose, like, key, k, m, max_systems), keys), ()
+        return lax.map(lambda key: independence.run_pair(propose, shapes, key, k, m, max_systems), keys), ()
 
-    return sharding.everywhere(sharding.apart(some, keys, (path, params, ladder), len(keys))[0])
+    return sharding.everywhere(sharding.apart(run, keys, (path, params, ladder), len(keys))[0])
 
 
 def particle_expectation(
@@ -82,42 +82,42 @@ def particle_expectation(
     path: Paths = None,
     data: Data | None = None,
     ladder: str | Any = "adaptive",
-    evenness: float = 0.95,
+    cess_threshold: float = 0.95,
     num_sweeps: int = 1,
     max_systems: int | None = None,
     unmet: str = "raise",
     mesh: Mesh | None = None,
     progress_bar: bool = False,
 ) -> UnbiasedEstimate:
-    """E[fn(state)] under the model, without bias, by H_{k:m} over coupled chains of particle systems.
+    """Estimate E[fn(state)] under the model without bias, by coupled chains of particle systems.
 
-    A chain holds a system of :func:`ebmpp.smc` and takes a fresh one with probability ``min(1, Z'/Z)``; the
-    two chains of a pair are offered the same systems, and meet when both take one. That takes the longer, the
-    wider the spread of log Z, and does not depend on how long a Gibbs chain takes to mix; all particles of a
-    system count. Heavy tails of Z show as long meeting times.
+    A chain holds a system of :func:`ebmpp.smc` and accepts a new one with probability ``min(1, Z'/Z)``. Both
+    chains of a pair get the same proposals and meet when both accept one; the estimate is H_{k:m}. Meeting
+    takes longer the wider the spread of log Z, and does not depend on how fast a Gibbs chain mixes. All
+    particles of a system count. Heavy tails of Z show as long meeting times.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
-    :param rng_key: a jax key. A pair's draws depend on it and on the pair's number alone.
-    :param num_particles: of each system, at least 2.
+    :param rng_key: a jax key; a pair's draws depend on it and on the pair's number.
+    :param num_particles: particles per system, at least 2.
     :param num_pairs: independent pairs, at least 1.
-    :param k: first time that counts, at least 0: the chain has seen k fresh systems.
-    :param m: last time that counts, at least k. 1 makes use of both first systems, for nothing; each more
-        costs one.
+    :param k: first time that counts, at least 0; by then the chain has seen k new systems.
+    :param m: last time that counts, at least k. 1 uses both initial systems at no cost; each further unit
+        costs one system.
     :param path: None or "line", ``fit.path``, or a list of params: as for :func:`ebmpp.smc`, like data,
-        ladder ("adaptive", or places), evenness, and num_sweeps.
-    :param max_systems: stop an unmet pair after so many systems, more than m; None: no limit.
-    :param unmet: what to do about pairs that are stopped: "raise", or "drop" them from the mean, with a
-        warning, because **that is biased**.
-    :param mesh: devices to share the pairs, over the mesh's first axis: take a multiple of them. The pairs
-        are those of one device.
+        ladder ("adaptive", or places), cess_threshold, and num_sweeps.
+    :param max_systems: number of systems after which an unmet pair stops, more than m; None: no limit.
+    :param unmet: treatment of stopped pairs: "raise", or "drop" them from the mean with a warning, because
+        **that is biased**.
+    :param mesh: devices over whose first axis the pairs are sharded, best a divisor of their number; the
+        result does not depend on it.
     :param progress_bar: show one.
-    :return: an :class:`~ebmpp.coupling.UnbiasedEstimate` of lag 1, whose times are in systems, and ``cost``
-        in sweeps of one chain.
+    :return: an :class:`~ebmpp.coupling.UnbiasedEstimate` of lag 1, with times in systems and ``cost`` in
+        sweeps of one chain.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: as :func:`ebmpp.smc`, and for a function that cannot be traced.
-    :warns UserWarning: where a chain turned down 20 systems in a row or more: the tail of Z is heavy.
+    :raises ArgumentError: as :func:`ebmpp.smc` does, and for a function that cannot be traced.
+    :warns UserWarning: where a chain rejected 20 systems in a row or more: the tail of Z is heavy.
 
     **References**
 
@@ -129,9 +129,9 @@ def particle_expectation(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> params = rbm.init(jax.random.key(0))
-    >>> made = ebmpp.particle_expectation(rbm, params, lambda x: x["v"], rng_key=jax.random.key(1),
-    ...                                   num_particles=100)
-    >>> made.value.shape, bool(made.acceptance > 0.9)
+    >>> result = ebmpp.particle_expectation(rbm, params, lambda x: x["v"], rng_key=jax.random.key(1),
+    ...                                     num_particles=100)
+    >>> result.value.shape, bool(result.acceptance > 0.9)
     ((4,), True)
     """
     name = "particle_expectation"
@@ -139,73 +139,74 @@ def particle_expectation(
     pairs = checks.count(f"{name}: num_pairs", num_pairs)
     k, m = checks.count(f"{name}: k", k, 0), checks.count(f"{name}: m", m, 0)
     if m < k:
-        raise ArgumentError(f"{name}: m is at least k; got k={k}, m={m}")
+        raise ArgumentError(f"{name}: m must be at least k, got k={k}, m={m}.")
     check_max_systems(f"{name}: max_systems", max_systems, m)
     checks.choice(f"{name}: unmet", unmet, ("raise", "drop"))
     checks.flag(f"{name}: progress_bar", progress_bar)
-    key = random.key_pair(checks.key(f"{name}: rng_key", rng_key))
-    options = {"path": path, "data": data, "ladder": ladder, "evenness": evenness, "num_sweeps": num_sweeps}
-    made = []
+    options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
+    outcomes = []
     with sharding.over(f"{name}: mesh", mesh):
-        run = prepare(name, graph, sharding.place(params), key, num, **options)
+        params = sharding.place(params)
+        key = check_model(name, graph, params, rng_key)
+        run = prepare(name, graph, params, key, num, cess_threshold=cess_threshold, **options)
         check_function(f"{name}: fn", fn, _shapes(graph))
         statics = (graph, fn, num, k, m, max_systems, run.num_sweeps)
         keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(pairs))
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
-            for own in np.split(keys, range(sharding.width(), pairs, sharding.width())):
-                made.append(jax.device_get(_some_pairs(*statics, run.path, run.params, run.ladder, own)))
-                bar.update(len(own))
-    outcome = jax.tree.map(lambda *each: np.concatenate(each), *made)
+            for batch in np.split(keys, range(sharding.width(), pairs, sharding.width())):
+                outcome = _run_pairs(*statics, run.path, run.params, run.ladder, batch)
+                outcomes.append(jax.device_get(outcome))
+                bar.update(len(batch))
+    outcome = jax.tree.map(lambda *values: np.concatenate(values), *outcomes)
     return _estimate(outcome, num * (len(run.places) - 1) * run.num_sweeps, k, m, max_systems, unmet)
 
 
 def check_max_systems(name: str, value: int | None, m: int) -> int | None:
-    """A limit on the systems of a pair, or None for no limit.
+    """Return a limit on the systems of a pair, or None for no limit.
 
-    :raises ArgumentError: for a limit that the window needs more than.
+    :raises ArgumentError: for a limit below the number that the window needs.
     """
-    made = checks.optional_count(name, value)
-    if made is not None and made < m + 2:
-        raise ArgumentError(f"{name} is at least m + 2, {m + 2}, or None for no limit; got {made}")
-    return made
+    limit = checks.optional_count(name, value)
+    if limit is not None and limit < m + 2:
+        raise ArgumentError(f"{name} must be at least m + 2 = {m + 2}, or None for no limit, got {limit}.")
+    return limit
 
 
 def _estimate(
     outcome: independence.PairOutcome, sweeps: int, k: int, m: int, limit: int | None, unmet: str
 ) -> UnbiasedEstimate:
-    """The mean over the pairs that met.
+    """Return the mean over the pairs that met.
 
     :param sweeps: of one system, over all its particles.
     """
     if outcome.broken.any():
         raise DomainError(
-            "particle_expectation: a system's weights are not finite: a model on the way may not normalise, "
-            "or natural parameters overflow. Look at the params, and at those of the path"
+            "particle_expectation: a system's weights are not finite: a model on the path may not normalise, "
+            "or natural parameters overflow. Check the params, and those of the path."
         )
     met = outcome.meeting_time >= 0
-    missing = int((~met).sum())
-    if missing:
-        told = f"{missing} of {len(met)} pairs of particle systems had not met after {limit} systems"
+    num_unmet = int((~met).sum())
+    if num_unmet:
+        message = f"{num_unmet} of {len(met)} pairs of particle systems had not met after {limit} systems"
         if unmet == "raise" or not met.any():
             raise UnmetError(
-                f"{told}: raise max_systems (None is no limit), num_particles, num_sweeps or evenness, or "
-                'pass unmet="drop" to leave them out, which is biased'
+                f"{message}. Raise max_systems (None is no limit), num_particles, num_sweeps or "
+                'cess_threshold, or pass unmet="drop" to leave them out, which is biased.'
             )
-        warnings.warn(f"{told} and were dropped: the estimate is biased", stacklevel=3)
+        warnings.warn(f"{message} and were dropped: the estimate is biased", stacklevel=3)
     longest = int(outcome.longest.max())
     if longest >= LONG_STAY:
         warnings.warn(
-            f"a chain held one system while it turned down {longest} others: the tail of Z is heavy, and a "
-            "mean over few pairs may miss it. Raise num_particles, num_sweeps or evenness, or give another "
-            "path",
+            f"a chain kept one system while it rejected {longest} others: the tail of Z is heavy, and a mean "
+            "over few pairs may miss it. Raise num_particles, num_sweeps or cess_threshold, or give another "
+            "path.",
             stacklevel=3,
         )
-    kept = jax.tree.map(lambda h: h[met].astype(float), outcome.total)
-    axis_last = lambda h: np.moveaxis(h, 0, -1)
+    totals = jax.tree.map(lambda h: h[met].astype(float), outcome.total)
     return UnbiasedEstimate(
-        value=jax.tree.map(lambda h: h.mean(0), kept),
-        standard_error=jax.tree.map(lambda h: standard_error(axis_last(h)), kept),
+        value=jax.tree.map(lambda h: h.mean(0), totals),
+        standard_error=jax.tree.map(lambda h: standard_error(np.moveaxis(h, 0, -1)), totals),
         meeting_time=np.where(met, outcome.meeting_time, np.inf),
         met=np.asarray(met),
         cost=np.where(met, outcome.num_systems * float(sweeps), np.inf),
@@ -213,7 +214,7 @@ def _estimate(
         m=m,
         lag=1,
         max_sweeps=limit,
-        num_unmet=missing,
+        num_unmet=num_unmet,
         trials=1.0,
         acceptance=float(outcome.acceptance.mean()),
     )

@@ -1,13 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Particle systems from the host: log Z with an error from independent systems, and weighted draws."""
+"""Sequential Monte Carlo: log Z with an error from independent particle systems, and weighted draws."""
 
-import dataclasses
-import math
 from typing import Any
-import warnings
 
-from jaxtyping import Float
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -15,112 +11,81 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ebmpp.annealing import ladders, system_values, systems
-from ebmpp.annealing.log_partition import Data, LogPartition
+from ebmpp.annealing import systems
+from ebmpp.annealing.ladder import Ladder, adaptive_ladder
+from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize, warn_low_ess
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.request import Paths, Run, prepare
-from ebmpp.annealing.systems import Ladder, Systems
+from ebmpp.annealing.request import Paths, Run, check_model, prepare
+from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
-from ebmpp.core.display import Card, Grid, Measured
-from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import Blocks, Params
-from ebmpp.errors import ArgumentError, DomainError
+from ebmpp.core.types import Eta, Params
+from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
-_ISLANDS = 10  # of fewer systems a standard error is a guess
-_RUNGS = 25  # in one call of the device: what a progress bar waits for
-_FEW = 0.25  # of the particles: an effective sample size below is told
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class ParticleSystem(LogPartition):
-    """Weighted particles at a model, and an estimate of log Z; see :func:`ebmpp.smc`.
-
-    ``betas`` are the places of the rungs on the path: inverse temperatures where it is the line.
-    """
-
-    particles: Blocks
-    """All blocks, ``(num_particles, *shape)`` each, the islands one after another."""
-    weights: Float[np.ndarray, "num_particles"]
-    """Of sum 1 over all islands; they make means over the model, of an error of order 1/num_particles."""
-    log_z: Float[np.ndarray, "num_islands"]
-    """What each island says of log Z: the log of their mean is ``log_partition``."""
-    num_rungs: int
-    distinct_ancestors: float
-    """The share of the first particles that have descendants among the last, at most 1."""
-
-    def __repr__(self) -> str:
-        return (
-            f"ParticleSystem({self.log_partition:.6g} +- {self.standard_error:.2g} from {len(self.log_z)} "
-            f"islands, {self.effective_sample_size:.1f} of {len(self.log_weights)} particles effective, "
-            f"{self.distinct_ancestors:.2g} of them distinct ancestors, {self.num_rungs} rungs)"
-        )
-
-    def _card(self) -> Card:
-        particles = f"{self.effective_sample_size:.1f} of {len(self.log_weights)}"
-        rows = [
-            ("log Z (nats)", str(Measured(self.log_partition, self.standard_error))),
-            ("effective particles", particles),
-            ("share of distinct ancestors", f"{self.distinct_ancestors:.3g}"),
-            ("islands", str(len(self.log_z))),
-            ("rungs", str(self.num_rungs)),
-        ]
-        blocks = [(b, str(v.shape[1:]), str(v.dtype)) for b, v in self.particles.items()]
-        grids = Grid(("", ""), rows), Grid(("block", "shape of a particle", "dtype"), blocks)
-        return Card("Weighted particles, and an estimate of log Z", grids)
+_MIN_ISLANDS = 10  # fewer make the standard error too noisy
+_RUNGS = 25  # per call of the device, after which a progress bar is updated
+_ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
 
 
 @compiled(statics=2)
 def _begin(graph: FactorGraph, num: int, path: Path, keys: Array) -> Systems:
-    del graph
-    some = lambda keys, path, *_: (systems.by_island(systems.begin(path, keys, num)), ())
-    return systems.in_rows(sharding.apart(some, keys, path, len(keys))[0])
+    del graph  # the path's, so that the cache is bounded by graphs
+    run = lambda keys, path, *_: (systems.split_islands(systems.begin(path, keys, num)), ())
+    return systems.merge_islands(sharding.apart(run, keys, path, len(keys))[0])
 
 
 @compiled(statics=2)
 def _climb(
-    graph: FactorGraph, sweeps: int, path: Path, ladder: Ladder, first: Array, made: Systems, keys: Array
+    graph: FactorGraph, sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array
 ) -> Systems:
     del graph
 
-    def some(jobs: tuple[Systems, Array], shared: tuple, *_: Any) -> tuple[Systems, tuple]:
+    def run(jobs: tuple[Systems, Array], shared: tuple, *_: Any) -> tuple[Systems, tuple]:
         path, ladder, first = shared
-        last, (made, keys) = jnp.minimum(first + _RUNGS, ladder.count), jobs
-        made = systems.climb(path, ladder.places, first, last, systems.in_rows(made), keys, sweeps)
-        return systems.by_island(made), ()
+        last, (system, keys) = jnp.minimum(first + _RUNGS, ladder.count), jobs
+        system = systems.merge_islands(system)
+        system = systems.climb(path, ladder.places, first, last, system, keys, sweeps)
+        return systems.split_islands(system), ()
 
-    jobs = systems.by_island(made), keys
-    return systems.in_rows(sharding.apart(some, jobs, (path, ladder, first), len(keys))[0])
+    jobs = systems.split_islands(system), keys
+    return systems.merge_islands(sharding.apart(run, jobs, (path, ladder, first), len(keys))[0])
+
+
+@compiled(statics=1)
+def _finish(graph: FactorGraph, path: Path, params: Params, system: Systems, keys: Array) -> tuple:
+    del graph
+    x = systems.all_blocks(path, params, system, keys)
+    return x, *sharding.everywhere((system.log_z, system.log_weights, system.ancestors))
+
+
+def _run(
+    path: Path, ladder: Ladder, sweeps: int, keys: Array, num: int, progress_bar: bool = False
+) -> Systems:
+    """Run systems of ``num`` particles from the reference to the model."""
+    system, count = _begin(path.graph, num, path, keys), int(ladder.count)
+    hidden = not (progress_bar and sharding.is_first())
+    with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:
+        for first in range(1, count, _RUNGS):
+            system = _climb(path.graph, sweeps, path, ladder, np.int32(first), system, keys)
+            bar.update(min(_RUNGS, count - first))
+    return system
+
+
+def _island_keys(key: Array, islands: int) -> Array:
+    return random.fold_in(random.fold_in(key, 0, 1), np.arange(islands))
 
 
 def start_systems(
-    graph: FactorGraph,
-    params: Params,
-    eta0: Blocks,
-    key: Array,
-    islands: int,
-    num: int,
-    evenness: float = 0.9,
+    graph: FactorGraph, params: Params, eta0: Eta, key: Array, islands: int, num: int
 ) -> Systems:
-    """Systems at a model, straight from the reference, by a ladder of their own pilot.
+    """Run systems along the line from a reference to a model, with a ladder of their own pilot.
 
     :param key: ``(2,)``.
     """
     path = Path.line(graph, eta0, params)
-    ladder = ladders.adaptive(path, random.fold_in(key, 1, 1), num, evenness, 1)
-    keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(islands))
-    made, count = _begin(graph, num, path, keys), int(ladder.count)
-    for first in range(1, count, _RUNGS):
-        made = _climb(graph, 1, path, ladder, np.int32(first), made, keys)
-    return made
-
-
-@compiled(statics=1)
-def _finish(graph: FactorGraph, path: Path, params: Params, made: Systems, keys: Array) -> tuple:
-    del graph
-    x = system_values.states(path, params, made, keys)
-    return x, *sharding.everywhere((made.log_z, made.log_weights, made.ancestors))
+    ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, 0.9)
+    return _run(path, ladder, 1, _island_keys(key, islands), num)
 
 
 def smc(
@@ -129,51 +94,51 @@ def smc(
     *,
     rng_key: Array,
     num_particles: int = 1000,
-    num_islands: int = _ISLANDS,
+    num_islands: int = _MIN_ISLANDS,
     path: Paths = None,
     data: Data | None = None,
     ladder: str | Any = "adaptive",
-    evenness: float = 0.95,
+    cess_threshold: float = 0.95,
     num_sweeps: int = 1,
     mesh: Mesh | None = None,
     progress_bar: bool = False,
 ) -> ParticleSystem:
-    """log Z and weighted draws by sequential Monte Carlo, for any graph.
+    """Estimate log Z and draw weighted samples of any graph by sequential Monte Carlo.
 
-    Particles start from independent units and are carried along a path of models: weighed at each rung,
-    resampled where fewer than half of an island's are effective, swept by blocked Gibbs. Each island's
-    estimate of Z is **unbiased**, and so is their mean, whatever the path and the rungs; its log is too small
-    on average. The standard error is that of independent islands, right for any resampling. Like any forward
-    estimate it does not know of a mode that no particle has found.
+    Particles start from independent units and follow a path of models. At each rung they are reweighted,
+    resampled if fewer than half of an island's particles are effective, and moved by blocked Gibbs sweeps.
+    Each island's estimate of Z is **unbiased** for any path and rungs, and so is their mean; its log is too
+    small on average. The standard error is that of independent islands, valid with any resampling. Like any
+    forward estimate it does not show a mode that no particle has found.
 
-    The weights are those of the marginal law of as few units as can be, as in :func:`ebmpp.ais`, which goes
-    the same way without resampling.
+    As in :func:`ebmpp.ais`, which follows a path without resampling, blocks are summed out of the weights.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
-    :param rng_key: a jax key; a particle's draws depend on it and on the particle's number alone.
-    :param num_particles: of all islands together, a multiple of their number.
+    :param rng_key: a jax key; a particle's draws depend on it and on the particle's number.
+    :param num_particles: of all islands, a multiple of their number.
     :param num_islands: independent systems, at least 10.
     :param path: None or "line": straight from independent units. ``fit.path``: along a training run. A list
-        of params: straight to the first, and on through the others to the model.
-    :param data: rows of the visible blocks: start from their base rates. By default from those of a pilot.
-    :param ladder: "adaptive": rungs of equal ``evenness``, found by a system of one island whose draws are
-        used for nothing else. Or places from 0 to the path's end (1 for the line; else the number of params,
-        this model's included).
-    :param evenness: the conditional effective sample size of each rung, between 0 and 1: nearer to 1 are more
-        rungs.
-    :param num_sweeps: of blocked Gibbs at each rung. Where islands differ much (``log_z`` with a long upper
-        tail), modes are found late, and the stated error is too small: fewer particles of more sweeps find
+        of params: straight to the first, and through the others to the model.
+    :param data: rows of the visible blocks, at whose base rates the particles start. The default is the
+        means of a pilot.
+    :param ladder: "adaptive": rungs with equal ``cess_threshold``, found by a pilot system whose draws are
+        used for nothing else. Or places that increase from 0 to the path's end (1 for the line, otherwise the
+        number of params, including this model's).
+    :param cess_threshold: conditional effective sample size of each rung, as a share of the particles,
+        between 0 and 1. A larger value gives more rungs.
+    :param num_sweeps: of blocked Gibbs per rung. Where islands differ much (``log_z`` has a long upper
+        tail), modes are found late and the stated error is too small: fewer particles with more sweeps find
         them at the same cost. On a 784x500 machine 1,000 particles of 20 sweeps agreed with annealing of
         10,000 temperatures, where 10,000 of one sweep stayed 0.8 below at a stated 0.2.
-    :param mesh: devices to share the islands, over the mesh's first axis: take a multiple of them. The
-        islands are those of one device, but for rounding.
+    :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number; up
+        to rounding, the result does not depend on it.
     :param progress_bar: show one.
-    :return: a :class:`ParticleSystem`.
+    :return: a :class:`~ebmpp.annealing.ParticleSystem`.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
     :raises ParameterError: for params that do not fit.
     :raises StateError: data of a wrong name, shape or value.
-    :raises DomainError: where a model on the way does not normalise.
+    :raises DomainError: where a model on the path does not normalise.
     :warns UserWarning: where less than a quarter of the particles is effective.
 
     **References**
@@ -187,71 +152,47 @@ def smc(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
     >>> params = rbm.init(jax.random.key(0))
-    >>> made = ebmpp.smc(rbm, params, rng_key=jax.random.key(1))
-    >>> bool(abs(made.log_partition - ebmpp.exact.log_partition(rbm, params)) < 0.01)
+    >>> system = ebmpp.smc(rbm, params, rng_key=jax.random.key(1))
+    >>> bool(abs(system.log_partition - ebmpp.exact.log_partition(rbm, params)) < 0.01)
     True
     """
-    islands = checks.count("smc: num_islands", num_islands, _ISLANDS)
+    islands = checks.count("smc: num_islands", num_islands, _MIN_ISLANDS)
     total = checks.count("smc: num_particles", num_particles, 2 * islands)
     if total % islands:
-        raise ArgumentError(
-            f"smc: num_particles is a multiple of num_islands; got {total} particles in {islands} islands"
-        )
+        raise ArgumentError(f"smc: num_particles must be a multiple of num_islands, {islands}, got {total}.")
     checks.flag("smc: progress_bar", progress_bar)
-    key, num = random.key_pair(checks.key("smc: rng_key", rng_key)), total // islands
-    options = {"path": path, "data": data, "ladder": ladder, "evenness": evenness, "num_sweeps": num_sweeps}
+    num = total // islands
+    options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
     with sharding.over("smc: mesh", mesh):
-        run = prepare("smc", graph, sharding.place(params), key, num, **options)
-        keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(islands))
-        made, count = _begin(graph, num, run.path, keys), int(run.ladder.count)
-        hidden = not (progress_bar and sharding.is_first())
-        with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:
-            for first in range(1, count, _RUNGS):
-                made = _climb(graph, run.num_sweeps, run.path, run.ladder, np.int32(first), made, keys)
-                bar.update(min(_RUNGS, count - first))
-        result = _as_result(run, made, keys)
-    _tell_few(result)
+        params = sharding.place(params)
+        key = check_model("smc", graph, params, rng_key)
+        run = prepare("smc", graph, params, key, num, cess_threshold=cess_threshold, **options)
+        keys = _island_keys(key, islands)
+        system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
+        result = _as_result(run, system, keys)
+    warn_low_ess(_ADVICE, result)
     return result
 
 
-def _as_result(run: Run, made: Systems, keys: Array) -> ParticleSystem:
-    x, log_z, log_weights, ancestors = _finish(run.graph, run.path, run.params, made, keys)
-    each = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None] + run.log_z0
-    if not np.isfinite(each.max()) or np.isnan(each).any():
-        raise DomainError(
-            f"smc: {np.isnan(each).sum() or each.size} of {each.size} particles have weights that are not "
-            "finite: a model on the way may not normalise, or natural parameters overflow. Look at the "
-            "params, and at those of the path; data=... starts nearer to the model"
-        )
-    top = each.max()
-    w = np.exp(each - top)
-    of_island = w.mean(1)
-    mean = of_island.mean()
-    ancestors = np.asarray(ancestors).reshape(each.shape)
+def _as_result(run: Run, system: Systems, keys: Array) -> ParticleSystem:
+    graph = run.path.graph
+    x, log_z, log_weights, ancestors = _finish(graph, run.path, run.params, system, keys)
+    log_weights = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None] + run.log_z0
+    summary = summarize("smc", log_weights)
+    ancestors = np.asarray(ancestors).reshape(log_weights.shape)
     return ParticleSystem(
-        log_partition=float(math.log(mean) + top),
-        standard_error=float(standard_error(of_island) / mean),
-        effective_sample_size=float(w.sum() ** 2 / (w**2).sum()),
-        log_weights=each.ravel(),
+        log_partition=summary.log_mean,
+        standard_error=summary.standard_error,
+        effective_sample_size=summary.effective_sample_size,
+        log_weights=log_weights.ravel(),
         betas=run.places,
         bound="lower",
-        sound=True,
-        graph=run.graph,
+        unbiased=True,
+        graph=graph,
         params=run.params,
         particles=x,
-        weights=(w / w.sum()).ravel(),
-        log_z=np.log(of_island) + top,
+        weights=summary.weights.ravel(),
+        log_z=summary.log_island_means,
         num_rungs=len(run.places) - 1,
         distinct_ancestors=sum(len(np.unique(a)) for a in ancestors) / ancestors.size,
     )
-
-
-def _tell_few(made: ParticleSystem) -> None:
-    total = len(made.log_weights)
-    if made.effective_sample_size < _FEW * total:
-        warnings.warn(
-            f"the effective sample size is {made.effective_sample_size:.1f} of {total} particles in "
-            f"{len(made.log_z)} islands (standard error {made.standard_error:.2g}): too small for the "
-            "standard error to be trusted. Raise num_particles, num_sweeps or evenness, or give another path",
-            stacklevel=3,
-        )

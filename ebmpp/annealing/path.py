@@ -1,13 +1,22 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of models: from independent units, by knots of params and inverse temperatures, to a model.
+r"""Paths of models from independent units to a model, through knots of params and inverse temperatures.
 
-At a knot the energy is ``(1 - beta) E_0 + beta E``, where E_0 is that of the reference, independent units,
-and E has the knot's params. The first knot has beta 0, the last beta 1: it is the model. A place on the path
-is a number s from 0 to the last knot's; between two knots beta and the params go straight. A path of two
-knots with the same params is annealing's, and its places are betas.
+At a knot with inverse temperature :math:`\beta` and the knot's params in E the energy is
 
-What is weighed is the marginal law of as few units as can be: an independent set of blocks is summed out.
+.. math::
+
+    E_\beta = (1 - \beta) E_0 + \beta E,
+
+where E_0 is the energy of the reference: independent units, whose log Z is known. Wherever both ends
+normalise, so does everything between them (Hoelder's inequality). The first knot has :math:`\beta = 0`; the
+last has :math:`\beta = 1` and is the model. A place on the path is a number s from 0 to the number of the
+last knot; between two knots :math:`\beta` and the params are interpolated linearly. A line, the path of
+annealing, has two knots with the same params, so that its places are inverse temperatures.
+
+An independent set of blocks with as many units as possible is summed out of the weights in closed form, and
+only the other blocks are kept. Natural parameters are affine in
+:math:`\beta` as well, so one evaluation of a line's model serves all temperatures.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,18 +45,18 @@ from ebmpp.moves.target import Target
 
 
 class Rung(NamedTuple):
-    """The law at a place of a path: independent units but for ``beta`` of a model's energy."""
+    """Distribution at a place of a path: ``1 - beta`` of the reference's energy and ``beta`` of a model's."""
 
     beta: Scalar
     params: Params
 
 
 class Slope(NamedTuple):
-    """What one evaluation of a model at rows tells of every law between it and the reference."""
+    """Evaluation of a model at rows, which gives the density of every distribution up to the reference."""
 
-    alone: PerRow
+    reference: PerRow
     """<eta_0, t> of the kept blocks."""
-    whole: PerRow
+    model: PerRow
     """-E at zero statistics of the summed blocks."""
     eta: Eta
     """Natural parameters of the summed blocks under the model, ``(rows, *shape, *stat_shape)`` each."""
@@ -58,16 +67,17 @@ class Slope(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class Path(Shown):
-    """A path of models, a pytree whose graph is static: see the module.
+    """Path of models from independent units to a model; a pytree whose graph is static.
 
-    ``len(path)`` is the number of knots, the reference included; ``path.params_at(i)`` the params of one, -1
-    that of the model. ``fit(..., keep_path=True)`` makes one of a training run. It pickles.
+    ``len(path)`` is the number of knots, including the reference, and ``path.params_at(i)`` gives the params
+    of one; -1 is the model. Between knots the inverse temperature and the params are interpolated linearly.
+    ``fit(..., keep_path=True)`` makes the path of a training run. Paths can be pickled.
 
     :param graph: the declaration.
     :param eta0: natural parameters of the reference, ``statistic_shape`` each.
-    :param betas: of the knots, from 0 to 1.
-    :param knots: their params, with a leading axis: of all knots, or 1 where they have the same.
-    :param num: how many knots count, from the first.
+    :param betas: inverse temperatures of the knots, from 0 to 1.
+    :param knots: their params, with a leading axis of knots, or of length 1 where all share their params.
+    :param num: number of knots that are used, from the first.
     """
 
     graph: FactorGraph
@@ -78,16 +88,16 @@ class Path(Shown):
 
     @staticmethod
     def line(graph: FactorGraph, eta0: Eta, params: Params) -> "Path":
-        """Straight from the reference to a model."""
+        """Return the line from the reference to a model."""
         same = jax.tree.map(lambda a: jnp.asarray(a)[None], params)
         return Path(graph, eta0, jnp.array([0.0, 1.0]), same, jnp.full((), 2, jnp.int32))
 
     @staticmethod
-    def through(graph: FactorGraph, eta0: Eta, each: Sequence[Params]) -> "Path":
-        """Straight to the first of these models, and on to the others in turn."""
-        knots = jax.tree.map(lambda *a: jnp.stack([jnp.asarray(v) for v in a]), each[0], *each)
-        betas = jnp.ones(len(each) + 1).at[0].set(0.0)
-        return Path(graph, eta0, betas, knots, jnp.full((), len(each) + 1, jnp.int32))
+    def through(graph: FactorGraph, eta0: Eta, models: Sequence[Params]) -> "Path":
+        """Return the line to the first of these models, continued to the others in turn."""
+        knots = jax.tree.map(lambda *a: jnp.stack([jnp.asarray(v) for v in a]), models[0], *models)
+        betas = jnp.ones(len(models) + 1).at[0].set(0.0)
+        return Path(graph, eta0, betas, knots, jnp.full((), len(models) + 1, jnp.int32))
 
     def __repr__(self) -> str:
         num = len(self) if is_concrete(self.num) else len(self.betas)
@@ -100,18 +110,18 @@ class Path(Shown):
     def _card(self) -> Card:
         betas, models = np.asarray(self.betas), range(1, len(self))
         names = [f.name for f in self.graph.factors]
-        far = [[display.root_mean_square(self.params_at(i)[n]) for n in names] for i in models]
-        rows = [(i, float(betas[i]), *row) for i, row in zip(models, far, strict=True)]
+        size = lambda i: (display.root_mean_square(self.params_at(i)[n]) for n in names)
+        rows = [(i, float(betas[i]), *size(i)) for i in models]
         head = ("knot", "beta", *(f"rms {n}" for n in names))
         title = f"A path of {len(self)} knots: independent units, then models (rms: root of the mean square)"
         return Card(title, [Grid(head, rows), *display.card(self.graph).grids])
 
     def __len__(self) -> int:
-        """How many knots there are, the reference included."""
+        """Return the number of knots, including the reference."""
         return int(self.num)
 
     def params_at(self, index: int) -> Params:
-        """The params of a knot; those of the first are there for a reference that has none of their say.
+        """Return the params of a knot; at the first they do not affect the distribution.
 
         :raises IndexError: where there is no such knot.
         """
@@ -119,10 +129,10 @@ class Path(Shown):
             raise IndexError(f"knot {index} of a path of {len(self)} knots")
         return self._knot(index % len(self))
 
-    def check(self, who: str) -> None:
-        """Whether all models normalise, from the host.
+    def check(self, name: str) -> None:
+        """Check on the host that all models normalise.
 
-        :param who: asks.
+        :param name: of the caller, for errors.
         :raises DomainError: where one does not.
         :raises ParameterError: for params that do not fit the graph.
         """
@@ -130,21 +140,21 @@ class Path(Shown):
             try:
                 self.graph.check(self.params_at(index))
             except DomainError as error:
-                raise DomainError(f"{who}: knot {index} of the path: {error}") from None
+                raise DomainError(f"{name}: knot {index} of the path: {error}") from None
 
     def along(self) -> Params:
-        """The params of all knots, ``(len(path), ...)`` each."""
-        whole = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.betas), *a.shape[1:])), self.knots)
-        return jax.tree.map(lambda a: a[: len(self)], whole)
+        """Return the params of all knots, ``(len(path), ...)`` each."""
+        repeat = lambda a: jnp.broadcast_to(a, (len(self.betas), *a.shape[1:]))[: len(self)]
+        return jax.tree.map(repeat, self.knots)
 
     def ends_at(self, params: Params) -> bool:
-        """Whether this is its model."""
-        with sharding.at_once():  # known arrays may be asked under a transformation
+        """Return True if these are the params of its model."""
+        with sharding.at_once():  # known arrays may be compared under a transformation
             same = jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), self.params, params)
             return all(map(bool, jax.tree.leaves(same)))
 
     def to(self, params: Params) -> "Path":
-        """The same path, and on to this model, from the host."""
+        """Return the path continued to this model; on the host."""
         if self.ends_at(params):
             return self
         knots = jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]), self.along(), params)
@@ -153,34 +163,34 @@ class Path(Shown):
 
     @property
     def is_line(self) -> bool:
-        """Whether all places share their params."""
+        """True if all places share their params."""
         return len(jax.tree.leaves(self.knots)[0]) == 1
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """The blocks that are summed out of the weights."""
+        """Blocks that are summed out of the weights."""
         return summed_blocks(self.graph)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The others."""
+        """The other blocks."""
         return kept_blocks(self.graph)
 
     @property
     def end(self) -> Scalar:
-        """The place of the model."""
+        """Place of the model."""
         return (self.num - 1).astype(jnp.result_type(float))
 
     @property
     def params(self) -> Params:
-        """Of the model."""
+        """Params of the model."""
         return self._knot(self.num - 1)
 
     def _knot(self, index: Array | int) -> Params:
         return jax.tree.map(lambda a: a[0 if self.is_line else index], self.knots)
 
     def at(self, s: Scalar) -> Rung:
-        """The law at a place: exactly that of a knot where there is one."""
+        """Return the distribution at a place; at a knot it is exactly that of the knot."""
         low = jnp.clip(jnp.floor(s).astype(jnp.int32), 0, self.num - 1)
         high = jnp.minimum(low + 1, self.num - 1)
         share = s - low.astype(s.dtype)
@@ -191,67 +201,63 @@ class Path(Shown):
         return Rung(beta, jax.tree.map(mix, self._knot(low), self._knot(high)))
 
     def cut(self, places: Float[Array, "places"], count: Array) -> "Path":
-        """The path whose knots are at the first ``count`` of these places."""
+        """Return the path whose knots are at the first ``count`` of these places."""
         rungs = lax.map(self.at, places)
         return Path(self.graph, self.eta0, rungs.beta, rungs.params, jnp.asarray(count, jnp.int32))
 
-    # -- laws along it ---------------------------------------------------------------------------
+    # -- distributions along it ------------------------------------------------------------------
 
     @full_precision
     def slope(self, params: Params, x: Rows) -> Slope:
-        """One evaluation of a model at rows of the kept blocks."""
+        """Evaluate a model at rows of the kept blocks."""
         t, units = self.graph.statistics(dict(x)), lambda a: a.reshape(len(a), -1)
-        whole, eta = jax.vmap(lambda t: energy.affine(self.graph, params, t, self.summed))(t)
-        return Slope(sum(units(t[b]) @ self.eta0[b].ravel() for b in t), whole, eta)
+        model, eta = jax.vmap(lambda t: energy.affine(self.graph, params, t, self.summed))(t)
+        return Slope(sum(units(t[b]) @ self.eta0[b].ravel() for b in t), model, eta)
 
     def gain(self, low: Rung, high: Rung, here: Slope, there: Slope) -> PerRow:
-        """Log of the density at ``high`` over that at ``low``, both unnormalised, at the rows of the slopes.
+        """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at the slopes' rows.
 
-        :param here: of ``low``'s model.
-        :param there: of ``high``'s: the same where the path is a line.
+        :param here: slope of ``low``'s model.
+        :param there: slope of ``high``'s model, the same where the path is a line.
         """
         if self.is_line:
-            made = (high.beta - low.beta) * (here.whole - here.alone)
+            gain = (high.beta - low.beta) * (here.model - here.reference)
         else:
-            before = here.alone + low.beta * (here.whole - here.alone)
-            made = there.alone + high.beta * (there.whole - there.alone) - before
+            before = here.reference + low.beta * (here.model - here.reference)
+            gain = there.reference + high.beta * (there.model - there.reference) - before
         for b in self.summed:
             ends = (
                 between(self.eta0[b], here.eta[b], low.beta),
                 between(self.eta0[b], there.eta[b], high.beta),
             )
-            made += self.graph.families[b].log_normalizer_difference(*ends).reshape(len(made), -1).sum(-1)
-        return made
-
-    def start(self, keys: Keys) -> Blocks:
-        """Draws of the reference: the kept blocks."""
-        return draw_reference(self.graph, self.kept, self.eta0, keys)
+            gain += self.graph.families[b].log_normalizer_difference(*ends).reshape(len(gain), -1).sum(-1)
+        return gain
 
     def draw(self, blocks: Iterable[str], eta: Eta, beta: Scalar, keys: Keys) -> Blocks:
-        """Draws of blocks whose natural parameters under the model are ``eta``, at ``beta``."""
+        """Draw blocks at ``beta``, given their natural parameters ``eta`` under the model."""
         eta = {b: between(self.eta0[b], eta[b], beta) for b in blocks}
         return gibbs.draw(self.graph, blocks, eta, keys)
 
     def sweep(self, rung: Rung, x: Rows, eta: Eta | None, keys: Keys) -> Blocks:
-        """A sweep of Gibbs draws at a rung: the summed blocks, then the kept ones, which are returned.
+        """Take a Gibbs sweep at a rung: the summed blocks, then the kept ones, which are returned.
 
-        :param eta: natural parameters of the summed blocks at ``x``, where they are known.
+        :param eta: natural parameters of the summed blocks at ``x``; None to evaluate them.
         """
         target = Target(self.graph, rung.params)
         if eta is None:
             eta = energy.natural_rows(self.graph, rung.params, x, self.summed)
         x = dict(x) | self.draw(self.summed, eta, rung.beta, random.fold_in(keys, 0))
         for index, blocks in enumerate(schedule(self.graph, clamped=self.summed), 1):
-            x = x | annealed_visit(target, self.eta0, x, blocks, rung.beta, random.fold_in(keys, index))
+            x = x | _visit(target, self.eta0, x, blocks, rung.beta, random.fold_in(keys, index))
         return {b: x[b] for b in self.kept}
 
 
-# -- what it is made of ----------------------------------------------------------------------------
+# -- blocks and draws ------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=32)
 def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
-    """The independent blocks to sum out of the weights: as many units as can be; one block stays.
+    """Return the independent blocks to sum out of the weights: as many units as possible; one block stays.
 
     **Example**
 
@@ -266,7 +272,7 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
 
 
 def kept_blocks(graph: FactorGraph) -> tuple[str, ...]:
-    """The blocks that are not summed out."""
+    """Return the blocks that are not summed out."""
     return tuple(b for b in graph.families if b not in summed_blocks(graph))
 
 
@@ -276,27 +282,25 @@ def _of_part(graph: FactorGraph, eta0: Eta, block: str, part: Any) -> Array:
 
 
 def between(eta0: Array, eta1: Array, beta: Array) -> Array:
-    """Natural parameters at ``beta``, of rows ``eta1`` of the model."""
+    """Return natural parameters at ``beta``, given rows ``eta1`` of the model."""
     eta0 = lax.broadcast_to_rank(eta0, eta1.ndim)
     return (1 - beta) * eta0 + beta * eta1  # exact at both ends
 
 
-def annealed_visit(
-    target: Target, eta0: Eta, x: Blocks, blocks: Iterable[str], beta: Array, keys: Array
-) -> Blocks:
-    """New values of the ``blocks`` of a layer at ``beta``, a row a key."""
+def _visit(target: Target, eta0: Eta, x: Blocks, blocks: Iterable[str], beta: Array, keys: Array) -> Blocks:
+    """Draw the ``blocks`` of a layer at ``beta``, one row per key."""
 
     def new(eta: Eta, view: Any, part: Any) -> Blocks:
-        own = keys if part is None else random.fold_in(keys, 0, part)
+        row_keys = keys if part is None else random.fold_in(keys, 0, part)
         start = {b: eta0[b] if part is None else _of_part(target.graph, eta0, b, part) for b in eta}
         eta = {b: between(start[b], e, beta) for b, e in eta.items()}
-        return gibbs.draw(view, eta, eta, own)
+        return gibbs.draw(view, eta, eta, row_keys)
 
     return gibbs.visit(target, x, blocks, new)
 
 
 @partial(jax.jit, static_argnames=("graph", "blocks"))
 def draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array) -> Blocks:
-    """Draws of some blocks of the reference, a row a key."""
+    """Draw some blocks of the reference, one row per key."""
     eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
     return gibbs.draw(graph, blocks, eta, keys)

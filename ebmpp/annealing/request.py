@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What particle systems are asked for from the host, checked: a model, a path to it, and its rungs."""
+"""Checks that annealing and particle systems share: a model, the start of a path, the path and its ladder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,20 +10,47 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.annealing import annealing_path, ladders
+from ebmpp.annealing import ladder as ladders, reference as references
+from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.log_partition import Data
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.systems import Ladder
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Params
+from ebmpp.core.types import Eta, Params
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph
 
 Paths = str | Path | Sequence[Params] | None
 
 
+def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:
+    """Check what every function of this room takes, and return the key pair of the key.
+
+    :raises ArgumentError: for anything but a graph and a key, or under ``jit``.
+    :raises ParameterError: for params that do not fit or do not normalise.
+    """
+    checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
+    instead = (
+        "use monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
+    )
+    checks.on_host(name, params, rng_key, instead=instead)
+    graph.check(params)
+    return random.key_pair(checks.key(f"{name}: rng_key", rng_key))
+
+
+def start(
+    graph: FactorGraph,
+    params: Params,
+    key: Array,
+    data: Data | None,
+    reference: Mapping[str, Array] | None = None,
+) -> tuple[Eta, float]:
+    """Return natural parameters of the reference, and its log Z."""
+    eta0 = references.reference(graph, params, random.fold_in(key, 4, 1), data, reference)
+    return eta0, references.log_partition(graph, eta0)
+
+
 class Run(NamedTuple):
-    """What particle systems are asked for, checked."""
+    """Checked arguments of a run of particle systems."""
 
     path: Path
     params: Params
@@ -33,12 +60,8 @@ class Run(NamedTuple):
     num_sweeps: int
 
     @property
-    def graph(self) -> FactorGraph:
-        return self.path.graph
-
-    @property
     def places(self) -> np.ndarray:
-        """Of the rungs."""
+        """Places of the rungs."""
         return np.asarray(self.ladder.places)[: int(self.ladder.count)]
 
 
@@ -52,59 +75,45 @@ def prepare(
     path: Paths,
     data: Data | None,
     ladder: Any,
-    evenness: float,
+    cess_threshold: float,
     num_sweeps: int,
 ) -> Run:
-    checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
-    checks.on_host(name, params, key)
-    graph.check(params)
-    checks.number(f"{name}: evenness", evenness, above=0, below=1)
-    sweeps = checks.count(f"{name}: num_sweeps", num_sweeps)
-    eta0 = (
-        path.eta0
-        if isinstance(path, Path)
-        else annealing_path.reference(graph, params, random.fold_in(key, 4, 1), data)
-    )
-    way = as_path(name, graph, eta0, params, path)
-    log_z0 = annealing_path.log_partition_of(graph, eta0)
+    """Check the options of particle systems, and find their path and ladder.
+
+    :param key: ``(2,)``.
+    :param num: number of particles of a system.
+    """
+    checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
+    num_sweeps = checks.count(f"{name}: num_sweeps", num_sweeps)
+    if isinstance(path, Path):
+        eta0, log_z0 = path.eta0, references.log_partition(path.graph, path.eta0)
+    else:
+        eta0, log_z0 = start(graph, params, key, data)
+    path = _as_path(name, graph, eta0, params, path)
     if isinstance(ladder, str):
         checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
-        found = ladders.adaptive(way, random.fold_in(key, 1, 1), num, evenness, sweeps)
+        pilot = random.fold_in(key, 1, 1)
+        result = ladders.adaptive_ladder(path, pilot, num, cess_threshold, num_sweeps)
     else:
-        found = _given(f"{name}: ladder", ladder, int(way.num) - 1)
-    return Run(way, params, found, log_z0, sweeps)
+        places = ladders.given_places(f"{name}: ladder", ladder, int(path.num) - 1)
+        result = Ladder(jnp.asarray(places), jnp.full((), len(places), jnp.int32))
+    return Run(path, params, result, log_z0, num_sweeps)
 
 
-def _given(name: str, places: Any, end: int) -> Ladder:
-    wanted = f"{name}: places increase from 0 to {end}, the path's end"
-    try:
-        made = np.asarray(places, np.float32)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{wanted}; got {places!r}") from None
-    if made.ndim != 1 or len(made) < 2 or made[0] != 0 or made[-1] != end or not (np.diff(made) > 0).all():
-        raise ArgumentError(f"{wanted}; got {checks.tell(places)}")
-    return Ladder(jnp.asarray(made), jnp.full((), len(made), jnp.int32))
-
-
-def as_path(name: str, graph: FactorGraph, eta0: Blocks, params: Params, path: Paths) -> Path:
-    """The path that a user asks for, which ends at ``params``.
-
-    :param path: None or "line", a :class:`~ebmpp.annealing.Path`, or a list of params.
-    :raises ArgumentError: for anything else, or a path of another graph.
-    :raises ParameterError: for params of the list that do not fit.
-    """
-    if path is None or (isinstance(path, str) and path == "line"):
-        return Path.line(graph, eta0, params)
+def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths) -> Path:
+    """Return a path that ends at ``params``."""
     if isinstance(path, Path):
         if path.graph != graph:
-            raise ArgumentError(f"{name}: the path is one of {path.graph!r}, and the graph is {graph!r}")
+            raise ArgumentError(f"{name}: path must be of the graph {graph!r}, got one of {path.graph!r}.")
         return path.to(params)
-    if isinstance(path, str):
-        raise ArgumentError(f'{name}: path is "line", fit.path or a list of params; got {path!r}')
-    each = checks.sequence(f"{name}: path", path, 'params, or "line"')
-    for index, made in enumerate(each):
+    if path is None or isinstance(path, str):
+        if path is not None:
+            checks.choice(f"{name}: path", path, ("line",), "fit.path, or a list of params")
+        return Path.line(graph, eta0, params)
+    models = checks.sequence(f"{name}: path", path, 'params, or "line"')
+    for index, model in enumerate(models):
         try:
-            graph.check(made)
+            graph.check(model)
         except ParameterError as error:
             raise type(error)(f"{name}: path[{index}]: {error}") from None
-    return Path.through(graph, eta0, [*each, params])
+    return Path.through(graph, eta0, [*models, params])

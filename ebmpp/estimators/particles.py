@@ -13,10 +13,11 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing import annealing_path, independence, system_values, systems
+from ebmpp.annealing import independence, systems
+from ebmpp.annealing.ladder import Ladder, find_ladder
 from ebmpp.annealing.particle_pairs import LONG_STAY, check_max_systems
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.systems import Ladder
+from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
 from ebmpp.errors import ArgumentError
@@ -44,7 +45,7 @@ class ParticleState(NamedTuple):
     count: Int32[Array, ""]
     """Number of rungs, including the reference."""
     requested: Scalar
-    """CESS that the rungs were fitted to: ``evenness``, or less where ``max_rungs`` are too few."""
+    """CESS that the rungs were fitted to: ``cess_threshold``, or less where ``max_rungs`` are too few."""
     cess: Scalar
     """Lowest CESS of a rung in the last step."""
     positive: Scalar
@@ -80,7 +81,7 @@ class ParticleUCD(Estimator):
     :param m: last time that counts, at least k. A step usually takes ``m + 1`` systems. If corrections of
         pairs that met late destroy a run in single steps, ``k=1, m=3`` reduces their weight.
     :param num_sweeps: sweeps of blocked Gibbs per rung.
-    :param evenness: conditional effective sample size (CESS) of each rung as a share of the particles,
+    :param cess_threshold: conditional effective sample size (CESS) of each rung as a share of the particles,
         between 0 and 1. The rungs are refitted when a step finds a rung that is clearly worse.
     :param refit_every: number of steps after which the rungs are refitted in any case.
     :param max_rungs: largest number of rungs. Where they are too few, acceptance suffers, with a warning.
@@ -111,7 +112,7 @@ class ParticleUCD(Estimator):
     k: int = 0
     m: int = 1
     num_sweeps: int = 1
-    evenness: float = 0.95
+    cess_threshold: float = 0.95
     refit_every: int = 500
     max_rungs: int = 128
     max_systems: int | None = None
@@ -123,7 +124,7 @@ class ParticleUCD(Estimator):
         checks.set_counts(self, "num_pairs", "num_sweeps", "refit_every")
         checks.set_counts(self, "k", "m", least=0)
         checks.choice("ParticleUCD: path", self.path, _PATHS)
-        checks.number("ParticleUCD: evenness", self.evenness, above=0, below=1)
+        checks.number("ParticleUCD: cess_threshold", self.cess_threshold, above=0, below=1)
         checks.instance("ParticleUCD: posterior", self.posterior, UCD, "a UCD()")
         if self.m < self.k:
             raise ArgumentError(f"ParticleUCD: m must be at least k, got k={self.k}, m={self.m}.")
@@ -134,7 +135,7 @@ class ParticleUCD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> ParticleState:
         """Put the reference at the data's base rates; the first step fits the rungs."""
-        eta0 = annealing_path.base_rates(graph, data)
+        eta0 = base_rates(graph, data)
         places = jnp.zeros(self.max_rungs)
         knots = {}
         if self.path == "training":
@@ -169,13 +170,13 @@ class ParticleUCD(Estimator):
         def search(carry: tuple[Array, Array, Ladder]) -> tuple[Array, Array, Ladder]:
             first, requested, _ = carry
             requested = jnp.where(first, requested, 1 - _COARSER * (1 - requested))
-            ladder = systems.find_ladder(path, key, self.num_particles, requested, capacity, self.num_sweeps)
+            ladder = find_ladder(path, key, self.num_particles, requested, capacity, self.num_sweeps)
             return jnp.array(False), requested, ladder
 
         # The first search is an iteration of the loop: outside it would compile the system's code twice.
         none = Ladder(jnp.zeros(capacity), jnp.full((), capacity, jnp.int32))
-        too_few = lambda carry: carry[0] | (~carry[2].whole() & (carry[1] > 0))
-        start = jnp.array(True), jnp.asarray(self.evenness, jnp.result_type(float)), none
+        too_few = lambda carry: carry[0] | (~carry[2].is_complete() & (carry[1] > 0))
+        start = jnp.array(True), jnp.asarray(self.cess_threshold, jnp.result_type(float)), none
         _, requested, ladder = lax.while_loop(too_few, search, start)
         state = state._replace(requested=requested)
         if self.path == "line":
@@ -210,7 +211,7 @@ class ParticleUCD(Estimator):
         num_systems = self.num_pairs * (1 + jnp.maximum(metrics["meeting_time_mean"], self.m))
         rungs = metrics["num_rungs"].astype(num_systems.dtype)
         sweeps = num_systems * (self.num_particles * self.num_sweeps) * rungs
-        state = state._replace(cess=pairs.even.min(), positive=positive.length)
+        state = state._replace(cess=pairs.min_cess.min(), positive=positive.length)
         return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
 
     def _pairs(
@@ -224,8 +225,8 @@ class ParticleUCD(Estimator):
             def propose(keys: Array) -> tuple[Array, Params, Array]:
                 system = systems.begin(path, keys, self.num_particles)
                 system = systems.climb(path, places, 1, count, system, keys, self.num_sweeps)
-                negative = system_values.energy_gradient(path, params, system)
-                return systems.total_log_z(system), negative, system.even
+                negative = systems.energy_gradient(path, params, system)
+                return systems.total_log_z(system), negative, system.min_cess
 
             run_one = lambda i: independence.run_pair(
                 propose, params, random.fold_in(key, i), self.k, self.m, self.max_systems
@@ -252,30 +253,31 @@ class ParticleUCD(Estimator):
             "acceptance": pairs.acceptance.mean(),
             "longest_stay": pairs.longest.max(),
             "num_rungs": state.count - int(self.path == "line"),
-            "evenness": pairs.even.min(),
+            "min_cess": pairs.min_cess.min(),
         }
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
         """Report a system that was kept for long, params that outran their path, and too few rungs."""
-        stay, evenness = history["longest_stay"], history["evenness"]
+        stay, cess = history["longest_stay"], history["min_cess"]
         if (longest := int(np.nanmax(stay, initial=0))) >= LONG_STAY:
             return (
                 f"ParticleUCD: a chain kept one system while it rejected {longest} others, at step "
                 f"{int(np.nanargmax(stay))} of its stage: the tail of Z is heavy. Raise num_particles, "
-                "num_sweeps or evenness, or use the other path."
+                "num_sweeps or cess_threshold, or use the other path."
             )
-        if (lowest := float(np.nanmin(evenness, initial=1))) < _MIN_CESS:
+        if (lowest := float(np.nanmin(cess, initial=1))) < _MIN_CESS:
             return (
-                f"ParticleUCD: at step {int(np.nanargmin(evenness))} of its stage a rung left {lowest:.1%} "
+                f"ParticleUCD: at step {int(np.nanargmin(cess))} of its stage a rung left {lowest:.1%} "
                 "of the particles effective: the params moved further than the path could follow. Take "
                 "smaller steps or more particles."
             )
-        poor = evenness < 1 - _SLACK * (1 - self.evenness)
+        poor = cess < 1 - _SLACK * (1 - self.cess_threshold)
         if poor.sum() <= _OFTEN * poor.size:
             return None
         return (
-            f"ParticleUCD: at {poor.mean():.0%} of the steps rungs missed evenness={self.evenness:g} by a "
-            f"factor of two, with {np.nanmax(history['num_rungs']):.0f} of at most {self.max_rungs} rungs: "
+            f"ParticleUCD: at {poor.mean():.0%} of the steps rungs missed cess_threshold="
+            f"{self.cess_threshold:g} by a factor of two, "
+            f"with {np.nanmax(history['num_rungs']):.0f} of at most {self.max_rungs} rungs: "
             "acceptance suffers, the gradient stays unbiased. Raise max_rungs or num_particles, or lower "
-            "evenness."
+            "cess_threshold."
         )

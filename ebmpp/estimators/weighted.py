@@ -12,9 +12,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.annealing import annealing_path, system_values, systems
+from ebmpp.annealing import systems
 from ebmpp.annealing.particles import start_systems
 from ebmpp.annealing.path import Path
+from ebmpp.annealing.reference import base_rates
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
@@ -106,7 +107,7 @@ class WeightedPCD(Estimator):
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> WeightedState:
         """Run particle systems from the data's base rates to the first params."""
         check_posterior(graph, "WeightedPCD", self.posterior)
-        eta0 = annealing_path.base_rates(graph, data)
+        eta0 = base_rates(graph, data)
         begin = lambda i, islands, num: _placed(
             start_systems(graph, params, eta0, random.fold_in(key, i), islands, num)
         )
@@ -127,10 +128,10 @@ class WeightedPCD(Estimator):
         complete = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         path = Path.through(graph, state.eta0, [state.params, params])
         chains = self._follow(path, state.chains, random.fold_in(key, 0))
-        negative = system_values.energy_gradient(path, params, chains)
+        negative = systems.energy_gradient(path, params, chains)
         negative = jax.tree.map(lambda g: g[0] * batch.weights.sum(), negative)
         positive = positive_gradient(graph, params, complete, self.posterior)
-        metrics = {"effective_sample_size": chains.least[0], "resampled": chains.resampled[0]}
+        metrics = {"effective_sample_size": chains.min_ess[0], "resampled": chains.resampled[0]}
         watchers = state.watchers
         if watchers is not None:
             watchers = self._follow(path, watchers, random.fold_in(key, 1))
@@ -143,7 +144,7 @@ class WeightedPCD(Estimator):
         """Reweight to the new params, resample, sweep. Counters start at zero."""
         islands, num = system.log_weights.shape
         zero = jnp.zeros(islands)
-        system = system._replace(resampled=zero, least=zero + num, even=zero + 1)
+        system = system._replace(resampled=zero, min_ess=zero + num, min_cess=zero + 1)
         keys = random.fold_in(key, jnp.arange(islands))
         return _placed(systems.climb(path, jnp.arange(3.0), 2, 3, _placed(system), keys, self.k))
 

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Exact results for small models: sums over all states, and draws by coupling from the past."""
+"""Exact results: sums over all states of small models, and perfect draws."""
 
 from ebmpp.exact.perfect import perfect_sample
 from ebmpp.exact.sums import (

@@ -3,9 +3,10 @@
 """Exact sums for small models: log Z, log-likelihood, moments and their gradients.
 
 One independent set of blocks is summed out in closed form, and the joint states of the others are
-enumerated: see :mod:`ebmpp.exact.enumeration`.
+enumerated; see :mod:`ebmpp.exact.enumeration`.
 """
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 from jaxtyping import Bool, Float, Real
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, Rows, checks, sharding
 from ebmpp.core.types import StateLike
-from ebmpp.errors import DomainError, IntractableError
+from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration
 from ebmpp.exact.enumeration import Plan
 from ebmpp.families.values import is_concrete
@@ -32,10 +33,10 @@ def _log_likelihood(
     graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
 ) -> Float[Array, "rows"]:
     length = len(next(iter(rows.values())))
-    together = max(1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped)))
-    one = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])
-    each = jax.lax.map(one, (dict(rows), dict(known)), batch_size=together)
-    return each - enumeration.log_sum(graph, params, {}, free)
+    batch_size = max(1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped)))
+    log_sum = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])
+    sums = jax.lax.map(log_sum, (dict(rows), dict(known)), batch_size=batch_size)
+    return sums - enumeration.log_sum(graph, params, {}, free)
 
 
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
@@ -47,9 +48,9 @@ def _gradient(
 
 @lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
 def _with_sources(graph: FactorGraph) -> FactorGraph:
-    """The same model with one more bias on each block, in whose value log Z generates the moments."""
+    """Return the model with another bias on each block; derivatives of log Z in them are the moments."""
     sources = [Bias(b, name=_source(b)) for b in graph.families]
-    with sharding.at_once():  # the probe looks at values, also when called under jit
+    with sharding.at_once():  # the probe needs values, even if called under jit
         return FactorGraph(graph.visible, graph.latent, (*graph.factors, *sources))
 
 
@@ -57,24 +58,29 @@ def _source(block: str) -> str:
     return f"<source of {block}>"
 
 
-@partial(jax.jit, static_argnames=("sourced", "plan"))
-def _moments(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
+def _mean_at(sourced: FactorGraph, params: Params, plan: Plan) -> tuple[Callable, dict[str, Array]]:
+    """Return the moments as a function of the sources, and sources of zero."""
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in sourced.families.items()}
     tilted = lambda s: {**params, **{_source(b): value for b, value in s.items()}}
-    return jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))(zero)
+    return jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan)), zero
+
+
+@partial(jax.jit, static_argnames=("sourced", "plan"))
+def _moments(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
+    mean_at, zero = _mean_at(sourced, params, plan)
+    return mean_at(zero)
 
 
 @partial(jax.jit, static_argnames=("sourced", "plan"))
 def _variances(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
-    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in sourced.families.items()}
+    mean_at, zero = _mean_at(sourced, params, plan)
     flat, unravel = ravel_pytree(zero)
-    tilted = lambda s: {**params, **{_source(b): value for b, value in unravel(s).items()}}
-    slope = jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))
+    flat_mean = lambda s: ravel_pytree(mean_at(unravel(s)))[0]
 
-    def one(i: Array) -> Array:  # one entry of the diagonal of the second derivative
-        return jax.jvp(slope, (flat,), (jnp.zeros_like(flat).at[i].set(1),))[1][i]
+    def diagonal_entry(i: Array) -> Array:  # of the second derivative
+        return jax.jvp(flat_mean, (flat,), (jnp.zeros_like(flat).at[i].set(1),))[1][i]
 
-    return unravel(jax.lax.map(one, jnp.arange(len(flat))))
+    return unravel(jax.lax.map(diagonal_entry, jnp.arange(len(flat))))
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"))
@@ -96,11 +102,11 @@ def _refuse_divergent(value: Array, plan: Plan) -> Array:
     return value
 
 
-# -- the public face -----------------------------------------------------------------------------
+# -- public functions ----------------------------------------------------------------------------
 
 
 def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
-    """log Z, exactly.
+    """Return log Z, exactly.
 
     Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``; the gradient is
     minus the expected gradient of the energy.
@@ -135,28 +141,27 @@ def _check(graph: FactorGraph, params: Params) -> None:
 
 def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[tables.Data, Plan, Plan]:
     _check(graph, params)
-    made = tables.as_data(graph, data, missing=None)
-    lacking = [(b, _most_unknown(k)) for b, k in made.known.items()]
-    whole = [b for b in graph.visible if b not in made.known]
-    return made, enumeration.make_plan(graph, whole, lacking), enumeration.make_plan(graph)
+    table = tables.as_data(graph, data, missing=None)
+    lacking = [(b, _most_unknown(k)) for b, k in table.known.items()]
+    complete = [b for b in graph.visible if b not in table.known]
+    return table, enumeration.make_plan(graph, complete, lacking), enumeration.make_plan(graph)
 
 
 def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
-    """How many units a row lacks at most; all where that cannot be looked at."""
-    each = known.reshape(len(known), -1)
-    return int((~np.asarray(each)).sum(1).max()) if is_concrete(known) else each.shape[1]
+    """Return the largest number of unknown units of a row; the number of units where it is traced."""
+    rows = known.reshape(len(known), -1)
+    return int((~np.asarray(rows)).sum(1).max()) if is_concrete(known) else rows.shape[1]
 
 
 def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float[Array, "*batch"]:
-    """log p(v), row by row, exactly.
+    """Return log p(v) of each row, exactly.
 
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
     :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
-        only visible block. Of an :class:`~ebmpp.Observed` one the likelihood is that of the known entries,
-        the others are summed out.
+        only visible block. In an :class:`~ebmpp.Observed` block unknown entries are summed out.
     :return: shape ``(*batch,)``.
-    :raises IntractableError: as :func:`log_partition`, and when a row's latents have too many states.
+    :raises IntractableError: as :func:`log_partition` does, and when a row's latents have too many states.
     :raises StateError: data of a wrong name, shape or value.
 
     **Example**
@@ -167,19 +172,19 @@ def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float
     >>> print(ebmpp.exact.log_likelihood(rbm, zero, jax.numpy.zeros((2, 4))))  # -4 log 2
     [-2.7725887 -2.7725887]
     """
-    made, clamped, free = _prepare(graph, params, data)
-    value = _log_likelihood(graph, params, made.rows, made.known, clamped, free).reshape(made.batch)
+    table, clamped, free = _prepare(graph, params, data)
+    value = _log_likelihood(graph, params, table.rows, table.known, clamped, free).reshape(table.batch)
     return _refuse_divergent(value, free)
 
 
 def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Params:
-    """Gradient of the mean of :func:`log_likelihood` in ``params``.
+    """Return the gradient of the mean of :func:`log_likelihood` in ``params``.
 
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
     :param data: as for :func:`log_likelihood`.
     :return: a pytree like ``params``.
-    :raises IntractableError: as :func:`log_likelihood`.
+    :raises IntractableError: as :func:`log_likelihood` does.
 
     **Example**
 
@@ -189,23 +194,18 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> 
     >>> ebmpp.exact.grad_log_likelihood(rbm, zero, jax.numpy.array([1.0, 0.0]))["v"].tolist()
     [0.5, -0.5]
     """
-    made, clamped, free = _prepare(graph, params, data)
-    params = jax.tree.map(_as_real, params)
-    return _gradient(graph, params, made.rows, made.known, clamped, free)
-
-
-def _as_real(param: Array) -> Array:
-    """A number that has derivatives: whole numbers and booleans, which the energy takes, have none."""
-    return jnp.asarray(param, jnp.result_type(param, float))
+    table, clamped, free = _prepare(graph, params, data)
+    as_float = lambda param: jnp.asarray(param, jnp.result_type(param, float))  # integers have no gradient
+    return _gradient(graph, jax.tree.map(as_float, params), table.rows, table.known, clamped, free)
 
 
 def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
-    """E[t_b] of every block under the model, exactly: the derivative of log Z in a linear source.
+    """Return E[t_b] of every block under the model, exactly: the derivative of log Z in a linear source.
 
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
     :return: a dict keyed by block; shapes ``shape + stat_shape``.
-    :raises IntractableError: as :func:`log_partition`.
+    :raises IntractableError: as :func:`log_partition` does.
 
     **Example**
 
@@ -216,19 +216,19 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]
     [0.5, 0.5, 0.5]
     """
     _check(graph, params)
-    made = _moments(_with_sources(graph), params, enumeration.make_plan(graph))
-    return {b: made[b] for b in graph.families}  # jit sorts a dict
+    result = _moments(_with_sources(graph), params, enumeration.make_plan(graph))
+    return {b: result[b] for b in graph.families}  # jit sorts a dict
 
 
 def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
-    """Var[t_b] of every block under the model, exactly: the second derivative of log Z in a linear source.
+    """Return Var[t_b] of every block under the model, exactly.
 
-    It costs as many sums as there are statistics.
+    It is the second derivative of log Z in a linear source, and costs as many sums as there are statistics.
 
     :param graph: the declaration.
     :param params: a dict keyed by factor name.
     :return: a dict keyed by block; shapes ``shape + stat_shape``.
-    :raises IntractableError: as :func:`log_partition`.
+    :raises IntractableError: as :func:`log_partition` does.
 
     **Example**
 
@@ -239,18 +239,18 @@ def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "...
     [0.25, 0.25]
     """
     _check(graph, params)
-    made = _variances(_with_sources(graph), params, enumeration.make_plan(graph))
-    return {b: made[b] for b in graph.families}
+    result = _variances(_with_sources(graph), params, enumeration.make_plan(graph))
+    return {b: result[b] for b in graph.families}
 
 
 def probabilities(
     graph: FactorGraph, params: Params
 ) -> tuple[dict[str, Real[Array, "states ..."]], Float[Array, "states"]]:
-    """Every joint state and its probability.
+    """Return every joint state and its probability.
 
     :param graph: a declaration whose blocks all take finitely many values.
     :param params: a dict keyed by factor name.
-    :return: the S states, each block of shape ``(S, *shape)``, the last unit varying fastest; and
+    :return: the S states, each block of shape ``(S, *shape)``, with the last unit varying fastest; and
         their probabilities, shape ``(S,)``.
     :raises IntractableError: more than 2**20 states, or a block of infinitely many.
 
@@ -264,12 +264,6 @@ def probabilities(
     [0.1749 0.1749 0.1749 0.4754]
     """
     _check(graph, params)
-    for b, family in graph.families.items():
-        if family.states() is None:
-            raise IntractableError(
-                f"block {b!r} ({family!r}) takes infinitely many values, so its states cannot be listed; "
-                "exact.moments and exact.log_partition sum such a block out"
-            )
     plan = Plan(tuple(graph.families), (), ())
     enumeration.refuse_many(graph, plan.enumerated, (), enumeration.MOST_LISTED)
     listed, probs = _table(graph, params, plan)

@@ -12,8 +12,8 @@ import pandas as pd
 import jax.numpy as jnp
 
 from ebmpp import exact
-from ebmpp.annealing import annealing_path, bracket, smc
-from ebmpp.annealing.log_partition import Bracket, LogPartition
+from ebmpp.annealing import Bracket, LogPartition, bracket, smc
+from ebmpp.annealing.reference import base_rates
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
@@ -92,7 +92,7 @@ def _estimated(section: Section, subject: Subject) -> _LogZ:
         subject.params,
         rng_key=subject.key(5),
         samples={b: jnp.asarray(v) for b, v in draws.items()},
-        samples_are_exact=is_exact,
+        unbiased=is_exact,
         num_temperatures=budget.temperatures,
         ladder="adaptive",
         data=subject.train,
@@ -131,7 +131,7 @@ def _log_z_table(section: Section, result: Bracket, annealed: LogPartition) -> N
     for name, side in (names | {"reverse (upper)": result.upper}).items():
         row = {"log Z": name, "value": side.log_partition, "standard error": side.standard_error}
         row |= {"effective particles": side.effective_sample_size, "particles": len(side.log_weights)}
-        rows.append({**row, "a bound on average": "yes" if side.sound else "if the chains have mixed"})
+        rows.append({**row, "a bound on average": "yes" if side.unbiased else "if the chains have mixed"})
     caption = f"The systems' value and the reverse one differ by {result.gap:.3g} +- "
     section.table("log_partition", pd.DataFrame(rows), f"{caption}{result.standard_error:.2g}.")
 
@@ -195,7 +195,7 @@ def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | No
 def _independent(subject: Subject, rows: Rows) -> float:
     """Return the mean log p of rows under independent units with the base rates of the training rows."""
     graph, total = subject.graph, 0.0
-    eta = annealing_path.base_rates(graph, subject.train)
+    eta = base_rates(graph, subject.train)
     for b, family in graph.visible.items():
         stats = np.asarray(family.statistics(rows[b]), float).reshape(len(rows[b]), -1)
         normalizer = float(family.log_normalizer(eta[b]).sum())

@@ -14,8 +14,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.annealing import annealing_path, ladders
+from ebmpp.annealing import ladder
 from ebmpp.annealing.path import Path
+from ebmpp.annealing.reference import base_rates
 from ebmpp.core import Params, checks
 from ebmpp.core.types import Eta
 from ebmpp.errors import ArgumentError
@@ -196,7 +197,7 @@ class PathRecorder:
         :param key: ``(2,)``, of the pilot that thins it.
         """
         complete = Path.through(graph, eta0, self._params).to(last)
-        thinned = ladders.thinned(complete, key, _PARTICLES, _MIN_CESS, _MAX_KNOTS)
+        thinned = ladder.thinned(complete, key, _PARTICLES, _MIN_CESS, _MAX_KNOTS)
         if thinned is not None:
             return thinned
         warnings.warn(
@@ -214,7 +215,7 @@ def path_reference(graph: FactorGraph, sample: Selection) -> Eta:
     :raises ArgumentError: for a family without natural parameters of a base rate.
     """
     try:
-        return annealing_path.base_rates(graph, sample.observed(), sample.weights)
+        return base_rates(graph, sample.observed(), sample.weights)
     except NotImplementedError as error:
         raise ArgumentError(
             f"fit: keep_path needs families with from_mean, and {error or 'a family'} has none. Define it, "

@@ -65,7 +65,7 @@ _PARTICLES = 10  # particles of a system per particle of annealing
 # Sweeps per temperature, along the run and in the end. With one sweep, ten times as many particles gave 0.8
 # nats more for a 784x500 machine, with an error of 0.2: sweeps reach its modes, particles do not.
 _CURVE_SWEEPS, _FINAL_SWEEPS = 4, 20
-_EVENNESS = 0.98
+_CESS_THRESHOLD = 0.98
 _LADDER = "sigmoid"  # of the final estimates
 _MOST_SWEEPS = 2  # limit of a pair, in sweeps of a chain
 
@@ -153,7 +153,7 @@ def systems(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, 
             rng_key=jax.random.key(seed),
             num_particles=_PARTICLES * args.particles,
             num_sweeps=sweeps,
-            evenness=_EVENNESS,
+            cess_threshold=_CESS_THRESHOLD,
             data=args.images.train,
         )
 
@@ -164,7 +164,7 @@ def systems(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, 
 class Evaluation(NamedTuple):
     """Measurements of a model."""
 
-    brackets: list[ebmpp.annealing.log_partition.Bracket]
+    brackets: list[ebmpp.annealing.Bracket]
     pairs: Any
     """Coupled pairs from training rows; None if none of them met."""
     numbers: dict[str, Any]

@@ -17,9 +17,7 @@ import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin
-from ebmpp.annealing.log_partition import Bracket, LogPartition
-from ebmpp.annealing.particles import ParticleSystem
-from ebmpp.annealing.path import Path as ModelPath
+from ebmpp.annealing import Bracket, LogPartition, ParticleSystem, Path as ModelPath
 from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.coupling import UnbiasedEstimate
 from ebmpp.estimators.certificate import GradientBias, Squares
@@ -50,9 +48,9 @@ def estimate(value, error, met=(True, True, True, True)) -> UnbiasedEstimate:
     )
 
 
-def log_z(value: float, bound: str, sound: bool = True) -> LogPartition:
+def log_z(value: float, bound: str, unbiased: bool = True) -> LogPartition:
     weights, betas = np.zeros(50), np.linspace(0, 1, 7)
-    return LogPartition(value, 0.0321, 41.25, weights, betas, bound, sound, RBM, PARAMS)
+    return LogPartition(value, 0.0321, 41.25, weights, betas, bound, unbiased, RBM, PARAMS)
 
 
 @functools.cache
@@ -73,7 +71,7 @@ def trained(estimator: ebmpp.estimators.Estimator) -> ebmpp.Fit:
     )
 
 
-BRACKET = Bracket(log_z(12.3456789, "lower"), log_z(12.5, "upper", sound=False), 12.41)
+BRACKET = Bracket(log_z(12.3456789, "lower"), log_z(12.5, "upper", unbiased=False), 12.41)
 SYSTEM = ParticleSystem(
     1234.5678,
     0.0321,

@@ -111,7 +111,7 @@ def test_paths(name: str) -> None:
     path = ebmpp.annealing.Path.through(graph, eta0, [params])
     other = jax.tree.map(lambda a: 2 * a, params)
     assert_finite(draws(ebmpp.ParallelTempering(graph, path=path), other))
-    assert_finite(ebmpp.annealing.bridges(path, rng_key=KEY, num_particles=20).log_partition)
+    assert_finite(ebmpp.smc(graph, other, rng_key=KEY, num_particles=20, path=path).log_partition)
     if name == "rbm":
         fit = ebmpp.fit(
             RBM, DATA, num_steps=3, rng_key=KEY, estimator=ebmpp.CD(), keep_path=2, progress_bar=False

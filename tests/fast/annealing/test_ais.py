@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annealed importance sampling in both directions against exact log Z."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 import importlib
 import math
 from pathlib import Path
@@ -21,70 +20,29 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Poisson, Spin, exact, layered
-from ebmpp.annealing import annealing_path
+from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Poisson, exact, layered
+from ebmpp.annealing import reverse_ais
+from ebmpp.annealing.anneal import anneal
+from ebmpp.annealing.ladder import temperatures
 from ebmpp.annealing.path import summed_blocks
+from ebmpp.annealing.reference import reference
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
-from helpers import assert_law, assert_rows_law, often, pair, random_params
+from helpers import assert_law, assert_rows_law, often, random_params
 
-_GRAPHS: dict[str, Callable[[], FactorGraph]] = {
-    "rbm": lambda: layered(v=Bernoulli(7), h=Bernoulli(5)),
-    "dbm": lambda: layered(v=Bernoulli(5), h1=Spin(3), h2=Bernoulli(4)),
-    "categorical": lambda: layered(v=Categorical(4, num_categories=3), h=Categorical(3, num_categories=3)),
-    "gaussian": lambda: layered(v=Gaussian(5), h=Bernoulli(4)),
-    "learned variance": lambda: layered(v=Gaussian(5, variance="learned"), h=Spin(4)),
-    "harmonium": lambda: layered(v=Poisson(4), h=Bernoulli(3)),
-    # no bias on the exponential's neighbour: its reference is the family's default
-    "exponential": lambda: pair(ebmpp.Exponential(3), Bernoulli(4)),
-    "three layers": lambda: FactorGraph(
-        {"a": Spin(3)},
-        {"b": Bernoulli(2), "c": Categorical(2, num_categories=3)},
-        [*map(Bias, "abc"), Bilinear("a", "b"), Bilinear("b", "c"), Bilinear("a", "c")],
-    ),
-}
-
-
-class _Graphs(Mapping[str, FactorGraph]):
-    """Graphs by name, declared on first use."""
-
-    def __getitem__(self, name: str) -> FactorGraph:
-        return _graph(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_GRAPHS)
-
-    def __len__(self) -> int:
-        return len(_GRAPHS)
-
-
-@cache
-def _graph(name: str) -> FactorGraph:
-    return _GRAPHS[name]()
-
-
-GRAPHS = _Graphs()
-SCALE = {"gaussian": 0.7, "learned variance": 0.3, "harmonium": 0.5, "exponential": 0.2}
 KEY = zoo.KEY
 PAIR = np.zeros(2, np.uint32)
 NUM = 2000
 
 
-def model(name: str, seed: int) -> tuple[FactorGraph, dict, float]:
-    """A model and its exact log Z, by the package's own sum."""
-    graph = GRAPHS[name]
-    params = random_params(graph, seed, SCALE.get(name, 1.0))
-    return graph, params, float(exact.log_partition(graph, params))
-
-
-def zoo_model(name: str, seed: int = 1, scale: float = 1.0) -> tuple[FactorGraph, dict, float]:
-    """A graph of the zoo with stronger params, and its log Z by enumeration in NumPy."""
+def model(name: str, seed: int = 1, scale: float = 1.0) -> tuple[FactorGraph, dict, float]:
+    """Return a graph of the zoo with stronger params, and its log Z by enumeration in NumPy."""
     graph = zoo.graph(name)
     params = random_params(graph, seed, {"poisson": 0.5, "learned": 0.3}.get(name, scale))
     return graph, params, Oracle(graph, params, {}).log_z
 
 
 def uniform(graph: FactorGraph) -> dict:
-    """A reference that is far from most models."""
+    """Return a reference that is far from most models."""
     return {b: f.default_eta() for b, f in graph.families.items()}
 
 
@@ -101,9 +59,9 @@ RUN = {"num_particles": NUM, "num_temperatures": 20}
 @pytest.mark.filterwarnings("ignore:the effective sample size")
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     """Few temperatures and a far start show a draw at the wrong temperature or before its weight."""
-    graph, params, log_z = zoo_model(name)
+    graph, params, log_z = model(name)
     options = {"rng_key": KEY, "num_particles": NUM, "ladder": [0, 0.2, 1], "reference": uniform(graph)}
-    above = ebmpp.annealing.reverse_ais(graph, params, **options)
+    above = reverse_ais(graph, params, **options)
     below = ebmpp.ais(graph, params, **options)
     assert_rows_law(np.exp(below.log_weights - log_z), 1.0)
     assert_rows_law(np.exp(above.log_weights + log_z), 1.0)
@@ -111,13 +69,13 @@ def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     for result, sign in ((below, 1), (above, -1)):
         gap = log_z - sign * result.log_weights
         assert gap.std() < 0.3 or sign * gap.mean() > 3 * gap.std() / math.sqrt(len(gap))
-    assert (below.bound, above.bound, above.sound) == ("lower", "upper", True)
+    assert (below.bound, above.bound, above.unbiased) == ("lower", "upper", True)
 
 
 def test_brackets_have_honest_standard_errors() -> None:
     z = []
     for seed in range(10):
-        graph, params, log_z = zoo_model("rbm", seed)
+        graph, params, log_z = model("rbm", seed)
         result = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), **RUN)
         assert result.exact == pytest.approx(log_z, abs=1e-4)
         assert result.lower.effective_sample_size > NUM / 4
@@ -128,31 +86,29 @@ def test_brackets_have_honest_standard_errors() -> None:
 
 
 def test_any_reference_gives_unbiased_weights() -> None:
-    graph, params, log_z = zoo_model("rbm", 2)
+    graph, params, log_z = model("rbm", 2)
     rows = np.float32([[1, 1, 1, 0], [1, 0, 1, 0]])
     far = {"v": np.linspace(-1, 1, 4, dtype=np.float32), "h": np.full(3, 0.5, np.float32)}
     for options in ({}, {"data": rows}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
         result = ebmpp.ais(graph, params, rng_key=KEY, **(RUN | {"num_temperatures": 4} | options))
         assert_rows_law(np.exp(result.log_weights - log_z), 1.0, comparisons=4)
-    eta = annealing_path.reference(graph, params, PAIR, rows)
+    eta = reference(graph, params, PAIR, rows)
     np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(eta["v"]))), (rows.sum(0) + 0.5) / 3, rtol=1e-5)
 
 
 def test_samples_of_the_user_start_the_reverse_direction() -> None:
-    graph, params, log_z = zoo_model("rbm", 1)
+    graph, params, log_z = model("rbm", 1)
     states = zoo.Oracle(graph, params, {}).draw(np.random.default_rng(0), NUM)
     options = {"rng_key": KEY, "num_temperatures": 20}
-    chain = ebmpp.annealing.reverse_ais(graph, params, samples=states, **options)
-    assert not chain.sound and len(chain.log_weights) == NUM
+    chain = reverse_ais(graph, params, samples=states, **options)
+    assert not chain.unbiased and len(chain.log_weights) == NUM
     for block in ("v", "h"):  # the other block is drawn given this one
         samples = {block: states[block]}
-        result = ebmpp.annealing.reverse_ais(
-            graph, params, samples=samples, samples_are_exact=True, **options
-        )
-        assert result.sound
+        result = reverse_ais(graph, params, samples=samples, unbiased=True, **options)
+        assert result.unbiased
         assert_rows_law(np.exp(result.log_weights + log_z), 1.0, comparisons=2)
     bracket = ebmpp.bracket(graph, params, samples={"v": states["v"]}, **options)
-    assert len(bracket.lower.log_weights) == NUM and not bracket.upper.sound
+    assert len(bracket.lower.log_weights) == NUM and not bracket.upper.unbiased
 
 
 def test_as_many_units_as_possible_are_summed_out() -> None:
@@ -165,28 +121,28 @@ def test_as_many_units_as_possible_are_summed_out() -> None:
 
 
 def test_ladders() -> None:
-    np.testing.assert_allclose(annealing_path.ladder("linear", 5), [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(temperatures("linear", 5), [0, 0.25, 0.5, 0.75, 1])
     logistic = 1 / (1 + np.exp(-4 * np.linspace(-1, 1, 9)))
     expected = (logistic - logistic[0]) / (logistic[-1] - logistic[0])
-    np.testing.assert_allclose(annealing_path.ladder("sigmoid", 9), expected, atol=1e-6)
+    np.testing.assert_allclose(temperatures("sigmoid", 9), expected, atol=1e-6)
 
 
 def test_adaptive_ladders_have_even_steps() -> None:
-    graph, params, log_z = zoo_model("rbm", 3, scale=2.5)
+    graph, params, log_z = model("rbm", 3, scale=2.5)
     eta, count = uniform(graph), 60
     options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": count, "reference": eta}
     result = ebmpp.ais(graph, params, ladder="adaptive", **options)
     assert result.betas[0] == 0 and result.betas[-1] == 1 and len(result.betas) == count
     variation = []
-    for betas in (annealing_path.ladder("linear", count), result.betas):
-        _, spread = annealing_path.anneal(graph, params, eta, betas, PAIR, NUM)
+    for betas in (temperatures("linear", count), result.betas):
+        _, spread = anneal(graph, params, eta, betas, PAIR, NUM)
         variation.append(spread.std() / spread.mean())
     assert variation[1] < 0.5 * variation[0]
     assert_law(result.log_partition, log_z, result.standard_error)
 
 
 def test_particles_depend_on_the_key_and_their_number_alone(capsys: pytest.CaptureFixture) -> None:
-    graph, params, _ = zoo_model("rbm")
+    graph, params, _ = model("rbm")
     run = lambda key, **options: ebmpp.ais(graph, params, rng_key=key, **(RUN | options)).log_weights
     first = run(KEY)
     np.testing.assert_array_equal(run(KEY, progress_bar=True), first)
@@ -196,7 +152,7 @@ def test_particles_depend_on_the_key_and_their_number_alone(capsys: pytest.Captu
 
 
 def test_log_likelihoods_of_rows() -> None:
-    graph, params, log_z = zoo_model("rbm")
+    graph, params, log_z = model("rbm")
     rows = np.random.default_rng(0).integers(0, 2, (3, 2, 4)).astype(np.float32)
     result = ebmpp.ais(graph, params, rng_key=KEY, **RUN)
     values = np.asarray(result.log_likelihood(rows))
@@ -226,7 +182,7 @@ def test_log_likelihoods_of_rows() -> None:
         ({"ladder": [0, 0.5]}, "0.5"),
         ({"ladder": [0, 0.6, 0.5, 1]}, "0.5"),
         ({"ladder": [0, math.nan, 1]}, "nan"),
-        ({"ladder": [[0, 1]]}, r"\(1, 2\)"),
+        ({"ladder": [[0, 1]]}, "ladder"),
     ],
 )
 def test_invalid_options_are_refused(options: dict, message: str) -> None:
@@ -249,7 +205,7 @@ def test_invalid_params_references_and_samples_are_refused() -> None:
         run(params, reference={"c": np.zeros(3)})
     with pytest.raises(TypeError, match="traced"):
         jax.jit(run)(params)
-    reverse = lambda **options: ebmpp.annealing.reverse_ais(
+    reverse = lambda **options: reverse_ais(
         zoo.graph("deep"), zoo.params("deep"), rng_key=KEY, num_temperatures=5, **options
     )
     with pytest.raises(IntractableError, match="'h1'.*'h2'"):
@@ -263,7 +219,7 @@ def test_invalid_params_references_and_samples_are_refused() -> None:
 
 
 def test_small_effective_sample_sizes_cause_one_warning() -> None:
-    graph, params, _ = zoo_model("rbm", 0)
+    graph, params, _ = model("rbm", 0)
     params = {name: 15 * np.asarray(value) for name, value in params.items()}
     options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 2, "reference": uniform(graph)}
     with pytest.warns(UserWarning, match="num_temperatures"):
@@ -276,17 +232,17 @@ def test_small_effective_sample_sizes_cause_one_warning() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["categorical", "harmonium", "three layers"])
+@pytest.mark.parametrize("name", ["categorical", "poisson", "mixed"])
 def test_references_without_data_have_the_means_of_the_model(name: str) -> None:
-    graph, params, _ = model(name, 1)
-    eta, moments = annealing_path.reference(graph, params, PAIR), exact.moments(graph, params)
+    graph, params, _ = model(name)
+    eta, moments = reference(graph, params, PAIR), exact.moments(graph, params)
     for b, family in graph.families.items():
         variance = 0.25
         if not family.stat_shape:
             variance = float(jax.jvp(family.mean, (eta[b],), (jnp.ones_like(eta[b]),))[1].max())
         assert np.abs(family.mean(eta[b]) - moments[b]).max() < 5 * math.sqrt(variance / 200)
     first = next(iter(eta))
-    fixed = annealing_path.reference(graph, params, PAIR, given={first: jnp.ones_like(eta[first])})
+    fixed = reference(graph, params, PAIR, fixed={first: jnp.ones_like(eta[first])})
     for b in eta:
         np.testing.assert_array_equal(fixed[b], jnp.ones_like(eta[b]) if b == first else eta[b])
 
@@ -320,13 +276,13 @@ def test_a_second_call_is_not_traced() -> None:
 
 @pytest.mark.slow
 def test_large_and_deep_models_are_refused_where_samples_are_missing() -> None:
-    graph, params, _ = zoo_model("deep")
+    graph, params, _ = model("deep")
     result = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=20)
     with pytest.raises(IntractableError, match="'h1' and 'h2'"):
         result.average_log_likelihood(np.zeros((2, 3)))
     large = layered(v=Bernoulli(40), h=Bernoulli(30))
     with pytest.raises(IntractableError, match="samples="):
-        ebmpp.annealing.reverse_ais(large, random_params(large), rng_key=KEY, num_temperatures=5)
+        reverse_ais(large, random_params(large), rng_key=KEY, num_temperatures=5)
 
 
 @pytest.mark.slow

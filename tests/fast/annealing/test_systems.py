@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp.annealing import Path, independence, system_values, systems
+from ebmpp.annealing import Path, independence, systems
+from ebmpp.annealing.ladder import find_ladder
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, DomainError
 from helpers import assert_law, assert_rows_law, often, random_params, slow
@@ -34,13 +35,13 @@ def scaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def model(name: str) -> tuple[ebmpp.FactorGraph, dict[str, Any]]:
-    """A graph and params; those of "rbm" have two modes, so that systems resample."""
+    """Return a graph and params; "rbm" gets two modes, so that systems resample."""
     graph = zoo.graph(name)
     return graph, two_modes() if name == "rbm" else random_params(graph, seed=1, scale=SCALES.get(name, 1.0))
 
 
 def uniform(graph: ebmpp.FactorGraph) -> dict[str, jax.Array]:
-    """A reference that is far from most models."""
+    """Return a reference that is far from most models."""
     return {b: f.default_eta() for b, f in graph.families.items()}
 
 
@@ -67,7 +68,7 @@ def test_partition_estimates_and_weighted_sums_are_unbiased(name: str) -> None:
     assert_rows_law(z, 1.0)
     # Z times the weighted mean of anything has the model's mean
     exact = grad_log_partition(graph, params)
-    values = jax.jit(lambda path, params, x: system_values.energy_gradient(path, params, x))
+    values = jax.jit(lambda path, params, x: systems.energy_gradient(path, params, x))
     for factor, g in jax.device_get(values(path, params, result)).items():
         rows = z.reshape(-1, *(1,) * (g.ndim - 1)) * g
         assert_rows_law(rows, -exact[factor], comparisons=60)
@@ -87,28 +88,28 @@ def test_places_are_knots_and_linear_between_them() -> None:
     assert path.to(double) is path and int(path.to(params).num) == 4
 
 
-def test_ladders_have_the_requested_evenness() -> None:
+def test_ladders_have_the_requested_threshold() -> None:
     graph, params, _ = problem("rbm")
     path = Path.line(graph, uniform(graph), params)
-    find = jax.jit(systems.find_ladder, static_argnums=(2, 4))
+    find = jax.jit(find_ladder, static_argnums=(2, 4))
     rungs = []
-    for least in (0.9, 0.99):
-        ladder = find(path, key(0), 1000, least, 64)
+    for threshold in (0.9, 0.99):
+        ladder = find(path, key(0), 1000, threshold, 64)
         places = np.asarray(ladder.places)[: int(ladder.count)]
         assert places[0] == 0 and places[-1] == 1 and (np.diff(places) > 0).all()
         rungs.append(len(places))
-    even = float(climb(path, places, keys_of(10), 1000).even.mean())
-    assert 0.9 * least < even < 0.5 + least / 2
+    cess = float(climb(path, places, keys_of(10), 1000).min_cess.mean())
+    assert 0.9 * threshold < cess < 0.5 + threshold / 2
     assert rungs[1] > 2 * rungs[0]
 
 
 # -- coupled chains of systems ---------------------------------------------------------------------
 
-LIKE = {"f": jax.ShapeDtypeStruct((2,), jnp.float32)}
+SHAPES = {"f": jax.ShapeDtypeStruct((2,), jnp.float32)}
 
 
 def toy(spread: float) -> independence.Propose:
-    """Systems whose log Z is normal, and whose value grows with it."""
+    """Return a source of systems whose log Z is normal and whose value grows with it."""
 
     def propose(keys: jax.Array) -> tuple:
         noise = jax.scipy.special.ndtri(random.open_uniform(random.words(keys, 2)))
@@ -121,7 +122,7 @@ def toy(spread: float) -> independence.Propose:
 def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
     """Under weights exp(s z) a normal z has mean s; the second value does not matter to Z and has mean 0."""
     spread = 0.8
-    run = jax.jit(jax.vmap(lambda key: independence.run_pair(toy(spread), LIKE, key, k, m)))
+    run = jax.jit(jax.vmap(lambda key: independence.run_pair(toy(spread), SHAPES, key, k, m)))
     result = jax.device_get(run(keys_of(20_000, seed=10 * k + m)))
     assert_rows_law(result.total["f"], [spread, 0.0])
     tau = result.meeting_time
@@ -134,7 +135,7 @@ def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
 
 
 def test_stopped_pairs_are_unmet_and_undefined_values_broken() -> None:
-    run = jax.jit(jax.vmap(lambda key: independence.run_pair(toy(3.0), LIKE, key, 0, 1, 3)))
+    run = jax.jit(jax.vmap(lambda key: independence.run_pair(toy(3.0), SHAPES, key, 0, 1, 3)))
     result = jax.device_get(run(keys_of(2000)))
     assert set(result.meeting_time) == {-1, 1, 2} and (result.num_systems <= 3).all()
     undefined = lambda keys: (
@@ -142,7 +143,7 @@ def test_stopped_pairs_are_unmet_and_undefined_values_broken() -> None:
         {"f": jnp.zeros((len(keys), 2))},
         jnp.ones(len(keys)),
     )
-    assert bool(jax.jit(lambda: independence.run_pair(undefined, LIKE, key(0), 0, 1).broken)())
+    assert bool(jax.jit(lambda: independence.run_pair(undefined, SHAPES, key(0), 0, 1).broken)())
 
 
 # -- public functions ------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_particle_expectations_are_unbiased(name: str) -> None:
         ({"path": 3}, "path"),
         ({"ladder": "linear"}, "ladder"),
         ({"ladder": [0, 0.5]}, "from 0 to 1"),
-        ({"evenness": 1}, "evenness"),
+        ({"cess_threshold": 1}, "cess_threshold"),
         ({"num_sweeps": 0}, "num_sweeps"),
     ],
 )

@@ -58,7 +58,7 @@ def draws(name: str, estimator: ParticleUCD, start: float | None = None) -> Esti
 @pytest.mark.parametrize(("name", "path"), [("rbm", "line"), slow("rbm", "training"), slow("deep", "line")])
 def test_mean_gradient_matches_exact_gradient(name: str, path: str) -> None:
     """So few particles that many systems are rejected; the deep graph has a positive phase by pairs."""
-    estimator = ParticleUCD(num_particles=6, path=path, evenness=0.5, max_rungs=8)
+    estimator = ParticleUCD(num_particles=6, path=path, cess_threshold=0.5, max_rungs=8)
     result = draws(name, estimator, 0.7 if path == "training" else None)
     rows = {n: list(g) for n, g in result.gradient.items()}
     assert_mean([{n: g[i] for n, g in rows.items()} for i in range(DRAWS)], loss_gradient(name))
@@ -100,7 +100,7 @@ def test_histories_are_diagnosed() -> None:
     weighted, particles = WeightedPCD(), ParticleUCD()
     assert "60%" in (weighted.diagnose({"resampled": np.array([1, 0, 1, 0, 1])}) or "")
     assert weighted.diagnose({"resampled": np.array([1, 0, 0, 0])}) is None
-    history = lambda stay, even: {"longest_stay": np.array(stay), "evenness": np.array(even)}
+    history = lambda stay, even: {"longest_stay": np.array(stay), "min_cess": np.array(even)}
     assert "25 others, at step 2" in (particles.diagnose(history([0, 3, 25], [0.9, 0.9, 0.95])) or "")
     assert "4.0%" in (particles.diagnose(history([0, 3], [0.9, 0.04])) or "")
     assert particles.diagnose(history([0, 3], [0.9, 0.95])) is None
@@ -112,7 +112,7 @@ def test_histories_are_diagnosed() -> None:
         (ParticleUCD, {"num_particles": 1}, "num_particles .*1"),
         (ParticleUCD, {"path": "beta"}, "path .*'beta'"),
         (ParticleUCD, {"k": 2}, "k=2, m=1"),
-        (ParticleUCD, {"evenness": 1.0}, "evenness .*1"),
+        (ParticleUCD, {"cess_threshold": 1.0}, "cess_threshold .*1"),
         (ParticleUCD, {"max_systems": 2}, "max_systems .*2"),
         (ParticleUCD, {"posterior": None}, "posterior"),
         (WeightedPCD, {"num_watchers": 15}, "num_watchers .*15"),

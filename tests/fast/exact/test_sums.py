@@ -97,7 +97,7 @@ def test_plans_sum_out_both_ends_of_a_chain() -> None:
     ("sizes", "message"),
     [
         ({"v": Bernoulli(60), "h": Bernoulli(50)}, r"'h'.*2\*\*50"),
-        ({"v": Bernoulli(40), "h": Categorical(20, num_categories=3)}, r"'h'.*3.5e9"),
+        ({"v": Bernoulli(40), "h": Categorical(20, num_categories=3)}, r"'h'.*2\*\*31.7"),
         ({"v": Poisson(2), "h": Poisson(1)}, "'v'.*'h'"),
     ],
 )
@@ -107,14 +107,13 @@ def test_sums_over_too_many_states_are_refused(sizes: dict, message: str) -> Non
     with pytest.raises(IntractableError, match=message):
         exact.log_partition(graph, params)
     assert enumeration.count_text(2**784) == "2**784"
-    assert enumeration.count_text(3**900) == "2.6e429"
 
 
 def test_tables_of_too_many_states_are_refused() -> None:
     graph = layered(v=Bernoulli(2), h1=Bernoulli(30), h2=Bernoulli(20))
     with pytest.raises(IntractableError, match=r"2\*\*52"):
         exact.probabilities(graph, random_params(graph))
-    with pytest.raises(IntractableError, match="'v'"):
+    with pytest.raises(IntractableError, match="Poisson"):
         exact.probabilities(zoo.graph("poisson"), zoo.params("poisson"))
 
 

@@ -147,7 +147,7 @@ def test_more_pairs_and_a_longer_window_vary_less() -> None:
     )
 
     def draws(**options: Any) -> Any:
-        estimator = ParticleUCD(num_particles=6, evenness=0.5, max_rungs=8, **options)
+        estimator = ParticleUCD(num_particles=6, cess_threshold=0.5, max_rungs=8, **options)
         state = estimator.init(graph, params, batch.rows, 4, jnp.zeros(2, jnp.uint32))
         draw = lambda pair: estimator.estimate(graph, params, state, batch, pair)
         pairs = np.stack([np.ones(300), np.arange(300)], 1).astype(np.uint32)

@@ -13,7 +13,7 @@ import xarray as xr
 import jax
 
 import ebmpp
-from ebmpp.annealing.log_partition import LogPartition
+from ebmpp.annealing import LogPartition
 from models import rbm
 from shared import digit_images, rbm_likelihood
 

@@ -1,0 +1,215 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Ladders: the places of a path at which particles stop, fixed, given or found by a pilot run."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool, Float, Float32, Int32, UInt32
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ebmpp.annealing import systems
+from ebmpp.annealing.path import Path
+from ebmpp.annealing.systems import Systems
+from ebmpp.core import checks, random
+from ebmpp.core.compile import compiled
+from ebmpp.errors import ArgumentError, DomainError
+from ebmpp.graph import FactorGraph
+
+LADDERS = ("linear", "sigmoid", "adaptive")
+
+_SIGMOID_SLOPE = 4.0  # of the logistic function at either end
+_CAPACITY = 256  # initial room for the places of a pilot
+_GROW, _SHRINK = 1.3, 0.75  # factors of the steps that a pilot tries
+_SHORTEST = 1e-6  # of these steps
+
+
+# -- places that are known in advance --------------------------------------------------------------
+
+
+def temperatures(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, "temperatures"]:
+    """Return increasing inverse temperatures from 0 to 1.
+
+    :param kind: "linear"; "sigmoid", which is denser at both ends; or increasing values from 0 to 1.
+    :param num_temperatures: number of values, 0 and 1 included; ignored where ``kind`` gives the values.
+    :raises ArgumentError: for fewer than two, an unknown name, or values that do not increase from 0 to 1.
+
+    **References**
+
+    1. Wu, Burda, Salakhutdinov, Grosse (2017), *On the quantitative analysis of decoder-based generative
+       models*, section 4: the sigmoid.
+
+    **Example**
+
+    >>> temperatures("sigmoid", 5).round(2).tolist()
+    [0.0, 0.1, 0.5, 0.9, 1.0]
+    """
+    if not isinstance(kind, str):
+        return given_places("ladder", kind, 1)
+    linear = np.linspace(0.0, 1.0, checks.count("num_temperatures", num_temperatures, 2))
+    if checks.choice("ladder", kind, LADDERS, "increasing values from 0 to 1") == "linear":
+        return linear.astype(np.float32)
+    rising = np.tanh(_SIGMOID_SLOPE * (linear - 0.5))  # a logistic function up to scale and location
+    return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)
+
+
+def given_places(name: str, values: Any, end: int) -> Float32[np.ndarray, "places"]:
+    """Return a user's places as an array.
+
+    :param end: the last place of the path; that of the model.
+    :raises ArgumentError: for anything but at least two values that increase from 0 to the end.
+    """
+    places = np.asarray(checks.numbers(name, values), np.float32)
+    ends = places.ndim == 1 and len(places) > 1 and (places[0], places[-1]) == (0, end)
+    if not ends or not (np.diff(places) > 0).all():
+        raise ArgumentError(f"{name} must increase from 0 to {end}, the model, got {checks.tell(values)}.")
+    return places
+
+
+def constant_speed(
+    betas: Float[np.ndarray, "pilot"], spread: Float[np.ndarray, "steps"], num_temperatures: int
+) -> Float32[np.ndarray, "temperatures"]:
+    """Return increasing inverse temperatures whose log-weights have about the same spread at each step.
+
+    :param betas: of a pilot run.
+    :param spread: standard deviation of the pilot's log-weights at each step.
+    :param num_temperatures: number of values to return.
+
+    **References**
+
+    1. Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed along a path.
+
+    **Example**
+
+    >>> constant_speed(np.array([0, 0.5, 1]), np.array([0.3, 0.1]), 5).round(2).tolist()
+    [0.0, 0.17, 0.33, 0.5, 1.0]
+    """
+    # the small terms keep steps without any spread apart
+    cumulated = np.concatenate([[0.0], np.cumsum(spread + 1e-3 * spread.mean() + 1e-12)])
+    levels = np.linspace(0.0, cumulated[-1], num_temperatures)
+    places = np.interp(levels, cumulated, betas).astype(np.float32)
+    places[0], places[-1] = 0.0, 1.0
+    return np.unique(places)
+
+
+# -- places that a pilot system finds --------------------------------------------------------------
+
+
+class Ladder(NamedTuple):
+    """The places of a path at which a system stops."""
+
+    places: Float[Array, "places"]
+    count: Int32[Array, ""]
+    """Number of places that are used, including the reference."""
+
+    def is_complete(self) -> Bool[Array, ""]:
+        """Return True if there was room for all places; otherwise the last step is a long one."""
+        return self.count < len(self.places)
+
+
+def find_ladder(
+    path: Path,
+    key: UInt32[Array, "2"],
+    num: int,
+    cess_threshold: ArrayLike,
+    capacity: int,
+    sweeps: int = 1,
+) -> Ladder:
+    """Find places by a pilot system, whose draws are used for nothing else.
+
+    :param num: number of particles of the pilot.
+    :param cess_threshold: lowest conditional effective sample size of a step, as a share of the particles,
+        below 1. The last step may miss it where the capacity is reached.
+    :param capacity: largest number of places.
+    :param sweeps: per rung.
+
+    **References**
+
+    1. Zhou, Johansen, Aston (2016), *Toward automatic model comparison: an adaptive sequential Monte Carlo
+       approach*, section 3.4.
+    """
+    keys = key[None]
+
+    class State(NamedTuple):
+        places: Array
+        count: Array
+        step: Array
+        system: Systems
+
+    def body(state: State) -> State:
+        s, system = state.places[state.count - 1], state.system
+        low = path.at(s)
+        here = path.slope(low.params, system.x)
+        rung_after = lambda step: path.at(jnp.minimum(s + step, path.end))
+        slope_at = lambda high: here if path.is_line else path.slope(high.params, system.x)
+
+        def is_too_long(step: Array) -> Array:
+            high = rung_after(step)
+            gain = path.gain(low, high, here, slope_at(high)).reshape(system.log_weights.shape)
+            cess = systems.conditional_ess(system.log_weights, gain)[0]
+            return ~(cess >= cess_threshold) & (step > _SHORTEST)  # NaN is too long
+
+        step = lax.while_loop(is_too_long, lambda step: _SHRINK * step, _GROW * state.step)
+        step = jnp.where(state.count == capacity - 1, path.end, step)
+        high = rung_after(step)
+        rung_keys = random.fold_in(keys, state.count)
+        system = systems.climb_rung(path, (low, high), (here, slope_at(high)), system, rung_keys, sweeps)
+        places = state.places.at[state.count].set(jnp.minimum(s + step, path.end))
+        return State(places, state.count + 1, step, system)
+
+    start = State(
+        jnp.zeros(capacity), jnp.ones((), jnp.int32), jnp.full((), 0.1), systems.begin(path, keys, num)
+    )
+    state = lax.while_loop(lambda c: c.places[c.count - 1] < path.end, body, start)
+    return Ladder(state.places, state.count)
+
+
+@compiled(statics=5)
+def _find(
+    graph: FactorGraph, num: int, threshold: float, capacity: int, sweeps: int, path: Path, key: Array
+) -> Ladder:
+    del graph  # the path's, so that the cache is bounded by graphs
+    return find_ladder(path, key, num, threshold, capacity, sweeps)
+
+
+def adaptive_ladder(
+    path: Path, key: Array, num: int, cess_threshold: float, sweeps: int = 1, most: int | None = None
+) -> Ladder:
+    """Find a ladder with room for all its places; see :func:`find_ladder`.
+
+    :param most: largest number of places; None for no limit.
+    :return: incomplete only where ``most`` is too small.
+    :raises DomainError: where no step meets the threshold, however short, unless ``most`` is given.
+    """
+    capacity = _CAPACITY if most is None else min(most, _CAPACITY)
+    while True:
+        ladder = _find(path.graph, num, cess_threshold, capacity, sweeps, path, key)
+        if int(ladder.count) < capacity or capacity == most:
+            return ladder
+        # the last step, to the end, is a long one; a pilot is stuck if the step before is the shortest
+        if bool(ladder.places[-2] - ladder.places[-3] <= 2 * _SHORTEST):
+            if most is not None:
+                return ladder
+            raise DomainError(
+                f"weights are uneven or not finite at place {float(ladder.places[-2]):g} of the path, "
+                "however short a step is: a model there may not normalise, or natural parameters overflow. "
+                "Check the params, and those of the path."
+            )
+        capacity = 2 * capacity if most is None else min(most, 2 * capacity)
+
+
+def thinned(path: Path, key: Array, num: int, cess_threshold: float, most: int) -> Path | None:
+    """Return a path whose knots are the places of an adaptive ladder, or None if it takes too many.
+
+    :param num: number of particles of the pilot.
+    :param most: largest number of knots.
+    """
+    ladder = adaptive_ladder(path, key, num, cess_threshold, most=most)
+    if not ladder.is_complete():
+        return None
+    count = int(ladder.count)
+    return jax.block_until_ready(path.cut(ladder.places[:count], ladder.count))
