@@ -17,12 +17,15 @@ one transition to the next, so other sites may change in between, which parallel
 1. Neal (1996), *Sampling from multimodal distributions using tempered transitions*, section 3.
 """
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+import itertools
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, latent_sample_sites, prototype_trace
 from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import log_density
 from numpyro.util import identity
 
 import jax
@@ -38,6 +41,7 @@ Sites = Mapping[str, Array]
 X = TypeVar("X")
 #: ``(x, keys, beta, backward)`` to a state and a count.
 Sweep = Callable[[X, Array, Any, bool], tuple[X, Array]]
+_NUM_WALKS, _NUM_STATES = 3, 6  # by which a model and a block are compared
 _UP, _DOWN, _ACCEPT = 1 << 20, 1 << 21, 1 << 22  # folded into the keys of a step
 
 
@@ -106,16 +110,17 @@ class SiteKernel(MCMCKernel):
 
 
 class Block(SiteKernel):
-    """A block of a Gibbs sampler; subclasses define ``begin``, ``advance``, ``sites`` and ``latents``."""
+    """A block of a Gibbs sampler; subclasses define ``sites``, ``latents`` and the abstract methods."""
 
     sites: tuple[str, ...]
     latents: tuple[str, ...]
     tempering: tuple[float, ...] | None
 
+    @abstractmethod
     def begin(self, values: Sites, call: Call, keys: Array) -> Advanced:
         """Return the first state, with counts of 0, given values of the sites."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
         """Make one step.
 
@@ -123,7 +128,59 @@ class Block(SiteKernel):
         :param call: values of the other sites, and the model's arguments.
         :param keys: words of this step, ``(2,)``; or the key of all steps, of which this is number ``index``.
         """
-        raise NotImplementedError
+
+    @abstractmethod
+    def walk(self, values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
+        """Yield random states of the sites, without end, and the block's log density up to a constant."""
+
+    def verify(
+        self,
+        model: Callable[..., Any],
+        *model_args: Any,
+        rng_key: Array | None = None,
+        tolerance: float = 1e-3,
+        **model_kwargs: Any,
+    ) -> None:
+        """Compare how a model's log density and the block's change along random walks of the sites.
+
+        The two must change alike, whatever the other sites are. A term that is missing, counted twice, or of
+        the wrong scale shows at once. A constant does not matter.
+
+        :param model: the NumPyro model.
+        :param model_args: its arguments.
+        :param rng_key: for the random states; a fixed key by default.
+        :param tolerance: relative to the size of the changes.
+        :param model_kwargs: its keyword arguments.
+        :raises StateError: where they differ, with the largest difference; or for sites that the model does
+            not have.
+        :raises IntractableError: for latent blocks that cannot be summed out in closed form.
+        """
+        theirs, ours = [], []
+        density = jax.jit(lambda values: log_density(model, model_args, model_kwargs, values)[0])
+        for number in range(_NUM_WALKS):
+            key = jax.random.fold_in(jax.random.key(0) if rng_key is None else rng_key, number)
+            trace = prototype_trace(model, key, model_args, model_kwargs)
+            values = {name: jnp.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)}
+            missing = sorted(set(self.sites) - set(values))
+            if missing:
+                raise StateError(f"{missing} are not latent sample sites of the model: {sorted(values)}")
+            siblings = {name: v for name, v in values.items() if name not in self.sites}
+            call = Call(siblings, model_args, model_kwargs)
+            states = self.walk({name: values[name] for name in self.sites}, call, key)
+            for state, log_prob in itertools.islice(states, _NUM_STATES):
+                theirs.append(density({**siblings, **state}))
+                ours.append(log_prob)
+        theirs, ours = (np.asarray(a, float).reshape(_NUM_WALKS, _NUM_STATES) for a in (theirs, ours))
+        change, block_change = np.diff(theirs), np.diff(ours)
+        scale = np.abs(change).max() + np.abs(block_change).max() + 1e-6 * np.abs(theirs).max() / tolerance
+        gap = np.abs(change - block_change)
+        if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
+            worst = np.unravel_index(np.where(np.isfinite(gap), gap, np.inf).argmax(), gap.shape)
+            raise StateError(
+                f"the block is not the posterior of sites {list(self.sites)}: between two states the model's "
+                f"log density changes by {change[worst]:.6g}, and the block's by {block_change[worst]:.6g}. "
+                "Give one factor for each likelihood that reads the sites, and the energy of their prior once"
+            )
 
     def sample(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
         """Make one step, given the siblings' values in ``model_kwargs``."""

@@ -1,14 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a block: of the values that it starts from, and of its agreement with a model."""
+"""Checks of a block of a model: of the values that it starts from, and random walks to compare models by."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import itertools
 from typing import Any
 
 import numpy as np
-from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
-from numpyro.infer.util import log_density
 
 import jax
 from jax import Array, core
@@ -19,14 +17,6 @@ from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, Sites
 from ebmpp.traced.model import Context
 from ebmpp.traced.sweep import Conditionals, ContinuousSite, Layer, Sweep
-
-_NUM_WALKS, _NUM_STATES = 3, 6
-#: From a block's sites, a call and a key to states of the sites with the block's log density, up to a
-#: constant.
-Walk = Callable[[Sites, Call, Array], Iterator[tuple[Sites, float]]]
-
-
-# -- start -----------------------------------------------------------------------------------------
 
 
 class StartCheck:
@@ -86,56 +76,7 @@ def _degenerate(site: str, place: Sequence[Any], where: str) -> str:
     )
 
 
-# -- agreement with a model ------------------------------------------------------------------------
-
-
-def verify(
-    model: Callable[..., Any],
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    sites: Sequence[str],
-    walk: Walk,
-    rng_key: Array | None,
-    tolerance: float,
-) -> None:
-    """Compare how a model's log density and a block's change along random walks of the sites.
-
-    The two must change alike, whatever the other sites are. A constant does not matter. A term that is
-    missing, counted twice, or of the wrong scale shows at once.
-
-    :param walk: of the block, endless.
-    :param rng_key: for the random states; a fixed key by default.
-    :param tolerance: relative to the size of the changes.
-    :raises StateError: where they differ; or for sites that the model does not have.
-    """
-    theirs, ours = [], []
-    density = jax.jit(lambda values: log_density(model, args, dict(kwargs), values)[0])
-    for number in range(_NUM_WALKS):
-        key = jax.random.fold_in(jax.random.key(0) if rng_key is None else rng_key, number)
-        trace = prototype_trace(model, key, args, dict(kwargs))
-        values = {name: jnp.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)}
-        missing = sorted(set(sites) - set(values))
-        if missing:
-            raise StateError(f"sites {missing} are not latent sample sites of the model: {sorted(values)}")
-        siblings = {name: v for name, v in values.items() if name not in sites}
-        states = walk({name: values[name] for name in sites}, Call(siblings, args, kwargs), key)
-        for state, log_prob in itertools.islice(states, _NUM_STATES):
-            theirs.append(density({**siblings, **state}))
-            ours.append(log_prob)
-    theirs, ours = (np.asarray(a, float).reshape(_NUM_WALKS, _NUM_STATES) for a in (theirs, ours))
-    change, block_change = np.diff(theirs), np.diff(ours)
-    scale = np.abs(change).max() + np.abs(block_change).max() + 1e-6 * np.abs(theirs).max() / tolerance
-    gap = np.abs(change - block_change)
-    if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
-        worst = np.unravel_index(np.where(np.isfinite(gap), gap, np.inf).argmax(), gap.shape)
-        raise StateError(
-            f"the block is not the posterior of sites {list(sites)}: between two states the model's log "
-            f"density changes by {change[worst]:.6g}, and the block's by {block_change[worst]:.6g}. Give one "
-            "factor for each likelihood that reads the sites, and the energy of their prior once"
-        )
-
-
-def random_walk(sweep: Sweep) -> Walk:
+def random_walk(sweep: Sweep) -> Callable[[Sites, Call, Array], Iterator[tuple[Sites, float]]]:
     """Return the walk of a block of a model: random values of layers, and draws of continuous sites."""
     moves: list[Callable[..., tuple[Sites, Any]]]
     moves = [jax.jit(_continuous_move(sweep, site)) for site in sweep.continuous]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A block of a Gibbs sampler that is derived from a NumPyro model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 from types import FunctionType
 from typing import Any
@@ -30,7 +30,7 @@ from ebmpp.traced.block import (
     repeat,
     tempered_transition,
 )
-from ebmpp.traced.checks import StartCheck, random_walk, verify
+from ebmpp.traced.checks import StartCheck, random_walk
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.sweep import Conditionals, Posterior, Sweep
 
@@ -46,18 +46,8 @@ class ModelBlock(Block):
     then the discrete sites layer by layer, each from K evaluations of the model for units of K values, then
     the continuous sites, each from two derivatives (``ebmpp.traced.sweep.continuous``).
 
-    :param model: a NumPyro model, conditioned on the data.
-    :param sites: names of latent sites.
     :param args: the model's arguments. Later calls may have arrays with other values, but not other shapes.
-    :param kwargs: the model's keyword arguments.
-    :param num_sweeps: sweeps per step.
-    :param sequential: True if units may be drawn sequentially where (nearly) all of them interact.
-    :param clusters: True if a sweep begins with a cluster move.
-    :param tempering: inverse temperatures of a tempered transition after the sweeps of a step.
-    :raises StateError: for sites that the model does not have, and subsampled plates.
-    :raises IntractableError: for sites that cannot be drawn; and where hardly two units can be drawn at once,
-        unless ``sequential``.
-    :raises ArgumentError: for ``tempering`` that does not increase from more than 0 to 1.
+    :param kwargs: the model's keyword arguments; see :meth:`ebmpp.GibbsBlock.from_model` for the options.
     """
 
     def __init__(
@@ -270,24 +260,13 @@ class ModelBlock(Block):
         call = Call({}, args, kwargs) if args or kwargs else self.call
         return sites, self.info.context(sites, call._replace(siblings=arrays))
 
-    def verify(
-        self,
-        model: Callable[..., Any],
-        *model_args: Any,
-        rng_key: Array | None = None,
-        tolerance: float = 1e-3,
-        **model_kwargs: Any,
-    ) -> None:
-        """Compare a model's log density with the block's conditionals, along random walks of the sites.
+    def walk(self, values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
+        """Yield states by random values of layers and draws of continuous sites, with log densities."""
+        return self._walk(values, call, key)
 
-        :param model: the model that the block was made of, or another one of the same sites.
-        :param model_args: its arguments.
-        :param rng_key: for the random states; a fixed key by default.
-        :param tolerance: relative to the size of the changes.
-        :param model_kwargs: its keyword arguments.
-        :raises StateError: where their changes differ, with the largest difference.
-        """
-        verify(model, model_args, model_kwargs, self.sites, random_walk(self.sweep), rng_key, tolerance)
+    @functools.cached_property
+    def _walk(self) -> Callable[[Sites, Call, Array], Iterator[tuple[Sites, float]]]:
+        return random_walk(self.sweep)
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 
