@@ -1,18 +1,18 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong, by name."""
+"""Exceptions raised by ebmpp."""
 
 
 class ArgumentError(ValueError, TypeError):
-    """An argument of a wrong kind or out of range: a ValueError and a TypeError at once."""
+    """An argument of a wrong type or out of range; both a ValueError and a TypeError."""
 
 
 class DeclarationError(ValueError):
-    """A graph or factor that cannot be what it says."""
+    """An invalid declaration of a graph or a factor."""
 
 
 class NotMultiAffineError(DeclarationError):
-    """A factor whose energy is not affine in each unit's statistics, or whose units interact."""
+    """A factor whose energy is not affine in the statistics of each unit."""
 
 
 class StateError(ValueError):
@@ -20,23 +20,23 @@ class StateError(ValueError):
 
 
 class ParameterError(ValueError):
-    """Parameters with a wrong name, shape or value."""
+    """Params with a wrong name, shape or value."""
 
 
 class DomainError(ParameterError):
-    """Parameters under which the model does not normalise."""
+    """Params at which the model does not normalise."""
 
 
 class IntractableError(ValueError):
-    """An exact computation that was asked for where none is feasible."""
+    """An exact computation that is not feasible."""
 
 
 class CheckpointError(RuntimeError):
-    """Checkpoints that cannot be used: another run's, damaged, in use or in the way, or a failing disk."""
+    """Checkpoints that cannot be used: of another run, damaged or in use, or a failing disk."""
 
 
 class SavedFileError(ValueError):
-    """A model that cannot be saved, or a file that does not hold one that can be read."""
+    """A model that cannot be saved, or a file that cannot be read."""
 
 
 class UnmetError(RuntimeError):
@@ -44,12 +44,12 @@ class UnmetError(RuntimeError):
 
 
 class TrainingError(RuntimeError):
-    """Training that cannot go on; it carries the last good state.
+    """Training that cannot continue, with the last good state.
 
-    :param message: what happened.
-    :param params: the last params that were good: finite, and seen to normalise.
-    :param history: the steps before, as from :func:`ebmpp.fit`.
-    :param step: the step that failed, counted from 0.
+    :param message: description of the error.
+    :param params: the last params that were finite and known to normalise.
+    :param history: history of the steps before, as from :func:`ebmpp.fit`.
+    :param step: number of the failed step, from 0.
     """
 
     def __init__(self, message: str, params: object, history: object, step: int) -> None:
@@ -58,27 +58,24 @@ class TrainingError(RuntimeError):
 
 
 class DivergenceError(TrainingError):
-    """Params or a gradient that stopped being finite, or a pair that was unmet."""
+    """Params or a gradient that are no longer finite, or a pair that did not meet."""
 
 
 class NormalizationError(DivergenceError, DomainError):
-    """Params that were trained to where the model does not normalise.
+    """Training that reached params at which the model does not normalise.
 
-    ``step`` is how many steps were done when that was seen.
+    ``step`` is the number of completed steps when this was detected.
     """
 
 
 class DataError(TrainingError, StateError):
-    """Data that ended in the middle of training, or turned out wrong."""
+    """Data that ended during training, or turned out invalid."""
 
 
 class CheckpointWriteError(TrainingError, CheckpointError):
-    """A checkpoint that the disk did not take; nothing of the run is lost.
-
-    ``params`` are those that were to be written, after ``step`` steps.
-    """
+    """A checkpoint that could not be written; ``params`` are those after ``step`` steps."""
 
 
 def clash(a: str, b: str) -> str:
-    """That blocks ``a`` and ``b`` interact, in words; or the units of one block, where they are the same."""
+    """Describe the interaction of two blocks, or of the units of one block if they are the same."""
     return f"units of block {a!r} interact" if a == b else f"blocks {a!r} and {b!r} interact"

@@ -21,7 +21,7 @@ from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.transforms.rewire import Part, WithParams, mean_params, rewire, whole, with_blocks
+from ebmpp.graph.transforms.rewire import Part, WithParams, mean_params, rewire, unchanged, with_blocks
 
 __all__ = ["merge", "rename", "split", "stack"]
 
@@ -96,8 +96,8 @@ def stack(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> Facto
     if params is None:
         return stacked
     lists: dict[str, list[Any]] = {f.name: [] for f in stacked.factors}
-    for graph, own in zip(graphs, params, strict=True):
-        for name, value in states.ordered_params(graph, own).items():
+    for graph, values in zip(graphs, params, strict=True):
+        for name, value in states.ordered_params(graph, values).items():
             lists[name].append(value)
     return stacked, mean_params(lists)
 
@@ -116,8 +116,8 @@ def _union(what: str, graphs: Sequence[FactorGraph], factors: Sequence[Factor]) 
     labels: dict[str, tuple[Hashable, ...]] = {}
     for graph in graphs:
         pairs: Any = (("family", families, graph.families), ("labels", labels, graph.labels))
-        for kind, merged, own in pairs:
-            for b, value in own.items():
+        for kind, merged, declared in pairs:
+            for b, value in declared.items():
                 if merged.setdefault(b, value) != value:
                     raise DeclarationError(
                         f"{what}: block {b!r} must have one {kind}, got {merged[b]!r} and {value!r}"
@@ -163,22 +163,24 @@ def split(
     current: Params = {} if params is None else params
     if params is not None:
         graph.check(params, values=False)
-    part = Part(family, tuple((name, Constant.of(p)) for name, p in pieces.items()))
-    parts = {b: part if b == block else whole(b, f) for b, f in graph.families.items()}
+    part = Part(family, tuple((name, Constant.copy(p)) for name, p in pieces.items()))
+    parts = {b: part if b == block else unchanged(b, f) for b, f in graph.families.items()}
     small = {name: dataclasses.replace(family, shape=(len(p),)) for name, p in pieces.items()}
-    kept = {n: f for b, g in graph.families.items() for n, f in (small if b == block else {b: g}).items()}
+    remaining = {
+        n: f for b, g in graph.families.items() for n, f in (small if b == block else {b: g}).items()
+    }
     factors, split_params = [], {}
     for factor in graph.factors:
-        own = current.get(factor.name)
+        values = current.get(factor.name)
         if not _is_divisible(graph, factor, block):
-            factors.append(rewire(factor, parts, anchor=next(iter(kept))))
-            split_params[factor.name] = own
+            factors.append(rewire(factor, parts, anchor=next(iter(remaining))))
+            split_params[factor.name] = values
             continue
         for name, p in pieces.items():
-            cut = _Cut(factor, tuple(graph.families.items()), block, Constant.of(p))
+            cut = _Cut(factor, tuple(graph.families.items()), block, Constant.copy(p))
             factors.append(_piece(cut, name))
-            split_params[factors[-1].name] = None if own is None else cut.of(own)
-    result = with_blocks(graph, kept, factors, parts)
+            split_params[factors[-1].name] = None if values is None else cut.take(values)
+    result = with_blocks(graph, remaining, factors, parts)
     return result if params is None else (result, split_params)
 
 
@@ -225,7 +227,7 @@ class _Cut:
     block: str
     units: Constant
 
-    def of(self, params: Any) -> Any:
+    def take(self, params: Any) -> Any:
         """Return their part of the params, as a numpy array if the params are one."""
         families, blocks = dict(self.families), self.factor.blocks
         before = _shapes(self.factor, families)[0] if blocks[0] != self.block else ()
@@ -235,7 +237,7 @@ class _Cut:
         return flat[(*(slice(None),) * len(before), self.units.array)]
 
     def __call__(self, rng_key: Array) -> Any:
-        return self.of(self.factor.init_params(rng_key, dict(self.families)))
+        return self.take(self.factor.init_params(rng_key, dict(self.families)))
 
 
 def _piece(cut: _Cut, piece: str) -> Factor:
@@ -247,7 +249,7 @@ def _piece(cut: _Cut, piece: str) -> Factor:
         return _renamed(factor, blocks, name)
     init = factor.init
     # an array stays one: a graph whose init is a function cannot be saved
-    start = init if init is None else cut if callable(init) else cut.of(init.unflatten())
+    start = init if init is None else cut if callable(init) else cut.take(init.unflatten())
     return Bias(piece, init=start, name=name)
 
 
@@ -281,14 +283,14 @@ def rename(
     (Bias('v'), Bias('h1'), Bilinear('v', 'h1'))
     """
     states.check_names(blocks, graph.families)
-    own = dict(factors or {})
-    checks.names("factor", own, graph.param_shapes, DeclarationError)
+    new_names = dict(factors or {})
+    checks.names("factor", new_names, graph.param_shapes, DeclarationError)
     new = {b: blocks.get(b, b) for b in graph.families}
     renamed, names = [], {}
     for factor in graph.factors:
         scope = tuple(new[b] for b in factor.blocks)
         has_default_name = factor.name == factor.name_over(factor.blocks)
-        names[factor.name] = own.get(
+        names[factor.name] = new_names.get(
             factor.name, factor.name_over(scope) if has_default_name else factor.name
         )
         renamed.append(_renamed(factor, scope, names[factor.name]))

@@ -273,12 +273,12 @@ def bag_of_words(
     path = files.find("bag_of_words", directory, f"docword.{name}.txt", folders, source, ".gz")
     with files.unpacked(path) as file:
         (documents, size), entries = _word_counts(path, file)
-    kept = np.arange(size)
+    columns = np.arange(size)
     if num_words is not None:
         num_words = checks.count("bag_of_words: num_words", num_words, most=size)
         totals = np.bincount(entries[:, 1] - 1, entries[:, 2], minlength=size)
-        kept = np.sort(np.argsort(-totals, stable=True)[:num_words])
-    counts = _table(path, documents, kept, entries)
+        columns = np.sort(np.argsort(-totals, stable=True)[:num_words])
+    counts = _table(path, documents, columns, entries)
     if not words:
         return counts
     path = files.find("bag_of_words", directory, f"vocab.{name}.txt", folders, source, ".gz")
@@ -286,7 +286,7 @@ def bag_of_words(
         vocabulary = file.read().decode("utf-8", "replace").split()
     if len(vocabulary) != size:
         raise ArgumentError(f"{path}: must hold the {size} words of the counts, got {len(vocabulary)}")
-    return counts, [vocabulary[i] for i in kept]
+    return counts, [vocabulary[i] for i in columns]
 
 
 def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
@@ -316,16 +316,16 @@ def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
     return (documents, size), entries
 
 
-def _table(path: Path, documents: int, kept: Array, entries: Array) -> Array:
-    """Return the counts of the words that are kept."""
+def _table(path: Path, documents: int, columns: Array, entries: Array) -> Array:
+    """Return the counts of the words that are columns."""
     try:
-        counts = np.zeros((documents, len(kept)), np.float32)
+        counts = np.zeros((documents, len(columns)), np.float32)
     except (MemoryError, ValueError) as error:
         raise ArgumentError(
-            f"{path}: {documents} documents of {len(kept)} words must fit into memory; keep fewer by "
+            f"{path}: {documents} documents of {len(columns)} words must fit into memory; keep fewer by "
             "num_words=..."
         ) from error
-    column = np.searchsorted(kept, entries[:, 1] - 1)
-    is_kept = kept[np.minimum(column, len(kept) - 1)] == entries[:, 1] - 1
-    np.add.at(counts, (entries[is_kept, 0] - 1, column[is_kept]), entries[is_kept, 2])
+    column = np.searchsorted(columns, entries[:, 1] - 1)
+    is_selected = columns[np.minimum(column, len(columns) - 1)] == entries[:, 1] - 1
+    np.add.at(counts, (entries[is_selected, 0] - 1, column[is_selected]), entries[is_selected, 2])
     return counts

@@ -57,7 +57,7 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
     :raises OSError: if writing fails; an existing file is then unchanged.
     """
     header = {"format": kind.format, "version": kind.version, "body": body}
-    header["dtypes"] = [str(a.dtype) for a in arrays]  # numpy's format loses those of ml_dtypes
+    header["dtypes"] = [str(a.dtype) for a in arrays]  # numpy's format loses the dtypes of ml_dtypes
     members: dict[str, Any] = {_member(i): a for i, a in enumerate(arrays)}
     encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
     write_once(path, lambda file: np.savez(file, header=encoded, **members))

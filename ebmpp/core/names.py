@@ -1,16 +1,16 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of what is in a tree."""
+"""Names of the leaves of a pytree."""
 
 from typing import Any
 
 import jax
 
 
-def leaves_by_name(tree: Any, alone: str) -> dict[str, Any]:
-    """Leaves of a dict by their names, deeper ones with dots.
+def leaves_by_name(tree: Any, default: str) -> dict[str, Any]:
+    """Return the leaves of a pytree by their paths, joined with dots.
 
-    :param alone: the name of what is a leaf itself.
+    :param default: name of a tree that is a leaf itself.
 
     **Example**
 
@@ -18,4 +18,4 @@ def leaves_by_name(tree: Any, alone: str) -> dict[str, Any]:
     ({'a.b': 1, 'c.0': 2, 'c.1': 3}, {'x': 4})
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator=".") or alone: leaf for path, leaf in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator=".") or default: leaf for path, leaf in leaves}

@@ -1,12 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Products in full float32.
+"""Matrix products in full float32.
 
-GPUs of the last years multiply float32 in TF32 unless they are told otherwise: weights of 10 bits, so that
-what is sampled is another model than the one whose params are reported. So every product that follows from an
-energy is pinned to "highest" where it is traced, which holds under autodiff, a user's ``jit`` and NumPyro's
-loops too. Less is a user's own word for another model: ``jax.default_matmul_precision("tensorfloat32")``
-around a call, or the option of that name, goes before.
+Recent GPUs multiply float32 matrices in TF32 by default, with 10 bits of mantissa, and so would sample
+another model than the one whose params are reported. Every product derived from an energy is therefore traced
+at precision "highest", which also holds under autodiff, a user's ``jit`` and NumPyro's loops. A user can
+choose less by ``jax.default_matmul_precision("tensorfloat32")`` around a call, or by the option of that name.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 
 def full_precision(fn: Callable[P, T]) -> Callable[P, T]:
-    """The same function, its products in full float32 unless the user has asked for something else.
+    """Trace the products of a function in full float32 unless the user has set a precision.
 
     **Example**
 

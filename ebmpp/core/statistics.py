@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What a mean of independent values tells of the mean that they are drawn from."""
+"""Standard errors and unbiased squared norms of sample means."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def standard_error(values: Float[np.ndarray, "*means values"]) -> Float[np.ndarray, "*means"]:
-    """Of means over the last axis; nan of one value alone.
+    """Return the standard errors of means over the last axis, nan for a single value.
 
     **Example**
 
@@ -25,31 +25,30 @@ def standard_error(values: Float[np.ndarray, "*means values"]) -> Float[np.ndarr
 
 
 class Estimated(NamedTuple):
-    """A number that is not known, and its standard error."""
+    """An estimate and its standard error."""
 
     value: float
     standard_error: float
 
 
 def squared_norm(gram: Float[np.ndarray, "n n"]) -> Estimated:
-    """|E a|^2 without bias; see :func:`squared_distance`.
+    """Return an unbiased estimate of |E a|^2; see :func:`squared_distance`.
 
-    :param gram: the products of independent draws of one vector with one another, at least 3.
+    :param gram: inner products of at least 3 independent draws of a.
     """
     return _squared(gram, (len(gram),))
 
 
 def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Estimated:
-    """|E a - E b|^2 without bias, from independent draws of two vectors.
+    """Return an unbiased estimate of |E a - E b|^2 from independent draws of two vectors.
 
-    No draw is multiplied with itself, so that noise adds nothing on average; the value is below 0 about as
-    often as above where the means agree. The variance is that of the reference, with traces estimated as for
-    normal draws. Its part that grows with the distance is estimated as 0 rather than below, so that it is
-    too large on average, a little, where the means nearly agree.
+    No draw is multiplied by itself, so noise adds nothing on average, and the value is negative about half of
+    the time if the means agree. The variance is that of the reference, with traces estimated as for normal
+    draws. Its part that grows with the distance is estimated as 0 if it is negative, so it is slightly too
+    large on average if the means nearly agree.
 
-    :param gram: the products of all draws with one another: ``first`` draws of a, then draws of b, at least 3
-        of each.
-    :param first: how many are of a.
+    :param gram: inner products of all draws: ``first`` draws of a, then draws of b, at least 3 of each.
+    :param first: number of draws of a.
 
     **References**
 
@@ -62,14 +61,14 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Estimated:
 
     >>> a, b = np.array([[1.0], [2.0], [3.0]]), np.array([[4.0], [5.0], [6.0]])
     >>> both = np.concatenate([a, b])
-    >>> print(f"{squared_distance(both @ both.T, 3).value:.3f}")  # 3 * 3 less the noise of both means
+    >>> print(f"{squared_distance(both @ both.T, 3).value:.3f}")  # 3 * 3 minus the noise of both means
     8.333
     """
     return _squared(gram, (first, len(gram) - first))
 
 
 def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Estimated:
-    """|E a|^2, or |E a - E b|^2 of two groups of draws."""
+    """Estimate |E a|^2, or |E a - E b|^2 for two groups of draws."""
     ends = np.cumsum((0, *sizes))
     groups = [slice(low, high) for low, high in itertools.pairwise(ends)]
     center, weights = np.eye(len(gram)), np.zeros(len(gram))
@@ -91,9 +90,10 @@ def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Estimate
 def _traces(
     centered: Float[np.ndarray, "n n"], groups: list[slice], sizes: tuple[int, ...]
 ) -> Float[np.ndarray, "groups groups"]:
-    made = np.array([[(centered[g, h] ** 2).sum() for h in groups] for g in groups])
+    """Estimate the traces of products of the groups' covariances."""
+    traces = np.array([[(centered[g, h] ** 2).sum() for h in groups] for g in groups])
     for i, (group, n) in enumerate(zip(groups, sizes, strict=True)):
-        own = made[i, i] - np.trace(centered[group, group]) ** 2 / (n - 1)
-        made[i, i] = own * (n - 1) ** 2 / ((n - 2) * (n + 1))
-    others = np.array(sizes) - 1
-    return made / np.outer(others, others)
+        corrected = traces[i, i] - np.trace(centered[group, group]) ** 2 / (n - 1)
+        traces[i, i] = corrected * (n - 1) ** 2 / ((n - 2) * (n + 1))
+    degrees = np.array(sizes) - 1
+    return traces / np.outer(degrees, degrees)

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Which version of ebmpp this is, as its installation says."""
+"""Installed version of ebmpp."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -274,7 +274,7 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
     if values is not None and not isinstance(values, Mapping):
         raise StateError(f"init must return a dict of blocks, got {checks.tell(values)}.")
     rows, batch = as_rows(target.graph.families, {} if values is None else values)
-    clash = sorted(set(rows) & set(clamped.whole))
+    clash = sorted(set(rows) & set(clamped.full))
     if clash:
         raise StateError(f"init must not have the clamped block {clash[0]!r}.")
     for axes, name in ((batch, "init"), (clamped.batch, "clamped blocks")):

@@ -56,7 +56,7 @@ def find(
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Generator[BinaryIO]:
-    """Open a file, decompressing gzip and bzip2 as its first bytes tell.
+    """Open a file, decompressing gzip and bzip2 recognised by its first bytes.
 
     :raises ArgumentError: from inside, for damaged compressed data.
     """

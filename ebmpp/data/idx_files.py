@@ -53,7 +53,7 @@ def _parse(path: Path, file: BinaryIO) -> Array:
     dtype, ndim = np.dtype(_DTYPES[magic[2]]), magic[3]
     header = files.read_up_to(file, 4 * ndim)
     shape = tuple(np.frombuffer(header[: len(header) // 4 * 4], ">u4").tolist())
-    # A dimension of 0 counts as 1: NumPy refuses such a shape too, less clearly.
+    # A dimension of 0 counts as 1: NumPy refuses this shape too, less clearly.
     if ndim > _MAX_DIMS or math.prod(d or 1 for d in shape) * dtype.itemsize > sys.maxsize:
         raise ArgumentError(
             f"{path}: an array must have at most {_MAX_DIMS} dimensions that fit, got {shape[:6]}"

@@ -81,7 +81,7 @@ def fashion_mnist(
 @overload
 def fashion_mnist(directory: Folder = None, split: str = "train", *, labels: Literal[True]) -> Labelled: ...
 def fashion_mnist(directory: Folder = None, split: str = "train", labels: bool = False) -> Array | Labelled:
-    """Read Fashion-MNIST, ten classes of clothes, in files named like those of :func:`mnist`.
+    """Read Fashion-MNIST, ten classes of clothes, in files named as for :func:`mnist`.
 
     :param directory: the folder above their ``fashion-mnist`` folder, or the folder of the files. By default
         ``$EBMPP_DATA_DIR/fashion-mnist``: files in ``EBMPP_DATA_DIR`` itself are MNIST's.

@@ -97,7 +97,7 @@ def unit_activity(
         target = Target(graph, params, given)
         posterior = _by_chains(target, num_chains, num_sweeps, random.key_pair(rng_key))
     else:
-        posterior = _one_layer(graph, blocks, params, given.whole)
+        posterior = _one_layer(graph, blocks, params, given.full)
     import pandas as pd  # most of a second that other users need not spend
 
     return pd.concat([_table(b, graph.families[b], posterior[b], edge) for b in blocks], ignore_index=True)

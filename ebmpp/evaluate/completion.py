@@ -122,7 +122,7 @@ def complete(
     checks.choice("complete: method", method, METHODS)
     graph.check(params)
     known = states.as_clamped(graph.families, given)
-    if len(known.whole) == len(graph.families):
+    if len(known.full) == len(graph.families):
         raise StateError("complete: every block is given whole, so nothing is missing; leave one out")
     run = Runs(Target(graph, params, known), num_chains, random.key_pair(rng_key))
     made = run.local_mode() if method == "local_mode" else run.posterior(num_warmup, num_samples)

@@ -61,7 +61,7 @@ def check_edges(graph: FactorGraph, name: str) -> None:
     :raises IntractableError: for these.
     """
     wide = [factor for factor in graph.factors if len(factor.blocks) > 2]
-    lateral = [factor for split in graph.splits.values() for factor in split.own]
+    lateral = [factor for split in graph.splits.values() for factor in split.inner_factors]
     for factor in wide + [factor for factor in lateral if not isinstance(factor, Pairwise)]:
         raise IntractableError(
             f"{name} takes factors of one or two blocks and Pairwise factors inside a block, got "

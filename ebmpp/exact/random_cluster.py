@@ -136,7 +136,7 @@ def _edges(graph: FactorGraph) -> Integer[np.ndarray, "edges 2"]:
     """Return pairs of units by number, inside blocks first; then fields, as pairs with the extra unit."""
     start, pairs = _starts(graph), []
     for block, split in graph.splits.items():
-        pairs += [f.edges(graph.families)[block] + start[block] for f in split.own]
+        pairs += [f.edges(graph.families)[block] + start[block] for f in split.inner_factors]
     for a, b in sorted(graph.edges):
         ends = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
         pairs.append((ends + np.array([[start[a]], [start[b]]])).T)
@@ -149,7 +149,7 @@ def _edges(graph: FactorGraph) -> Integer[np.ndarray, "edges 2"]:
 def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
     gains, conditions = [], {}
     for block, split in graph.splits.items():
-        for factor in split.own:
+        for factor in split.inner_factors:
             assert isinstance(factor, Pairwise)  # check_graph has refused others
             weights = factor.weights(params[factor.name])
             conditions[f"factor {factor.name!r} has weights below 0"] = (weights >= 0).all()

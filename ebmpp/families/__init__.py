@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The families: units that blocks are made of."""
+"""Exponential families of units."""
 
 from ebmpp.families.bernoulli import Bernoulli
 from ebmpp.families.binomial import Binomial

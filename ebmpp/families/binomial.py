@@ -23,9 +23,9 @@ from ebmpp.families.family import Family, as_float
 class Binomial(Family):
     """Counts in {0, ..., total_count} with statistic x and base measure C(n, x).
 
-    :param shape: the block's shape.
+    :param shape: shape of the block.
     :param total_count: n, at least 1.
-    :raises ArgumentError: when n is below 1.
+    :raises ArgumentError: for n below 1.
     """
 
     total_count: int
@@ -36,28 +36,36 @@ class Binomial(Family):
 
     @property
     def bounds(self) -> tuple[float, float]:
+        """0 and n."""
         return (0.0, float(self.total_count))
 
     @property
     def support(self) -> constraints.Constraint:
+        """Integers from 0 to n."""
         return constraints.integer_interval(0, self.total_count)
 
     def log_base_measure(self, x: Values) -> PerUnit:
+        """Return log C(n, x)."""
         n, x = self.total_count, as_float(x)
         return gammaln(n + 1.0) - gammaln(x + 1) - gammaln(n - x + 1)
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
+        """Return n log(1 + exp(eta))."""
         return self.total_count * softplus(eta)
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
+        """Return NumPyro's Binomial."""
         return dist.Binomial(self.total_count, logits=eta)
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
+        """Return the logit of mean / n."""
         return jax.scipy.special.logit(mean / self.total_count)
 
     def mode(self, eta: PerUnit) -> PerUnit:
+        """Return the floor of (n + 1) sigmoid(eta), at most n."""
         top = jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta))
         return jnp.minimum(top, self.total_count)
 
     def states(self) -> Float[Array, "values"]:
+        """Return 0 to n."""
         return jnp.arange(self.total_count + 1, dtype=self.dtype)

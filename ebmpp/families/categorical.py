@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of a few unordered values."""
+"""Units with a few unordered values."""
 
 import dataclasses
 
@@ -25,9 +25,9 @@ PerCategory = Float[Array, "*units categories"]
 class Categorical(Family):
     """Units in {0, ..., num_categories - 1} with one-hot statistics.
 
-    :param shape: the block's shape (of the values; statistics have one more axis).
+    :param shape: shape of the block's values; statistics have one more axis.
     :param num_categories: K, at least 2.
-    :raises ArgumentError: when K is below 2.
+    :raises ArgumentError: for K below 2.
     """
 
     num_categories: int
@@ -38,56 +38,73 @@ class Categorical(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        made = checks.count("Categorical: num_categories", self.num_categories, 2)
-        object.__setattr__(self, "num_categories", made)
+        count = checks.count("Categorical: num_categories", self.num_categories, 2)
+        object.__setattr__(self, "num_categories", count)
 
     @property
     def stat_shape(self) -> tuple[int, ...]:
+        """(K,)."""
         return (self.num_categories,)
 
     @property
     def support(self) -> constraints.Constraint:
+        """Integers from 0 to K - 1."""
         return constraints.integer_interval(0, self.num_categories - 1)
 
     @property
     def dtype(self) -> jnp.dtype:
+        """int32."""
         return jnp.dtype(jnp.int32)
 
     def statistics(self, x: Values) -> PerCategory:
+        """Return one-hot vectors."""
         return jax.nn.one_hot(x, self.num_categories, dtype=jnp.result_type(float))
 
     def log_base_measure(self, x: Values) -> PerUnit:
+        """Return 0."""
         return jnp.zeros(jnp.shape(x))
 
     def default_eta(self) -> PerCategory:
+        """Return 0, the uniform distribution."""
         return jnp.zeros(self.statistic_shape)
 
     def log_normalizer(self, eta: PerCategory) -> PerUnit:
+        """Return the logsumexp over categories."""
         return jax.nn.logsumexp(eta, axis=-1)
 
     def unit_distribution(self, eta: PerCategory) -> dist.Distribution:
+        """Return NumPyro's Categorical."""
         return dist.Categorical(logits=eta)
 
     def from_mean(self, mean: PerCategory) -> PerCategory:
+        """Return the logarithm."""
         return jnp.log(mean)
 
     def mode(self, eta: PerCategory) -> Categories:
+        """Return the category of the largest eta."""
         return eta.argmax(-1).astype(self.dtype)
 
     def sample(self, words: Words, eta: Float[Array, "*#units categories"]) -> Categories:
+        """Invert the cumulative distribution at one uniform per unit."""
         return inverse_cdf(uniform(words[..., 0]), jax.nn.softmax(eta, axis=-1))
 
     def initial(self, words: Words) -> Categories:
-        # one unit's eta for all: a constant of every row's would keep XLA folding its sums for seconds
+        """Return uniform categories."""
+        # one unit's eta for all: XLA would fold a constant with all rows for seconds
         return self.sample(words, jnp.zeros((1,) * (words.ndim - 1) + self.stat_shape))
 
     def couple(self, words: Words, eta: PerCategory, other: PerCategory) -> tuple[Categories, Categories]:
-        # Unitwise maximal: keep x for y with probability min(1, q(x)/p(x)), else draw y from (q - p)+.
+        """Return a maximally coupled pair for each unit.
+
+        With probability min(1, q(x)/p(x)) y is x; otherwise y is drawn from the residual (q - p)+.
+        """
         p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)
         x = inverse_cdf(uniform(words[..., 0]), p)
         at_x = lambda prob: jnp.take_along_axis(prob, x[..., None], -1)[..., 0]
-        kept = uniform(words[..., 1]) * at_x(p) < at_x(q)
-        return x, jnp.where(kept, x, inverse_cdf(uniform(words[..., 2]), jnp.maximum(q - p, 0)))
+        is_same = uniform(words[..., 1]) * at_x(p) < at_x(q)
+        residual = inverse_cdf(uniform(words[..., 2]), jnp.maximum(q - p, 0))
+        return x, jnp.where(is_same, x, residual)
 
     def states(self) -> Int[Array, "values"]:
+        """Return 0 to K - 1."""
         return jnp.arange(self.num_categories, dtype=self.dtype)

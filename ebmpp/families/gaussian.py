@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Real-valued units with a Gaussian law, and draws of two of them that are equal as often as can be."""
+"""Real numbers with a Gaussian distribution, and a reflection coupling of two of them."""
 
 import dataclasses
 import math
@@ -21,14 +21,13 @@ from ebmpp.families.family import Family, Reflection, as_float
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(Family):
-    """Real numbers, of variance 1 or of a variance that is learned.
+    """Real numbers with variance 1 or a learned variance.
 
-    ``variance="unit"``: statistic x, eta is the mean. ``variance="learned"``: statistics x and x**2 (last
-    axis), natural parameter ``(mean / variance, -1 / (2 variance))``.
+    ``variance="unit"`` has the statistic x and eta is the mean. ``variance="learned"`` has the statistics x
+    and x**2 (last axis), and the natural parameter ``(mean / variance, -1 / (2 variance))``. A
+    :func:`~ebmpp.Bilinear` factor couples x; the precision then comes from the block's bias.
 
-    A :func:`~ebmpp.Bilinear` factor couples x; the precision then comes from the block's bias.
-
-    :param shape: the block's shape.
+    :param shape: shape of the block.
     :param variance: "unit" or "learned".
     :raises ArgumentError: for another ``variance``.
     """
@@ -43,50 +42,59 @@ class Gaussian(Family):
 
     @property
     def learned(self) -> bool:
-        """Whether the variance is a parameter."""
+        """True if the variance is a parameter."""
         return self.variance == "learned"
 
     @property
     def domain(self) -> str:
+        """Description of the domain."""
         return "negative in its second entry (-1 / (2 variance))" if self.learned else "any real number"
 
     @property
     def stat_shape(self) -> tuple[int, ...]:
+        """(2,) with a learned variance."""
         return (2,) if self.learned else ()
 
     @property
     def statistic_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of x and x**2."""
         low = np.array([-math.inf, 0.0]) if self.learned else np.array(-math.inf)
         return low, np.full(self.stat_shape, math.inf)
 
     @property
     def interaction_shape(self) -> tuple[int, ...]:
+        """Shape of x."""
         return self.shape
 
     def interaction(self, statistics: Natural) -> PerUnit:
+        """Return x."""
         return statistics[..., 0] if self.learned else statistics
 
     def statistics(self, x: Values) -> Natural:
+        """Return x, or x and x**2."""
         x = as_float(x)
         return jnp.stack([x, x**2], axis=-1) if self.learned else x
 
     def log_base_measure(self, x: Values) -> PerUnit:
+        """Return the log density of N(0, 1), or its constant with a learned variance."""
         x = as_float(x)
         return -0.5 * math.log(2 * math.pi) - (jnp.zeros_like(x) if self.learned else 0.5 * x**2)
 
     def moments(self, eta: Natural) -> tuple[PerUnit, PerUnit]:
-        """Mean and standard deviation of each unit."""
+        """Return mean and standard deviation of each unit."""
         if not self.learned:
             return eta, jnp.ones_like(eta)
         variance = -0.5 / eta[..., 1]
         return eta[..., 0] * variance, jnp.sqrt(variance)
 
     def log_normalizer(self, eta: Natural) -> PerUnit:
+        """Return A(eta)."""
         if not self.learned:
             return 0.5 * eta**2
         return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
 
     def unit_log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> PerUnit:
+        """Return log p(x | other) - log p(x | eta) of each unit."""
         # in distances from the means: eta * x and A are as large as (mean / sd)**2, and would cancel
         if not self.learned:
             return (other - eta) * (statistics - 0.5 * (eta + other))
@@ -96,33 +104,40 @@ class Gaussian(Family):
         return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
 
     def in_domain(self, eta: Natural) -> Truths:
+        """Return True for a positive precision."""
         if not self.learned:
             return jnp.isfinite(eta)
         return jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
 
     def default_eta(self) -> Natural:
+        """Return the natural parameter of N(0, 1)."""
         zero = jnp.zeros(self.shape)
         return jnp.stack([zero, zero - 0.5], axis=-1) if self.learned else zero
 
     def unit_distribution(self, eta: Natural) -> dist.Distribution:
+        """Return NumPyro's Normal."""
         return dist.Normal(*self.moments(eta))
 
     def from_mean(self, mean: Natural) -> Natural:
+        """Return the natural parameter with these moments."""
         if not self.learned:
             return mean
         variance = mean[..., 1] - mean[..., 0] ** 2
         return jnp.stack([mean[..., 0] / variance, -0.5 / variance], axis=-1)
 
     def mode(self, eta: Natural) -> PerUnit:
+        """Return the mean."""
         return self.moments(eta)[0]
 
     def sample(self, words: Words, eta: Natural) -> PerUnit:
+        """Invert the cumulative distribution at one uniform per unit."""
         centre, scale = self.moments(eta)
         return centre + scale * jax.scipy.special.ndtri(open_uniform(words[..., 0]))
 
     def reflect(
         self, words: UInt32[Array, "rows *shape words"], u: Float[Array, "rows"], eta: Natural, other: Natural
     ) -> Reflection:
+        """Return a reflection-maximal pair of draws of the block; see :func:`reflected`."""
         (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
         z = jax.scipy.special.ndtri(open_uniform(words[..., 0]))
         return reflected(z, u, centre, scale, to, to_scale)
@@ -135,14 +150,14 @@ Units = Float[Array, "rows *shape"]
 def reflected(
     z: Units, u: Float[Array, "rows"], centre: Units, scale: Units, to: Units, to_scale: Units
 ) -> Reflection:
-    """Two Gaussian draws from one noise, row by row: equal as often as can be, else mirrored.
+    """Return two Gaussian draws per row from one noise: equal with the largest probability, else reflected.
 
-    With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); else y has the noise
-    mirrored at the plane halfway. It needs equal scales: rows without get the same noise.
+    With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); otherwise the noise of
+    y is reflected at the plane halfway. Rows with unequal scales get the same noise.
 
-    :param z: normal noise; the other arrays are alike.
+    :param z: standard normal noise.
     :param u: uniforms.
-    :return: the two draws, and in which rows they are one.
+    :return: the two draws, and True in rows where they are equal.
 
     **References**
 
@@ -153,6 +168,6 @@ def reflected(
     along, square = ((a * gap).sum(axes, keepdims=True) for a in (z, gap))
     ratio = -along - 0.5 * square
     mirrored = z - 2 * gap * (along / jnp.where(square > 0, square, 1.0))
-    x, alike = centre + scale * z, (scale == to_scale).all(axes, keepdims=True)
-    meets = alike & (jnp.log(u).reshape(ratio.shape) <= ratio)
-    return x, jnp.where(meets, x, to + to_scale * jnp.where(alike, mirrored, z)), meets.reshape(-1)
+    x, equal_scales = centre + scale * z, (scale == to_scale).all(axes, keepdims=True)
+    meets = equal_scales & (jnp.log(u).reshape(ratio.shape) <= ratio)
+    return x, jnp.where(meets, x, to + to_scale * jnp.where(equal_scales, mirrored, z)), meets.reshape(-1)

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Counts without an end."""
+"""Unbounded counts."""
 
 import dataclasses
 import math
@@ -17,25 +17,30 @@ from ebmpp.families.family import Family, as_float
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Poisson(Family):
-    """Counts from 0 up, with statistic x and base measure 1 / x!; the rate is exp(eta).
+    """Unbounded counts with statistic x, base measure 1 / x! and rate exp(eta).
 
-    :param shape: the block's shape.
+    :param shape: shape of the block.
     """
 
     support = constraints.nonnegative_integer
     bounds = (0.0, math.inf)
 
     def log_base_measure(self, x: Values) -> PerUnit:
+        """Return -log x!."""
         return -gammaln(as_float(x) + 1)
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
+        """Return the rate."""
         return jnp.exp(eta)
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
+        """Return NumPyro's Poisson."""
         return dist.Poisson(jnp.exp(eta))
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
+        """Return the logarithm."""
         return jnp.log(mean)
 
     def mode(self, eta: PerUnit) -> PerUnit:
+        """Return the floor of the rate."""
         return jnp.floor(jnp.exp(eta))

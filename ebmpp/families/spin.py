@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Units in {-1, +1}, and their NumPyro distribution, which NumPyro does not have."""
+"""Units in {-1, +1}, and their distribution, which NumPyro lacks."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ from ebmpp.families.family import Family
 
 @jax.custom_jvp
 def _log_normalizer(eta: PerUnit) -> PerUnit:
-    """log(exp(eta) + exp(-eta)), whose derivative is one tanh: JAX makes three exponentials of it."""
+    """Return log(exp(eta) + exp(-eta)), whose derivative is one tanh; JAX's takes three exponentials."""
     return jnp.logaddexp(eta, -eta)
 
 
@@ -31,7 +31,7 @@ def _log_normalizer_jvp(primals: tuple[PerUnit], tangents: tuple[PerUnit]) -> tu
 
 
 class SpinDistribution(dist.Distribution):
-    """Units in {-1, +1}: ``p(x)`` proportional to ``exp(eta x)``.
+    """Distribution on {-1, +1} with ``p(x)`` proportional to ``exp(eta x)``.
 
     :param eta: natural parameter, any shape.
     """
@@ -45,31 +45,34 @@ class SpinDistribution(dist.Distribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> constraints.Constraint:
+        """Return the constraint {-1, +1}."""
         return spin_constraint
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*draws"]:
-        assert key is not None  # as NumPyro's own have it
+        """Draw from the distribution."""
+        assert key is not None  # as in NumPyro
         up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
         return 2 * up.astype(jnp.result_type(float)) - 1
 
     def log_prob(
         self, value: Shaped[ArrayLike, "*draws"], intermediates: list[Any] | None = None
     ) -> Float[Array, "*draws"]:
+        """Return log sigmoid(2 eta x)."""
         del intermediates
         return jax.nn.log_sigmoid(2 * self.eta * value)
 
     @property
     def mean(self) -> Float[Array, "*batch"]:
+        """tanh(eta)."""
         return jnp.tanh(self.eta)
 
     @property
     def variance(self) -> Float[Array, "*batch"]:
+        """1 - tanh(eta)^2."""
         return 1 - jnp.tanh(self.eta) ** 2
 
 
 class _SpinConstraint(constraints.ParameterFreeConstraint):
-    """Values in {-1, +1}."""
-
     is_discrete = True
 
     def __call__(self, x: Shaped[Array, "*draws"]) -> Bool[Array, "*draws"]:
@@ -86,7 +89,7 @@ spin_constraint = _SpinConstraint()
 class Spin(Family):
     """Units in {-1, +1} with statistic x; P(x = 1) = sigmoid(2 eta).
 
-    :param shape: the block's shape.
+    :param shape: shape of the block.
     """
 
     support = spin_constraint
@@ -94,25 +97,32 @@ class Spin(Family):
     num_words = num_couple_words = 1
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
+        """Return log(2 cosh(eta))."""
         return _log_normalizer(eta)
 
     def unit_log_ratio(self, eta: PerUnit, other: PerUnit, statistics: PerUnit) -> PerUnit:
-        # one logarithm, as for Bernoulli units, and exp(-2 |eta|) is shared with the draw
+        """Return log p(x | other) - log p(x | eta) of each unit."""
+        # one logarithm, as for Bernoulli units; exp(-2 |eta|) is shared with the draw
         tail, tail_other = jnp.exp(-jnp.abs(2 * eta)), jnp.exp(-jnp.abs(2 * other))
         change = jnp.abs(other) - jnp.abs(eta) + jnp.log((1 + tail_other) / (1 + tail))
         return (other - eta) * statistics - change
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
+        """Return a :class:`SpinDistribution`."""
         return SpinDistribution(eta)
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
+        """Return artanh(mean)."""
         return jnp.arctanh(mean)
 
     def mode(self, eta: PerUnit) -> PerUnit:
+        """Return the sign of eta, 1 at 0."""
         return jnp.where(eta >= 0, 1.0, -1.0).astype(self.dtype)
 
     def sample(self, words: Words, eta: PerUnit) -> PerUnit:
+        """Compare one uniform per unit with sigmoid(2 eta)."""
         return 2 * is_one(words, 2 * eta).astype(self.dtype) - 1
 
     def states(self) -> Float[Array, "values"]:
+        """Return -1 and 1."""
         return jnp.array([-1.0, 1.0])

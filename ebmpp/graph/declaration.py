@@ -63,13 +63,15 @@ class Declaration:
         for name, value in (("visible", visible), ("latent", latent), ("labels", labels)):
             if not isinstance(value, Mapping):
                 raise DeclarationError(f"{name} must be a dict by block, got {checks.tell(value)}")
-        if isinstance(factors, Factor) or not isinstance(factors, Iterable):
-            raise DeclarationError(f"factors must be a list of factors, got {factors!r}")
+        is_list = isinstance(factors, Iterable) and not isinstance(factors, Factor)
+        listed = tuple(factors) if is_list else ()
+        if not is_list or not all(isinstance(f, Factor) for f in listed):
+            raise DeclarationError(f"factors must be a list of Factor objects, got {factors!r}")
         put = super().__setattr__
         put("visible", MappingProxyType(dict(visible)))
         put("latent", MappingProxyType(dict(latent)))
         put("families", MappingProxyType({**visible, **latent}))
-        put("factors", tuple(factors))
+        put("factors", listed)
         _check_blocks(self)
         _check_factors(self)
         put("labels", MappingProxyType({b: _as_labels(self, b, names) for b, names in labels.items()}))
@@ -181,8 +183,6 @@ def _check_blocks(graph: Declaration) -> None:
 def _check_factors(graph: Declaration) -> None:
     names: set[str] = set()
     for factor in graph.factors:
-        if not isinstance(factor, Factor):
-            raise DeclarationError(f"factors must be Factor objects, got {factor!r}")
         checks.names(f"block of {factor!r}", factor.blocks, graph.families, DeclarationError)
         if factor.name in names:
             raise DeclarationError(f"factors must have different names, got two of name {factor.name!r}")

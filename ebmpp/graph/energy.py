@@ -184,7 +184,7 @@ class PartContext(NamedTuple):
 
     eta: Float[Array, "size rows_or_1 ..."]
     """Natural parameters from the factors in which the block's units do not interact."""
-    own: tuple
+    prepared: tuple
     """Prepared params of each factor in which they do."""
 
 
@@ -207,11 +207,11 @@ def to_rows(values: Shaped[Array, "size rows *stats"], family: Family) -> Shaped
 def part_context(graph: Declaration, params: Params, x: Rows, block: str) -> PartContext:
     """Compute the terms that stay fixed while the parts of ``block`` are visited."""
     split = graph.splits[block]
-    scope = dict.fromkeys(b for f in split.others for b in f.blocks if b != block)
+    scope = dict.fromkeys(b for f in split.outer_factors for b in f.blocks if b != block)
     t = graph.statistics({b: x[b] for b in scope})
-    eta_at = lambda t: natural(graph, params, t, [block], split.others)[block]
+    eta_at = lambda t: natural(graph, params, t, [block], split.outer_factors)[block]
     eta = jax.vmap(eta_at)(t) if t else eta_at({})[None]
-    factors = zip(split.own, split.locals, strict=True)
+    factors = zip(split.inner_factors, split.locals, strict=True)
     prepared = (() if local is None else local.prepare(params[f.name]) for f, local in factors)
     return PartContext(to_units(eta, split.family), tuple(prepared))
 
@@ -234,7 +234,7 @@ def natural_part(
     split = graph.splits[block]
     statistics_at = lambda numbers: split.family.statistics(units[numbers])
     eta = split.take(context.eta, part)
-    for factor, local, prepared in zip(split.own, split.locals, context.own, strict=True):
+    for factor, local, prepared in zip(split.inner_factors, split.locals, context.prepared, strict=True):
         if local is not None:
             eta = eta + local.field(prepared, statistics_at, part)
             continue

@@ -31,8 +31,8 @@ def resolve(scheme: str | Mapping[str, str]) -> dict[str, str]:
 
     :raises ParameterError: for an unknown name.
     """
-    chosen = SCHEMES.get(scheme, {}) if isinstance(scheme, str) else scheme
-    resolved = {**SCHEMES["gaussian"], **chosen} if isinstance(chosen, Mapping) and chosen != {} else {}
+    choices = SCHEMES.get(scheme) if isinstance(scheme, str) else scheme
+    resolved = {**SCHEMES["gaussian"], **choices} if isinstance(choices, Mapping) else {}
     if resolved.keys() != _ROLES.keys() or any(resolved[role] not in names for role, names in _ROLES.items()):
         raise ParameterError(
             f"scheme must be one of {sorted(SCHEMES)} or a dict of choices {_ROLES}, got {scheme!r}"
@@ -129,7 +129,7 @@ def _bias(choice: str, rng_key: Array, start: Array, family: Family, mean: Mean 
 
 
 def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array:
-    """Return the natural parameter of a block whose mean statistics are those of data.
+    """Return the natural parameter of a block with given mean statistics.
 
     One pseudo-row with the mean at ``start`` keeps constant units inside the domain.
 

@@ -65,5 +65,5 @@ def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: B
         new = conditional(t | state[0])
         return jax.tree.map(lambda new, old: jnp.where(colors == part, new, old), new, state)
 
-    means, new_eta = split.each(step, ({block: t[block]}, {block: eta[block]}))
+    means, new_eta = split.visit(step, ({block: t[block]}, {block: eta[block]}))
     return t | means, eta | new_eta

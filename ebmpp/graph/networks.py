@@ -46,7 +46,7 @@ class Terms(NamedTuple):
 def terms(graph: Declaration, params: Params) -> Terms:
     """Return the biases and weights of a pairwise energy.
 
-    Pairs within a block are those that factors declare; pairs of two blocks are those of nonzero weight.
+    Pairs within a block come from the factors; pairs of two blocks have a nonzero weight.
 
     :raises ArgumentError: for units of several statistics each.
     :raises IntractableError: for an energy in which three units or more interact.
@@ -171,10 +171,7 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
     if not vartypes:
         raise ArgumentError(f"to_bqm: blocks must be all Spin or all Bernoulli, got {dict(graph.families)}")
     model, variables = terms(graph, params), names(graph)
-    try:
-        dimod = importlib.import_module("dimod")
-    except ImportError as error:
-        raise ImportError("to_bqm needs dimod: pip install dimod, or ebmpp[dimod]") from error
+    dimod = importlib.import_module("dimod")  # an extra
     linear = dict(zip(variables, (-model.linear).tolist(), strict=True))
     edges = ((variables[i], variables[j]) for i, j in model.pairs.tolist())
     quadratic = dict(zip(edges, (-model.weights).tolist(), strict=True))

@@ -161,16 +161,16 @@ def _slope(graph: Declaration, a: str, b: str, params: Params, stats: Statistics
 @full_precision
 def _largest(slope: Array, other: Family) -> Array:
     """Return the largest contribution of one bounded neighbour, exactly, unit by unit over its states."""
-    own = slope.ndim - len(other.statistic_shape)
+    trailing = slope.ndim - len(other.statistic_shape)
     states = other.states()
-    unit_axes = tuple(range(own, own + len(other.shape)))
+    unit_axes = tuple(range(trailing, trailing + len(other.shape)))
     if states is not None:
         table = other.statistics(states).reshape(len(states), *other.stat_shape)
         stat_axes = list(range(slope.ndim - len(other.stat_shape), slope.ndim))
         per_state = jnp.tensordot(slope, table, (stat_axes, list(range(1, table.ndim))))
         return per_state.max(-1).sum(unit_axes)
     low, high = (jnp.broadcast_to(bound, slope.shape) for bound in other.statistic_bounds)
-    return jnp.maximum(slope * low, slope * high).sum(tuple(range(own, slope.ndim)))
+    return jnp.maximum(slope * low, slope * high).sum(tuple(range(trailing, slope.ndim)))
 
 
 # -- signs of couplings --------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
     if states is None:
         return statistics
     table = family.statistics(states).reshape(len(states), *family.stat_shape)
-    own = list(range(len(family.shape), slope.ndim))
-    products = jnp.tensordot(slope, table, (own, list(range(1, table.ndim))))
+    trailing = list(range(len(family.shape), slope.ndim))
+    products = jnp.tensordot(slope, table, (trailing, list(range(1, table.ndim))))
     return table[products.argmin(-1)]
 
 

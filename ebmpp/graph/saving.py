@@ -36,7 +36,7 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     """Write a graph and its params to one file, atomically.
 
     A custom energy is a function, which no file can hold safely. The file stores the name, blocks and params
-    of such a :class:`Factor` and the value of its energy at one state; pass the factor to :func:`load`.
+    of a custom :class:`Factor` and the value of its energy at one state; pass the factor to :func:`load`.
     Params keep their dtypes bit by bit.
 
     :param path: an existing file is replaced.
@@ -77,7 +77,7 @@ def load(
 ) -> tuple[FactorGraph, Params]:
     """Read a file written by :func:`save`.
 
-    Params are jax arrays; those of 64 bits are numpy arrays unless ``jax_enable_x64`` is set.
+    Params are jax arrays; 64-bit params are numpy arrays unless ``jax_enable_x64`` is set.
 
     :param path: the file.
     :param factors: the graph's custom factors as they were declared; other factors of the graph are accepted
@@ -182,10 +182,9 @@ def _describe_factor(graph: FactorGraph, factor: Factor, params: Params, arrays:
     if description["custom"]:
         energy = getattr(factor.energy, "__qualname__", type(factor.energy).__qualname__)
         return {**description, "energy": energy, "value": _value(factor, graph.families, params[factor.name])}
-    if callable(factor.init):
-        raise SavedFileError(f"{factor!r}: init must be arrays to be saved, got a function")
+    init = factor.init if callable(factor.init) or factor.init is None else factor.init.unflatten()
     description["lateral"] = {b: _pack(pairs.array, arrays) for b, pairs in factor.lateral}
-    description["init"] = _pack(None if factor.init is None else factor.init.unflatten(), arrays)
+    description["init"] = _pack(init, arrays)
     return {**description, **_fields(factor, _COMMON)}
 
 

@@ -109,7 +109,7 @@ def as_partial_rows(
     check_present(x, needed)
     clamped = as_clamped(families, x)
     known = {b: k for b, k in clamped.keep.items() if not (is_concrete(k) and bool(k.all()))}
-    return clamped.whole | clamped.partial, known, clamped.batch
+    return clamped.full | clamped.partial, known, clamped.batch
 
 
 def check_summable(graph: Declaration, blocks: Iterable[str], known: Collection[str] = ()) -> None:
@@ -179,18 +179,18 @@ class Observed(NamedTuple):
         return cls(values, np.isfinite(values) if isinstance(values, np.ndarray) else jnp.isfinite(values))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["whole", "partial", "keep"], meta_fields=["batch"])
+@partial(jax.tree_util.register_dataclass, data_fields=["full", "partial", "keep"], meta_fields=["batch"])
 @dataclasses.dataclass(frozen=True)
 class Clamped:
     """Values that a call holds fixed, ``(rows, *shape)`` per block; one row stands for all.
 
-    :param whole: clamped blocks.
+    :param full: clamped blocks.
     :param partial: partly observed blocks.
     :param keep: masks of their known units.
     :param batch: leading axes, whose product is ``rows``.
     """
 
-    whole: Blocks = dataclasses.field(default_factory=dict)
+    full: Blocks = dataclasses.field(default_factory=dict)
     partial: Blocks = dataclasses.field(default_factory=dict)
     keep: Blocks = dataclasses.field(default_factory=dict)
     batch: tuple[int, ...] = ()
@@ -237,8 +237,8 @@ def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check:
 
     settled = lambda b, v: settle(b, families[b], fill(families[b], v, known.get(b)), check)
     result = {b: rows(b, settled(b, v)) for b, v in values.items()}
-    whole = {b: v for b, v in result.items() if b not in known}
-    return Clamped(whole, {b: result[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
+    full = {b: v for b, v in result.items() if b not in known}
+    return Clamped(full, {b: result[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
 
 
 def as_arrays(
@@ -295,7 +295,7 @@ def _placeholder(family: Family) -> np.ndarray:
 
 
 def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Compare names, structure and shapes of params with those of the declaration.
+    """Compare names, structure and shapes of params with the declaration.
 
     :param expected: pytrees of ``jax.ShapeDtypeStruct`` by factor.
     :raises ParameterError: naming the factor.
@@ -319,7 +319,7 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
 
 
 def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Compare the names of params with those of the factors.
+    """Compare the names of params and factors.
 
     :raises ParameterError: for a missing or unknown factor.
     """

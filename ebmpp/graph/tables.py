@@ -146,11 +146,12 @@ def check_weights(weights: Any, size: int) -> np.ndarray:
     """
     array = np.asarray(weights)
     is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
-    if not is_numeric or not (np.isfinite(array) & (array >= 0)).all() or not array.any():
-        worst = f", the smallest {array.min()}" if is_numeric and size else ""
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if is_numeric else ()
+    if not is_numeric or len(wrong) or not array.any():
+        first = f", with {float(array[wrong[0]])} at row {wrong[0]}" if len(wrong) else ""
         raise StateError(
             f"weights must be {size} finite numbers >= 0, one per row and not all 0, got "
-            f"{checks.tell(array)}{worst}"
+            f"{checks.tell(array)}{first}"
         )
     array = array.astype(float)
     return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))

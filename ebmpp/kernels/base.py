@@ -152,10 +152,10 @@ class RowKernel(MCMCKernel, Generic[S]):
             )
         graph, (params,) = self.graph, model_args
         clamped = states.as_clamped(graph.families, model_kwargs or {}, check)
-        if len(clamped.whole) == len(graph.families):
+        if len(clamped.full) == len(graph.families):
             raise StateError(
                 f"{type(self).__name__}: at least one block must be free, and all are clamped: "
-                f"{list(clamped.whole)}."
+                f"{list(clamped.full)}."
             )
         graph.check(params, values=check)
         target = Target(graph, params, clamped)

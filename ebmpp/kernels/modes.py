@@ -133,9 +133,9 @@ def local_search(
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
     graph.check(params)
     held = states.as_clamped(graph.families, clamped)
-    if len(held.whole) == len(graph.families):
+    if len(held.full) == len(graph.families):
         raise StateError("local_search: at least one block must be free, and all are clamped.")
-    if not isinstance(init or {}, Mapping) or set(init or {}) & set(held.whole):
+    if not isinstance(init or {}, Mapping) or set(init or {}) & set(held.full):
         raise StateError(f"local_search: init must be a dict of free blocks, got {checks.tell(init)}.")
     start, start_batch = states.as_rows(graph.families, init or {})
     try:
@@ -153,7 +153,7 @@ def local_search(
         over = lambda b, v: jnp.broadcast_to(v.reshape(axes + shape(b)), batch + shape(b))
         return {b: over(b, v).reshape(-1, *shape(b)) for b, v in rows.items()}
 
-    rows = (spread(rows, held.batch) for rows in (held.whole, held.partial, held.keep))
+    rows = (spread(rows, held.batch) for rows in (held.full, held.partial, held.keep))
     target, key = Target(graph, params, states.Clamped(*rows, batch)), random.key_pair(rng_key)
     x = search.started(
         target, random.fold_in(key, 0, jnp.arange(target.num_rows)), spread(start, start_batch)

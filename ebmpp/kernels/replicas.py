@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp.annealing.path import Path, summed_blocks
 from ebmpp.core.types import Eta, Params
 from ebmpp.graph.states import Clamped, is_concrete
-from ebmpp.graph.transforms.replicate import own_params
+from ebmpp.graph.transforms.replicate import separate_params
 from ebmpp.moves import tempering
 from ebmpp.moves.target import Target
 
@@ -62,8 +62,8 @@ class Ensemble(Target):
         join = lambda a, b: jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
         params = jax.tree.map(join, knots.params, base.params)
         betas = join(knots.betas, 1)
-        replicated = own_params(base.graph, params, betas, knots.eta0)
-        graph = tempering.replicate(base.graph, len(betas), own=True)
+        replicated = separate_params(base.graph, params, betas, knots.eta0)
+        graph = tempering.replicate(base.graph, len(betas), separate=True)
         # a block with observed units is swapped as it is
         summed = tuple(b for b in summed_blocks(base.graph) if b in base.free and b not in base.keep)
         return Ensemble(graph, replicated, _spread(base.given, len(betas)), base=base, summed=summed)
@@ -75,4 +75,4 @@ class Ensemble(Target):
 
 def _spread(held: Clamped, num: int) -> Clamped:
     spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}
-    return Clamped(spread(held.whole), spread(held.partial), spread(held.keep), held.batch)
+    return Clamped(spread(held.full), spread(held.partial), spread(held.keep), held.batch)

@@ -86,7 +86,7 @@ class Clusters(Move):
         """
         states.check_names([self.block], graph.families)
         family = graph.families[self.block]
-        factors = graph.splits[self.block].own if self.block in graph.splits else ()
+        factors = graph.splits[self.block].inner_factors if self.block in graph.splits else ()
         pairs = factors and all(isinstance(factor, Pairwise) for factor in factors)
         if not pairs or type(family) not in (Bernoulli, Spin, Categorical):
             raise IntractableError(
@@ -99,7 +99,7 @@ class Clusters(Move):
 
         :raises ParameterError: for negative weights of Categorical units.
         """
-        for factor in graph.splits[self.block].own:
+        for factor in graph.splits[self.block].inner_factors:
             least = float(jnp.min(params[factor.name]))
             if isinstance(graph.families[self.block], Categorical) and least < 0:
                 raise ParameterError(
@@ -134,7 +134,8 @@ class Clusters(Move):
     def _prepare(self, target: Target, x: Rows) -> tuple[Array, Array]:
         """Return fields of the other factors, ``(size, rows or 1, *stat_shape)``, and weights of pairs."""
         graph, params = target.graph, target.params
-        weights = [f.weights(params[f.name]) for f in graph.splits[self.block].own if isinstance(f, Pairwise)]
+        factors = graph.splits[self.block].inner_factors
+        weights = [f.weights(params[f.name]) for f in factors if isinstance(f, Pairwise)]
         return energy.part_context(graph, params, x, self.block).eta, jnp.concatenate(weights)
 
     def _redraw(
@@ -146,7 +147,7 @@ class Clusters(Move):
         """
         (eta, weights), graph, keep = prepared, target.graph, target.keep
         split = graph.splits[self.block]
-        edges = np.concatenate([f.edges(graph.families)[self.block] for f in split.own])
+        edges = np.concatenate([f.edges(graph.families)[self.block] for f in split.inner_factors])
         held = energy.to_units(keep[self.block], split.family) if self.block in keep else None
         count = split.family.size
         u = random.uniform(random.words(keys, len(edges) + count)).T

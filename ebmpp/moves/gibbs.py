@@ -55,7 +55,7 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
             drawn = jnp.where(split.take(held, part), split.take(units, part), drawn)
         return split.put(units, part, drawn)
 
-    return {block: energy.to_rows(split.each(step, energy.to_units(x[block], split.family)), split.family)}
+    return {block: energy.to_rows(split.visit(step, energy.to_units(x[block], split.family)), split.family)}
 
 
 def num_words(graph: Families, blocks: Iterable[str], *, coupled: bool = False) -> int:

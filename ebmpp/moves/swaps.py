@@ -39,7 +39,7 @@ def new_order(accept: Array, parity: Array) -> Array:
 
 def have_own_params(graph: FactorGraph) -> bool:
     """Return True if each replica has its own params."""
-    return any(isinstance(f, Replicated) and f.own for f in graph.factors)
+    return any(isinstance(f, Replicated) and f.separate for f in graph.factors)
 
 
 def log_ratio(

@@ -49,7 +49,7 @@ class Target:
     @property
     def clamped(self) -> Blocks:
         """Values of the clamped blocks, ``(rows, *shape)`` each."""
-        return self.given.whole
+        return self.given.full
 
     @property
     def keep(self) -> Keep:

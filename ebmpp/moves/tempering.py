@@ -109,7 +109,7 @@ class Tempered:
         """
         graph.check(params)
         clamped, num = merge_clamped(clamped), len(self.betas)
-        names = as_clamped(graph.families, clamped).whole  # errors name the shapes of one replica
+        names = as_clamped(graph.families, clamped).full  # errors name the shapes of one replica
         check_hot(graph, params, self.betas[0])
         replicas = replicate(graph, num)
         tempered = tempered_params(graph, params, jnp.array(self.betas))

@@ -169,7 +169,7 @@ class Binding:
             )
         if clamped.batch not in ((), batch):
             raise StateError(f"clamped blocks have leading axes {clamped.batch}, expected the sites' {batch}")
-        return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.whole.items()}
+        return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.full.items()}
 
     def to_rows(self, values: Rows, graph: Bound) -> dict[str, Array]:
         """Return every block as rows, from the sites and those latents that ``values`` has."""

@@ -21,7 +21,7 @@ class Bias(Factor):
     :param block: name of the block.
     :param shared: axes of the block's shape along which units share a bias, such as the positions of a
         feature map; the params have length 1 there.
-    :param init: initial biases, an array or a function of a jax key; by default those of the scheme of
+    :param init: initial biases, an array or a function of a jax key; by default from the scheme of
         :meth:`ebmpp.FactorGraph.init`.
     :param name: key of its params; the block's name by default.
     :raises DeclarationError: for axes that the block lacks, or an ``init`` of another shape.

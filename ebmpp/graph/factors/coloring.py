@@ -65,17 +65,17 @@ def _bipartite(graph: nx.Graph) -> dict[int, int]:
 class SplitBlock(Split):
     """A block of a graph in parts, with the factors over it.
 
-    :param own: factors in which its units interact with one another.
-    :param others: all other factors over the block.
+    :param inner_factors: factors in which its units interact with one another.
+    :param outer_factors: all other factors over the block.
     """
 
-    own: tuple[Factor, ...]
-    others: tuple[Factor, ...]
+    inner_factors: tuple[Factor, ...]
+    outer_factors: tuple[Factor, ...]
 
     @functools.cached_property
     def locals(self) -> tuple[Local | None, ...]:
-        """Fast path of each factor of :attr:`own`, if it has one."""
-        return tuple(f.local({self.block: self.family}, self) for f in self.own)
+        """Fast path of each factor of :attr:`inner_factors`, if it has one."""
+        return tuple(f.local({self.block: self.family}, self) for f in self.inner_factors)
 
 
 def split_blocks(families: Mapping[str, Family], factors: Iterable[Factor]) -> dict[str, SplitBlock]:

@@ -86,8 +86,8 @@ class Convolution(Factor):
         name: str | None = None,
     ) -> None:
         sizes = tuple(window) if isinstance(window, Sequence) else ()
-        given = stride if isinstance(stride, Sequence) else (stride,) * len(sizes)
-        strides = tuple(given)
+        steps = stride if isinstance(stride, Sequence) else (stride,) * len(sizes)
+        strides = tuple(steps)
         pads = _as_padding(padding, len(sizes))
         for argument, value, parsed in (("window", window, sizes), ("stride", stride, strides)):
             if not sizes or len(parsed) != len(sizes) or not all(map(is_positive_int, parsed)):
@@ -150,8 +150,8 @@ class Convolution(Factor):
     def _image(self, family: Family, statistics: Array) -> Array:
         """Return the interacting statistics with channels first."""
         t = family.interaction(statistics)
-        own = t.ndim - len(family.shape)
-        t = jnp.moveaxis(t, range(t.ndim - own, t.ndim), range(own))
+        extra = t.ndim - len(family.shape)
+        t = jnp.moveaxis(t, range(t.ndim - extra, t.ndim), range(extra))
         return t.reshape(-1, *t.shape[t.ndim - len(self.window) :])
 
 
@@ -164,4 +164,4 @@ def _as_padding(padding: Any, rank: int) -> str | tuple[tuple[int, int], ...] | 
         pairs = tuple((int(low), int(high)) for low, high in pairs)
     except (TypeError, ValueError):
         return None
-    return pairs if len(pairs) == rank and min(map(min, pairs)) >= 0 else None
+    return pairs if len(pairs) == rank and all(n >= 0 for pair in pairs for n in pair) else None

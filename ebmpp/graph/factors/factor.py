@@ -27,10 +27,10 @@ class _Frozen:
     leaves: tuple[Constant, ...]
 
     @classmethod
-    def of(cls, tree: Params) -> "_Frozen":
+    def copy(cls, tree: Params) -> "_Frozen":
         """Copy the arrays of a tree."""
         leaves, structure = jax.tree.flatten(tree)
-        return cls(structure, tuple(map(Constant.of, leaves)))
+        return cls(structure, tuple(map(Constant.copy, leaves)))
 
     def unflatten(self) -> Params:
         """Return the tree as numpy arrays, bit by bit."""
@@ -100,7 +100,7 @@ class Factor:
         fields = {
             "blocks": tuple(blocks),
             "energy": energy,
-            "init": init if callable(init) or init is None else _Frozen.of(init),
+            "init": init if callable(init) or init is None else _Frozen.copy(init),
             "name": ":".join(blocks) if name is None else name,
             "lateral": tuple((b, Pairs.read(b, pairs)) for b, pairs in lateral.items()),
         }

@@ -52,7 +52,7 @@ class Constant:
     data: bytes = dataclasses.field(repr=False)
 
     @classmethod
-    def of(cls, array: Any) -> Self:
+    def copy(cls, array: Any) -> Self:
         """Copy an array."""
         values = np.asarray(array)
         return cls(values.shape, values.dtype, values.tobytes())
@@ -89,7 +89,7 @@ class Pairs(Constant):
                 f"(3, 5) for a block of two axes, or a networkx graph over these, got {type(pairs).__name__} "
                 f"of shape {array.shape}"
             )
-        return cls.of(array.astype(np.int64))
+        return cls.copy(array.astype(np.int64))
 
     @functools.lru_cache(maxsize=64)
     def edges(self, factor: str, block: str, family: Family) -> Integer[np.ndarray, "edges 2"]:
@@ -228,7 +228,7 @@ class Split:
         # padding is dropped; it repeats one number, so indices are unique only without it
         return jnp.asarray(values).at[self.at(part)].set(new, mode="drop", unique_indices=self.unrolled)
 
-    def each(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
+    def visit(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
         """Apply :func:`each_part` to the parts."""
         return each_part(self.num_parts, step, carry)
 

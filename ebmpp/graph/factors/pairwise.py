@@ -39,7 +39,7 @@ class Pairwise(Factor):
     :param edges: pairs of units by number in the flattened block or by index, or an undirected networkx graph
         over the units, whose edge attribute ``weight`` gives the initial weights.
     :param shared: use one weight for all pairs, a scalar.
-    :param init: initial weights, an array or a function of a jax key; by default those of the scheme of
+    :param init: initial weights, an array or a function of a jax key; by default from the scheme of
         :meth:`ebmpp.FactorGraph.init`.
     :param name: key of its params; ``"block:block"`` by default.
     :raises DeclarationError: for invalid pairs or edge attributes.
@@ -275,6 +275,6 @@ def _weighted_sum(weights: Array, table: Adjacency, read: Callable[[Any], Array]
 
 def _to_statistics(family: Family, field: Array) -> Array:
     """Extend natural parameters of the interacting statistics to all statistics."""
-    own = len(family.interaction_shape) - len(family.shape)
-    zero = jnp.zeros(field.shape[: field.ndim - own] + family.stat_shape, field.dtype)
+    extra = len(family.interaction_shape) - len(family.shape)
+    zero = jnp.zeros(field.shape[: field.ndim - extra] + family.stat_shape, field.dtype)
     return jax.vjp(family.interaction, zero)[1](field)[0]

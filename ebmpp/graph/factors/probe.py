@@ -14,7 +14,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import backend, checks
+from ebmpp.core import checks
 from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families import Family
@@ -22,9 +22,6 @@ from ebmpp.families.random_statistics import random_statistics
 from ebmpp.graph.factors.factor import Factor, Params
 from ebmpp.graph.factors.lateral import Split
 
-#: For a program that runs once: without LLVM's optimiser a declaration takes three quarters of the time on a
-#: CPU.
-_COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
 _STATES = 8
 _ROUNDING = 128 * float(np.finfo(np.float32).eps)  # relative, of a sum, per root of the number of terms
 _STATE_TOLERANCE = 1e-3  # relative; some states are far from zero, and kinks are coarse
@@ -60,12 +57,10 @@ def probe(
     ]  # an energy may restrict its params, as a logarithm does
     between, *moves = _points(factor, families, generator)
     # One program, dropped on return: op by op, each width of a block would leave twenty in jax's caches.
-    options = None if backend.accelerated() else _COMPILER_OPTIONS
-    measure = jax.jit(lambda *args: _measure(factor, scope, splits, *args), compiler_options=options)
-    one = np.ones((), floats)
+    measure = jax.jit(lambda *args: _measure(factor, scope, splits, *args))
     fine = np.asarray(_ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats)
     for values in candidates:
-        probed = _run(factor, measure, values, *between, one, fine)
+        probed = _run(factor, measure, values, *between, fine)
         if np.isfinite(probed.value):
             break
     else:
@@ -77,7 +72,7 @@ def probe(
             factor,
             scope,
             splits,
-            _run(factor, measure, values, here, there, one, coarse),
+            _run(factor, measure, values, here, there, coarse),
             here,
             there,
             coarse,
@@ -130,34 +125,23 @@ def _measure(
     params: Params,
     here: Sequence[Array],
     there: Sequence[Array],
-    one: Array,
     tolerance: Array,
 ) -> _Probed:
     value = factor.evaluate(params, *here, families=scope)
     if not isinstance(value, jax.Array | np.ndarray | np.number | float | int) or jnp.shape(value) != ():
-        shown = f"shape {jnp.shape(value)}" if hasattr(value, "shape") else checks.tell(value)
-        raise DeclarationError(f"{factor!r}: energy must return a scalar for one state, got {shown}")
+        description = f"shape {jnp.shape(value)}" if hasattr(value, "shape") else checks.tell(value)
+        raise DeclarationError(f"{factor!r}: energy must return a scalar for one state, got {description}")
     moved = []
     for i, block in enumerate(factor.blocks):
         energy_at = lambda t, i=i: factor.evaluate(params, *here[:i], t, *here[i + 1 :], families=scope)
         if not _is_split(factor, block, splits):
-            moved.append(_value_and_slope(energy_at, there[i], one))
+            moved.append(jax.value_and_grad(energy_at)(there[i]))
         elif factor.local(dict(zip(factor.blocks, scope, strict=True)), splits[block]) is not None:
             moved.append((jnp.array(False), jnp.array(False)))  # affine by construction
         else:
             moved.append(_compare_parts(energy_at, here[i], there[i], splits[block], tolerance))
-    _, slopes = _value_and_slope(lambda t: factor.evaluate(params, *t, families=scope), tuple(here), one)
+    slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(here))
     return _Probed(jnp.asarray(value), slopes, tuple(moved))
-
-
-def _value_and_slope(energy: Callable[[Any], Array], at: Any, one: Array) -> tuple[Array, Any]:
-    """Return value and gradient.
-
-    :param one: the number 1 as an argument of the program: where a probe runs under another program's trace,
-        a constant would be computed at once, in programs of its own.
-    """
-    value, back = jax.vjp(energy, at)
-    return value, back(one.astype(value.dtype))[0]
 
 
 def _is_split(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:

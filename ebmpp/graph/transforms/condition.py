@@ -17,7 +17,7 @@ from ebmpp.families import Family
 from ebmpp.graph import states
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.transforms.rewire import Part, rewire, whole, with_blocks
+from ebmpp.graph.transforms.rewire import Part, rewire, unchanged, with_blocks
 
 
 def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> FactorGraph:
@@ -60,20 +60,20 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
         return graph
     with sharding.at_once():
         clamped = _one_state(graph, values)
-        parts = {b: whole(b, f) for b, f in graph.families.items()}
-        kept, base = dict(graph.families), {}
-        for b, value in {**clamped.whole, **clamped.partial}.items():
+        parts = {b: unchanged(b, f) for b, f in graph.families.items()}
+        remaining, base = dict(graph.families), {}
+        for b, value in {**clamped.full, **clamped.partial}.items():
             family = graph.families[b]
             known = np.asarray(clamped.keep[b][0]) if b in clamped.keep else np.ones(family.shape, bool)
             parts[b], left = _fixed_part(b, family, value[0], known)
             measure = family.log_base_measure(value[0])
             base[b] = float(np.asarray(measure, float)[known].sum())
-            kept = {n: left if n == b else f for n, f in kept.items() if n != b or left is not None}
-    if not kept:
+            remaining = {n: left if n == b else f for n, f in remaining.items() if n != b or left is not None}
+    if not remaining:
         raise DeclarationError(
             f"condition: a unit of {list(graph.families)} must be left; see graph.log_density"
         )
-    return _rebuilt(graph, kept, parts, base)
+    return _rebuilt(graph, remaining, parts, base)
 
 
 def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Clamped:
@@ -96,20 +96,22 @@ def _fixed_part(block: str, family: Family, value: Array, known: np.ndarray) -> 
     """Return the assembly of the block's statistics, and the family of its free units."""
     free = np.flatnonzero(~known)
     if len(free) == family.size:
-        return whole(block, family), family
-    fixed = Constant.of(family.statistics(value))
+        return unchanged(block, family), family
+    fixed = Constant.copy(family.statistics(value))
     if not len(free):
         return Part(family, (), fixed), None
-    return Part(family, ((block, Constant.of(free)),), fixed), dataclasses.replace(family, shape=(len(free),))
+    return Part(family, ((block, Constant.copy(free)),), fixed), dataclasses.replace(
+        family, shape=(len(free),)
+    )
 
 
 def _rebuilt(
-    graph: FactorGraph, kept: Mapping[str, Family], parts: Mapping[str, Part], base: Mapping[str, float]
+    graph: FactorGraph, remaining: Mapping[str, Family], parts: Mapping[str, Part], base: Mapping[str, float]
 ) -> FactorGraph:
     offsets: dict[str, float] = {}
     for b, value in base.items():  # every block has a factor
         first = next(f.name for f in graph.factors if b in f.blocks)
         offsets[first] = offsets.get(first, 0.0) - value
-    anchor = next(iter(kept))
+    anchor = next(iter(remaining))
     factors = [rewire(f, parts, anchor, offsets.get(f.name, 0.0)) for f in graph.factors]
-    return with_blocks(graph, kept, factors, parts)
+    return with_blocks(graph, remaining, factors, parts)

@@ -33,7 +33,7 @@ from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.transforms.rewire import WithParams, whole, with_blocks
+from ebmpp.graph.transforms.rewire import WithParams, unchanged, with_blocks
 
 _MAX_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
 _TOLERANCE = 1e-3  # relative, in float32
@@ -108,7 +108,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     factors = [f for f in graph.factors if block in f.blocks]
     local = Declaration({b: graph.families[b] for b in (*near, block)}, factors=factors)
     tables = tuple(
-        _Nodes.of(b, local.families[b], units) for b, units in _touched(local, block, near).items()
+        _Nodes.choose(b, local.families[b], units) for b, units in _touched(local, block, near).items()
     )
     entries = graph.families[block].size * math.prod(t.count for t in tables)
     if entries > _MAX_ENTRIES:
@@ -120,7 +120,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     summed = SummedOut(local, block, near, tables)
     _verify(summed)
     factor = Factor(*(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=name)
-    parts = {b: whole(b, f) for b, f in rest.items()}
+    parts = {b: unchanged(b, f) for b, f in rest.items()}
     return with_blocks(graph, rest, [f for f in graph.factors if f not in factors] + [factor], parts)
 
 
@@ -159,7 +159,7 @@ class _Nodes:
         return self.table.shape[0]
 
     @classmethod
-    def of(cls, block: str, family: Family, units: np.ndarray) -> "_Nodes":
+    def choose(cls, block: str, family: Family, units: np.ndarray) -> "_Nodes":
         """Choose nodes: all values of the family, or one more than it has statistics."""
         values = family.states()
         table = None if values is None else _statistics(family, values)
@@ -173,8 +173,8 @@ class _Nodes:
         ones = np.ones((len(table), 1))
         # the least-norm solution of [1, table] @ weights = identity, without its rounding
         weights = np.round(np.linalg.pinv(np.concatenate([ones, table], 1)), 12)
-        nodes = (Constant.of(a.astype(jnp.result_type(float))) for a in (table, weights))
-        return cls(block, *nodes, Constant.of(units), complete)
+        nodes = (Constant.copy(a.astype(jnp.result_type(float))) for a in (table, weights))
+        return cls(block, *nodes, Constant.copy(units), complete)
 
     def at(self, node: Array, family: Family) -> Array:
         """Return statistics of the block with every unit at a node."""

@@ -34,27 +34,27 @@ class Replicated(Factor):
 
     :param factor: the factor of one replica.
     :param num: number of replicas.
-    :param own: True if each replica has its own params; beta then multiplies this factor in any case.
+    :param separate: True if each replica has its own params; beta then multiplies this factor in any case.
     """
 
     factor: Factor
     num: int
-    own: bool = False
+    separate: bool = False
 
-    def __init__(self, factor: Factor, num: int, own: bool = False) -> None:
+    def __init__(self, factor: Factor, num: int, separate: bool = False) -> None:
         lateral = dict(factor.lateral)  # of one replica; `edges` returns those of all
         super().__init__(*factor.blocks, energy=factor.energy, name=factor.name, lateral=lateral)
         object.__setattr__(self, "factor", factor)
         object.__setattr__(self, "num", num)
-        object.__setattr__(self, "own", own)
+        object.__setattr__(self, "separate", separate)
 
     def __repr__(self) -> str:
-        return f"Replicated({self.factor!r}, {self.num}{', own=True' if self.own else ''})"
+        return f"Replicated({self.factor!r}, {self.num}{', separate=True' if self.separate else ''})"
 
     @property
     def tempered(self) -> bool:
         """True if beta multiplies it."""
-        return self.own or self.factor.interacts
+        return self.separate or self.factor.interacts
 
     @property
     def is_affine(self) -> bool:
@@ -68,7 +68,7 @@ class Replicated(Factor):
         params = params[1] if self.tempered else params
         single = tuple(map(_single, families))
         energy = lambda p, *t: self.factor.evaluate(p, *t, families=single)
-        if self.own:
+        if self.separate:
             return jax.vmap(energy)(params, *statistics)
         return jax.vmap(lambda *t: energy(params, *t))(*statistics)
 
@@ -94,13 +94,13 @@ class Replicated(Factor):
         """Return the factor's own fast path, replica by replica."""
         single = of_one_replica(split, self.num)
         local = self.factor.local({b: _single(f) for b, f in families.items()}, single)
-        return None if local is None else _LocalOfReplicas(local, split, single, self.num, self.own)
+        return None if local is None else _LocalOfReplicas(local, split, single, self.num, self.separate)
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
         """Return betas from 0 to 1 with the factor's initial params."""
         single = {b: _single(families[b]) for b in self.blocks}
         params = self.factor.init_params(rng_key, single)
-        if self.own:
+        if self.separate:
             params = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[None], self.num, axis=0), params)
         return (jnp.linspace(0.0, 1.0, self.num), params) if self.tempered else params
 
@@ -152,23 +152,23 @@ def _single(family: Family) -> Family:
 class _LocalOfReplicas:
     """A :class:`~ebmpp.graph.factors.lateral.Local` of a replicated factor.
 
-    :param one: that of one replica.
-    :param own: True if each replica has its own params.
+    :param local: that of one replica.
+    :param separate: True if each replica has its own params.
     """
 
-    def __init__(self, one: Local, split: Split, single: Split, num: int, own: bool) -> None:
-        self.one, self.num, self.size, self.own = one, num, single.family.size, own
+    def __init__(self, local: Local, split: Split, single: Split, num: int, separate: bool) -> None:
+        self.single, self.num, self.size, self.separate = local, num, single.family.size, separate
         self.places = replica_places(split, single, num)
 
     def prepare(self, params: Any) -> Any:
         """Return betas and prepared params."""
         betas, inner = params
-        return betas, (jax.vmap(self.one.prepare) if self.own else self.one.prepare)(inner)
+        return betas, (jax.vmap(self.single.prepare) if self.separate else self.single.prepare)(inner)
 
     def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
         """Return natural parameters of the units of ``part`` in all replicas."""
         betas, inner = prepared
-        field = (self._own_params if self.own else self._shared_params)(inner, statistics_at, part)
+        field = (self._separate_params if self.separate else self._shared_params)(inner, statistics_at, part)
         field = field * betas.reshape(-1, *(1,) * (field.ndim - 1))
         field = field.reshape(-1, *field.shape[2:])
         return jnp.take(field, select(self.places, part), axis=0)
@@ -188,14 +188,14 @@ class _LocalOfReplicas:
             rows = t.shape[axis + 1]
             return t.reshape(*t.shape[:axis], self.num * rows, *t.shape[axis + 2 :])
 
-        field = self.one.field(prepared, of_all, part)
+        field = self.single.field(prepared, of_all, part)
         return jnp.moveaxis(field.reshape(len(field), self.num, rows, *field.shape[2:]), 1, 0)
 
-    def _own_params(
+    def _separate_params(
         self, prepared: Any, statistics_at: StatisticsAt, part: Any
     ) -> Float[Array, "replicas units rows ..."]:
         first = jnp.arange(self.num, dtype=int) * self.size
-        field = lambda p, n: self.one.field(p, lambda i: statistics_at(jnp.asarray(i) + n), part)
+        field = lambda p, n: self.single.field(p, lambda i: statistics_at(jnp.asarray(i) + n), part)
         return jax.vmap(field)(prepared, first)
 
 
@@ -231,12 +231,12 @@ def joined_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[n
 
 
 @lru_cache(maxsize=32)
-def replicate(graph: FactorGraph, num: int, own: bool = False) -> FactorGraph:
+def replicate(graph: FactorGraph, num: int, separate: bool = False) -> FactorGraph:
     """Return ``num`` replicas as one graph with blocks of shape ``(num, *shape)``.
 
     :param graph: the model.
     :param num: number of replicas.
-    :param own: give each replica its own params, and a reference whose weight is 1 - beta.
+    :param separate: give each replica its own params, and a reference whose weight is 1 - beta.
     :raises DeclarationError: for a graph in which no units interact.
     """
     if not any(f.interacts for f in graph.factors):
@@ -245,17 +245,17 @@ def replicate(graph: FactorGraph, num: int, own: bool = False) -> FactorGraph:
         )
     grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))
     visible, latent = ({b: grow(f) for b, f in side.items()} for side in (graph.visible, graph.latent))
-    references = [Reference(b, num, name) for b, name in _reference_names(graph).items()] if own else []
+    references = [Reference(b, num, name) for b, name in _reference_names(graph).items()] if separate else []
     with sharding.at_once():  # a declaration looks at values, also under jit
-        replicas = [Replicated(f, num, own) for f in graph.factors]
+        replicas = [Replicated(f, num, separate) for f in graph.factors]
         return FactorGraph(visible, latent, [*replicas, *references])
 
 
 def _reference_names(graph: FactorGraph) -> dict[str, str]:
     """Return names of the reference factors, by block, that no factor of the model has."""
-    taken = {f.name for f in graph.factors}
+    names = {f.name for f in graph.factors}
     name = "reference"
-    while any(f"{name} {b}" in taken for b in graph.families):
+    while any(f"{name} {b}" in names for b in graph.families):
         name = f"_{name}"
     return {b: f"{name} {b}" for b in graph.families}
 
@@ -270,7 +270,7 @@ def tempered_params(graph: FactorGraph, params: Mapping[str, Any], betas: Array)
     return {f.name: (betas, params[f.name]) if f.interacts else params[f.name] for f in graph.factors}
 
 
-def own_params(
+def separate_params(
     graph: FactorGraph, params: Mapping[str, Any], betas: Array, eta0: Mapping[str, Array]
 ) -> dict[str, Any]:
     """Return params of :func:`replicate` with params of each replica.

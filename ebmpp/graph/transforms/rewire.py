@@ -24,7 +24,7 @@ WithParams = tuple[FactorGraph, Params]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Assembly of a block's statistics from those of other blocks."""
+    """Assembly of a block's statistics from the statistics of other blocks."""
 
     family: Family
     """Family of the block."""
@@ -94,12 +94,14 @@ def rewire(factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float
     :param anchor: block of a factor that would be left without any, whose energy is a constant.
     :param offset: added to the energy.
     """
-    own = tuple(parts[b] for b in factor.blocks)
-    if not offset and all(part.pieces == ((b, None),) for b, part in zip(factor.blocks, own, strict=True)):
+    assemblies = tuple(parts[b] for b in factor.blocks)
+    if not offset and all(
+        part.pieces == ((b, None),) for b, part in zip(factor.blocks, assemblies, strict=True)
+    ):
         return factor
-    scope = tuple(dict.fromkeys(name for part in own for name in part.names)) or (anchor,)
+    scope = tuple(dict.fromkeys(name for part in assemblies for name in part.names)) or (anchor,)
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))
-    energy, lateral = Rewired(factor, own, scope, offset), _lateral(factor, parts)
+    energy, lateral = Rewired(factor, assemblies, scope, offset), _lateral(factor, parts)
     return Factor(*scope, energy=energy, init=init, name=factor.name, lateral=lateral)
 
 
@@ -117,7 +119,7 @@ def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]
     return lateral
 
 
-def whole(block: str, family: Family) -> Part:
+def unchanged(block: str, family: Family) -> Part:
     """Return the assembly of an unchanged block."""
     return Part(family, ((block, None),))
 
@@ -133,16 +135,16 @@ def labels_of(graph: FactorGraph, parts: Mapping[str, Part]) -> dict[str, tuple[
 
 
 def with_blocks(
-    graph: FactorGraph, kept: Mapping[str, Family], factors: Iterable[Factor], parts: Mapping[str, Part]
+    graph: FactorGraph, remaining: Mapping[str, Family], factors: Iterable[Factor], parts: Mapping[str, Part]
 ) -> FactorGraph:
     """Return a graph of the remaining blocks, all visible if no visible block remains.
 
-    :param kept: families by name, in order.
+    :param remaining: families by name, in order.
     :param parts: assembly of the original blocks.
     """
     seen = {name for b in graph.visible if b in parts for name in parts[b].names}
-    visible = {b: f for b, f in kept.items() if b in seen} or dict(kept)
-    latent = {b: f for b, f in kept.items() if b not in visible}
+    visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
+    latent = {b: f for b, f in remaining.items() if b not in visible}
     return FactorGraph(visible, latent, factors, labels=labels_of(graph, parts))
 
 

@@ -59,8 +59,8 @@ def test_defaults_invert_the_mean_and_find_the_mode(name: str) -> None:
         table = family.statistics(states), family.log_base_measure(states)
         return mean, family.mean(inverse), Family.mode(family, eta), states, *table
 
-    mean, again, mode, states, statistics, log_base = jax.device_get(derive(eta))
-    np.testing.assert_allclose(again, mean, rtol=1e-4, atol=1e-5)
+    mean, round_trip, mode, states, statistics, log_base = jax.device_get(derive(eta))
+    np.testing.assert_allclose(round_trip, mean, rtol=1e-4, atol=1e-5)
     flat = eta.reshape(*mode.shape, -1) @ statistics.reshape(len(states), -1).T
     np.testing.assert_array_equal(mode, states[(flat + log_base).argmax(-1)])
     assert mode.dtype == family.dtype
@@ -80,10 +80,10 @@ def inverse_and_mean(family: Family, mean: np.ndarray) -> tuple[np.ndarray, np.n
 def test_inverse_of_means_at_the_boundary_and_beyond() -> None:
     mean = np.float32([0, 1e-6, 1e-3, 1, 2 - 1e-3, 2, 2.1, -0.1, np.nan])
     family = Ternary(9)
-    inverse, again = inverse_and_mean(family, mean)
+    inverse, round_trip = inverse_and_mean(family, mean)
     np.testing.assert_array_equal(inverse[[0, 5]], [-np.inf, np.inf])
     assert np.isnan(inverse[6:]).all()
-    np.testing.assert_allclose(again[1:5], mean[1:5], rtol=1e-5)
+    np.testing.assert_allclose(round_trip[1:5], mean[1:5], rtol=1e-5)
     np.testing.assert_allclose(inverse[[1, 3]], [np.log(1e-6), 0], rtol=1e-5, atol=1e-6)
 
 
@@ -91,9 +91,9 @@ def test_inverse_of_means_of_several_statistics() -> None:
     # x is 1; E[x**2] < E[x]**2; not below 4; inside
     mean = np.float32([[1, 1], [2, 3], [4, 16], [1.5, 3.5]])
     family = Ordinal(4)
-    inverse, again = inverse_and_mean(family, mean)
+    inverse, round_trip = inverse_and_mean(family, mean)
     assert np.isnan(inverse[:3]).all()
-    np.testing.assert_allclose(again[3], mean[3], rtol=1e-5)
+    np.testing.assert_allclose(round_trip[3], mean[3], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_affine_energies_are_accepted() -> None:
 
 
 def test_array_types_of_data_and_params() -> None:
-    """Data may be arrays of any library, params those of jax and numpy."""
+    """Data may be arrays of any library, params of jax and numpy only."""
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
     expected = rbm.free_energy(params, np.eye(4))
     np.testing.assert_array_equal(rbm.free_energy(params, Tensor(np.eye(4))), expected)

@@ -133,7 +133,7 @@ def test_observed_units_stay_and_condition_the_others() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["semi-restricted", "lateral latents"])
 def test_ucd_gradient_is_that_of_the_likelihood(name: str) -> None:
-    """Where latents interact the positive phase is a second set of pairs, unbiased too."""
+    """If latents interact, the positive phase is a second set of pairs, unbiased too."""
     graph, params = lateral(name)
     data = np.random.default_rng(1).integers(0, 2, (8, graph.families["v"].size)).astype(np.float32)
     estimator = UCD(num_pairs=2000, k=2, lag=2, m=4)

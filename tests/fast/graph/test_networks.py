@@ -107,10 +107,10 @@ def test_wrong_attributes(value: Any) -> None:
 
 
 def test_biases_of_a_network() -> None:
-    some = nx.path_graph(3)
-    some.nodes[0]["bias"] = 1.0
+    partial = nx.path_graph(3)
+    partial.nodes[0]["bias"] = 1.0
     with pytest.raises(DeclarationError, match="bias.*None"):
-        FactorGraph.from_networkx(some, Spin)
+        FactorGraph.from_networkx(partial, Spin)
     with pytest.raises(DeclarationError, match=r"init.*\(3,\)"):
         FactorGraph({"x": Spin(2)}, factors=[Bias("x", init=np.zeros(3))])
     with pytest.raises(DeclarationError, match=r"bias.*\(3,\).*0.5"):
@@ -218,5 +218,5 @@ def test_wrong_bqms(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="to_bqm"):
         mixed.to_bqm(random_params(mixed))
     monkeypatch.setitem(sys.modules, "dimod", None)  # as if it were not installed
-    with pytest.raises(ImportError, match="pip install dimod"):
+    with pytest.raises(ImportError, match="dimod"):
         zoo.graph("rbm").to_bqm(zoo.params("rbm"))

@@ -243,7 +243,7 @@ def test_partly_observed_rows_are_refused_where_all_units_are_needed() -> None:
 
 
 def test_free_energy_sums_out_unknown_units() -> None:
-    """Where the latents are given; else it is refused."""
+    """The latents must be given; otherwise it is refused."""
     rbm, params = zoo.graph("rbm"), {n: np.asarray(p, float) for n, p in zoo.params("rbm").items()}
     h, known = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]]), V > 0
     result = rbm.free_energy(zoo.params("rbm"), {"v": Observed(V, known), "h": h})

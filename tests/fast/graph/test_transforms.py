@@ -67,7 +67,7 @@ def star(hidden: Family, *leaves: Family) -> FactorGraph:
 
 
 def check_marginal(graph: FactorGraph, seed: int = 0, scale: float = 0.4) -> None:
-    """The density of the rest and its gradient are those of the graph with h summed out."""
+    """The density and its gradient agree with the graph with h summed out."""
     params = random_params(graph, seed, scale)
     rest, theirs = marginalize(graph, "h", params=params)
     x = {b: random_state(f, seed=i, rows=(16,)) for i, (b, f) in enumerate(rest.families.items())}
@@ -93,13 +93,13 @@ def check_condition(graph: FactorGraph, seed: int, partial: bool) -> None:
     first, second, *_ = graph.families
     x = {b: random_state(f, seed + i, (4,)) for i, (b, f) in enumerate(graph.families.items())}
     x[first] = np.repeat(x[first][:1], 4, 0)
-    given: dict[str, Any] = {first: x[first][0]}
+    values: dict[str, Any] = {first: x[first][0]}
     rest = {b: v for b, v in x.items() if b != first}
     if partial and graph.families[second].size > 1:
         x[second][:, 0] = x[second][0, 0]
-        given[second] = ebmpp.Observed(x[second][0], np.arange(graph.families[second].size) == 0)
+        values[second] = ebmpp.Observed(x[second][0], np.arange(graph.families[second].size) == 0)
         rest[second] = x[second][:, 1:]
-    conditioned = condition(graph, **given)
+    conditioned = condition(graph, **values)
     derive = jax.jit(lambda p: (conditioned.log_density(p, rest), graph.log_density(p, x)))
     np.testing.assert_allclose(*derive(params), rtol=1e-5, atol=1e-5)
 
@@ -130,8 +130,12 @@ def test_conditioned_graphs_compare_by_value_and_compose() -> None:
     expected = rbm.free_energy(params, v)
     for graph in (rest, twice):
         np.testing.assert_allclose(graph.free_energy(params, {}), expected, rtol=1e-6)
-    apart = condition(zoo.graph("deep"), h1=np.ones(3))
-    assert apart.edges == set() and list(apart.visible) == ["v"] and list(apart.latent) == ["h2"]
+    rest_of_deep = condition(zoo.graph("deep"), h1=np.ones(3))
+    assert (
+        rest_of_deep.edges == set()
+        and list(rest_of_deep.visible) == ["v"]
+        and list(rest_of_deep.latent) == ["h2"]
+    )
 
 
 def test_traced_values_are_refused() -> None:

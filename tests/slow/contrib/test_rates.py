@@ -156,7 +156,7 @@ def test_wrong_options_are_refused(kernel, options, message):
     [
         (RatesFPCD, None, "got 1 positional"),
         (SamplePenalization, {}, "got 2 positional"),
-        (RatesFPCD, {"h": None}, "lacks factor 'h'"),
+        (RatesFPCD, {"h": None}, "'h'"),
         (RatesHerding, {"v": np.full(4, np.nan)}, "rates.*not finite"),
         (RatesHerding, {"v": np.zeros(3)}, r"rates.*\(3,\)"),
     ],
