@@ -64,12 +64,12 @@ def training_options(
 def parse(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    images: Callable[[str, int], Any] | None = None,
+    reader: Callable[[str, int], Any] | None = None,
     **least: int,
 ) -> argparse.Namespace:
     """Return the checked options; a number out of range ends the program.
 
-    :param images: function that reads ``args.images`` from ``--data`` and ``--seed``.
+    :param reader: function that reads ``args.images`` from ``--data`` and ``--seed``.
     :param least: smallest values; 1 for the training options.
     """
     args = parser.parse_args(argv)
@@ -81,9 +81,9 @@ def parse(
         parser.error(f"--rate must be a positive number, got {args.rate}.")
     if not (getattr(args, "decay", 0.0) >= 0 and math.isfinite(getattr(args, "decay", 0.0))):
         parser.error(f"--decay must be a number of at least 0, got {args.decay}.")
-    if images is not None:
+    if reader is not None:
         with exit_on_error(parser):
-            args.images = images(args.data, args.seed)
+            args.images = reader(args.data, args.seed)
     return args
 
 
@@ -103,7 +103,7 @@ def begin(args: argparse.Namespace, graph: FactorGraph) -> None:
     """Create the output folder and print the graph."""
     args.out.mkdir(parents=True, exist_ok=True)
     print(graph)
-    tell("layers", str(graph.layers))
+    print_row("layers", str(graph.layers))
 
 
 def pcd_or_ucd(args: argparse.Namespace, start: str = "data", **pcd: Any) -> PCD | UCD:
@@ -150,7 +150,7 @@ def train(
         raise SystemExit(str(error)) from error
     jax.block_until_ready(fit.params)
     steps = " and ".join(f"{s.num_steps} steps of {s.estimator!r}" for s in (Stage(**first), *last))
-    tell("training", f"{steps} in {time.monotonic() - start:.0f} s")
+    print_row("training", f"{steps} in {time.monotonic() - start:.0f} s")
     return fit
 
 

@@ -132,7 +132,7 @@ def test_lateral_weights_are_drawn_at_their_pixels() -> None:
 
 
 def test_an_energy_that_is_not_multi_affine_is_refused() -> None:
-    assert "not affine in the sufficient statistics of block 'v'" in custom_energy.rejected_energy()
+    assert "must be affine in the statistics of each unit of block 'v'" in custom_energy.rejected_energy()
 
 
 # -- documents ---------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def semi_restricted_run(estimator: str) -> Run:
 
 
 FILTERS = f"--filters=3 --unbiased-steps=2 --temperatures=20 {FEW}"
-NOT_AFFINE = "not affine in the sufficient statistics of block 'v'"
+NOT_AFFINE = "must be affine in the statistics of each unit of block 'v'"
 RUNS = {
     "categorical": Run(
         categorical,
@@ -204,8 +204,8 @@ REFUSED = [
     (rbm, "--estimator cd --lag 5", "--lag belongs to coupled chains"),
     (rbm, "--estimator cd --k 0", "k must be an int of at least 1, got 0"),
     (rbm, "--lag 0", "lag must be an int of at least 1"),
-    (rbm, "--data nowhere.idx", "nowhere.idx: no such file"),
-    (rbm, "--data mnist --data-dir nowhere", "no train-images-idx3-ubyte"),
+    (rbm, "--data nowhere.idx", "nowhere.idx"),
+    (rbm, "--data mnist --data-dir nowhere", "got nowhere or nowhere/mnist"),
     (rbm, "--estimator magic", "invalid choice"),
     (rbm, "--repeats 0", "--repeats must be at least 1"),
     (rbm, "--particles 1", "--particles must be at least 2"),
