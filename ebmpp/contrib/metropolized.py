@@ -32,13 +32,13 @@ _Probabilities = Float[Array, "*units states"]
 class Metropolized(Layer):
     """Move of the blocks of one layer, in which each unit proposes a value other than its own.
 
-    :class:`~ebmpp.moves.Layer` draws a unit's value from its conditional p, which often gives the present
-    value x. This move proposes another value i with probability ``p_i / (1 - p_x)`` and accepts it with
-    probability ``min(1, (1 - p_x) / (1 - p_i))``: a binary unit flips with probability
-    ``min(1, p_other / p_x)``. The model's distribution is invariant. For a single unit, averages have at most
-    the variance of those by its conditional (Peskun 1973); for sweeps, in which the units of a layer move at
-    once, this need not hold. A unit with nearly equally probable values flips every time, so in weakly
-    coupled models alternate with plain draws, which also let the two chains of a pair meet.
+    :class:`~ebmpp.moves.Layer` draws a value of each unit from its conditional p, which often gives its
+    present value x. This move proposes another value i with probability ``p_i / (1 - p_x)`` and accepts it
+    with probability ``min(1, (1 - p_x) / (1 - p_i))``: a binary unit flips with probability ``min(1, p_other
+    / p_x)``. The model's distribution is invariant. For a single unit, averages have at most the variance of
+    those by its conditional (Peskun 1973); for sweeps, in which the units of a layer move at once, this need
+    not hold. A unit with nearly equally probable values flips every time, so in weakly coupled models
+    alternate with plain draws, which also let the two chains of a pair meet.
 
     :param blocks: blocks that do not interact, of units of finitely many values.
     :param kind: "common": each unit's values are equal in both chains with the largest probability.
