@@ -145,19 +145,18 @@ def find_ladder(
         low = path.at(s)
         here = path.slope(low.params, system.x)
         rung_after = lambda step: path.at(jnp.minimum(s + step, path.end))
-        slope_at = lambda high: here if path.is_line else path.slope(high.params, system.x)
 
         def is_too_long(step: Array) -> Array:
             high = rung_after(step)
-            gain = path.gain(low, high, here, slope_at(high)).reshape(system.log_weights.shape)
+            there = path.slope_at(high, here, system.x)
+            gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)
             cess = systems.conditional_ess(system.log_weights, gain)[0]
             return ~(cess >= cess_threshold) & (step > _SHORTEST)  # NaN is too long
 
         step = lax.while_loop(is_too_long, lambda step: _SHRINK * step, _GROW * state.step)
         step = jnp.where(state.count == capacity - 1, path.end, step)
-        high = rung_after(step)
         rung_keys = random.fold_in(keys, state.count)
-        system = systems.climb_rung(path, (low, high), (here, slope_at(high)), system, rung_keys, sweeps)
+        system = systems.climb_rung(path, low, rung_after(step), here, system, rung_keys, sweeps)
         places = state.places.at[state.count].set(jnp.minimum(s + step, path.end))
         return State(places, state.count + 1, step, system)
 

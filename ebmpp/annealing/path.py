@@ -214,6 +214,10 @@ class Path(Shown):
         model, eta = jax.vmap(lambda t: energy.affine(self.graph, params, t, self.summed))(t)
         return Slope(sum(units(t[b]) @ self.eta0[b].ravel() for b in t), model, eta)
 
+    def slope_at(self, rung: Rung, slope: Slope, x: Rows) -> Slope:
+        """Return the slope of a rung's model; on a line it is that of any other rung."""
+        return slope if self.is_line else self.slope(rung.params, x)
+
     def gain(self, low: Rung, high: Rung, here: Slope, there: Slope) -> PerRow:
         """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at the slopes' rows.
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from ebmpp.annealing.path import Path, Rung, Slope, draw_reference
 from ebmpp.core import random
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Blocks, Keys, Params, Rows, Scalar
+from ebmpp.core.types import Blocks, Keys, Params, Scalar
 from ebmpp.graph import energy
 
 _RESAMPLE_BELOW = 0.5  # effective sample size, as a share of the particles
@@ -147,36 +147,25 @@ def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems,
 
 
 def climb_rung(
-    path: Path,
-    ends: tuple[Rung, Rung],
-    slopes: tuple[Slope, Slope],
-    system: Systems,
-    keys: IslandKeys,
-    sweeps: int,
+    path: Path, low: Rung, high: Rung, here: Slope, system: Systems, keys: IslandKeys, sweeps: int
 ) -> Systems:
     """Reweight, resample and move systems from one rung to the next.
 
-    :param ends: both rungs.
-    :param slopes: of both rungs' models at the particles.
+    :param here: slope of the lower rung's model at the particles.
     :param keys: of the systems at this rung.
     :param sweeps: Gibbs sweeps of the move.
     """
-    gain = path.gain(*ends, *slopes).reshape(system.log_weights.shape)
+    there = path.slope_at(high, here, system.x)
+    gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)
     cess = jnp.minimum(system.min_cess, conditional_ess(system.log_weights, gain))
     system = system._replace(log_weights=system.log_weights + gain, min_cess=cess)
-    system, slope = _resample(system, slopes[1], random.fold_in(keys, 0, 1))
+    system, slope = _resample(system, there, random.fold_in(keys, 0, 1))
     row_keys = particle_keys(keys, gain.shape[1])
-    x = path.sweep(ends[1], system.x, slope.eta, row_keys)
+    x = path.sweep(high, system.x, slope.eta, row_keys)
     if sweeps > 1:
-        sweep_again = lambda i, x: path.sweep(ends[1], x, None, random.fold_in(row_keys, i, 1))
+        sweep_again = lambda i, x: path.sweep(high, x, None, random.fold_in(row_keys, i, 1))
         x = lax.fori_loop(1, sweeps, sweep_again, x)
     return system._replace(x=x)
-
-
-def slopes_at(path: Path, ends: tuple[Rung, Rung], x: Rows) -> tuple[Slope, Slope]:
-    """Evaluate both rungs' models at the particles: once where the path is a line."""
-    here = path.slope(ends[0].params, x)
-    return here, here if path.is_line else path.slope(ends[1].params, x)
 
 
 def climb(
@@ -197,10 +186,9 @@ def climb(
     """
 
     def body(index: Array, system: Systems) -> Systems:
-        ends = path.at(places[index - 1]), path.at(places[index])
-        return climb_rung(
-            path, ends, slopes_at(path, ends, system.x), system, random.fold_in(keys, index), sweeps
-        )
+        low, high = path.at(places[index - 1]), path.at(places[index])
+        here = path.slope(low.params, system.x)
+        return climb_rung(path, low, high, here, system, random.fold_in(keys, index), sweeps)
 
     return lax.fori_loop(first, last, body, system)
 
