@@ -20,7 +20,7 @@ from ebmpp.core.compile import compiled
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
 
-LADDERS = ("linear", "sigmoid", "adaptive")
+_KINDS = ("linear", "sigmoid", "adaptive")
 
 _SIGMOID_SLOPE = 4.0  # of the logistic function at either end
 _CAPACITY = 256  # initial room for the places of a pilot
@@ -51,7 +51,7 @@ def temperatures(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, 
     if not isinstance(kind, str):
         return given_places("ladder", kind, 1)
     linear = np.linspace(0.0, 1.0, checks.count("num_temperatures", num_temperatures, 2))
-    if checks.choice("ladder", kind, LADDERS, "increasing values from 0 to 1") == "linear":
+    if checks.choice("ladder", kind, _KINDS, "increasing values from 0 to 1") == "linear":
         return linear.astype(np.float32)
     rising = np.tanh(_SIGMOID_SLOPE * (linear - 0.5))  # a logistic function up to scale and location
     return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)

@@ -203,7 +203,6 @@ _GRAPH_CHECKS = {
     "coupling_from_the_past": _check_ordered,
     "random_cluster": random_cluster.check_graph,
 }
-METHODS = ("auto", *_GRAPH_CHECKS)
 
 
 def method_for(graph: FactorGraph, method: str) -> str:
@@ -212,7 +211,7 @@ def method_for(graph: FactorGraph, method: str) -> str:
     :raises ArgumentError: for an unknown method.
     :raises IntractableError: when the graph does not allow it.
     """
-    checks.choice("perfect_sample: method", method, METHODS)
+    checks.choice("perfect_sample: method", method, ("auto", *_GRAPH_CHECKS))
     if method != "auto":
         _GRAPH_CHECKS[method](graph)
         return method
