@@ -212,7 +212,7 @@ def test_invalid_params_references_and_samples_are_refused() -> None:
         reverse(samples={"v": np.zeros((4, 3))})
     with pytest.raises(StateError, match=r"\(\)"):
         reverse(samples={"h1": np.ones(3)})
-    with pytest.raises(StateError, match=r"\(4,\).*\(7,\)"):
+    with pytest.raises(StateError, match=r"\(7,\).*\(4,\)"):
         reverse(samples={"h1": np.ones((4, 3))}, num_particles=7)
     with pytest.raises(StateError, match="'h1'"):
         reverse(samples={"h1": np.full((4, 3), 0.5)})
