@@ -29,9 +29,7 @@ import ebmpp
 from ebmpp import Bernoulli, Fit
 from ebmpp.errors import ArgumentError
 
-_MAX_LATENT = (
-    20  # 2**20 states are summed for each exact likelihood, in 0.3 s; each further unit doubles that
-)
+_MAX_LATENT = 20  # an exact likelihood sums 2**20 states in 0.3 s; each further unit doubles that
 _MIN_STEPS = 100  # with fewer the model stays close to independent pixels
 _NUM_HELD_OUT = 300  # of 1797 images
 _NUM_CHAINS = 100  # of PCD; UCD has half as many pairs, so that both move as many chains
@@ -48,12 +46,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m ebmpp", description=str(__doc__).splitlines()[0])
     add = parser.add_argument
     add("--out", type=Path, default=Path("ebmpp-digits"), help="folder for all files (default: %(default)s)")
-    add(
-        "--steps",
-        type=int,
-        default=1000,
-        help=f"gradient steps, at least {_MIN_STEPS} (default: %(default)s)",
-    )
+    steps = f"gradient steps, at least {_MIN_STEPS} (default: %(default)s)"
+    add("--steps", type=int, default=1000, help=steps)
     add("--latent", type=int, default=20, help=f"latent units, 1 to {_MAX_LATENT} (default: %(default)s)")
     add("--seed", type=int, default=0, help="seed of the split, training and samples (default: %(default)s)")
     args = parser.parse_args(argv)
@@ -97,7 +91,7 @@ class Stages:
         print(f"{indent}{seconds:6.1f} s, {compiling:4.1f} s of them compiling", flush=True)
 
 
-def tell(name: str, value: str) -> None:
+def show(name: str, value: str) -> None:
     """Print one result."""
     print(f"{name:<31}{value}", flush=True)
 
@@ -137,7 +131,7 @@ def learn(
 
 
 def ink(state: Any) -> Any:
-    """The number of white pixels."""
+    """Return the number of white pixels."""
     return state["v"].sum()
 
 
@@ -195,10 +189,8 @@ def draw(
     axes.set_title(f"weights of {len(weights)} latent units to the pixels", fontsize=10)
     pictures["filters"] = axes.figure
     pictures["samples"], axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
-    titles = (
-        "real images, held out",
-        f"samples: E[v | h] after {_WARMUP + _DRAWS * _THINNING} sweeps from noise",
-    )
+    sweeps = _WARMUP + _DRAWS * _THINNING
+    titles = "real images, held out", f"samples: E[v | h] after {sweeps} sweeps from noise"
     for ax, title, images in zip(axes, titles, (real, means), strict=True):
         plots.plot_units(images, (8, 8), ax=ax).set_title(title, fontsize=10)
     axes = plots.plot_meeting_times(met)
@@ -266,14 +258,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         save(args.out, rbm, fits, mcmc, held_out)
 
     last = {name: float(fit.history.log_likelihood_held_out[-1]) for name, fit in fits.items()}
-    tell("log-likelihood, held out", f"{last['UCD']:.2f} nats per image, exact")
-    tell("log-likelihood, training", f"{last['UCD'] + gap:.2f}")
-    tell("PCD, held out", f"{last['PCD']:.2f}, same optimiser and number of steps")
-    tell("independent pixels, held out", f"{baseline:.2f}")
+    show("log-likelihood, held out", f"{last['UCD']:.2f} nats per image, exact")
+    show("log-likelihood, training", f"{last['UCD'] + gap:.2f}")
+    show("PCD, held out", f"{last['PCD']:.2f}, same optimiser and number of steps")
+    show("independent pixels, held out", f"{baseline:.2f}")
     times = f"mean {met.meeting_time.mean():.0f}, max {met.meeting_time.max():.0f} sweeps"
-    tell("meeting time", f"{times}, {_NUM_PAIRS_FROM_NOISE} pairs from noise")
+    show("meeting time", f"{times}, {_NUM_PAIRS_FROM_NOISE} pairs from noise")
     unbiased = f"{met.value:.2f} +- {met.standard_error:.2f} by an unbiased estimate"
-    tell("white pixels per image", f"{unbiased}, {train.sum(1).mean():.2f} in the data")
+    show("white pixels per image", f"{unbiased}, {train.sum(1).mean():.2f} in the data")
     print(_NEXT.format(out=args.out))
 
 

@@ -5,7 +5,7 @@
 from ebmpp.diagnostics import plots
 from ebmpp.diagnostics.datatree import summary, to_arviz, to_datatree
 from ebmpp.diagnostics.meeting import (
-    cost_times_variance,
+    inefficiency,
     suggest_k_m,
     tv_upper_bound,
     wasserstein_upper_bound,
@@ -13,7 +13,7 @@ from ebmpp.diagnostics.meeting import (
 from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
 
 __all__ = [
-    "cost_times_variance",
+    "inefficiency",
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws and histories as ArviZ DataTrees, and a summary that owns up to frozen chains."""
+"""ArviZ DataTrees of draws and histories, and a summary that marks frozen chains."""
 
 from collections.abc import Mapping
 import copy
@@ -32,37 +32,36 @@ from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
 from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
 from ebmpp.traced import ModelBlock
 
-_BY_SWEEP = ("distance", "energies")  # of coupled kernels: the group "meeting" has them
+_PAIR_FIELDS = ("distance", "energies")  # of coupled kernels, shown in the group "meeting"
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 
 
 def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None = None) -> xr.DataTree:
-    """An ArviZ DataTree of a sampling run, an unbiased estimate or a fit.
+    """Return an ArviZ DataTree of a sampling run, an unbiased estimate or a fit.
 
-    A run gives the group ``posterior`` (dimensions ``chain``, ``draw``, then ``row`` where clamped values had
-    leading axes, then ``<block>_dim_0``...), ``sample_stats`` where extra fields were collected, and, for
-    coupled kernels, ``meeting``: ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs'
-    distances and energies (not those of composites). A run of ``numpyro.infer.Gibbs``, or of a block by
-    itself that :meth:`~ebmpp.GibbsBlock.from_model` made, has what ``arviz_base.from_numpyro`` makes of it,
-    plates and ``observed_data`` included. An estimate gives ``meeting`` without paths (a ``chain`` a pair), a
-    fit the group ``history``. Save with ``tree.to_netcdf(path, engine="h5netcdf")``.
+    A run has the group ``posterior`` with dimensions ``chain``, ``draw``, ``row`` (if clamped values have
+    leading axes), then ``<block>_dim_0`` and so on; ``sample_stats`` if extra fields were collected; and for
+    coupled kernels ``meeting`` with ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs'
+    distances and energies (except for composites). A run of ``numpyro.infer.Gibbs``, or of a block from
+    :meth:`~ebmpp.GibbsBlock.from_model` alone, has the groups of ``arviz_base.from_numpyro``, with plates and
+    ``observed_data``. An estimate has the group ``meeting`` without paths (one ``chain`` per pair), a fit the
+    group ``history``. A long run (:class:`ebmpp.kernels.LongRun`) has ``moments`` over ``statistic``, and, if
+    draws were kept, ``posterior`` and ``sample_stats``, which are read from their file on demand.
 
-    A long run (:class:`ebmpp.kernels.LongRun`) gives ``moments``: what its :class:`~ebmpp.kernels.Moments`
-    hold, over ``statistic``; and where it kept draws, ``posterior`` and ``sample_stats``, which stay in its
-    files until they are looked at.
+    Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``accept_prob``, or of the running mean
+    ``acceptance``), ``n_steps``, ``step_size``, ``lp``. Others keep their names, without the prefix
+    ``block_states.0.`` of blocks of Gibbs.
 
-    Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``acceptance``, a running mean, and of
-    ``accept_prob``), ``n_steps``, ``step_size``, ``lp``; others keep their own, those of a block of Gibbs
-    without ``block_states.0.``.
+    Save the tree with ``tree.to_netcdf(path, engine="h5netcdf")``. ArviZ 1 accepts it; for ArviZ 0.x, the
+    last on Python 3.11, convert it with :func:`to_arviz`.
 
-    ArviZ 1 takes the tree as it is. ArviZ 0.x, the last for Python 3.11, takes what :func:`to_arviz` makes.
-
-    :param result: a :class:`numpyro.infer.MCMC` of an ebmpp kernel or of ``numpyro.infer.Gibbs``, after
-        ``run``; what a long run returns; or a fit (an object with an xarray ``history``).
-    :param dims: of a run, by block or site: names of its own axes, or of all after ``chain`` and ``draw``.
-    :param coords: by dimension, the names along it, as many as it is long. Where units have names
-        (``graph.labels``: nodes of a networkx graph) these are the default.
-    :raises ArgumentError: for anything else, an MCMC that has not run, or dims and coords that do not fit.
+    :param result: an :class:`numpyro.infer.MCMC` of an ebmpp kernel or of ``numpyro.infer.Gibbs``, after
+        ``run``; the result of a long run; an estimate; or a fit (any object with an xarray ``history``).
+    :param dims: for a run, by block or site, names of its own axes or of all axes after ``chain`` and
+        ``draw``.
+    :param coords: names along dimensions. By default the names of units, if there are any (in
+        ``graph.labels``, the nodes of a networkx graph).
+    :raises ArgumentError: another type, an MCMC that has not run, or dims and coords that do not fit.
 
     **Example**
 
@@ -79,32 +78,33 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     """
     if isinstance(result, MCMC):
         with warnings.catch_warnings():
-            # many short coupled chains are what a meeting time is estimated from, and no mistake
+            # many short coupled chains are intended: meeting times are estimated from them
             warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
             return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
     if isinstance(result, LongDraws):
         return long_draws.tree(result, dict(dims or {}), dict(coords or {}))
     if dims or coords:
-        raise ArgumentError(f"dims and coords are of a run's draws, and {type(result).__name__} has none")
+        raise ArgumentError(f"dims and coords must be None for a {type(result).__name__}, which has no draws")
     if isinstance(result, UnbiasedEstimate):
-        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(None)), "meeting": _times(result)})
-    if isinstance(getattr(result, "history", None), xr.Dataset):
-        attrs = attributes(getattr(result, "graph", None))
-        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), "history": result.history})
-    raise ArgumentError(
-        f"to_datatree takes an MCMC of an ebmpp kernel, an estimate or a fit, not {type(result).__name__}"
-    )
+        group, graph = {"meeting": _estimate_meetings(result)}, None
+    elif isinstance(getattr(result, "history", None), xr.Dataset):
+        group, graph = {"history": result.history}, getattr(result, "graph", None)
+    else:
+        raise ArgumentError(
+            f"result must be an MCMC of an ebmpp kernel, an estimate or a fit, got {type(result).__name__}"
+        )
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(graph)), **group})
 
 
 def to_arviz(result: Any, **options: Any) -> Any:
-    """What the functions of the ArviZ at hand take: ``az.summary(to_arviz(mcmc))``, ``az.plot_trace(...)``.
+    """Return the type that the installed ArviZ expects, for ``az.summary(to_arviz(mcmc))`` and plots.
 
-    That is the DataTree of :func:`to_datatree` for ArviZ 1, and an ``InferenceData`` of it for ArviZ 0.x,
-    whose functions fail on a DataTree. Groups without draws (``meeting``, ``history``) come along.
+    This is the DataTree of :func:`to_datatree` for ArviZ 1, and an ``InferenceData`` of it for ArviZ 0.x,
+    whose functions fail on a DataTree. Groups without draws (``meeting``, ``history``) are included.
 
-    :param result: a DataTree, or what :func:`to_datatree` takes.
-    :param options: of :func:`to_datatree`.
-    :raises ImportError: where ArviZ is not installed (``arviz_stats`` alone takes DataTrees).
+    :param result: a DataTree, or an argument of :func:`to_datatree`.
+    :param options: options of :func:`to_datatree`.
+    :raises ImportError: if ArviZ is not installed (``arviz_stats`` alone accepts DataTrees).
     :raises ArgumentError: as :func:`to_datatree`.
 
     **Example**
@@ -124,96 +124,94 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
     kernel = mcmc.sampler
     if not isinstance(kernel, Kernel):
         raise ArgumentError(
-            "to_datatree takes an MCMC of an ebmpp kernel or of numpyro.infer.Gibbs, not of "
-            f"{type(kernel).__name__}; arviz_base.from_numpyro converts those of NumPyro"
+            "result must be an MCMC of an ebmpp kernel or of numpyro.infer.Gibbs, got one of "
+            f"{type(kernel).__name__}. Use arviz_base.from_numpyro for NumPyro's kernels"
         )
     if mcmc.last_state is None:
-        raise ArgumentError("this MCMC has no draws yet; call mcmc.run(key, params) first")
-    import arviz_base  # brings matplotlib with it where that is installed
+        raise ArgumentError("result must have draws. Call mcmc.run(key, params) first")
+    import arviz_base  # imports matplotlib, if installed
 
-    samples = _host(mcmc.get_samples(group_by_chain=True))
+    samples = _to_numpy(mcmc.get_samples(group_by_chain=True))
     graph = kernel.graph if isinstance(kernel, RowKernel | Exchange | GibbsBlock) else None
-    theirs = _theirs(mcmc)
-    attrs, named = attributes(graph, kernel), dims_of(kernel, samples, dims, theirs)
-    coords = coords_of(kernel, samples, named, coords)
+    arviz_tree = _arviz_tree(mcmc)
+    attrs, names = attributes(graph, kernel), dims_of(kernel, samples, dims, arviz_tree)
+    coords = coords_of(kernel, samples, names, coords)
     groups = {"posterior": samples}
-    extra = {b: v for b, v in _host(mcmc.get_extra_fields(group_by_chain=True)).items() if b != "z"}
-    plain = {name: v for name, v in extra.items() if isinstance(v, np.ndarray) and name not in _BY_SWEEP}
-    if plain:
-        groups["sample_stats"] = statistics(plain)
-    whole = dict.fromkeys(["/", *groups], attrs)
-    tree = arviz_base.from_dict(groups, dims=named, coords=coords, attrs=whole)
-    for name in (name for name in theirs.children if name not in groups):
-        made = theirs[name].to_dataset()
-        tree[name] = xr.DataTree(made.assign_coords({d: v for d, v in coords.items() if d in made.dims}))
+    fields = {
+        name: value
+        for name, value in _to_numpy(mcmc.get_extra_fields(group_by_chain=True)).items()
+        if name not in ("z", *_PAIR_FIELDS) and isinstance(value, np.ndarray)
+    }
+    if fields:
+        groups["sample_stats"] = statistics(fields)
+    all_attrs = dict.fromkeys(["/", *groups], attrs)
+    tree = arviz_base.from_dict(groups, dims=names, coords=coords, attrs=all_attrs)
+    for name in (name for name in arviz_tree.children if name not in groups):
+        data = arviz_tree[name].to_dataset()
+        tree[name] = xr.DataTree(data.assign_coords({d: v for d, v in coords.items() if d in data.dims}))
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
-        tree["meeting"] = xr.DataTree(_meeting(mcmc, attrs))
+        tree["meeting"] = xr.DataTree(_run_meetings(mcmc, attrs))
     return tree
 
 
-def _theirs(mcmc: MCMC) -> xr.DataTree:
-    """What ArviZ makes of the run of a model, which knows of plates and of what was observed."""
-    import arviz_base  # late, as above
+def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
+    """Return ArviZ's tree of a model's run, with plates and observed data; empty for other kernels."""
+    import arviz_base  # imports matplotlib, if installed
 
     kernel = mcmc.sampler
-    if isinstance(kernel, ModelBlock):  # has its model elsewhere: NumPyro asks blocks of Gibbs for none
+    if isinstance(kernel, ModelBlock):  # its attribute `model` must stay unset for NumPyro's Gibbs
         mcmc = copy.copy(mcmc)
         mcmc.sampler = SimpleNamespace(model=kernel.posterior.model)
     return arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs | ModelBlock) else xr.DataTree()
 
 
-def _host(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _to_numpy(fields: Mapping[str, Any]) -> dict[str, Any]:
     is_array = lambda v: hasattr(v, "dtype") and not isinstance(v, Mapping)
     return {name: np.asarray(v) if is_array(v) else v for name, v in fields.items()}
 
 
-# -- meetings --------------------------------------------------------------------------------------
-
-
-def _meeting(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
-    state = mcmc.last_state
-    made = xr.Dataset(attrs=dict(attrs))
+def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
+    """Return meeting times, and for :class:`MaximalCoupling` distances and energies of pairs by sweep."""
+    state, kernel = mcmc.last_state, mcmc.sampler
+    result = xr.Dataset(attrs=dict(attrs))
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
-        made[name] = (["chain", *row_dims(value.ndim - 1)], value)
-    made["lag"] = mcmc.sampler.lag
-    if isinstance(mcmc.sampler, MaximalCoupling):
-        made = made.assign(_by_sweep(mcmc))
-    return made.assign_coords(chain=np.arange(made.sizes["chain"]))
+        result[name] = (["chain", *row_dims(value.ndim - 1)], value)
+    result["lag"] = kernel.lag
+    if isinstance(kernel, MaximalCoupling):
+        fields = mcmc.get_extra_fields(group_by_chain=True)
+        distance, energies = (np.asarray(fields[name]) for name in _PAIR_FIELDS)
+        dims = ["chain", "sweep", *row_dims(distance.ndim - 2)]
+        # sweeps of the leading chain
+        sweep = int(np.max(state.t)) - mcmc.thinning * np.arange(distance.shape[1])[::-1]
+        result = result.assign(sweep=sweep, distance=(dims, distance))
+        result = result.assign(energy=(dims, energies[:, :, 0]), energy_following=(dims, energies[:, :, 1]))
+    return result.assign_coords(chain=np.arange(result.sizes["chain"]))
 
 
-def _by_sweep(mcmc: MCMC) -> dict[str, Any]:
-    """What was seen of each pair along the way, against the sweeps that its leading chain had done."""
-    fields = mcmc.get_extra_fields(group_by_chain=True)
-    distance, energies = (np.asarray(fields[name]) for name in _BY_SWEEP)
-    draws, last = distance.shape[1], int(np.max(mcmc.last_state.t))
-    dims = ["chain", "sweep", *row_dims(distance.ndim - 2)]
-    seen = {"distance": distance, "energy": energies[:, :, 0], "energy_following": energies[:, :, 1]}
-    sweep = last - mcmc.thinning * np.arange(draws)[::-1]
-    return {"sweep": sweep} | {name: (dims, v) for name, v in seen.items()}
-
-
-def _times(estimate: UnbiasedEstimate) -> xr.Dataset:
-    """Unmet pairs as right-censored: the time they were stopped at, and ``met`` False."""
+def _estimate_meetings(estimate: UnbiasedEstimate) -> xr.Dataset:
     times, met, lag = meeting_data(estimate)
     columns = {"meeting_time": times, "met": met, "cost": estimate.cost}
-    made = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
-    return made.assign(lag=lag).assign_coords(chain=np.arange(len(met)))
+    result = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
+    return result.assign(lag=lag).assign_coords(chain=np.arange(len(met)))
+
+
+# -- summary -----------------------------------------------------------------------------------------
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
-    """:func:`arviz_stats.summary`, honest about what never moved.
+    """Return :func:`arviz_stats.summary`, with values that never moved marked as frozen.
 
-    A value that is the same in every draw of each chain has no effective sample size: its chains may
-    be stuck, or the unit nearly certain, and the draws cannot tell which (estimators of the effective
-    sample size answer with the number of draws, and R-hat with nan). Such rows get nan for the
-    effective sample size, its Monte Carlo error and R-hat, and True in the column ``frozen``.
+    A value that is constant in each chain has no effective sample size: its chains may be stuck, or the unit
+    nearly certain, and the draws cannot distinguish these. (Estimators return the number of draws, and nan
+    for R-hat.) Such rows get nan for the effective sample size, the Monte Carlo error and R-hat, and True in
+    the column ``frozen``.
 
-    :param tree: what :func:`to_datatree` returns, or any tree or dataset with ``chain`` and ``draw``.
-    :param kwargs: passed on (``var_names``, ``group``, ``kind``, ``round_to``...), but for ``fmt``.
-    :return: one row a scalar.
-    :raises ArgumentError: for a ``fmt``.
+    :param tree: result of :func:`to_datatree`, or any tree or dataset with ``chain`` and ``draw``.
+    :param kwargs: options of :func:`arviz_stats.summary` except ``fmt``.
+    :return: one row per scalar.
+    :raises ArgumentError: a ``fmt``.
 
     **References**
 
@@ -222,25 +220,24 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
 
     **Example**
 
-    >>> import arviz_base, numpy as np
+    >>> import arviz_base, numpy as np, warnings
     >>> x = np.stack([np.random.default_rng(0).normal(size=(2, 100)), np.ones((2, 100))], axis=-1)
-    >>> import warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")
     ...     summary(arviz_base.from_dict({"posterior": {"x": x}}))["frozen"].tolist()
     [False, True]
     """
-    import arviz_base  # late, as above
+    import arviz_base  # imports matplotlib, if installed
     import arviz_stats
 
     if "fmt" in kwargs:
-        raise ArgumentError("summary returns one row a scalar; use arviz_stats.summary for another fmt")
+        raise ArgumentError("summary: fmt must not be given. Use arviz_stats.summary for other formats")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        # the estimators divide by the variance within chains, which is zero where nothing moved
+        # estimators divide by the variance within chains, which is zero for constant values
         warnings.simplefilter("ignore", RuntimeWarning)
         table = arviz_stats.summary(tree, **kwargs)
-    chosen = {k: v for k, v in kwargs.items() if k in ("var_names", "filter_vars", "group", "sample_dims")}
-    draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **chosen))
+    selection = {k: v for k, v in kwargs.items() if k in ("var_names", "filter_vars", "group", "sample_dims")}
+    draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **selection))
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
     frozen = _frozen(draws).loc[table.index]
@@ -249,18 +246,18 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     table.loc[frozen, affected] = np.nan
     table["frozen"] = frozen
     if frozen.any():
-        named = ", ".join(map(str, table.index[frozen][:3])) + (", ..." if frozen.sum() > 3 else "")
+        names = ", ".join(map(str, table.index[frozen][:3])) + (", ..." if frozen.sum() > 3 else "")
         warnings.warn(
-            f"{int(frozen.sum())} of {len(table)} values are constant in every chain ({named}): stuck "
-            "chains or nearly certain units, so they have no effective sample size; run longer, or "
-            "start the chains apart",
+            f"{int(frozen.sum())} of {len(table)} values are constant in every chain ({names}), so they have "
+            "no effective sample size: chains are stuck, or units nearly certain. Run longer, or from "
+            "overdispersed starts",
             stacklevel=2,
         )
     return table
 
 
 def _frozen(draws: xr.Dataset) -> pd.Series:
-    """Whether each scalar keeps one value throughout each chain, labelled as ArviZ labels them."""
+    """Return True for each scalar that is constant in each chain, with ArviZ's labels."""
     from arviz_base import dataset_to_dataframe
 
     moved = (draws.max("draw") > draws.min("draw")).any([d for d in ("chain",) if d in draws.dims])

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Names in a tree of draws: of dimensions, along them, and of what kernels tell beside the draws."""
+"""Names in a DataTree of draws: dimensions, coordinates, sample statistics and attributes."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from ebmpp.ppl import CoupledComposite, GibbsBlock
 from ebmpp.traced.block import SiteKernel
 
 _SAMPLE_DIMS = ("chain", "draw")
-#: ArviZ's names of what kernels call otherwise.
-_STATS = {
+#: ArviZ's names of the kernels' fields.
+_STATISTICS = {
     "acceptance": "acceptance_rate",
     "accept_prob": "acceptance_rate",
     "num_steps": "n_steps",
@@ -30,7 +30,7 @@ Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
 
 def attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
-    """Of a tree: who made it, and of what."""
+    """Return a tree's attributes: library, version, graph and kernel."""
     attrs: dict[str, str] = {"inference_library": "ebmpp", "inference_library_version": VERSION}
     if graph is not None:
         attrs["graph"] = repr(graph)
@@ -42,97 +42,98 @@ def attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
 
 
 def statistics(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields under ArviZ's names; where two blocks of Gibbs have one of the same name, with their numbers."""
-    made: dict[str, Any] = {}
+    """Return fields under ArviZ's names, numbered by block where two blocks of Gibbs share a name."""
+    result: dict[str, Any] = {}
     for field, value in fields.items():
-        within, _, last = field.rpartition(".")
-        name = _STATS.get(last, last)
+        prefix, _, last = field.rpartition(".")
+        name = _STATISTICS.get(last, last)
         if last == "potential_energy":
             name, value = "lp", -value
-        if name in made:
-            name = f"{name}_{within.removeprefix('block_states.').partition('.')[0]}"
-        made[name] = value
-    return made
+        if name in result:
+            name = f"{name}_{prefix.removeprefix('block_states.').partition('.')[0]}"
+        result[name] = value
+    return result
 
 
 def dims_of(
-    kernel: Kernel | None, samples: Mapping[str, np.ndarray], given: Dims, theirs: xr.DataTree
+    kernel: Kernel | None, samples: Mapping[str, np.ndarray], dims: Dims, arviz_tree: xr.DataTree
 ) -> dict[str, list[str]]:
-    """Names of the dimensions after chain and draw: the rows' axes first, then the block's own.
+    """Return names of the dimensions after chain and draw: axes of rows, then axes of the block.
 
-    :param theirs: what ArviZ makes of a model's run, which knows the names of plates.
-    :raises ArgumentError: for names of a block that there is not, or of another number of axes.
+    :param dims: the user's names, by block, of its own axes or of all of them.
+    :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
+    :raises ArgumentError: an unknown block, or another number of axes.
     """
-    unknown = [name for name in given if name not in samples]
+    unknown = [name for name in dims if name not in samples]
     if unknown:
-        raise ArgumentError(f"dims names {unknown[0]!r}, and the draws are of {list(samples)}")
-    made = {}
+        raise ArgumentError(f"dims must name draws, {list(samples)}, got {unknown[0]!r}")
+    result = {}
     for name, x in samples.items():
         count = x.ndim - len(_SAMPLE_DIMS)
-        own = _own_axes(kernel, name, count)
-        if name in given:
-            outer = [] if len(given[name]) == count else row_dims(count - own)
-            made[name] = [*outer, *given[name]]
-            if len(made[name]) != count:
-                after = f" after {outer}" if outer else ""
+        block_axes = _num_block_axes(kernel, name, count)
+        rows = row_dims(count - block_axes)
+        if name in dims:
+            result[name] = [*([] if len(dims[name]) == count else rows), *dims[name]]
+            if len(result[name]) != count:
+                after = f" after {rows}" if rows else ""
                 raise ArgumentError(
-                    f"dims of {name!r} are {list(given[name])}, and it has {own} axes of its own{after}"
+                    f"dims of {name!r} must name its {block_axes} axes{after}, got {list(dims[name])}"
                 )
-        elif theirs.children:
-            made[name] = [str(d) for d in theirs["posterior"].to_dataset()[name].dims[len(_SAMPLE_DIMS) :]]
+        elif arviz_tree.children:
+            names = arviz_tree["posterior"].to_dataset()[name].dims
+            result[name] = [str(d) for d in names[len(_SAMPLE_DIMS) :]]
         else:
-            made[name] = row_dims(count - own) + [f"{name}_dim_{i}" for i in range(own)]
-    return made
+            result[name] = rows + [f"{name}_dim_{i}" for i in range(block_axes)]
+    return result
 
 
-def _own_axes(kernel: Kernel | None, name: str, count: int) -> int:
-    """How many of a block's or a site's axes are not those of rows."""
+def _num_block_axes(kernel: Kernel | None, name: str, count: int) -> int:
+    """Return how many of a block's or site's ``count`` axes are not axes of rows."""
     if isinstance(kernel, RowKernel):
         return len(kernel.graph.families[name].shape)
     return len(kernel.binding.layouts[name].shape) if isinstance(kernel, GibbsBlock) else count
 
 
 def row_dims(count: int) -> list[str]:
-    """Names of the leading axes that clamped values had."""
+    """Return names of the leading axes of clamped values."""
     return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
 
 
 def coords_of(
-    kernel: Any, samples: Mapping[str, np.ndarray], dims: Dims, given: Coords
+    kernel: Any, samples: Mapping[str, np.ndarray], dims: Dims, coords: Coords
 ) -> dict[str, Sequence[Any]]:
-    """What was given, and the names of units where they have some.
+    """Return the user's coordinates, and by default the names of units.
 
-    :raises ArgumentError: for a dimension that there is not, or one of another length.
+    :raises ArgumentError: an unknown dimension, or another number of names.
     """
     sizes = {d: n for b, x in samples.items() for d, n in zip(dims[b], x.shape[2:], strict=True)}
-    for name, values in given.items():
+    for name, values in coords.items():
         if name not in sizes:
-            raise ArgumentError(f"coords names dimension {name!r}, and the draws have {list(sizes)}")
+            raise ArgumentError(f"coords must name dimensions, {list(sizes)}, got {name!r}")
         if len(values) != sizes[name]:
-            raise ArgumentError(
-                f"coords of {name!r} are {len(values)} names, and it has length {sizes[name]}"
-            )
-    units = {dims[b][-1]: _as_coordinate(labels) for b, labels in _labels(kernel).items() if b in samples}
-    return units | dict(given)
+            raise ArgumentError(f"coords of {name!r} must have length {sizes[name]}, got {len(values)}")
+    units = {dims[b][-1]: _coordinate(labels) for b, labels in _labels(kernel).items() if b in samples}
+    return units | dict(coords)
 
 
 def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
-    """Names of the units, by block of one axis; or by site that is such a block."""
+    """Return names of the units of blocks with one axis, or of the sites that are such blocks."""
     if isinstance(kernel, RowKernel):
         families = kernel.graph.families
         return {b: names for b, names in kernel.graph.labels.items() if len(families[b].shape) == 1}
     steps = kernel.steps if isinstance(kernel, CoupledComposite) else (kernel,)
     steps = [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
-    made = {}
+    labels = {}
     for step in (s for s in steps if isinstance(s, GibbsBlock)):
         for site, layout in step.binding.layouts.items():
-            first = layout.names[0]
-            if layout.of(step.graph, [first]) == layout and len(layout.shape) == 1:
-                made |= {site: step.graph.labels[first]} if first in step.graph.labels else {}
-    return made
+            block = layout.names[0]
+            is_block = layout.of(step.graph, [block]) == layout and len(layout.shape) == 1
+            if is_block and block in step.graph.labels:
+                labels[site] = step.graph.labels[block]
+    return labels
 
 
-def _as_coordinate(labels: Sequence[Hashable]) -> list[Any]:
-    """As a file and ArviZ take them: numbers or strings."""
-    plain = all(isinstance(x, str) for x in labels) or all(isinstance(x, int | float) for x in labels)
-    return list(labels) if plain else list(map(str, labels))
+def _coordinate(labels: Sequence[Hashable]) -> list[Any]:
+    """Return labels as numbers or strings, which files and ArviZ accept."""
+    is_plain = all(isinstance(x, str) for x in labels) or all(isinstance(x, int | float) for x in labels)
+    return list(labels) if is_plain else list(map(str, labels))

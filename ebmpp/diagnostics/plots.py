@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of filters and samples, of training, and of meeting times.
+"""Plots of filters and samples, of training, and of meeting times.
 
-Plain matplotlib (the extra ``plots``), which is imported when something is drawn.
+They need matplotlib (the extra ``plots``), which is imported when something is drawn.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ import xarray as xr
 
 from ebmpp.core import checks
 from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
-from ebmpp.diagnostics.style import grid, look, shown, tidy
+from ebmpp.diagnostics.style import grid, look, new_axes, tidy
 from ebmpp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ def plot_units(
     ax: "Axes | None" = None,
     colorbar: bool = True,
 ) -> "Axes":
-    """A grid of images: filters (weights), samples or means.
+    """Draw a grid of images: filters (weights), samples or means.
 
-    Values within [0, 1] are shown white to black; others red to blue on a scale symmetric about 0,
-    the same for every image, so that filters can be compared.
+    Values within [0, 1] are drawn from white to black. Other values are drawn from red to blue on a scale
+    symmetric about 0 and common to all images, so that filters can be compared.
 
-    :param images: shape ``(count, height, width)``, or ``(count, height * width)`` with ``shape``
-        (for the weights of a factor "v:h", pass ``params["v:h"].T``).
-    :param shape: ``(height, width)``; a square if None and the images are vectors.
-    :param ncols: images a row; about a square if None.
-    :param ax: where to; a new figure if None.
-    :param colorbar: whether to show the scale of values outside [0, 1].
-    :raises ArgumentError: when ``images`` does not have that many values an image, or none.
+    :param images: shape ``(count, height, width)``, or ``(count, height * width)`` with ``shape``; for the
+        weights of a factor "v:h", ``params["v:h"].T``.
+    :param shape: ``(height, width)``; None for square images.
+    :param ncols: images per line; None for an approximately square grid.
+    :param ax: axes to draw into; None for a new figure.
+    :param colorbar: show the scale of values outside [0, 1].
+    :raises ArgumentError: images of another shape, or no images.
 
     **Example**
 
@@ -57,17 +57,22 @@ def plot_units(
     count, height, width = tiles.shape
     ncols = math.ceil(math.sqrt(count * height / width)) if ncols is None else min(ncols, count)
     nrows = math.ceil(count / ncols)
-    mosaic = _mosaic(tiles, nrows, ncols)
+    # one line of nan, drawn in grey, around each image
+    padded = np.full((nrows * ncols, height + 1, width + 1), np.nan)
+    padded[:count, 1:, 1:] = tiles
+    mosaic = padded.reshape(nrows, ncols, height + 1, width + 1).swapaxes(1, 2)
+    mosaic = mosaic.reshape(nrows * (height + 1), ncols * (width + 1))
+    mosaic = np.pad(mosaic, ((0, 1), (0, 1)), constant_values=np.nan)
     if ax is None:
         size = (min(10, 0.25 + 0.7 * ncols), min(10, 0.25 + 0.7 * nrows * height / width))
-        ax = shown((max(2.0, size[0]), max(2.0, size[1])))
+        ax = new_axes((max(2.0, size[0]), max(2.0, size[1])))
     finite = tiles[np.isfinite(tiles)]
-    unit = bool(finite.size) and finite.min() >= 0 and finite.max() <= 1
+    is_unit = bool(finite.size) and finite.min() >= 0 and finite.max() <= 1
     reach = max(float(np.abs(finite).max(initial=0.0)), 1e-12)
-    cmap = colormaps["gray_r" if unit else "RdBu"].with_extremes(bad="#d9dee3")
-    low, high = (0, 1) if unit else (-reach, reach)
+    cmap = colormaps["gray_r" if is_unit else "RdBu"].with_extremes(bad="#d9dee3")
+    low, high = (0, 1) if is_unit else (-reach, reach)
     image = ax.imshow(mosaic, interpolation="nearest", cmap=cmap, vmin=low, vmax=high)
-    if colorbar and not unit:
+    if colorbar and not is_unit:
         ax.figure.colorbar(image, ax=ax, shrink=0.7, pad=0.02)
     ax.axis("off")
     return ax
@@ -76,44 +81,24 @@ def plot_units(
 def _as_images(
     images: Float[np.ndarray, "..."], shape: tuple[int, int] | None
 ) -> Float[np.ndarray, "count height width"]:
-    if shape is None and images.ndim == 2:
+    if shape is None and images.ndim in (2, 3):
         side = math.isqrt(images.shape[1])
-        shape = (side, side) if side * side == images.shape[1] else None
-    if shape is None:
-        if images.ndim == 3 and images.size:
-            return images
+        shape = (side, side) if images.ndim == 2 else (images.shape[1], images.shape[2])
+    if shape is None or images.ndim < 2 or not images.size or images[0].size != math.prod(shape):
         raise ArgumentError(
-            f"images have shape {images.shape}, expected (count, height, width), or (count, pixels) and "
-            "shape=(height, width)"
-        )
-    if images.ndim < 2 or not images.size or images[0].size != math.prod(shape):
-        raise ArgumentError(
-            f"images have shape {images.shape}, expected (count, {math.prod(shape)}) for shape={shape}; "
-            "weights may need a transpose"
+            f"images must have shape (count, height, width), or (count, pixels) with shape=(height, width), "
+            f"got {images.shape} and shape={shape}. Weights may need a transpose"
         )
     return images.reshape(-1, *shape)
 
 
-def _mosaic(
-    tiles: Float[np.ndarray, "count height width"], nrows: int, ncols: int
-) -> Float[np.ndarray, "rows columns"]:
-    """Images side by side, with a line of nan (drawn in grey) around each."""
-    _, height, width = tiles.shape
-    made = np.full((nrows * (height + 1) + 1, ncols * (width + 1) + 1), np.nan)
-    for index, tile in enumerate(tiles):
-        top, left = index // ncols * (height + 1) + 1, index % ncols * (width + 1) + 1
-        made[top : top + height, left : left + width] = tile
-    return made
-
-
 def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.ndarray:
-    """Learning curves: a panel a monitor, one for the gradient norm, one for meeting times.
+    """Draw learning curves: one panel per monitor, one for the gradient norm, one for meeting times.
 
-    :param history: a fit, or its ``history``: an xarray Dataset over ``step`` (and, for monitors,
-        ``monitor_step``).
-    :param axes: as many as there are panels, or a new figure if None.
-    :return: the axes, an array of one dimension.
-    :raises ArgumentError: for anything else, a history with nothing to draw, or too few axes.
+    :param history: a fit, or its ``history``: an xarray Dataset over ``step`` (and ``monitor_step``).
+    :param axes: one per panel; None for a new figure.
+    :return: the axes, one-dimensional.
+    :raises ArgumentError: another type, a history without curves, or too few axes.
 
     **Example**
 
@@ -123,41 +108,38 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     """
     history = getattr(history, "history", history)
     if not isinstance(history, xr.Dataset):
-        raise ArgumentError(f"plot_history takes a fit or its history, not {type(history).__name__}")
-    wanted = panels(history)
-    if not wanted:
-        raise ArgumentError(f"nothing to draw: the history has {list(history.data_vars)} and no step axis")
-    axes = _panel_axes(len(wanted), axes)
-    for ax, (label, names) in zip(axes, wanted.items(), strict=False):
+        raise ArgumentError(f"history must be a fit or its history, got {type(history).__name__}")
+    variables = panels(history)
+    if not variables:
+        raise ArgumentError(f"history must have variables over steps, got {list(history.data_vars)}")
+    count = len(variables)
+    if axes is None:
+        axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
+    axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
+    if len(axes) < count:
+        raise ArgumentError(f"axes must be {count}, one per panel, got {len(axes)}")
+    for ax, (label, names) in zip(axes, variables.items(), strict=False):
         _plot_curves(ax, history, label, names)
-    return axes
+    return axes[:count]
 
 
 def panels(history: xr.Dataset) -> dict[str, list[str]]:
-    """What :func:`plot_history` draws, a list of variables by label.
+    """Return the variables in each panel of :func:`plot_history`, by the panel's label.
 
-    Monitors first, then the gradient norm, then what meeting tells.
+    Monitors come first, then the gradient norm and other metrics, then meeting times.
     """
-    each = {str(n): v for n, v in history.data_vars.items()}
-    over_time = [n for n, v in each.items() if v.ndim == 1 and str(v.dims[0]).endswith("step")]
-    numeric = [n for n in over_time if history[n].dtype.kind in "fiub"]
-    # A count of failures that are none is not worth a panel.
-    numeric = [n for n in numeric if not (n.endswith("num_unmet") and not history[n].any())]
+    numeric = []
+    for name, values in history.data_vars.items():
+        over_time = values.ndim == 1 and str(values.dims[0]).endswith("step")
+        is_empty = str(name).endswith("num_unmet") and not values.any()
+        if over_time and values.dtype.kind in "fiub" and not is_empty:
+            numeric.append(str(name))
     monitors = [n for n in numeric if "monitor_step" in history[n].dims]
-    others = [n for n in numeric if n not in monitors and n not in _MEETING]
-    panels = {n.replace("_", " "): [n] for n in monitors}
-    panels |= {_TITLES.get(n, n.replace("_", " ")): [n] for n in others}
+    metrics = [n for n in numeric if n not in monitors and n not in _MEETING]
     meeting = [n for n in _MEETING if n in numeric]
-    return panels | ({"meeting time (sweeps)": meeting} if meeting else {})
-
-
-def _panel_axes(count: int, axes: Iterable["Axes"] | None) -> np.ndarray:
-    if axes is None:
-        return grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, shown=True)[1]
-    axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
-    if len(axes) < count:
-        raise ArgumentError(f"plot_history got {len(axes)} axes, expected {count}")
-    return axes[:count]
+    result = {n.replace("_", " "): [n] for n in monitors}
+    result |= {_TITLES.get(n, n.replace("_", " ")): [n] for n in metrics}
+    return result | ({"meeting time (sweeps)": meeting} if meeting else {})
 
 
 def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) -> None:
@@ -181,7 +163,7 @@ def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, label: str | None,
         markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 and not stepped else {}
         ax.plot(steps, y, linewidth=1.4, label=label, **markers, **style)
         return
-    # A curve of thousands of noisy steps is a band: show it pale, and its running mean on top.
+    # noisy steps are drawn pale, with their running mean on top
     ax.plot(steps, y, color=style["color"], linewidth=0.6, alpha=0.3)
     mean = np.convolve(y, np.ones(window) / window, mode="valid")
     ax.plot(steps[window - 1 :], mean, linewidth=1.6, label=label, **style)
@@ -196,21 +178,21 @@ def plot_meeting_times(
     label: str | None = None,
     **line: Any,
 ) -> "Axes":
-    """The survival curve of meeting times, P(tau > t), on a logarithmic axis.
+    """Draw the survival curve P(tau > t) of meeting times on a logarithmic axis.
 
-    The estimate is that of Kaplan and Meier: a pair that has not met counts as long as it was
-    watched. Where pairs are unmet, the curve stops at the last time watched, and a tick marks each
-    such time. A straight line is a geometric tail.
+    The estimate is that of Kaplan and Meier, with unmet pairs as right-censored. If there are unmet pairs,
+    the curve ends at the last sweep, and a tick marks the last sweep of each unmet pair. A straight line is a
+    geometric tail.
 
-    :param times: meeting times, any shape (for an unmet pair, how long it was watched; an infinite
-        time without ``met`` is an error), or a DataTree with the group ``meeting``, or an estimate.
-    :param lag: the pairs' lag, said on the axis (a DataTree and an estimate know their own).
-    :param met: which pairs met, of the shape of ``times``; all of them if None.
-    :param ax: where to; a new figure if None.
-    :param label: for the legend, which stands beside the axes.
-    :param line: how the curve looks, in matplotlib's words (``color``, ``linestyle``); by default eight
-        curves of one axes differ in both.
-    :raises ArgumentError: no time, a nan or infinite one, or ``met`` of another shape.
+    :param times: meeting times of any shape (the last sweep of an unmet pair), a DataTree with the group
+        ``meeting``, or an estimate.
+    :param lag: lag of the pairs for the axis label; a DataTree or estimate has its own.
+    :param met: False for unmet pairs, in the shape of ``times``; None if all pairs met.
+    :param ax: axes to draw into; None for a new figure.
+    :param label: legend entry, shown beside the axes.
+    :param line: matplotlib's ``color``, ``linestyle`` and so on. By default up to eight curves in the same
+        axes differ in both.
+    :raises ArgumentError: no times, times that are not finite, or ``met`` of another shape.
 
     **References**
 
@@ -227,34 +209,31 @@ def plot_meeting_times(
         times, met, lag = meeting_data(times)
     times, met = _check_times(times, met)
     t, alive = survival_curve(times, met)
-    ax = shown() if ax is None else ax
-    positive = alive > 0  # a logarithmic axis has no zero: the curve falls off its lower end
-    floor = 0.5 / len(times)
-    looks: dict[str, Any] = _next_look(ax) | {"linewidth": 1.6} | line
-    (drawn,) = ax.step(t, np.where(positive, alive, floor), where="post", label=label, **looks)
+    ax = new_axes() if ax is None else ax
+    floor = 0.5 / len(times)  # a logarithmic axis has no zero
+    style: dict[str, Any] = _next_look(ax) | {"linewidth": 1.6} | line
+    (curve,) = ax.step(t, np.where(alive > 0, alive, floor), where="post", label=label, **style)
     if not met.all():
-        watched = np.unique(times[~met])
-        height = alive[np.searchsorted(t, watched, side="right") - 1]
-        ax.plot(watched, height, "|", color=drawn.get_color(), markersize=9, markeredgewidth=1.4)
-    _tell_unmet(ax, label, int((~met).sum()), len(met))
+        censored = np.unique(times[~met])
+        height = alive[np.searchsorted(t, censored, side="right") - 1]
+        ax.plot(censored, height, "|", color=curve.get_color(), markersize=9, markeredgewidth=1.4)
+    _annotate_unmet(ax, label, int((~met).sum()), len(met))
     ax.set_yscale("log")
     ax.set_ylim(min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3)
-    ax.set_xlim(left=0, auto=True)  # the right end still makes room for a longer curve to come
+    ax.set_xlim(left=0, auto=True)  # the right end adapts to later, longer curves
     ax.set(xlabel=f"t (sweeps, lag {lag})", ylabel=r"$P(\tau > t)$")
     tidy(ax, legend=label is not None)
     return ax
 
 
-def _tell_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
-    """Of unmet pairs, where there are any: a line on the right, where their curve does not end, next to those
-    that are there.
-    """
+def _annotate_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
+    """Add the number of unmet pairs, if any, on the right, away from the curve's end."""
     if unmet:
-        told = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
-        high = 4 * unmet <= pairs
-        place = (0.97, 0.95 - 0.07 * len(ax.texts) if high else 0.05 + 0.07 * len(ax.texts))
-        align = "top" if high else "bottom"
-        ax.annotate(told, place, xycoords="axes fraction", ha="right", va=align, fontsize=8)
+        text = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
+        is_high = 4 * unmet <= pairs
+        place = (0.97, 0.95 - 0.07 * len(ax.texts) if is_high else 0.05 + 0.07 * len(ax.texts))
+        align = "top" if is_high else "bottom"
+        ax.annotate(text, place, xycoords="axes fraction", ha="right", va=align, fontsize=8)
 
 
 def _next_look(ax: "Axes") -> dict[str, Any]:
@@ -265,12 +244,12 @@ def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
     if met.shape != times.shape:
-        raise ArgumentError(f"met has shape {met.shape}, expected that of the meeting times, {times.shape}")
+        raise ArgumentError(f"met must have the shape of times, {times.shape}, got {met.shape}")
     if not times.size or not np.isfinite(times).all():
         bad = int((~np.isfinite(times)).sum())
         raise ArgumentError(
-            f"{bad} of {times.size} meeting times are not finite; expected at least one time, and for an "
-            "unmet pair the time for which it was watched, with met=False"
+            f"times must be finite and at least one, got {bad} of {times.size} that are not finite. Give an "
+            "unmet pair's last sweep, with met=False"
         )
     return times.ravel(), met.ravel()
 
@@ -278,9 +257,10 @@ def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool
 def survival_curve(
     times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"]
 ) -> tuple[Float[np.ndarray, "times"], Float[np.ndarray, "times"]]:
-    """The Kaplan-Meier estimate of P(tau > t) at 0 and at every time, as a right-continuous step.
+    """Return the Kaplan-Meier estimate of P(tau > t) at 0 and at every time, a right-continuous step.
 
-    :param met: False where the time is censored.
+    :param times: meeting times, or censoring times of unmet pairs.
+    :param met: False for censored times.
     :return: increasing times from 0, and the estimate at each.
 
     **Example**
@@ -293,14 +273,14 @@ def survival_curve(
 
 
 def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
-    """Upper bounds of the distance to stationarity against sweeps, with their band.
+    """Draw an upper bound on the distance to stationarity against sweeps, with its band.
 
-    :param source: a DataTree with the group ``meeting`` or an estimate (their total variation bound), or
-        a bound: what :func:`~ebmpp.tv_upper_bound` or :func:`~ebmpp.diagnostics.wasserstein_upper_bound`
-        return.
-    :param ax: where to; a new figure if None.
-    :param label: for the legend.
-    :raises ArgumentError: without meeting times.
+    :param source: a DataTree with the group ``meeting`` or an estimate (for the total variation bound), or
+        the result of :func:`~ebmpp.tv_upper_bound` or
+        :func:`~ebmpp.diagnostics.wasserstein_upper_bound`.
+    :param ax: axes to draw into; None for a new figure.
+    :param label: legend entry.
+    :raises ArgumentError: a source without meeting times.
 
     **References**
 
@@ -312,17 +292,18 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     >>> plot_tv_bound(bound).lines[0].get_ydata().tolist()
     [1.0, 0.2]
     """
-    own = not isinstance(source, xr.Dataset)
-    bound = tv_upper_bound(source) if own else source
-    ax = shown() if ax is None else ax
+    is_bound = isinstance(source, xr.Dataset)
+    bound = source if is_bound else tv_upper_bound(source)
+    ax = new_axes() if ax is None else ax
     t, height = bound["t"].values, bound["bound"].values
     (line,) = ax.plot(t, height, linewidth=1.6, label=label, **_next_look(ax))
     line.set_drawstyle("steps-post")
     low, high = bound["lower"].values, bound["upper"].values
     ax.fill_between(t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post")
-    _tell_unmet(ax, label, bound.attrs.get("unmet", 0), bound.attrs.get("pairs", 0))
+    _annotate_unmet(ax, label, bound.attrs.get("unmet", 0), bound.attrs.get("pairs", 0))
+    lag = f", lag {bound.attrs['lag']}" if "lag" in bound.attrs else ""
+    distance = "distance to stationarity" if is_bound else "total variation distance"
     ax.set_ylim(bottom=0)
-    ax.set_xlabel(f"t (sweeps{', lag ' + str(bound.attrs['lag']) if 'lag' in bound.attrs else ''})")
-    ax.set_ylabel("total variation distance, at most" if own else "distance to stationarity, at most")
+    ax.set(xlabel=f"t (sweeps{lag})", ylabel=f"{distance}, at most")
     tidy(ax, legend=label is not None)
     return ax

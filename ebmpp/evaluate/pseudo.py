@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-likelihood: each unit given all others, which needs no log Z."""
+"""Pseudo-likelihood, which needs no log Z."""
 
 from functools import partial
 from typing import Any
@@ -25,28 +25,30 @@ def pseudo_log_likelihood(
     num_units: int | None = None,
     rng_key: Array | None = None,
 ) -> Float[Array, "*batch"]:
-    """sum_i log p(v_i | the other visible units), row by row, the latents summed out.
+    r"""Return the pseudo-log-likelihood of each row, with the latents summed out.
 
-    With latents every visible family must have finitely many values: a unit's conditional is then a sum over
-    these of exp(-free energy). Without latents the natural parameter of each unit is minus the gradient of
-    the energy, which is affine in it, and any family will do.
+    .. math:: \sum_i \log p(v_i \mid v_{-i})
 
-    **It is no bound of the log-likelihood** unless the units are independent, where it is equal, and it can
-    rise while that falls: a unit given all its neighbours is nearly certain in any model with strong
-    interactions, however badly it places its modes. Compare it with itself along one run, not across models,
-    and where log Z can be estimated (:func:`ebmpp.ais`), do so.
+    In a model with latents every visible family must have finitely many values: a unit's conditional is then
+    a normalised sum of exp(-free energy) over them. Without latents a unit's natural parameter is minus the
+    gradient of the energy, which is affine in the unit's statistics, and every family is supported.
 
-    :param graph: a model whose latents given the visibles are one layer, or that has none.
+    **It is not a bound on the log-likelihood.** (It equals the log-likelihood for independent units.) It can
+    rise while the log-likelihood falls: with strong interactions a unit given its neighbours is nearly
+    certain, even if the model's modes are misplaced. Compare it along one run, not across models, and
+    estimate log Z (:func:`ebmpp.ais`) where possible.
+
+    :param graph: a model without latents, or whose latents given the visibles are one layer.
     :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks, ``(*batch, *shape)``.
-    :param num_units: so many units of each row, drawn with replacement, scaled to all: unbiased. A unit costs
-        as many free energies as it has values.
+    :param num_units: number of units per row, drawn with replacement and scaled to all units, which is
+        unbiased; None for all. A unit costs as many free energies as it has values.
     :param rng_key: a jax key, needed with ``num_units``.
     :return: shape ``(*batch,)``.
-    :raises IntractableError: where the latents cannot be summed out, or a visible unit with latents has
+    :raises IntractableError: latents that cannot be summed out, or, with latents, a visible family of
         infinitely many values.
-    :raises StateError: for data of a wrong name, shape or value.
-    :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
+    :raises StateError: data of a wrong name, shape or value.
+    :raises ArgumentError: ``num_units`` that is not a positive int, or without a key.
 
     **References**
 
@@ -69,10 +71,10 @@ def pseudo_log_likelihood(
 
 
 def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows) -> Keys:
-    """Checks of what is asked for; a key a row.
+    """Check the model and ``num_units``, and return one key per row.
 
-    :raises IntractableError: where a unit's conditional is not available.
-    :raises ArgumentError: for ``num_units`` that is not a positive int, or without a key.
+    :raises IntractableError: a unit's conditional is not available.
+    :raises ArgumentError: ``num_units`` that is not a positive int, or without a key.
     """
     _check_tractable(graph)
     size = len(next(iter(rows.values())))
@@ -80,23 +82,22 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
         return jnp.zeros((size, 2), jnp.uint32)  # nothing is drawn
     checks.count("num_units", num_units)
     if rng_key is None:
-        raise ArgumentError("num_units draws units at random: give rng_key=jax.random.key(...)")
+        raise ArgumentError("num_units needs rng_key=jax.random.key(...), to choose units at random")
     rng_key = checks.key("rng_key", rng_key)
     return random.fold_in(random.key_pair(rng_key), jnp.arange(size))
 
 
 def _check_tractable(graph: FactorGraph) -> None:
-    """:raises IntractableError: where a unit's conditional is not available."""
     for a, b in graph.interacting(graph.latent):
         raise IntractableError(
             f"pseudo-likelihood: latent blocks {a!r} and {b!r} interact given the visible ones, so the free "
-            "energy has no closed form; monitors.reconstruction needs none"
+            "energy has no closed form. Use monitors.reconstruction"
         )
     for b, family in graph.visible.items():
         if graph.latent and family.states() is None:
             raise IntractableError(
-                f"pseudo-likelihood: a unit of {b!r} ({family!r}) takes infinitely many values, and the "
-                "latents make its conditional none of its family; monitors.reconstruction needs none"
+                f"pseudo-likelihood: {b!r} ({family!r}) must have finitely many values in a model with "
+                "latents, which take its conditional out of the family. Use monitors.reconstruction"
             )
 
 
@@ -104,48 +105,49 @@ def _check_tractable(graph: FactorGraph) -> None:
 def by_row(
     graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
 ) -> Float[Array, "rows"]:
-    """The value of every row; nothing is checked.
+    """Return the value of each row, without checks.
 
-    :param num_units: None for all.
-    :param keys: unused for all units.
+    :param num_units: None for all units, for which ``keys`` are unused.
     """
     total = sum(f.size for f in graph.visible.values())
-    chosen = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
+    units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
     if num_units is not None:
-        chosen = (random.uniform(random.words(keys, num_units)) * total).astype(jnp.int32)
+        units = (random.uniform(random.words(keys, num_units)) * total).astype(jnp.int32)
     if not graph.latent:
-        each = jax.vmap(partial(_closed_form, graph, params))(dict(rows))
-        return each.sum(1) if num_units is None else jnp.take_along_axis(each, chosen, 1).mean(1) * total
-    # a unit of every row at a time
-    each = lax.map(lambda units: jax.vmap(partial(_one_unit, graph, params))(dict(rows), units), chosen.T)
-    return each.mean(0) * total
+        values = jax.vmap(partial(_closed_form, graph, params))(dict(rows))
+        if num_units is None:
+            return values.sum(1)
+        return jnp.take_along_axis(values, units, 1).mean(1) * total
+    # one unit of every row at a time
+    values = lax.map(lambda unit: jax.vmap(partial(_one_unit, graph, params))(dict(rows), unit), units.T)
+    return values.mean(0) * total
 
 
 def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Float[Array, "units"]:
-    """log p(unit | rest) of every unit, without latents."""
+    """Return log p(unit | rest) of every unit in a model without latents."""
     t = graph.statistics(row)
     eta = jax.grad(lambda t: -energy.energy(graph, params, t))(t)
-    made = []
+    values = []
     for b, family in graph.families.items():
         inner = (eta[b] * t[b]).reshape(*family.shape, -1).sum(-1)
-        made.append((inner - family.log_normalizer(eta[b]) + family.log_base_measure(row[b])).ravel())
-    return jnp.concatenate(made)
+        values.append((inner - family.log_normalizer(eta[b]) + family.log_base_measure(row[b])).ravel())
+    return jnp.concatenate(values)
 
 
 def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Integer[Array, ""]) -> Float[Array, ""]:
-    """log p(unit | the other visible ones), units of all visible blocks counted in their order."""
+    """Return log p(unit | other visible units), with units of all visible blocks numbered in order."""
     value, start = jnp.zeros(()), 0
-    here = energy.log_unnormalized(graph, params, row, tuple(graph.latent))
+    current = energy.log_unnormalized(graph, params, row, tuple(graph.latent))
     for b, family in graph.visible.items():
         index = jnp.clip(unit - start, 0, family.size - 1)
 
-        def at(state: Array, b: str = b, index: Array = index) -> Array:
+        def log_density_at(state: Array, b: str = b, index: Array = index) -> Array:
             flat = row[b].reshape(-1)
             flat = flat.at[index].set(state.astype(flat.dtype)).reshape(graph.families[b].shape)
             return energy.log_unnormalized(graph, params, row | {b: flat}, tuple(graph.latent))
 
-        mine = (unit >= start) & (unit < start + family.size)
-        every = jax.vmap(at)(enumeration.values_of(family))
-        value = jnp.where(mine, here - jax.scipy.special.logsumexp(every), value)
+        in_block = (unit >= start) & (unit < start + family.size)
+        log_densities = jax.vmap(log_density_at)(enumeration.values_of(family))
+        value = jnp.where(in_block, current - jax.scipy.special.logsumexp(log_densities), value)
         start += family.size
     return value

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of a row's unnormalised log-density where its latents cannot be summed out."""
+"""Lower bounds on a row's unnormalised log-density for latents that cannot be summed out."""
 
 from functools import partial
 import math
@@ -22,6 +22,8 @@ from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.mean_field import mean_field
 from ebmpp.moves import gibbs
 
+_BATCH_SIZE = 256  # rows that are computed together
+
 
 def mean_field_bound(
     graph: FactorGraph,
@@ -32,27 +34,30 @@ def mean_field_bound(
     num_draws: int | None = None,
     rng_key: Array | None = None,
 ) -> Float[Array, "*batch"]:
-    """A lower bound of minus the free energy, log sum_h exp(-E(v, h)) r(v, h), row by row.
+    r"""Return a lower bound on minus the free energy, log sum_h exp(-E(v, h)) r(v, h), of each row.
 
-    For latents that interact given the visibles, as in a deep Boltzmann machine. Under independent latent
-    units at natural parameters eta with means mu the energy, affine in each unit's statistics, has the mean
-    E(mu), and the base measures cancel, so the bound is ``log r(v) - E(mu) + sum A(eta) - <eta, mu>``,
-    raised by coordinate ascent. It is the free energy's own value where the latents are one layer. Less log Z
-    it bounds log p(v) from below; log Z is estimated, so take :func:`ebmpp.annealing.reverse_ais`'s.
+    This is for latents that interact given the visibles, as in a deep Boltzmann machine. Under independent
+    latent units with natural parameters eta and means mu the energy, affine in each unit's statistics, has
+    mean E(mu), and the base measures cancel. Coordinate ascent maximises the bound
 
-    With ``num_draws`` it is the log of the mean weight of so many draws of that law, of all latent blocks but
-    a largest set that is summed out (reference 2, equation 8): a lower bound on average, never a worse one
-    with more draws, and with infinitely many minus the free energy itself.
+    .. math:: \log r(v) - E(\mu) + \sum A(\eta) - \langle \eta, \mu \rangle,
+
+    which equals minus the free energy if the latents are one layer. Minus log Z it is a lower bound on
+    log p(v); take log Z from :func:`ebmpp.annealing.reverse_ais`, an upper bound.
+
+    With ``num_draws`` the result is the log of the mean weight of as many draws from this distribution, with
+    a largest independent set of blocks summed out (reference 2, equation 8). It is a lower bound on average,
+    which increases with the number of draws and converges to minus the free energy.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks, ``(*batch, *shape)``.
-    :param passes: over the latent layers, at least 1.
-    :param num_draws: of each row, at least 1; none by default. A draw costs about half a pass.
+    :param passes: passes over the latent layers, at least 1.
+    :param num_draws: draws per row, at least 1; None for none. A draw costs about half a pass.
     :param rng_key: a jax key, needed with ``num_draws``.
     :return: shape ``(*batch,)``.
-    :raises StateError: for data of a wrong name, shape or value.
-    :raises ArgumentError: for other numbers of passes and draws, or draws without a key.
+    :raises StateError: data of a wrong name, shape or value.
+    :raises ArgumentError: numbers of passes or draws out of range, or draws without a key.
 
     **References**
 
@@ -74,57 +79,54 @@ def mean_field_bound(
         return _bounds(graph, passes, params, rows).reshape(batch)
     num_draws = checks.count("mean_field_bound: num_draws", num_draws)
     if rng_key is None:
-        raise ArgumentError("mean_field_bound: num_draws draws latents: give rng_key=jax.random.key(...)")
+        raise ArgumentError("mean_field_bound: num_draws needs rng_key=jax.random.key(...)")
     key = random.key_pair(checks.key("mean_field_bound: rng_key", rng_key))
     keys = random.fold_in(key, jnp.arange(len(next(iter(rows.values())))))
     return _weighted_bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
 
 
-_AT_ONCE = 256  # rows
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Float[Array, "rows"]:
-    return lax.map(partial(_bound, graph, passes, params), rows, batch_size=_AT_ONCE)
+    return lax.map(partial(_bound, graph, passes, params), rows, batch_size=_BATCH_SIZE)
 
 
 @full_precision
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Float[Array, ""]:
-    known, base = graph.statistics(row), energy.log_base_measure(graph, row)
+    visible, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
-        return base - energy.energy(graph, params, known)
-    t, eta = mean_field(graph, params, known, passes)
-    return base - energy.energy(graph, params, t) - _log_law(graph, eta, t)
+        return base - energy.energy(graph, params, visible)
+    t, eta = mean_field(graph, params, visible, passes)
+    return base - energy.energy(graph, params, t) - _log_density(graph, eta, t)
 
 
-def _log_law(graph: FactorGraph, eta: Eta, t: Blocks) -> Scalar:
-    """log q of independent blocks at ``eta``, of states or on average, their base measures left out."""
-    each = (jnp.vdot(e, t[b]) - graph.families[b].log_normalizer(e).sum() for b, e in eta.items())
-    return sum(each, jnp.zeros(()))
+def _log_density(graph: FactorGraph, eta: Eta, t: Blocks) -> Scalar:
+    """Return log q of independent blocks without base measures, at a state or (of means) on average."""
+    terms = (jnp.vdot(e, t[b]) - graph.families[b].log_normalizer(e).sum() for b, e in eta.items())
+    return sum(terms, jnp.zeros(()))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _weighted_bounds(
     graph: FactorGraph, passes: int, num_draws: int, params: Params, rows: Blocks, keys: Keys
 ) -> Float[Array, "rows"]:
-    one = lambda row: _weighted_bound(graph, passes, num_draws, params, *row)
-    return lax.map(one, (rows, keys), batch_size=_AT_ONCE)
+    bound = lambda row: _weighted_bound(graph, passes, num_draws, params, *row)
+    return lax.map(bound, (rows, keys), batch_size=_BATCH_SIZE)
 
 
 @full_precision
 def _weighted_bound(
     graph: FactorGraph, passes: int, num_draws: int, params: Params, row: Blocks, key: Key
 ) -> Float[Array, ""]:
-    known = graph.statistics(row)
+    visible = graph.statistics(row)
     summed = enumeration.largest_independent(graph, graph.latent)
-    _, eta = mean_field(graph, params, known, passes)
+    _, eta = mean_field(graph, params, visible, passes)
     eta = {b: eta[b] for b in graph.latent if b not in summed}
 
     def log_weight(index: Array) -> Scalar:
         words = random.words(random.fold_in(key, index), gibbs.num_words(graph, eta))
-        drawn = gibbs.draw_rows(graph, eta, jax.tree.map(lambda e: e[None], eta), words[None])
-        t = graph.statistics({b: x[0] for b, x in drawn.items()})
-        return energy.log_marginal(graph, params, known | t, summed) - _log_law(graph, eta, t)
+        draws = gibbs.draw_rows(graph, eta, jax.tree.map(lambda e: e[None], eta), words[None])
+        t = graph.statistics({b: x[0] for b, x in draws.items()})
+        return energy.log_marginal(graph, params, visible | t, summed) - _log_density(graph, eta, t)
 
-    each = lax.map(log_weight, jnp.arange(num_draws))
-    return energy.log_base_measure(graph, row) + logsumexp(each) - math.log(num_draws)
+    weights = lax.map(log_weight, jnp.arange(num_draws))
+    return energy.log_base_measure(graph, row) + logsumexp(weights) - math.log(num_draws)

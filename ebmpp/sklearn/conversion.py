@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""scikit-learn's Boltzmann machine as a graph and params, and back."""
+"""Conversion between scikit-learn's BernoulliRBM and a graph with its params."""
 
 import numpy as np
 from sklearn.neural_network import BernoulliRBM
@@ -17,12 +17,12 @@ from ebmpp.sklearn.harmonium import harmonium
 
 
 def from_bernoulli_rbm(machine: BernoulliRBM) -> tuple[FactorGraph, Params]:
-    """The graph and params of a fitted :class:`sklearn.neural_network.BernoulliRBM`: the same law.
+    """Return the graph and params of a fitted :class:`sklearn.neural_network.BernoulliRBM`.
 
-    :param machine: fitted.
-    :return: a graph with blocks "v" and "h", and its params, in JAX's floats.
-    :raises ArgumentError: for anything else.
-    :raises sklearn.exceptions.NotFittedError: for one that is not fitted.
+    :param machine: a fitted machine.
+    :return: a graph with blocks "v" and "h", and its params in JAX's float type.
+    :raises ArgumentError: another type.
+    :raises sklearn.exceptions.NotFittedError: a machine that is not fitted.
 
     **Example**
 
@@ -37,19 +37,21 @@ def from_bernoulli_rbm(machine: BernoulliRBM) -> tuple[FactorGraph, Params]:
     checks.instance("from_bernoulli_rbm: machine", machine, BernoulliRBM, "a fitted BernoulliRBM")
     check_is_fitted(machine)
     latent, visible = machine.components_.shape
-    as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
-    made = {"v": machine.intercept_visible_, "h": machine.intercept_hidden_, "v:h": machine.components_.T}
-    return harmonium(Bernoulli(visible), Bernoulli(latent)), {name: as_float(a) for name, a in made.items()}
+    params = {"v": machine.intercept_visible_, "h": machine.intercept_hidden_, "v:h": machine.components_.T}
+    params = {name: jnp.asarray(a, jnp.result_type(float)) for name, a in params.items()}
+    return harmonium(Bernoulli(visible), Bernoulli(latent)), params
 
 
 def to_bernoulli_rbm(graph: FactorGraph, params: Params, **options: object) -> BernoulliRBM:
-    """A fitted :class:`sklearn.neural_network.BernoulliRBM` of the same law, which transforms and trains on.
+    """Return a fitted :class:`sklearn.neural_network.BernoulliRBM` with the same distribution.
 
-    :param graph: one visible and one latent block of Bernoulli units, no two of one block interacting.
+    It can transform, and continue training by ``partial_fit``.
+
+    :param graph: one visible and one latent block of Bernoulli units, without interactions within a block.
     :param params: its params.
-    :param options: of ``BernoulliRBM`` (``learning_rate``, ``batch_size``, ...).
-    :raises ArgumentError: for another graph.
-    :raises ParameterError: for params that do not fit.
+    :param options: options of ``BernoulliRBM`` (``learning_rate``, ``batch_size`` and so on).
+    :raises ArgumentError: another graph.
+    :raises ParameterError: params that do not fit.
 
     **Example**
 
@@ -62,21 +64,20 @@ def to_bernoulli_rbm(graph: FactorGraph, params: Params, **options: object) -> B
     checks.instance("to_bernoulli_rbm: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params)
     visible, latent = sum(f.size for f in graph.visible.values()), sum(f.size for f in graph.latent.values())
-    one_each = len(graph.visible) == len(graph.latent) == 1
-    if not one_each or {type(f) for f in graph.families.values()} != {Bernoulli} or graph.splits:
+    is_pair = len(graph.visible) == len(graph.latent) == 1
+    if not is_pair or {type(f) for f in graph.families.values()} != {Bernoulli} or graph.splits:
         raise ArgumentError(
-            "to_bernoulli_rbm takes one visible and one latent block of Bernoulli units, no two of one block "
-            f"interacting; got {graph!r}"
+            "to_bernoulli_rbm: graph must have one visible and one latent block of Bernoulli units, without "
+            f"interactions within a block, got {graph!r}"
         )
-    found = terms(graph, params)
+    quadratic = terms(graph, params)
     weights = np.zeros((latent, visible))
-    weights[found.pairs[:, 1] - visible, found.pairs[:, 0]] = found.weights
+    weights[quadratic.pairs[:, 1] - visible, quadratic.pairs[:, 0]] = quadratic.weights
     options.setdefault("n_components", latent)
-    made = BernoulliRBM(**options)
-    if made.n_components != latent:
-        raise ArgumentError(f"to_bernoulli_rbm: n_components={made.n_components}, and the graph has {latent}")
-    biases = np.split(found.linear.astype(float), [visible])
-    learned = {"components_": weights, "intercept_visible_": biases[0], "intercept_hidden_": biases[1]}
-    for name, value in {**learned, "n_features_in_": visible, "_n_features_out": latent}.items():
-        setattr(made, name, value)
-    return made
+    machine = BernoulliRBM(**options)
+    if machine.n_components != latent:
+        raise ArgumentError(f"to_bernoulli_rbm: n_components must be {latent}, got {machine.n_components}")
+    biases = np.split(quadratic.linear.astype(float), [visible])
+    machine.components_, machine.intercept_visible_, machine.intercept_hidden_ = weights, *biases
+    vars(machine).update(n_features_in_=visible, _n_features_out=latent)
+    return machine

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""One visible and one latent block: the model and the programs behind :mod:`ebmpp.sklearn`."""
+"""Model with one visible and one latent block, its compiled functions, and checks of the transformer."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -27,48 +27,43 @@ from ebmpp.training.batches import Selection
 Units = str | Family | Callable[[int], Family]
 Optimizer = optax.GradientTransformation
 
-NAMES = {kind.__name__.lower(): kind for kind in (Bernoulli, Spin, Gaussian, Poisson, Exponential)}
+FAMILIES = {kind.__name__.lower(): kind for kind in (Bernoulli, Spin, Gaussian, Poisson, Exponential)}
 
 
-def family_of(role: str, units: Units, size: int) -> Family:
-    """The family that ``units`` says, of ``size`` units.
+def family_of(name: str, units: Units, size: int) -> Family:
+    """Return the family of ``size`` units that the argument ``name`` describes.
 
-    :param role: what an error calls it.
-    :raises ArgumentError: for an unknown name, or a family of another size.
+    :raises ArgumentError: an unknown name, another type, or a family of another size.
     """
     if isinstance(units, str):
-        if units not in NAMES:
-            raise ArgumentError(f"{role}={units!r} is unknown; the names are {', '.join(NAMES)}")
-        return NAMES[units](size)
-    made = units(size) if callable(units) else units
-    if not isinstance(made, Family):
+        return FAMILIES[checks.choice(name, units, FAMILIES)](size)
+    family = units(size) if callable(units) else units
+    if not isinstance(family, Family) or family.size != size:
         raise ArgumentError(
-            f"{role} is a name, a family such as ebmpp.Poisson(10), or a function of the number of units "
-            f"that returns one, not {units!r}"
+            f"{name} must be a name, a family of {size} units such as ebmpp.Poisson({size}), or a function "
+            f"from the number of units to a family, got {units!r}"
         )
-    if made.size != size:
-        raise ArgumentError(f"{role}={made!r} has {made.size} units, and {size} are needed")
-    return made
+    return family
 
 
 @lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
 def harmonium(visible: Family, latent: Family) -> FactorGraph:
-    """Blocks "v" and "h", biases and a bilinear factor."""
+    """Return a graph with blocks "v" and "h", biases and a bilinear factor."""
     return layered(v=visible, h=latent)
 
 
-@lru_cache(maxsize=32)  # optax makes a new function each time, and with it a new program
+@lru_cache(maxsize=32)  # optax makes new functions at each call, which would be compiled again
 def make_optimizer(make: Callable[[float], Optimizer], rate: float) -> Optimizer:
-    """``make(rate)``, the same object for the same arguments."""
+    """Return ``make(rate)``, the same object for the same arguments."""
     return make(rate)
 
 
-@partial(jax.jit, static_argnums=0)  # one program: step by step they are some eighty, each compiled
-def start(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None) -> Params:
-    """Params as :meth:`FactorGraph.init` makes them.
+@partial(jax.jit, static_argnums=0)  # one program instead of about eighty
+def init_params(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None) -> Params:
+    """Return the params of :meth:`FactorGraph.init`.
 
-    :param rows: of the visibles, which may hold mean statistics.
-    :param weights: of the rows in the base rates: one of weight 2 is two rows.
+    :param rows: rows of the visible block, possibly mean statistics.
+    :param weights: weights of the rows in the base rates; a row of weight 2 counts as two rows.
     """
     mean, count = initialization.mean_statistics(graph.families["v"], rows, None, weights)
     means = {"v": (mean, count if weights is None else weights.sum())}
@@ -76,13 +71,15 @@ def start(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None
 
 
 class Epoch:
-    """A pass over the rows in a random order, for the training loop.
+    """Batches of one pass over the rows in a random order, for the training loop.
 
-    Batches have one size, and what fills up the last has weight 0. The rows may hold mean statistics.
+    All batches have the same size; rows that pad the last one have weight 0.
 
-    :param weights: one a row, of any sum; None for equal ones.
-    :param seed: of the order.
-    :param first: the number of the first batch.
+    :param rows: rows of the visible block, possibly mean statistics.
+    :param weights: one per row, of any sum; None for equal weights.
+    :param size: rows per batch.
+    :param seed: seed of the order.
+    :param first: number of the first batch.
     """
 
     def __init__(
@@ -90,94 +87,102 @@ class Epoch:
     ) -> None:
         self.batch_size, self.first, self.num_batches = size, first, math.ceil(len(rows) / size)
         shape = (self.num_batches, size)
-        real = (np.arange(math.prod(shape)) < len(rows)).reshape(shape)
+        is_row = (np.arange(math.prod(shape)) < len(rows)).reshape(shape)
         index = np.resize(np.random.default_rng(seed).permutation(len(rows)), shape)
-        shares = real * size / real.sum(1, keepdims=True)
+        shares = is_row * size / is_row.sum(1, keepdims=True)
         if weights is not None:
             shares = shares * (weights / weights.mean())[index]
         self._rows = {"v": jnp.asarray(rows)}
         self._index, self._shares = index.astype(np.int32), shares.astype(jnp.result_type(float))
 
     def sample(self) -> Selection:
-        """All of them."""
+        """Return all rows."""
         return Selection(self._rows)
 
     def batch(self, number: int) -> Selection:
-        """An index, and weights."""
+        """Return the rows, indices and weights of a batch."""
         at = number - self.first
         return Selection(self._rows, self._index[at], self._shares[at])
 
     def identity(self) -> dict[str, Any]:
-        """Nothing: no checkpoint is made."""
+        """Return nothing, as there are no checkpoints."""
         return {}
 
 
 @partial(jax.jit, static_argnums=0)
 def latent_means(graph: FactorGraph, params: Params, v: Array) -> Array:
-    """Mean statistics of the latents given rows of the visibles, shape ``(rows, statistics)``."""
+    """Return mean statistics of the latents given visible rows, ``(rows, statistics)``."""
     eta = energy.natural_rows(graph, params, {"v": v}, ("h",))["h"]
     return graph.families["h"].mean(eta).reshape(len(v), -1)
 
 
 @partial(jax.jit, static_argnums=0)
 def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
-    """log p(v) + log Z, row by row."""
+    """Return log p(v) + log Z of each row."""
     return energy.summed_out(graph, params, {"v": v}, ("h",))
 
 
 @partial(jax.jit, static_argnums=0)
 def gibbs(graph: FactorGraph, params: Params, v: Array, key: Array, count: Array) -> Array:
-    """``count`` sweeps from rows of the visibles: latents first, then visibles."""
+    """Return visible rows after ``count`` sweeps: latents first, then visibles."""
     keys = random.fold_in(key, jnp.arange(len(v)))
 
-    def one(i: Array, v: Array) -> Array:
+    def sweep(i: Array, v: Array) -> Array:
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
             x |= Layer((block,)).draw(Target(graph, params), x, random.fold_in(keys, i, index))[0]
         return x["v"]
 
-    return lax.fori_loop(0, count, one, v)
+    return lax.fori_loop(0, count, sweep, v)
 
 
-# -- what the user gave ------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
-def check_params(owner: Any) -> None:
-    """:raises ArgumentError: for options of the transformer that are no such thing."""
+def check_options(model: Any) -> None:
+    """Check the options of a transformer, which scikit-learn allows to be set without checks.
+
+    :raises ArgumentError: an option of another type or out of range.
+    """
     for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
-        checks.count(f"{type(owner).__name__}: {name}", getattr(owner, name), least)
-    rate = owner.learning_rate
-    auto = isinstance(rate, str) and rate == "auto"
-    if not (auto or (isinstance(rate, Real) and 0 < rate < math.inf)):
-        raise ArgumentError(f'{type(owner).__name__}: learning_rate is positive or "auto", not {rate!r}')
-    made = owner.estimator
-    if made is not None and (isinstance(made, type) or not isinstance(made, Estimator)):
-        raise ArgumentError(
-            f"{type(owner).__name__}: estimator is one of ebmpp's, such as ebmpp.UCD(), or None, not {made!r}"
-        )
-    if not (owner.optimizer is None or callable(owner.optimizer) or hasattr(owner.optimizer, "update")):
-        raise ArgumentError(
-            f"{type(owner).__name__}: optimizer is None, a function of the learning rate such as "
-            f"optax.adam, or an optax transformation, not {owner.optimizer!r}"
-        )
+        checks.count(f"{type(model).__name__}: {name}", getattr(model, name), least)
+    rate, estimator, optimizer = model.learning_rate, model.estimator, model.optimizer
+    is_rate = rate == "auto" if isinstance(rate, str) else isinstance(rate, Real) and 0 < rate < math.inf
+    is_estimator = isinstance(estimator, Estimator) and not isinstance(estimator, type)
+    for name, is_valid, expected in (
+        ("learning_rate", is_rate, 'positive or "auto"'),
+        ("estimator", estimator is None or is_estimator, "None or an estimator such as ebmpp.UCD()"),
+        (
+            "optimizer",
+            optimizer is None or callable(optimizer) or hasattr(optimizer, "update"),
+            "None, a function of the learning rate such as optax.adam, or an optax transformation",
+        ),
+    ):
+        if not is_valid:
+            raise ArgumentError(
+                f"{type(model).__name__}: {name} must be {expected}, got {getattr(model, name)!r}"
+            )
 
 
-def check_values(owner: object, family: Family, values: np.ndarray) -> None:
-    """Means stand for values where these are bounded and their own statistic.
+def check_values(model: object, family: Family, values: np.ndarray) -> None:
+    """Check that values are in the family's support, or are possible means of them.
 
-    :raises ArgumentError: for values that the units do not take.
+    Means are accepted for bounded values that are their own statistic.
+
+    :raises ArgumentError: a value out of range.
     """
     low, high = family.bounds
-    means = not family.stat_shape and math.isfinite(high - low) and _is_own_statistic(family)
-    good = (values >= low) & (values <= high) if means else np.asarray(family.in_support(values))
-    if not good.all():
-        row, column = (int(i) for i in np.argwhere(~good)[0])
-        wanted = f"values from {low:g} to {high:g}" if means else describe(family)
+    accepts_means = not family.stat_shape and math.isfinite(high - low) and _is_own_statistic(family)
+    is_valid = np.asarray(family.in_support(values))
+    if accepts_means:
+        is_valid = (values >= low) & (values <= high)
+    if not is_valid.all():
+        row, column = (int(i) for i in np.argwhere(~is_valid)[0])
+        expected = f"values from {low:g} to {high:g}" if accepts_means else describe(family)
         raise ArgumentError(
-            f"{type(owner).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
-            f"({(~good).sum()} such values), and units {family!r} take {wanted}. Scale X "
-            "before, such as by MinMaxScaler(clip=True), or choose another family by visible=..., such "
-            'as "gaussian" for reals'
+            f"{type(model).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
+            f"({(~is_valid).sum()} such values), but units {family!r} need {expected}. Scale X, for example "
+            'by MinMaxScaler(clip=True), or choose another family, such as visible="gaussian" for reals'
         )
 
 
@@ -187,10 +192,10 @@ def _is_own_statistic(family: Family) -> bool:
     return np.array_equal(family.statistics(values), values)
 
 
-def weighted(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """The rows that count, and their weights; None where nobody gave weights.
+def weighted_rows(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows with positive weights, and their weights; None without weights.
 
-    :raises StateError: for weights of a wrong shape, negative, not finite or all zero.
+    :raises StateError: weights of another shape, negative, not finite or all zero.
     """
     if sample_weight is None:
         return values, None
@@ -199,7 +204,10 @@ def weighted(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.nda
     return values[weights > 0], weights[weights > 0]
 
 
-def check_one_statistic(name: str, found: bool, family: Family) -> None:
-    """:raises AttributeError: where units have several statistics each."""
-    if not found:
-        raise AttributeError(f"no {name}: units {family!r} have several statistics each; see params_")
+def check_one_statistic(name: str, is_one: bool, family: Family) -> None:
+    """Check that units have one statistic each, which an attribute needs.
+
+    :raises AttributeError: several statistics per unit.
+    """
+    if not is_one:
+        raise AttributeError(f"no {name}: units {family!r} have several statistics each. Use params_")

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A two-layer model as a scikit-learn transformer, where a pipeline takes ``BernoulliRBM``."""
+"""A two-layer model as a scikit-learn transformer, a replacement of ``BernoulliRBM``."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,53 +31,52 @@ from ebmpp.sklearn import harmonium
 from ebmpp.training.loop import Loop
 from ebmpp.training.steps import Stage, Stages
 
-_MOST_ROWS = 4096  # rows in flight outside training
+_MAX_ROWS = 4096  # rows per call outside training
 
 
 class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Features learned by an exponential-family harmonium: mean statistics of latent units.
 
-    It stands where :class:`sklearn.neural_network.BernoulliRBM` stands, for visible and latent units of any
-    family, any gradient estimator and any optimiser. It computes in JAX's floats, float32 unless
-    ``jax_enable_x64`` is set, and returns these; sparse input is made dense.
+    It replaces :class:`sklearn.neural_network.BernoulliRBM`, for visible and latent units of any family, any
+    gradient estimator and any optimiser. It computes and returns JAX's floats, float32 unless
+    ``jax_enable_x64`` is set. Sparse input is made dense.
 
-    **What the rows may be.** Values outside the support of the units are refused. One exception, which
-    ``BernoulliRBM`` makes silently for all values: for units of bounded values that are their own statistic
-    (Bernoulli, Spin, Binomial) a value in between, such as a grey level in [0, 1], stands for the unit's
-    *mean statistic*. Then the positive phase and the features are taken at these means; that is the usual
-    practice, and not the likelihood of binary rows. ``ebmpp.data.binarize(X, "bernoulli", rng_key=...)``
-    draws such rows.
+    Rows must have values in the support of the visible units, with one exception, which ``BernoulliRBM``
+    makes silently for all values: for bounded values that are their own statistic (Bernoulli, Spin, Binomial)
+    a value in between, such as a grey level in [0, 1], is taken as the unit's *mean statistic*. Positive
+    phase and features are then computed at these means, which is common practice but not the likelihood of
+    binary rows. ``ebmpp.data.binarize(X, "bernoulli", rng_key=...)`` draws binary rows.
 
     :param n_components: number of latent units.
     :param visible: "auto", the name of a family ("bernoulli", "spin", "gaussian", "poisson" or
-        "exponential"), a function of the number of units such as
-        ``ebmpp.Poisson`` or ``functools.partial(ebmpp.Binomial, total_count=3)``, or a family of as many
-        units as X has columns. "auto" looks at the first rows: Bernoulli units where all values are in
-        [0, 1]; else Gaussian units of variance 1 for columns standardised by ``scaler_``, which stays as the
-        first rows made it. The Gaussians of ``visible="gaussian"`` take X as it is.
-    :param latent: likewise, without "auto".
-    :param estimator: of the gradient. None is ``PCD(num_chains=batch_size)``, what ``BernoulliRBM`` does: it
-        costs no more than CD and compiles in a second, and its gradient is biased. ``ebmpp.UCD()``'s is not.
-    :param optimizer: None (gradient steps), a function of the learning rate such as ``optax.adam``, or an
-        optax transformation, which then has its own rate and cannot be pickled.
-    :param learning_rate: of the optimiser; "auto" is 0.1, and 0.01 where the statistics of visible or latent
-        units have no bounds, such as Gaussian units (Hinton 2012, section 13.2).
-    :param batch_size: rows a step, as few as ``BernoulliRBM`` takes: ten epochs are then enough. The last
-        batch of an epoch may have fewer.
-    :param n_iter: epochs that :meth:`fit` makes; rows are permuted in each.
-    :param verbose: print a line an epoch.
-    :param random_state: an int, a ``RandomState`` or None, as everywhere in scikit-learn.
+        "exponential"), a function of the number of units such as ``ebmpp.Poisson`` or
+        ``functools.partial(ebmpp.Binomial, total_count=3)``, or a family with one unit per column. "auto"
+        depends on the first rows: Bernoulli units if all values are in [0, 1], otherwise Gaussian units of
+        variance 1 for columns standardised by ``scaler_``, which then stays fixed. ``visible="gaussian"``
+        does not standardise.
+    :param latent: as ``visible``, without "auto".
+    :param estimator: gradient estimator. None is ``PCD(num_chains=batch_size)``, the estimator of
+        ``BernoulliRBM``: as cheap as CD and compiled in a second, but biased. ``ebmpp.UCD()`` is unbiased.
+    :param optimizer: None for stochastic gradient steps, a function of the learning rate such as
+        ``optax.adam``, or an optax transformation, which has its own rate and cannot be pickled.
+    :param learning_rate: rate of the optimiser. "auto" is 0.1, or 0.01 if the statistics of visible or latent
+        units are unbounded, as for Gaussian units (Hinton 2012, section 13.2).
+    :param batch_size: rows per step, by default as few as for ``BernoulliRBM``, so that ten epochs suffice.
+        The last batch of an epoch may be smaller.
+    :param n_iter: number of epochs of :meth:`fit`; each permutes the rows.
+    :param verbose: print one line per epoch.
+    :param random_state: an int, a ``RandomState`` or None, as elsewhere in scikit-learn.
 
     Fitted attributes:
 
     - **graph_** - the :class:`~ebmpp.FactorGraph`, with blocks "v" and "h".
-    - **params_** - its params, a dict of NumPy arrays: "v", "h" and "v:h".
-    - **components_**, **intercept_hidden_**, **intercept_visible_** - the same under ``BernoulliRBM``'s
-      names and shapes, for units of one statistic each.
-    - **scaler_** - a ``StandardScaler``, or None where columns are taken as they are.
-    - **history_** - an ``xarray.Dataset``: per ``step`` the gradient norm and the estimator's metrics.
-    - **n_iter_**, **n_steps_** - epochs and steps made.
-    - **n_features_in_**, **feature_names_in_** - as usual.
+    - **params_** - a dict of NumPy arrays: "v", "h" and "v:h".
+    - **components_**, **intercept_hidden_**, **intercept_visible_** - the params with the names and shapes
+      of ``BernoulliRBM``, for units with one statistic each.
+    - **scaler_** - a ``StandardScaler``, or None without standardisation.
+    - **history_** - an ``xarray.Dataset``: gradient norm and the estimator's metrics per ``step``.
+    - **n_iter_**, **n_steps_** - numbers of epochs and steps.
+    - **n_features_in_**, **feature_names_in_** - as elsewhere in scikit-learn.
 
     **References**
 
@@ -127,16 +126,15 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     # -- training --------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
-        """Learn from the rows of ``X``, from the beginning.
+        """Learn from the rows of ``X``, from new params.
 
         :param X: shape ``(rows, columns)``.
         :param y: ignored.
-        :param sample_weight: one a row, not negative: a row of weight 2 is two rows in the initial biases
-            and in ``scaler_``, and in the gradient on average over batches; one of weight 0 is left out.
-            An epoch has as many steps as without.
-        :raises ArgumentError: for params out of range, and values that the units do not take.
-        :raises DivergenceError: when an epoch ends with params that are not finite; ``params_`` are those
-            before it.
+        :param sample_weight: nonnegative, one per row. A row of weight 2 counts as two rows in the initial
+            biases and in ``scaler_``, and on average over batches in the gradient. Rows of weight 0 are left
+            out. Weights do not change the number of steps per epoch.
+        :raises ArgumentError: options out of range, or values outside the support of the units.
+        :raises DivergenceError: params that are not finite after an epoch; ``params_`` keeps the ones before.
         """
         rows = self._start(X, sample_weight)
         for _ in range(self.n_iter):
@@ -144,31 +142,30 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
-        """One more epoch, over the rows of ``X``: params, optimiser and estimator go on from where they are.
+        """Train for one more epoch, with the state of params, optimiser and estimator.
 
-        ``fit`` with ``n_iter=3`` is ``fit`` with ``n_iter=1`` and two of these, bitwise.
+        ``fit`` with ``n_iter=3`` equals ``fit`` with ``n_iter=1`` and two calls of this, bitwise.
 
-        :param X: shape ``(rows, columns)``; on the first call the rows that decide what "auto" decides, and
-            the initial biases.
+        :param X: shape ``(rows, columns)``; the first call's rows determine "auto" and the initial biases.
         :param y: ignored.
         :param sample_weight: see :meth:`fit`.
         """
         if not hasattr(self, "params_"):
             self._epoch(*self._start(X, sample_weight))
             return self
-        values, weights = harmonium.weighted(self._values(X), sample_weight)
+        values, weights = harmonium.weighted_rows(self._values(X), sample_weight)
         self._epoch(self._as_units(values), weights)
         return self
 
     def _start(self, X: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        """Check everything, declare the model and put its params where training starts."""
-        harmonium.check_params(self)
-        values, weights = harmonium.weighted(self._values(X, reset=True), sample_weight)
+        """Check options and rows, declare the model and initialise its params."""
+        harmonium.check_options(self)
+        values, weights = harmonium.weighted_rows(self._values(X, reset=True), sample_weight)
         units, self.scaler_ = self.visible, None
         if isinstance(units, str) and units == "auto":
-            within = bool(((values >= 0) & (values <= 1)).all())
-            units = "bernoulli" if within else "gaussian"
-            self.scaler_ = None if within else StandardScaler().fit(values, sample_weight=weights)
+            is_unit = bool(((values >= 0) & (values <= 1)).all())
+            units = "bernoulli" if is_unit else "gaussian"
+            self.scaler_ = None if is_unit else StandardScaler().fit(values, sample_weight=weights)
         visible = harmonium.family_of("visible", units, values.shape[1])
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
         self.graph_ = harmonium.harmonium(visible, latent)
@@ -177,90 +174,90 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.random_state_ = check_random_state(self.random_state)
         key = self._key()
         self._words = np.asarray(random.key_pair(key))
-        self.params_ = jax.device_get(harmonium.start(self.graph_, key, rows, weights))
-        self._carried = None
+        self.params_ = jax.device_get(harmonium.init_params(self.graph_, key, rows, weights))
+        self._state = None
         self.history_ = xr.Dataset(coords={"step": np.arange(0)})
         self.n_iter_ = self.n_steps_ = 0
         return rows, weights
 
     def _epoch(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
-        """One pass over the rows, which goes on from where the last one ended."""
+        """Train for one pass over the rows, from the state of the last pass."""
         begin = time.monotonic()
         estimator = PCD(num_chains=int(self.batch_size)) if self.estimator is None else self.estimator
         seed = [*self._words.tolist(), self.n_iter_]
-        each = estimator.steps_per_batch
-        source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // each)
-        end = self.n_steps_ + source.num_batches * each
+        per_batch = estimator.steps_per_batch
+        source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // per_batch)
+        end = self.n_steps_ + source.num_batches * per_batch
         stage = Stage(num_steps=end, estimator=estimator, optimizer=self._optimizer())
         stages = Stages([stage], scheduled=False)
         loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_)
-        if self._carried is None:
-            self._carried = loop.begin(0, self.params_)
+        if self._state is None:
+            self._state = loop.begin(0, self.params_)
         try:
-            state = loop.run(self.n_steps_, self._carried._replace(params=self.params_), progress_bar=False)
+            state = loop.run(self.n_steps_, self._state._replace(params=self.params_), progress_bar=False)
         except NormalizationError:
             raise
         except DivergenceError as error:
             raise DivergenceError(
-                f"{type(self).__name__}: gradient or params were not finite after epoch {self.n_iter_ + 1} "
-                f"(step {self.n_steps_ + error.step}): lower learning_rate. params_ and history_ are those "
-                "before that epoch",
+                f"{type(self).__name__}: gradient or params were not finite in epoch {self.n_iter_ + 1} "
+                f"(step {self.n_steps_ + error.step}). Lower learning_rate; params_ and history_ keep their "
+                "values before that epoch",
                 self.params_,
                 self.history_,
                 self.n_steps_,
             ) from error
-        made = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
-        self.history_ = xr.concat([self.history_, made], "step") if self.n_steps_ else made
-        self._carried = jax.device_get(state)
-        self.params_, self.n_steps_ = self._carried.params, end
+        metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
+        self.history_ = xr.concat([self.history_, metrics], "step") if self.n_steps_ else metrics
+        self._state = jax.device_get(state)
+        self.params_, self.n_steps_ = self._state.params, end
         self.n_iter_ += 1
         if self.verbose:
-            seconds, norm = time.monotonic() - begin, made.gradient_norm.values.mean()
+            seconds, norm = time.monotonic() - begin, metrics.gradient_norm.values.mean()
             print(f"[{type(self).__name__}] epoch {self.n_iter_}: gradient norm {norm:.4g}, {seconds:.2f} s")
 
-    # -- what a fitted model tells ---------------------------------------------------------------
+    # -- features, scores and draws --------------------------------------------------------------
 
     def transform(self, X: Any) -> np.ndarray:
-        """Mean statistics of the latent units given each row: probabilities for Bernoulli units.
+        """Return mean statistics of the latent units given each row: probabilities for Bernoulli units.
 
         :param X: shape ``(rows, columns)``.
-        :return: shape ``(rows, n_components)``, or more columns where a unit has several statistics.
+        :return: shape ``(rows, n_components)``, with more columns for units of several statistics.
         """
         check_is_fitted(self)
         return self._by_chunks(harmonium.latent_means, self._rows(X))
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """log p(x) + log Z, row by row: minus the free energy.
+        """Return log p(x) + log Z of each row, minus the free energy.
 
-        Exact and deterministic, up to the constant log Z, which is the same for all rows: differences
-        between rows are log ratios of their densities, and values of two models cannot be compared
-        (``BernoulliRBM`` returns a random pseudo-likelihood, which can). With ``scaler_`` the density is that
-        of the original columns. For grey levels in Bernoulli units: the same formula at mean statistics, a
-        lower bound of its mean over binary rows drawn from them.
+        The values are exact and deterministic. As log Z is common to all rows, differences between rows are
+        log density ratios, but values of two models cannot be compared (unlike the random pseudo-likelihood
+        of ``BernoulliRBM``). With ``scaler_`` the density is that of the original columns. For grey levels in
+        Bernoulli units it is the formula at mean statistics, a lower bound on its mean over binary rows drawn
+        from them.
 
         :param X: shape ``(rows, columns)``.
         :return: shape ``(rows,)``.
         """
         check_is_fitted(self)
-        inner = self._by_chunks(harmonium.log_density, self._rows(X))
-        # log of the volume that standardising divides by
+        value = self._by_chunks(harmonium.log_density, self._rows(X))
+        # log volume factor of the standardisation
         scale = np.zeros(()) if self.scaler_ is None else np.log(self.scaler_.scale_).sum()
-        return inner - scale.astype(inner.dtype)
+        return value - scale.astype(value.dtype)
 
     def _tractable(self) -> bool:
-        """Whether log Z can be computed; True before there is a model to ask.
+        """Return True if log Z can be computed, or if there is no model yet.
 
-        :raises IntractableError: says why not.
+        :raises IntractableError: a model that is too large, with the reason.
         """
         if hasattr(self, "params_"):
-            jax.eval_shape(partial(exact.log_partition, self.graph_), self.params_)  # plans, and sums nothing
+            jax.eval_shape(partial(exact.log_partition, self.graph_), self.params_)  # plans the sum only
         return True
 
     @available_if(_tractable)
     def score(self, X: Any, y: Any = None) -> float:
-        """Mean log-likelihood of the rows, exactly: what models may be compared by.
+        """Return the exact mean log-likelihood of the rows, which compares models.
 
-        The method is there only for models small enough for :func:`ebmpp.exact.log_partition`. For others
+        The method exists only for models that :func:`ebmpp.exact.log_partition` supports. For other models
         estimate log Z of ``graph_`` and ``params_`` and subtract it from :meth:`score_samples`.
 
         :param X: shape ``(rows, columns)``.
@@ -270,28 +267,28 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return float(mean - exact.log_partition(self.graph_, self.params_))
 
     def gibbs(self, v: Any, n_sweeps: int = 1) -> np.ndarray:
-        """Sweeps of Gibbs sampling from the rows ``v``: latents given visibles, then visibles given latents.
+        """Run Gibbs sweeps from the rows ``v``: latents given visibles, then visibles given latents.
 
-        Random words come from ``random_state_``, which goes on from call to call.
+        Each call advances ``random_state_``.
 
         :param v: shape ``(rows, columns)``.
-        :param n_sweeps: how many, at least 1.
-        :return: new rows, of the shape of ``v``.
+        :param n_sweeps: number of sweeps, at least 1.
+        :return: new rows in the shape of ``v``.
         """
         check_is_fitted(self)
         checks.count("n_sweeps", n_sweeps)
         rows, key = self._rows(v), random.key_pair(self._key())
-        made = harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps))
-        return self._as_columns(np.asarray(made))
+        samples = harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps))
+        return self._as_columns(np.asarray(samples))
 
     def sample(self, n_samples: int = 1, n_sweeps: int = 1000) -> np.ndarray:
-        """Rows of the model: the ends of independent Gibbs chains from initial draws.
+        """Draw rows of the model: last states of independent Gibbs chains.
 
-        As good as ``n_sweeps`` sweeps mix; :func:`ebmpp.unbiased_expectation` with ``graph_`` and
-        ``params_`` tells how well that is.
+        The chains may not have mixed after ``n_sweeps`` sweeps; :func:`ebmpp.unbiased_expectation` with
+        ``graph_`` and ``params_`` measures their meeting times.
 
-        :param n_samples: rows.
-        :param n_sweeps: sweeps of each chain, at least 1.
+        :param n_samples: number of rows.
+        :param n_sweeps: sweeps per chain, at least 1.
         :return: shape ``(n_samples, columns)``.
         """
         check_is_fitted(self)
@@ -299,12 +296,12 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         checks.count("n_sweeps", n_sweeps)
         first, key = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
         start = gibbs.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
-        made = harmonium.gibbs(self.graph_, self.params_, start, key, int(n_sweeps))
-        return self._as_columns(np.asarray(made))
+        samples = harmonium.gibbs(self.graph_, self.params_, start, key, int(n_sweeps))
+        return self._as_columns(np.asarray(samples))
 
     @property
     def components_(self) -> np.ndarray:
-        """The weights, shape ``(n_components, columns)``."""
+        """Weights, shape ``(n_components, columns)``."""
         v, h = (self.graph_.families[b] for b in "vh")
         harmonium.check_one_statistic("components_", math.prod(v.interaction_shape) == v.size, v)
         harmonium.check_one_statistic("components_", math.prod(h.interaction_shape) == h.size, h)
@@ -328,15 +325,15 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        named = harmonium.NAMES.get(self.visible) if isinstance(self.visible, str) else None
-        tags.input_tags.positive_only = named is not None and named.bounds[0] >= 0
+        family = harmonium.FAMILIES.get(self.visible) if isinstance(self.visible, str) else None
+        tags.input_tags.positive_only = family is not None and family.bounds[0] >= 0
         tags.transformer_tags.preserves_dtype = [str(jnp.result_type(float))]
         return tags
 
     # -- rows ------------------------------------------------------------------------------------
 
     def _values(self, X: Any, reset: bool = False) -> np.ndarray:
-        """Numbers in shape, not yet looked at."""
+        """Return a dense array of floats in the right shape."""
         X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=reset)
         return X.toarray() if sparse.issparse(X) else X
 
@@ -344,11 +341,11 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return self._as_units(self._values(X))
 
     def _as_units(self, values: np.ndarray) -> np.ndarray:
-        """Rows of the visible block, checked."""
+        """Return checked rows of the visible block."""
         family = self.graph_.families["v"]
         if self.scaler_ is not None:
             values = self.scaler_.transform(values)
-        # first the dtype: a scaler's 1.0000000000000002 is a 1
+        # before the check: a scaler's 1.0000000000000002 is 1 in float32
         values = values.astype(jnp.result_type(float))
         if family.bounds[0] >= 0:
             check_non_negative(values, type(self).__name__)
@@ -360,12 +357,12 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return rows if self.scaler_ is None else self.scaler_.inverse_transform(rows)
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
-        """Rows through ``fn``, in chunks of a power of two, the last filled up: few shapes are compiled."""
-        enough = 1 << max(0, len(rows) - 1).bit_length()
-        params, size = jax.tree.map(jnp.asarray, self.params_), min(_MOST_ROWS, enough)
+        """Apply ``fn`` to chunks of rows, padded to a power of two so that few shapes are compiled."""
+        padded_size = 1 << max(0, len(rows) - 1).bit_length()
+        params, size = jax.tree.map(jnp.asarray, self.params_), min(_MAX_ROWS, padded_size)
         parts = (rows[first : first + size] for first in range(0, len(rows), size))
-        fill = lambda part: np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
-        return np.concatenate([np.asarray(fn(self.graph_, params, fill(p)))[: len(p)] for p in parts])
+        pad = lambda part: np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+        return np.concatenate([np.asarray(fn(self.graph_, params, pad(p)))[: len(p)] for p in parts])
 
     # -- params ----------------------------------------------------------------------------------
 

@@ -154,10 +154,10 @@ def test_dimensions_and_coordinates(mcmc, board):
     ("options", "message"),
     [
         ({"dims": {"w": ["a"]}}, "'w'"),
-        ({"dims": {"x": ["a"]}}, "'x'.*2 axes"),
-        ({"dims": {"x": list("abcd")}}, "'x'.*2 axes"),
+        ({"dims": {"x": ["a"]}}, "'x'.*2"),
+        ({"dims": {"x": list("abcd")}}, "'x'.*2"),
         ({"coords": {"column": [1, 2]}}, "'column'"),
-        ({"coords": {"x_dim_0": [1, 2, 3]}}, "'x_dim_0'.*3.*2"),
+        ({"coords": {"x_dim_0": [1, 2, 3]}}, "'x_dim_0'.*2.*3"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(options, message, board):
@@ -238,7 +238,7 @@ def test_names_of_dimensions(result):
     assert tree["moments"]["v"].sel(pixel="d", statistic="variance").shape == ()
     with pytest.raises(ArgumentError, match="'w'"):
         to_datatree(result, dims={"w": ["pixel"]})
-    with pytest.raises(ArgumentError, match="'pixel'.*2.*4"):
+    with pytest.raises(ArgumentError, match="'pixel'.*4.*2"):
         to_datatree(result, dims={"v": ["pixel"]}, coords={"pixel": ["a", "b"]})
 
 

@@ -15,7 +15,7 @@ import zoo
 import jax
 
 import ebmpp
-from ebmpp.diagnostics import cost_times_variance, suggest_k_m, tv_upper_bound, wasserstein_upper_bound
+from ebmpp.diagnostics import inefficiency, suggest_k_m, tv_upper_bound, wasserstein_upper_bound
 from ebmpp.diagnostics.meeting import survival
 from helpers import assert_rows_law, slow
 
@@ -121,7 +121,7 @@ def test_bound_of_four_meeting_times():
     bound = tv_upper_bound(meeting_tree([3, 3, 4, 9], [True] * 4, lag=3), num_bootstrap=1)
     # mean of max(0, ceil((tau - 3 - t) / 3)): at 0 of 0, 0, 1, 2; at 1 and 2 of 0, 0, 0, 2; then of 1
     np.testing.assert_allclose(bound.bound, [3 / 4, 2 / 4, 2 / 4, 1 / 4, 1 / 4, 1 / 4, 0])
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="source"):
         tv_upper_bound(meeting_tree(np.zeros(0), np.zeros(0, bool)))
     with pytest.raises(ValueError, match="'meeting'"):
         tv_upper_bound(xr.DataTree())
@@ -197,10 +197,10 @@ def test_an_unmet_pair_makes_the_wasserstein_bound_infinite():
     bound = wasserstein_upper_bound(unmet, num_bootstrap=20)
     assert np.isinf(bound.bound).all() and bound.attrs["unmet"] == 1
     met = meeting_tree([6, 4], [True, True], 2, **paths(2, [3, 2, 1, 0, 0], [5, 0, 0, 0, 0]))
-    with pytest.raises(ValueError, match="t is at least 1"):
+    with pytest.raises(ValueError, match="t must be at least 1"):
         wasserstein_upper_bound(met, t=[0, 1])
     assert wasserstein_upper_bound(met, t=[100], num_bootstrap=2).bound.item() == 0
-    with pytest.raises(ValueError, match="sweep by sweep"):
+    with pytest.raises(ValueError, match="paths"):
         wasserstein_upper_bound(meeting_tree([2], [True]))
 
 
@@ -234,7 +234,7 @@ def averages(pairs):
 def test_corrected_averages_are_unbiased_with_the_tabulated_variance(tree, averages, k, m):
     exact = model().target @ np.array([energy_of(x) for x in model().states])
     assert_rows_law(averages(k, m), exact)
-    cell = cost_times_variance(tree).sel(k=k, extra=m - k, method="nearest")
+    cell = inefficiency(tree).sel(k=k, extra=m - k, method="nearest")
     k, m = int(cell.k), int(cell.k + cell.extra)
     assert cell.variance.item() == pytest.approx(np.var(averages(k, m), ddof=1), rel=1e-4)
     time = tree["meeting"].meeting_time.values
@@ -247,7 +247,7 @@ def energy_of(x: dict) -> float:
 
 
 def test_the_suggestion_is_the_cheapest_good_choice(tree):
-    table, (k, m) = cost_times_variance(tree), suggest_k_m(tree)
+    table, (k, m) = inefficiency(tree), suggest_k_m(tree)
     assert table.attrs == {"lag": LAG, "variance": "measured"} and LAG < k <= m <= LAG + SWEEPS
     chosen, best = table.sel(k=k, extra=m - k), float(table.inefficiency.min())
     assert float(chosen.inefficiency) <= 1.1 * best
@@ -257,8 +257,8 @@ def test_the_suggestion_is_the_cheapest_good_choice(tree):
 @pytest.mark.parametrize("lag", [slow(1), 5])
 def test_an_estimate_has_a_modelled_variance(lag):
     source = estimate(lag=lag)
-    table, (k, m) = cost_times_variance(source), suggest_k_m(source)
-    xr.testing.assert_identical(cost_times_variance(ebmpp.to_datatree(source)), table)
+    table, (k, m) = inefficiency(source), suggest_k_m(source)
+    xr.testing.assert_identical(inefficiency(ebmpp.to_datatree(source)), table)
     assert table.attrs == {"lag": lag, "variance": "modelled"}
     assert (table.variance > 0).all() and (table.variance.diff("extra") < 1e-12).all()
     assert (table.cost.diff("extra") >= 0).all() and (table.cost.diff("k") >= 0).all()
@@ -267,12 +267,12 @@ def test_an_estimate_has_a_modelled_variance(lag):
     assert suggest_k_m(meeting_tree([1, 1, 1], [True] * 3)) == (1, 1)
 
 
-@pytest.mark.parametrize("function", [cost_times_variance, suggest_k_m])
+@pytest.mark.parametrize("function", [inefficiency, suggest_k_m])
 def test_unmet_thinned_and_missing_pairs_are_refused(function, tree):
     group = tree["meeting"].to_dataset()
     thinned = xr.DataTree.from_dict({"meeting": group.isel(sweep=slice(0, None, 2))})
     for source, message in (
-        (censored_estimate(), f"{censored_estimate().num_unmet} of {PAIRS} pairs are unmet"),
+        (censored_estimate(), f"{censored_estimate().num_unmet} of {PAIRS} unmet"),
         (thinned, "thinned"),
         (xr.DataTree(), "'meeting'"),
         (meeting_tree(np.zeros(0), np.zeros(0, bool)), "0 of 0"),

@@ -110,7 +110,7 @@ def test_rows_do_not_depend_on_other_rows(monkeypatch: pytest.MonkeyPatch) -> No
     options = {"rng_key": KEY, "num_chains": 3, "num_warmup": 2, "num_samples": 2}
     run = lambda table: ebmpp.complete(*deep(), v=Observed.where_finite(table), **options)
     together, first = run(TABLE), run(TABLE[:1])
-    monkeypatch.setattr(ebmpp.evaluate.completion, "_MOST_CHAINS", 9)  # three rows at a time
+    monkeypatch.setattr(ebmpp.evaluate.completion, "_MAX_CHAINS", 9)  # three rows at a time
     parts = run(TABLE)
     for b in BLOCKS:
         np.testing.assert_array_equal(together.draws[b], parts.draws[b])
@@ -125,7 +125,7 @@ def test_rows_do_not_depend_on_other_rows(monkeypatch: pytest.MonkeyPatch) -> No
         ({"num_chains": 0}, ArgumentError, "num_chains .*0"),
         ({"num_samples": True}, ArgumentError, "num_samples .*True"),
         ({"w": np.zeros(3)}, StateError, "'w'"),
-        ({"v": np.zeros(4), "h1": np.zeros(2), "h2": np.zeros(2)}, StateError, "nothing is missing"),
+        ({"v": np.zeros(4), "h1": np.zeros(2), "h2": np.zeros(2)}, StateError, "missing units"),
         ({"v": TABLE[:1]}, StateError, "block 'v'"),
     ],
 )

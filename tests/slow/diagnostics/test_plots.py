@@ -57,7 +57,7 @@ def test_plot_units():
     low, high = plots.plot_units(weights).images[0].get_clim()
     assert low == -high == -np.abs(weights).max()
     for shape in ((4, 7), (0, 2, 2), (4,)):
-        with pytest.raises(ValueError, match="images have shape"):
+        with pytest.raises(ValueError, match="images"):
             plots.plot_units(np.zeros(shape))
 
 
@@ -82,7 +82,7 @@ def test_plot_history():
     assert smooth.get_ydata()[0] == pytest.approx(np.linspace(3, 1, 200)[:4].mean())
     _, given = plt.subplots(1, 4)
     assert plots.plot_history(history(unmet=2), axes=given)[2].get_ylabel() == "unmet pairs"
-    with pytest.raises(ValueError, match="got 1 axes, expected 3"):
+    with pytest.raises(ValueError, match="axes .*3.*1"):
         plots.plot_history(history(), axes=given[0])
     with pytest.raises(TypeError, match="list"):
         plots.plot_history([])
