@@ -332,5 +332,5 @@ def test_other_models_are_refused() -> None:
         params = {name: np.zeros(a.shape) for name, a in graph.param_shapes.items()}
         with pytest.raises(ArgumentError, match="Bernoulli units"):
             to_bernoulli_rbm(graph, params)
-    with pytest.raises(ArgumentError, match="n_components=7"):
+    with pytest.raises(ArgumentError, match="n_components .*3.*7"):
         to_bernoulli_rbm(zoo.graph("rbm"), zoo.params("rbm"), n_components=7)
