@@ -54,7 +54,7 @@ def _carry(
         return (x, log_weight, gains.T), ()
 
     jobs, shared = (x, keys), (target, eta0, betas, count)
-    (x, log_weight, gains), _ = sharding.apart(run, jobs, shared, len(keys))
+    (x, log_weight, gains), _ = sharding.shard_jobs(run, jobs, shared, len(keys))
     return x, *sharding.everywhere((log_weight, gains.std(0)))
 
 

@@ -66,7 +66,7 @@ def _run_pairs(
 
         return lax.map(lambda key: independence.run_pair(propose, shapes, key, k, m, max_systems), keys), ()
 
-    return sharding.everywhere(sharding.apart(run, keys, (path, params, ladder), len(keys))[0])
+    return sharding.everywhere(sharding.shard_jobs(run, keys, (path, params, ladder), len(keys))[0])
 
 
 def particle_expectation(

@@ -32,7 +32,7 @@ _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another pa
 def _begin(graph: FactorGraph, num: int, path: Path, keys: Array) -> Systems:
     del graph  # the path's, so that the cache is bounded by graphs
     run = lambda keys, path, *_: (systems.split_islands(systems.begin(path, keys, num)), ())
-    return systems.merge_islands(sharding.apart(run, keys, path, len(keys))[0])
+    return systems.merge_islands(sharding.shard_jobs(run, keys, path, len(keys))[0])
 
 
 @compiled(statics=2)
@@ -49,7 +49,7 @@ def _climb(
         return systems.split_islands(system), ()
 
     jobs = systems.split_islands(system), keys
-    return systems.merge_islands(sharding.apart(run, jobs, (path, ladder, first), len(keys))[0])
+    return systems.merge_islands(sharding.shard_jobs(run, jobs, (path, ladder, first), len(keys))[0])
 
 
 @compiled(statics=1)

@@ -55,7 +55,7 @@ class Compiled:
     :param size: number of values of the static arguments whose programs are kept.
     :param fast_compile: called once per program with the arguments; True to compile by XLA's older emitters.
         Measure before you ask for it.
-    :param key: called with the arguments; a further hashable value that tells programs apart.
+    :param key: called with the arguments; a further part of the cache key, hashable.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ def _options(fast: bool) -> _Options:
     if backend.accelerated():
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
-    wanted = (_WIDE, _FAST) if fast else (_WIDE,)
-    return tuple(option for option in wanted if option[0] not in flags and _is_known(*option))
+    requested = (_WIDE, _FAST) if fast else (_WIDE,)
+    return tuple(option for option in requested if option[0] not in flags and _is_known(*option))
 
 
 @cache

@@ -86,14 +86,13 @@ def _rounds(ops: _Ops, x0: Any, x1: Any, schedule: Sequence[Any]) -> tuple[Any, 
 
 
 def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair:
-    """The key pair of a jax key, typed or legacy, whatever its implementation."""
+    """Return the key pair of a jax key, typed or legacy, of any implementation."""
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         rng_key = jax.random.key_data(rng_key)
     key = rng_key[..., :2]
-    for start in range(2, rng_key.shape[-1], 2):  # longer keys (rbg has four words) are hashed down
+    for start in range(2, rng_key.shape[-1], 2):  # longer keys (rbg has four words) are hashed
         key = fold_in(key, rng_key[..., start], rng_key[..., start + 1])
-    # A counter that jax.random.split never uses keeps our words apart from those of a caller who goes
-    # on with keys split from the same one.
+    # jax.random.split never uses this counter, so keys that a caller splits from the same key differ.
     return fold_in(key, *_OURS)
 
 
@@ -102,9 +101,9 @@ def fold_in(
     first: Integer[ArrayLike, "*#rows"],
     second: Integer[ArrayLike, "*#rows"] = 0,
 ) -> KeyPair:
-    """A new key pair for the counter ``(first, second)``, row by row.
+    """Return a new key pair for the counter ``(first, second)``, for each row.
 
-    Known keys are hashed on the host, where nothing is compiled.
+    Concrete keys are hashed on the host, without compilation.
     """
     if all(map(_is_small, (key, first, second))):
         return _folded_on_host(key, first, second)
@@ -112,44 +111,43 @@ def fold_in(
 
 
 def _is_small(a: Any) -> bool:
-    known = not isinstance(a, Tracer) and (not isinstance(a, Array) or a.is_fully_addressable)
-    return known and np.size(a) <= _MAX_ON_HOST
+    is_concrete = not isinstance(a, Tracer) and (not isinstance(a, Array) or a.is_fully_addressable)
+    return is_concrete and np.size(a) <= _MAX_ON_HOST
 
 
 def _folded_on_host(key: Any, first: Any, second: Any) -> Array:
     key, first, second = np.asarray(key), *(np.asarray(a).astype(np.uint32) for a in (first, second))
     shape = np.broadcast_shapes(key.shape[:-1], first.shape, second.shape) or (1,)  # scalars warn of overflow
-    one, other = (np.broadcast_to(key[..., i], shape) for i in range(2))
-    schedule = (one, other, one ^ other ^ np.uint32(_PARITY))
+    key0, key1 = (np.broadcast_to(key[..., i], shape) for i in range(2))
+    schedule = (key0, key1, key0 ^ key1 ^ np.uint32(_PARITY))
     x = _rounds(_HOST, *(np.broadcast_to(a, shape) for a in (first, second)), schedule)
-    made = np.stack(x, -1)
-    return jax.device_put(made if key.ndim > 1 or first.ndim or second.ndim else made[0])
+    pair = np.stack(x, -1)
+    return jax.device_put(pair if key.ndim > 1 or first.ndim or second.ndim else pair[0])
 
 
-# One program where it is called from the host, in place of a hundred that each compile; in a caller's program
-# it leaves no trace.
+# One program for calls from the host, in place of a hundred small ones; inlined in other programs.
 @partial(jax.jit, inline=True)
 def _folded(key: Array, first: Array, second: Array) -> Array:
-    one, other = threefry(key, first, second)
+    x0, x1 = threefry(key, first, second)
     if backend.accelerated():
-        return jnp.stack([one, other], -1)  # a launch less for each key
-    # chosen by number, not joined: a joined chain of hashes took XLA's older emitters 20 s to compile
-    return jnp.where(jnp.arange(2) == 0, one[..., None], other[..., None])
+        return jnp.stack([x0, x1], -1)  # one launch less per key
+    # A selection: with concatenation a chain of hashes took XLA's older emitters 20 s to compile.
+    return jnp.where(jnp.arange(2) == 0, x0[..., None], x1[..., None])
 
 
-def once(key: UInt32[Array, "*rows 2"]) -> KeyPair:
-    """The same key pair, hashed once on a CPU, for programs that are much to compile.
+def materialize(key: UInt32[Array, "*rows 2"]) -> KeyPair:
+    """Return the key pair such that a CPU program hashes it once, which saves compilation.
 
-    Else each kernel that reads words hashes their key again, and its key's key.
+    Otherwise each kernel that reads its words repeats the whole chain of hashes.
     """
     if backend.accelerated():
         return key
-    # As in `uniform`: by its reckoning a division is not to be repeated. It takes some nanoseconds a row.
+    # As in `uniform`: XLA does not repeat a division. It takes some nanoseconds per row.
     return lax.div(key, jnp.broadcast_to(lax.optimization_barrier(np.uint32(1)), key.shape))
 
 
 def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
-    """``count`` random words a row."""
+    """Return ``count`` random words per row."""
     return _words(key, count)
 
 
@@ -159,27 +157,26 @@ def _words(key: Array, count: int) -> Array:
     index = jnp.arange(count, dtype=jnp.uint32)
     second = index >= half
     counter = jnp.where(second, index - half, index)
-    # A hash a word, whose other half another word keeps: joining the halves of one hash kept XLA on CPU from
-    # vectorising the loop that it fuses with (a sweep of 1000 chains at 16x16 took 520 us, and takes 92; at
-    # 784x500 14.2 ms and 12.4).
-    both = threefry(key[..., None, :], counter, counter + half)
-    return jnp.where(second, both[1], both[0])
+    # Each word computes a hash and keeps one half: concatenating halves prevented XLA on CPU from vectorising
+    # the loop (a sweep of 1000 chains took 520 us in place of 92 at 16x16, 14.2 ms in place of 12.4 at
+    # 784x500).
+    halves = threefry(key[..., None, :], counter, counter + half)
+    return jnp.where(second, halves[1], halves[0])
 
 
 def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
-    """Uniforms on [0, 1) from random words, in steps of 2**-24 (jax's own take steps of 2**-23)."""
+    """Return uniforms on [0, 1) in steps of 2**-24 (those of jax have steps of 2**-23)."""
     # A signed 24-bit integer converts to float in one instruction; an unsigned word does not.
     u = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
-    # On a CPU the root of a square is the number itself, to the last bit. XLA copies what is cheap into every
-    # fusion that reads it, and takes a hash to be cheap and a root not: without it a coupled layer hashed its
-    # words five times for three, and compiled as much more.
+    # XLA copies cheap operations into every fusion that reads them, a hash included but not a square root.
+    # On a CPU the root of a square is exact. Without it a coupled layer hashed five times in place of three.
     return u if backend.accelerated() else lax.sqrt(u * lax.optimization_barrier(u))
 
 
 def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
-    """Uniforms on the open interval (0, 1): the midpoints of steps of 2**-23."""
-    # One bit less than `uniform`: the midpoint of the last step of 2**-24 would round to 1, and a
-    # Gaussian draw from it is infinite.
+    """Return uniforms on the open interval (0, 1): midpoints of steps of 2**-23."""
+    # One bit less than `uniform`: the last midpoint of steps of 2**-24 would round to 1, which maps to an
+    # infinite Gaussian draw.
     odd = 2 * (jnp.asarray(words) >> jnp.uint32(9)).astype(jnp.int32) + 1
     return odd.astype(jnp.result_type(float)) * _TO_UNIT
 
@@ -187,12 +184,12 @@ def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
 def inverse_cdf(
     u: Float[Array, "*units"], weights: Float[Array, "*#units categories"]
 ) -> Int32[Array, "*units"]:
-    """A category drawn with the weights of the last axis: the first whose cumulated one exceeds u of all.
+    """Draw categories by the weights of the last axis, by inversion of the cumulated weights.
 
     :param u: uniforms.
-    :param weights: not negative, of any sum.
+    :param weights: nonnegative, not necessarily normalised.
     """
     cumulated = jnp.cumsum(weights, axis=-1)
-    # u < 1, so the threshold stays below the last sum and a category of weight 0 is never chosen
+    # u < 1, so the threshold is below the total, and a category of weight 0 is never drawn.
     threshold = u[..., None] * cumulated[..., -1:]
     return (cumulated <= threshold).sum(-1).clip(0, weights.shape[-1] - 1).astype(jnp.int32)

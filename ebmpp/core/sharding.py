@@ -1,12 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Many devices: rows and jobs over the first axis of a mesh, everything else on each device.
+"""Sharding of rows and jobs over the first axis of a mesh; everything else is replicated.
 
-A mesh reaches what is inside by jax's own context (``jax.set_mesh``), which is a part of what a program is
-compiled for. Work that is cut into jobs with keys of their own runs on each device for itself
-(:func:`apart`), and what it is does not depend on the devices; plain products over rows are cut by XLA, which
-needs to be told of the rows alone (:func:`rows`). Under ``jax.distributed`` it is the same program, on the
-devices of all processes.
+The mesh is passed by jax's context (``jax.set_mesh``), which is part of the key of compiled programs. Jobs
+with keys of their own run on each device separately (:func:`shard_jobs`), with results that do not depend on
+the devices. XLA partitions products over rows (:func:`rows`). Under ``jax.distributed`` the same program runs
+on the devices of all processes.
 """
 
 from collections.abc import Callable, Generator
@@ -24,35 +23,37 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError, CheckpointError
 
-_TOLD = (ArgumentError, CheckpointError, OSError)
+_FORWARDED = (ArgumentError, CheckpointError, OSError)
 T = TypeVar("T")
 
-#: From jobs (a pytree with a leading axis), what all share, the number of the first of these jobs, and which
-#: of them are meant (None for all), to values a job (of the same axis) and sums over jobs, both pytrees.
+#: Takes jobs (a pytree with a leading axis), shared values, the number of the first job and a mask of valid
+#: jobs (None for all). Returns values per job and sums over jobs, both pytrees.
 Work = Callable[[Any, Any, Array, Array | None], tuple[Any, Any]]
 
 
 def over(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """Rows and jobs go over the first axis of ``mesh``; its other axes are for params that are cut too.
+    """Return a context in which rows and jobs are sharded over the first axis of ``mesh``.
 
-    :param name: of the argument, for errors.
-    :param mesh: None for no other devices than where things are.
-    :raises ArgumentError: for anything else, or a mesh that this process has no device of.
+    Params may be sharded over the other axes.
+
+    :param name: name of the argument, for errors.
+    :param mesh: None for no sharding.
+    :raises ArgumentError: for a mesh without axes or without a device of this process.
     """
     if mesh is None:
         return contextlib.nullcontext()
     checks.instance(name, mesh, Mesh, 'a jax.sharding.Mesh, such as jax.make_mesh((8,), ("rows",)), or None')
     if not mesh.axis_names:
-        raise ArgumentError(f"{name}: rows go over the mesh's first axis, and this one has none: {mesh}")
+        raise ArgumentError(f"{name} must have an axis for the rows, got {mesh}.")
     if jax.process_index() not in {device.process_index for device in mesh.devices.flat}:
-        raise ArgumentError(f"{name}: none of the mesh's devices is of this process: {mesh}")
-    # The engine says itself what is where; an explicit axis would ask that of every operation, in every type.
+        raise ArgumentError(f"{name} must have a device of this process, got {mesh}.")
+    # An explicit axis would require shardings in the types of all operations.
     types = (AxisType.Auto,) * len(mesh.axis_names)
     return jax.set_mesh(Mesh(mesh.devices, mesh.axis_names, axis_types=types))
 
 
 def _axis() -> tuple[str, int] | None:
-    """The axis of rows and its size; None where there is none, or one device works for itself."""
+    """Return the axis of rows and its size, or None if rows are not sharded."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.axis_types[0] != AxisType.Auto or mesh.axis_sizes[0] == 1:
         return None
@@ -60,20 +61,20 @@ def _axis() -> tuple[str, int] | None:
 
 
 def width() -> int:
-    """Over how many devices rows go."""
+    """Return the number of devices that share the rows."""
     return 1 if (axis := _axis()) is None else axis[1]
 
 
 def share(number: int) -> int:
-    """The least multiple of :func:`width` that is no less than ``number``."""
+    """Return the smallest multiple of :func:`width` that is at least ``number``."""
     return -(-number // width()) * width()
 
 
 @contextlib.contextmanager
 def at_once() -> Generator[None]:
-    """Operations on known values are done, not traced, also amid a caller's program.
+    """Return a context in which operations on concrete values run immediately, also while a caller is traced.
 
-    Where each device of a mesh runs a program of its own, jax would take them for arrays of that program.
+    Inside ``shard_map`` jax would otherwise treat them as arrays of the traced program.
     """
     with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         yield
@@ -83,30 +84,30 @@ def at_once() -> Generator[None]:
 
 
 def rows(tree: Any) -> Any:
-    """The same arrays, their leading axes cut over the devices; a whole number of rows on each or not."""
+    """Shard the leading axes of arrays over the devices; sizes need not be divisible."""
     axis = _axis()
     return tree if axis is None else lax.with_sharding_constraint(tree, P(axis[0]))
 
 
 def everywhere(tree: Any) -> Any:
-    """The same arrays, whole on every device."""
+    """Replicate arrays on every device."""
     return tree if _axis() is None else lax.with_sharding_constraint(tree, P())
 
 
-def apart(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
-    """Each device does its share of the jobs for itself; sums are added up once at the end.
+def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
+    """Run shares of the jobs on each device separately, and add up the sums at the end.
 
-    :param work: traced. A job's values depend on the job and its number alone.
-    :param jobs: ``(count, ...)`` each, or one row that stands for all; where devices do not divide them, some
-        of the last are done again and not meant.
-    :param shared: whole on every device.
-    :return: values of the jobs, cut over the devices, and sums, whole.
+    :param work: traced. The values of a job depend on the job and its number only.
+    :param jobs: arrays ``(count, ...)``, or with one row for all jobs. The last job is repeated and masked if
+        devices do not divide ``count``.
+    :param shared: replicated on every device.
+    :return: values of the jobs, sharded, and sums, replicated.
     """
     if (axis := _axis()) is None:
         return work(jobs, shared, jnp.zeros((), jnp.int32), None)
     name, devices = axis
-    each = -(-count // devices)
-    order = jnp.minimum(jnp.arange(each * devices), count - 1)
+    size = -(-count // devices)
+    order = jnp.minimum(jnp.arange(size * devices), count - 1)
     arrays, structure = jax.tree.flatten(jobs)
     spec = [P(name) if len(a) == count else P() for a in arrays]
     if len(order) > count:
@@ -114,14 +115,14 @@ def apart(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
 
     def local(arrays: list[Array], shared: Any) -> tuple[Any, Any]:
         jobs = jax.tree.unflatten(structure, arrays)
-        first = lax.axis_index(name).astype(jnp.int32) * each
-        meant = None if len(order) == count else first + jnp.arange(each) < count
-        values, sums = work(jobs, shared, first, meant)
+        first = lax.axis_index(name).astype(jnp.int32) * size
+        valid = None if len(order) == count else first + jnp.arange(size) < count
+        values, sums = work(jobs, shared, first, valid)
         return values, lax.psum(sums, name)
 
-    # Loops begin with zeros that are the same everywhere and end with what is not: nothing to be checked.
-    cut = jax.shard_map(local, in_specs=(spec, P()), out_specs=(P(name), P()), check_vma=False)
-    values, sums = cut(arrays, shared)
+    # check_vma: loops carry zeros that are equal on all devices at first and differ later.
+    sharded = jax.shard_map(local, in_specs=(spec, P()), out_specs=(P(name), P()), check_vma=False)
+    values, sums = sharded(arrays, shared)
     return jax.tree.map(lambda a: a[:count], values), sums
 
 
@@ -129,39 +130,38 @@ def apart(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
 
 
 def place(tree: Any) -> Any:
-    """Arrays on the devices of the mesh: whole on each, or as the user has cut them over a mesh.
+    """Put arrays on the devices of the mesh: replicated, or sharded as the user has sharded them.
 
-    :raises ArgumentError: for one that is cut over an axis which this mesh lacks.
+    :raises ArgumentError: for an array sharded over an axis that the mesh lacks.
     """
     if (mesh := _concrete()) is None:
         return tree
 
     def put(path: Any, a: Any) -> Array:
-        given = a.sharding if isinstance(a, Array) else None
-        spec = given.spec if isinstance(given, NamedSharding) else P()
-        axes = {
-            axis for each in spec if each is not None for axis in ((each,) if isinstance(each, str) else each)
-        }
-        if lacking := sorted(axes - set(mesh.axis_names)):
+        sharding = a.sharding if isinstance(a, Array) else None
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else P()
+        entries = [(e,) if isinstance(e, str) else e for e in spec if e is not None]
+        axes = {axis for entry in entries for axis in entry}
+        if missing := sorted(axes - set(mesh.axis_names)):
             raise ArgumentError(
-                f"mesh: the array {jax.tree_util.keystr(path)} is cut over {lacking[0]!r}, and this mesh has "
-                f"the axes {mesh.axis_names}: give the mesh that it was cut over, or the array whole"
+                f"mesh must have the axis {missing[0]!r}, over which the array {jax.tree_util.keystr(path)} "
+                f"is sharded, got {mesh.axis_names}. Pass the mesh of the array, or replicate it."
             )
         return jax.device_put(a, NamedSharding(mesh, spec))
 
     return jax.tree_util.tree_map_with_path(put, tree)
 
 
-def together(tree: Any) -> Any:
-    """Rows of all processes, one's after the other's: arrays that are cut over the devices.
+def concatenate_processes(tree: Any) -> Any:
+    """Concatenate the rows of all processes to arrays sharded over the devices.
 
-    :param tree: the rows of this process, ``(rows, ...)`` each, of one size in all processes.
+    :param tree: the rows of this process, ``(rows, ...)``, of equal size in all processes.
     """
     mesh = _concrete()
     if mesh is None:
-        raise ArgumentError("several processes train one model over a mesh of their devices: give mesh=")
-    cut = NamedSharding(mesh, P(mesh.axis_names[0]))
-    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(cut, np.asarray(a)), tree)
+        raise ArgumentError("mesh must be a mesh of the devices of all processes, got None.")
+    sharding = NamedSharding(mesh, P(mesh.axis_names[0]))
+    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree)
 
 
 def _concrete() -> Mesh | None:
@@ -171,29 +171,29 @@ def _concrete() -> Mesh | None:
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays of numpy, whole; of what is cut over processes too, where all of them call it."""
+    """Return numpy arrays; all processes must call it for arrays sharded over processes."""
 
-    def whole(a: Any) -> np.ndarray:
+    def to_numpy(a: Any) -> np.ndarray:
         if isinstance(a, Array) and not (a.is_fully_addressable or a.is_fully_replicated):
             return np.asarray(multihost_utils.process_allgather(a, tiled=True))
         return np.asarray(a)
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(to_numpy, tree)
 
 
 def settle(tree: Any) -> None:
-    """Wait for what is computed, where devices are cores: XLA's threads for these are as many as there are
-    cores, and two steps in flight can each hold one while they wait for a sum over all.
+    """Wait for the computation of arrays sharded over CPU devices, to avoid a deadlock.
+
+    XLA has one thread per core for these, and two steps in flight can block them in collective operations.
     """
     if (mesh := _concrete()) is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(tree)
 
 
 def place_like(value: np.ndarray, like: Any) -> Array:
-    """Numbers on the device, or on the devices of the mesh where ``like`` is."""
-    made = jnp.asarray(value)
+    """Put values on the device, or on a mesh with the sharding of ``like``."""
     if _concrete() is None or not isinstance(like, Array):
-        return made
+        return jnp.asarray(value)
     return jax.device_put(value, like.sharding)
 
 
@@ -201,55 +201,57 @@ def place_like(value: np.ndarray, like: Any) -> Array:
 
 
 def processes() -> int:
-    """How many run this program together, over one mesh."""
+    """Return the number of processes that run this program over one mesh."""
     return 1 if _concrete() is None else jax.process_count()
 
 
-def alone() -> bool:
-    """Whether there is no mesh: one process, and the device that jax takes."""
+def is_single_device() -> bool:
+    """Return True if there is no mesh: one process with the default device."""
     return _concrete() is None
 
 
 def is_first() -> bool:
-    """Whether this process is the one that shows and writes."""
+    """Return True in the process that displays progress and writes files."""
     return processes() == 1 or jax.process_index() == 0
 
 
-def gathered(tree: Any) -> Any:
-    """Arrays of every process, ``(processes, ...)`` each; of one shape in all."""
+def gather(tree: Any) -> Any:
+    """Return the arrays of all processes, ``(processes, ...)``; shapes must be equal."""
     if processes() == 1:
         return jax.tree.map(lambda a: np.asarray(a)[None], tree)
     return jax.tree.map(np.asarray, multihost_utils.process_allgather(tree))
 
 
 def by_first(call: Callable[[], T]) -> T | None:
-    """What the first process makes of it, and None in the others; where it fails there, all fail alike.
+    """Call a function in the first process only; return its result there, and None in the others.
 
-    :raises CheckpointError: in the others, for any error but one of :data:`_TOLD`.
+    An error is raised in all processes.
+
+    :raises CheckpointError: in the others, for an error that is not one of :data:`_FORWARDED`.
     """
-    made, error = None, None
+    result, error = None, None
     if is_first():
         try:
-            made = call()
+            result = call()
         except Exception as raised:
             error = raised
-    told = "" if error is None else f"{type(error).__name__}\n{error}"
-    told = shared_bytes(told.encode()).decode()
+    message = "" if error is None else f"{type(error).__name__}\n{error}"
+    message = broadcast_bytes(message.encode()).decode()
     if error is not None:
         raise error
-    if told:
-        kind, _, text = told.partition("\n")
-        of = {each.__name__: each for each in _TOLD}.get(kind, CheckpointError)
-        raise of(f"the first of {processes()} processes: {text}")
-    return made
+    if message:
+        name, _, text = message.partition("\n")
+        kind = {cls.__name__: cls for cls in _FORWARDED}.get(name, CheckpointError)
+        raise kind(f"the first of {processes()} processes: {text}")
+    return result
 
 
-def shared_bytes(data: bytes) -> bytes:
-    """Those of the first process, in all."""
+def broadcast_bytes(data: bytes) -> bytes:
+    """Return the bytes of the first process in all processes."""
     if processes() == 1:
         return data
     size = multihost_utils.broadcast_one_to_all(np.int64(len(data)))
-    if not size:  # nothing cannot be sent
+    if not size:  # an empty array cannot be sent
         return b""
-    own = np.frombuffer(data, np.uint8) if is_first() else np.zeros(int(size), np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(own)).astype(np.uint8).tobytes()
+    local = np.frombuffer(data, np.uint8) if is_first() else np.zeros(int(size), np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(local)).astype(np.uint8).tobytes()

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What is passed from room to room."""
+"""Shared types of arrays and pytrees."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +13,11 @@ from jax.typing import ArrayLike
 
 # -- of one block; ``*units`` are any leading axes and the block's shape -----------------------------
 
-#: Random words, some for each unit.
+#: Random words of each unit.
 Words = UInt32[Array, "*units words"]
-#: Values as they are given.
+#: Values from a user.
 Values = Shaped[ArrayLike, "*units"]
-#: Values as they are drawn.
+#: Drawn values.
 Draws = Real[Array, "*units"]
 PerUnit = Float[Array, "*units"]
 Truths = Bool[Array, "*units"]
@@ -28,32 +28,32 @@ Numbers = np.ndarray | Array
 
 # -- of a graph --------------------------------------------------------------------------------------
 
-#: Params of a graph: a pytree of arrays a factor, by its name.
+#: Params of a graph: a pytree of arrays for each factor name.
 Params = dict[str, Any]
-#: A state or data as a user gives them: arrays, lists, data frames, Observed ones, or one for the only block.
+#: A state or data from a user: arrays, lists, data frames or Observed; without a dict for a single block.
 StateLike = Mapping[str, Any] | ArrayLike
-#: A state: an array a block, ``(*batch, *shape)``.
+#: A state: an array ``(*batch, *shape)`` for each block.
 State = Mapping[str, Array]
-#: Many states: an array a block, ``(rows, *shape)``.
+#: Many states: an array ``(rows, *shape)`` for each block.
 Rows = Mapping[str, Shaped[Array, "rows ..."]]
-#: Chains side by side, the two of a pair: ``(chains, rows, *shape)`` a block.
+#: Both chains of pairs: an array ``(chains, rows, *shape)`` for each block.
 Chains = Mapping[str, Shaped[Array, "chains rows ..."]]
-#: Rows, or one state, where it was made here and may be added to.
+#: Rows or one state in a dict that may be changed.
 Blocks = dict[str, Array]
-#: Sufficient statistics, or their means: an array a block, ``(*batch, *shape, *stat_shape)``.
+#: Sufficient statistics or their means: an array ``(*batch, *shape, *stat_shape)`` for each block.
 Statistics = Mapping[str, Float[Array, "..."]]
-#: Natural parameters, of the same shapes.
+#: Natural parameters, with the shapes of the statistics.
 Eta = dict[str, Float[Array, "..."]]
-#: Units of a block that stay as they are: a mask a block, of shape ``(rows or 1, *shape)``.
+#: Masks of observed units, ``(rows or 1, *shape)`` for each block.
 Keep = Mapping[str, Bool[Array, "rows_or_1 ..."]]
-#: Two words of random bits from which others are drawn, and two a row.
+#: A key of two random words, and one key per row.
 Key = UInt32[Array, "2"]
 Keys = UInt32[Array, "rows 2"]
-#: A number, and a number a row.
+#: A number, and one number per row.
 Scalar = Float[Array, ""]
 PerRow = Float[Array, "rows"]
-#: Which rows, and how many of something in each.
+#: A mask of rows, and a count for each row.
 Which = Bool[Array, "rows"]
 Counts = Integer[Array, "rows"]
-#: The blocks of one sweep, a tuple of blocks that do not interact at a time.
+#: The layers of one sweep.
 Schedule = tuple[tuple[str, ...], ...]

@@ -115,7 +115,7 @@ def run_pairs(
         return (time, job_totals), (run.count, total)
 
     jobs = Job(jnp.arange(num_jobs), x, y, per_job, job_weights)
-    (time, job_totals), (sums, total) = sharding.apart(run_share, jobs, (shared, key, window), num_jobs)
+    (time, job_totals), (sums, total) = sharding.shard_jobs(run_share, jobs, (shared, key, window), num_jobs)
     count = _Count(*sums)
     trials = count.attempts / jnp.maximum(count.moves, 1)
     acceptance = count.accepted / count.proposals if any(move.proposes for move in moves) else None
@@ -327,7 +327,7 @@ class _Engine:
 
         :return: the slots, and counts for each slot.
         """
-        keys = random.once(random.fold_in(self.keys[slots.job], slots.t + 1))
+        keys = random.materialize(random.fold_in(self.keys[slots.job], slots.t + 1))
         # A copy of what the loop carries has the same bits wherever it is read.
         slots = slots._replace(z=copied(slots.z, slots.same))
         target, tally = self.target.take(slots.job), _Count(*(jnp.zeros_like(slots.job),) * 5)
@@ -350,7 +350,7 @@ class _Engine:
         (slots, tally), index = carry, start + part
         at = slots.active & (slots.move == index)
         trial = Trial(
-            random.once(random.fold_in(keys, index, slots.trial)),
+            random.materialize(random.fold_in(keys, index, slots.trial)),
             slots.trial == 0,
             agree(slots.same, move.reads(target.graph), len(at)),
             part,

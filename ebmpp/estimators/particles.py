@@ -234,7 +234,7 @@ class ParticleUCD(Estimator):
             return lax.map(run_one, numbers), ()
 
         shared = (*self._rungs(graph, params, state), params, key)
-        return sharding.apart(run, jnp.arange(self.num_pairs), shared, self.num_pairs)[0]
+        return sharding.shard_jobs(run, jnp.arange(self.num_pairs), shared, self.num_pairs)[0]
 
     def _log_partition(
         self, graph: FactorGraph, state: ParticleState, pairs: independence.PairOutcome

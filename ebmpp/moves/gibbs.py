@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
 from ebmpp.core.compile import is_fast_compile
-from ebmpp.core.loops import apart, pays
+from ebmpp.core.fusion import barrier_pays, fusion_barrier
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
@@ -88,14 +88,18 @@ def draw(graph: Families, blocks: Iterable[str], eta: Rows, keys: Keys) -> Block
     count = num_words(graph, blocks)
     make = lambda eta: draw_rows(graph, blocks, eta, random.words(keys, count))
     # written into the buffer of their parameters, draws of 100 rows at 784x500 took 1.6 times as long
-    return apart(make, dict(eta)) if is_fast_compile() and pays(len(keys) * count) else make(eta)
+    return (
+        fusion_barrier(make, dict(eta))
+        if is_fast_compile() and barrier_pays(len(keys) * count)
+        else make(eta)
+    )
 
 
 def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
     """Draw the units of a part."""
     ((block, natural),) = eta.items()
     family = view.families[block]
-    if not pays(len(keys) * family.size):
+    if not barrier_pays(len(keys) * family.size):
         return draw(view, eta, eta, keys)
     units_first = jnp.swapaxes(natural, 0, 1)
     if fits_bytes(family):
@@ -105,7 +109,7 @@ def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
         natural = {block: jnp.swapaxes(units_first, 0, 1)}
         return draw_rows(view, natural, natural, random.words(keys, num_words(view, natural)))[block].T
 
-    return {block: apart(plain, units_first).T}
+    return {block: fusion_barrier(plain, units_first).T}
 
 
 def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:
@@ -151,7 +155,7 @@ def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
         low, high = (family.sample(w[..., None], turn(e)).astype(jnp.int8) for w, e in halves)
         return _bits(low) | (_bits(high) << jnp.uint16(8))
 
-    packed = turn(apart(both, eta))
+    packed = turn(fusion_barrier(both, eta))
     packed = jnp.concatenate([packed, packed >> jnp.uint16(8)])[:size].astype(jnp.uint8)
     return lax.bitcast_convert_type(packed, jnp.int8).astype(family.dtype)
 

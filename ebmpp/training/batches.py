@@ -72,7 +72,7 @@ def chunk_size(batch: Selection) -> int:
 
     1 over a mesh, and where copies of the rows would cost more than a longer program saves.
     """
-    if not sharding.alone():
+    if not sharding.is_single_device():
         return 1
     size = CHUNK * sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
     return CHUNK if batch.index is not None or size <= _MAX_BYTES else 1
@@ -293,7 +293,7 @@ class ProcessRows:
             return source, len(next(iter(source.sample().rows.values())))
 
         self._local, rows = _in_all_processes(make)
-        sizes = sharding.gathered(np.array([rows, self._local.batch_size]))
+        sizes = sharding.gather(np.array([rows, self._local.batch_size]))
         if (sizes != sizes[0]).any():
             raise StateError(
                 f"fit: all processes must have parts of one size, got samples of {sizes[:, 0].tolist()} rows "
@@ -304,12 +304,12 @@ class ProcessRows:
         self._scale = 1.0
         if weights is not None:  # mean weight of this process relative to that of all
             mean = float(np.mean(np.asarray(weights, float)))
-            self._scale = mean / float(sharding.gathered(np.array(mean)).mean())
+            self._scale = mean / float(sharding.gather(np.array(mean)).mean())
 
     def sample(self) -> Selection:
         """Return the samples of all processes."""
         local = self._local.sample()
-        rows, known, weights = sharding.gathered((local.rows, local.known, self._weights(local)))
+        rows, known, weights = sharding.gather((local.rows, local.known, self._weights(local)))
         flat = lambda tree: jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
         return Selection(flat(rows), None, flat(weights), flat(known))
 
@@ -317,13 +317,13 @@ class ProcessRows:
         """Return the parts of all processes, sharded over the devices."""
         make = lambda: self._local.batch(number)
         local = _in_all_processes(make) if self._read_later else make()
-        rows, known, weights = sharding.together((local.rows, local.known, self._weights(local)))
+        rows, known, weights = sharding.concatenate_processes((local.rows, local.known, self._weights(local)))
         return Selection(rows, None, weights, known)
 
     def identity(self) -> dict[str, Any]:
         """Return a digest of the parts' identities."""
         local = hashlib.sha256(json.dumps(self._local.identity(), sort_keys=True).encode()).digest()
-        return {"data": sharding.gathered(np.frombuffer(local, np.uint8)).tobytes().hex()}
+        return {"data": sharding.gather(np.frombuffer(local, np.uint8)).tobytes().hex()}
 
     def _weights(self, local: Selection) -> np.ndarray | None:
         return None if local.weights is None else np.asarray(local.weights) * np.float32(self._scale)
@@ -336,7 +336,7 @@ def _in_all_processes(make: Callable[[], T]) -> T:
         result = make()
     except Exception as raised:
         error = raised
-    failed = np.flatnonzero(sharding.gathered(np.array(error is not None)))
+    failed = np.flatnonzero(sharding.gather(np.array(error is not None)))
     if error is not None:
         raise error
     if len(failed) or result is None:

@@ -79,7 +79,7 @@ class ProcessCheckpoints:
 
     def restore(self) -> Saved | None:
         """Return the newest valid checkpoint, as :meth:`Checkpoints.restore` of the first process does."""
-        data = sharding.shared_bytes(sharding.by_first(self._newest) or b"")
+        data = sharding.broadcast_bytes(sharding.by_first(self._newest) or b"")
         if not data:
             return None
         body, arrays = archive.read(data, Checkpoints.caller.kind, "the first process's checkpoint")

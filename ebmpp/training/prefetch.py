@@ -26,7 +26,7 @@ class Prefetch:
 
     def __init__(self, source: Source, last: int) -> None:
         self._source, self._last = source, last
-        self._threaded = isinstance(source, HostRows | Stream) and sharding.alone()
+        self._threaded = isinstance(source, HostRows | Stream) and sharding.is_single_device()
         self._pending: deque[tuple[int, Future[Selection]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
 

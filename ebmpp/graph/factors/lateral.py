@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core.loops import pays
+from ebmpp.core.fusion import barrier_pays
 from ebmpp.core.types import Numbers
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
@@ -222,7 +222,7 @@ class Split:
     ) -> Shaped[Array, "size *rest"]:
         """Return ``values`` with ``new`` at the units of a part."""
         new = new.astype(values.dtype)
-        if self.unrolled and pays(new.size):  # a gather per unit, half the time of a scatter
+        if self.unrolled and barrier_pays(new.size):  # a gather per unit, half the time of a scatter
             here = (self.colors == part).reshape(-1, *(1,) * (new.ndim - 1))
             return jnp.where(here, jnp.take(new, self.place, axis=0, mode="clip"), jnp.asarray(values))
         # padding is dropped; it repeats one number, so indices are unique only without it

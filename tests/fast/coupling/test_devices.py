@@ -73,13 +73,13 @@ def test_params_sharded_over_axes_that_do_not_fit_are_refused() -> None:
         jax.make_mesh((2, 4), ("rows", "units"), axis_types=(kind,) * 2), P("units", None)
     )
     cut = {**params, "v:h": jax.device_put(np.asarray(params["v:h"]), shard(AxisType.Auto))}
-    with pytest.raises(ArgumentError, match=r"\['v:h'\] .*'units'"):
+    with pytest.raises(ArgumentError, match=r"'units'.*\['v:h'\]"):
         pairs(mesh_of(2), cut)
     cut = {**params, "v:h": jax.device_put(np.asarray(params["v:h"]), shard(AxisType.Explicit))}
-    with pytest.raises(ParameterError, match="'v:h': .*explicit"):
+    with pytest.raises(ParameterError, match="'v:h' .*explicit"):
         graph.free_energy(cut, {"v": ROWS})
     rows = jax.device_put(ROWS, NamedSharding(shard(AxisType.Explicit).mesh, P("rows")))
-    with pytest.raises(StateError, match="block 'v': .*explicit"):
+    with pytest.raises(StateError, match="block 'v' .*explicit"):
         ebmpp.fit(graph, rows, rng_key=zoo.KEY, num_steps=1, progress_bar=False)
 
 
