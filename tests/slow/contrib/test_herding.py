@@ -70,7 +70,7 @@ def test_a_run_keeps_the_last_visited_states_in_order(num_kept: int) -> None:
     state = herd(num_kept, 8, callbacks=[record]).estimator_state
     visited = np.concatenate(states[1:])  # the first are draws
     np.testing.assert_array_equal(state.visited()["h"], visited[-num_kept:])
-    assert state.kept["v"].shape == (num_kept, 3)
+    assert state.buffer["v"].shape == (num_kept, 3)
 
 
 def test_visited_states_are_resumed(tmp_path: Path) -> None:

@@ -108,12 +108,12 @@ def test_a_block_of_a_model_has_the_names_of_its_model(tmp_path):
             numpyro.sample("y", dist.Normal(2.0 * z, 1.0), obs=y)
 
     block = GibbsBlock.from_model(model, ["z"], FIELD)
-    mcmc = run_mcmc(block, FIELD, num_chains=2, extra_fields=("kept",), chain_method="sequential")
+    mcmc = run_mcmc(block, FIELD, num_chains=2, extra_fields=("degenerate",), chain_method="sequential")
     tree = to_datatree(mcmc, coords={"points": ["a", "b", "c"]})
     assert tree.posterior["z"].dims == to_arviz(mcmc).posterior["z"].dims == ("chain", "draw", "points")
     np.testing.assert_array_equal(tree.posterior["z"], samples(mcmc)["z"])
     np.testing.assert_array_equal(tree["observed_data"]["y"], FIELD)
-    assert set(tree.sample_stats.data_vars) == {"kept"} and tree.attrs["inference_kernel"] == "ModelBlock"
+    assert set(tree.sample_stats.data_vars) == {"degenerate"} and tree.attrs["inference_kernel"] == "ModelBlock"
     tree.to_netcdf(tmp_path / "block.nc", engine="h5netcdf")
 
 
