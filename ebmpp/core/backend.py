@@ -6,5 +6,5 @@ import jax
 
 
 def accelerated() -> bool:
-    """True if the default device is not a CPU."""
+    """Return True if the default device is not a CPU."""
     return jax.default_backend() != "cpu"

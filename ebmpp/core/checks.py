@@ -265,7 +265,7 @@ def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np
 def placeable(name: str, value: Any, error: type[Exception] = ArgumentError) -> None:
     """Raise an error for an array over a mesh with explicit axes, unless ``mesh=`` is set.
 
-    Every operation on such an array would have to name the placement of its result.
+    Every operation on an array with explicit axes would have to name the placement of its result.
     """
     if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return

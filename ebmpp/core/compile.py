@@ -31,12 +31,12 @@ _fast: ContextVar[bool] = ContextVar("fast", default=False)
 
 
 def is_fast_compile() -> bool:
-    """True while a function is traced that is compiled by the older emitters."""
+    """Return True while a function is traced that is compiled by the older emitters."""
     return _fast.get()
 
 
 def is_traced(inputs: Any) -> bool:
-    """True if any leaf is a tracer, or if the call is made while a function is traced."""
+    """Return True if any leaf is a tracer, or if the call is made while a function is traced."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)) or isinstance(
         jnp.zeros(()), Tracer
     )
@@ -171,7 +171,7 @@ def _options(fast: bool) -> _Options:
 
 @cache
 def _is_known(name: str, value: Any) -> bool:
-    """True if this XLA knows an option: it refuses to compile with one that it does not know."""
+    """Return True if XLA knows an option; it does not compile with an unknown one."""
     try:
         jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError:

@@ -165,7 +165,7 @@ def _words(key: Array, count: int) -> Array:
 
 
 def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
-    """Return uniforms on [0, 1) in steps of 2**-24 (those of jax have steps of 2**-23)."""
+    """Return uniforms on [0, 1) in steps of 2**-24 (``jax.random.uniform`` has steps of 2**-23)."""
     # A signed 24-bit integer converts to float in one instruction; an unsigned word does not.
     u = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
     # XLA copies cheap operations into every fusion that reads them, a hash included but not a square root.

@@ -113,7 +113,9 @@ def test_a_block_of_a_model_has_the_names_of_its_model(tmp_path):
     assert tree.posterior["z"].dims == to_arviz(mcmc).posterior["z"].dims == ("chain", "draw", "points")
     np.testing.assert_array_equal(tree.posterior["z"], samples(mcmc)["z"])
     np.testing.assert_array_equal(tree["observed_data"]["y"], FIELD)
-    assert set(tree.sample_stats.data_vars) == {"degenerate"} and tree.attrs["inference_kernel"] == "ModelBlock"
+    assert (
+        set(tree.sample_stats.data_vars) == {"degenerate"} and tree.attrs["inference_kernel"] == "ModelBlock"
+    )
     tree.to_netcdf(tmp_path / "block.nc", engine="h5netcdf")
 
 
