@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annealing: paths of models from independent units to a model, and the particles that follow them."""
 
-from ebmpp.annealing.ais import ais, bracket, reverse_ais
+from ebmpp.annealing.bidirectional import ais, bracket, reverse_ais
 from ebmpp.annealing.log_partition import Bracket, LogPartition, ParticleSystem
 from ebmpp.annealing.particle_pairs import particle_expectation
 from ebmpp.annealing.particles import smc

@@ -135,9 +135,10 @@ def local_search(
     held = states.as_clamped(graph.families, clamped)
     if len(held.full) == len(graph.families):
         raise StateError("local_search: at least one block must be free, and all are clamped.")
-    if not isinstance(init or {}, Mapping) or set(init or {}) & set(held.full):
+    init = {} if init is None else init
+    if not isinstance(init, Mapping) or set(init) & set(held.full):
         raise StateError(f"local_search: init must be a dict of free blocks, got {checks.tell(init)}.")
-    start, start_batch = states.as_rows(graph.families, init or {})
+    start, start_batch = states.as_rows(graph.families, init)
     try:
         batch = np.broadcast_shapes(held.batch, start_batch)
     except ValueError:

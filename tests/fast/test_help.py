@@ -16,7 +16,7 @@ from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.ppl import CoupledComposite
 
 #: How a sentence on when to choose something begins.
-WHEN = re.compile(r"(For|To|The one to begin with|The first choice)\b")
+WHEN = re.compile(r"(For|To|The estimator to begin with|The first choice)\b")
 
 
 def chosen_among() -> list[type]:

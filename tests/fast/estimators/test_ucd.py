@@ -205,7 +205,7 @@ def test_couplings_and_marginalized_blocks_are_checked_before_training() -> None
     graph, params, data = problem("deep")
     for estimator, error, message in (
         (UCD(coupling="crn"), ArgumentError, "'crn'"),
-        (UCD(coupling=("maximal",)), ArgumentError, "1 layers"),
+        (UCD(coupling=("maximal",)), ArgumentError, "2 layers"),
         (UCD(coupling="mixture", marginalize="h"), ArgumentError, "marginalize 'h'"),
         (UCD(marginalize=("h1", "h2")), IntractableError, "'h1' and 'h2' interact"),
     ):
