@@ -147,7 +147,7 @@ def unbiased_expectation(
     .. math::
 
         H_{k:m} = \frac{1}{m - k + 1}
-            \Big[\sum_{t=k}^m f(X_t) + \sum_t w_t (f(X_t) - f(Y_{t - \mathrm{lag}}))\Big].
+            \left[\sum_{t=k}^m f(X_t) + \sum_t w_t (f(X_t) - f(Y_{t - \mathrm{lag}}))\right].
 
     :param graph: the model.
     :param params: its params.

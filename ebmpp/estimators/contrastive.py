@@ -44,8 +44,8 @@ def _resolve(graph: FactorGraph, moves: Moves) -> tuple[Move, ...]:
 class CD(Estimator):
     """CD-k: chains of k sweeps from the data rows.
 
-    For the cheapest step. It is biased, more so for chains that mix slowly, and follows no likelihood. Missing
-    entries are first drawn by k sweeps, together with the latents, given the known ones.
+    For the cheapest step. It is biased, more so for chains that mix slowly, and follows no likelihood.
+    Missing entries are first drawn by k sweeps, together with the latents, given the known ones.
 
     :param k: number of sweeps.
     :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`, needed where the latents
