@@ -29,8 +29,7 @@ class CouplingState(NamedTuple):
     - **t** - sweeps of the leading chain.
     - **met** - True where the pair has met, shape ``(*batch,)``.
     - **meeting_time** - the first t with ``z == y``, shape ``(*batch,)``; the present ``t`` where unmet, so
-    that
-      ``(meeting_time, met)`` is a right-censored pair.
+      that ``(meeting_time, met)`` is a right-censored pair.
     - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does not change.
     - **distance** - L1 distance of ``z`` and ``y`` (for categories the number that differ), ``(*batch,)``.
     - **energies** - of ``z`` and of ``y``, shape ``(2, *batch)``.

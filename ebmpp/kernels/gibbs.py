@@ -23,8 +23,7 @@ class GibbsState(NamedTuple):
     - **z** - the free blocks, each of shape ``(*batch, *shape)``.
     - **i** - sweeps since the initial state.
     - **acceptance** - share of accepted proposals, shape ``(*batch,)``, 1 before the first; None where no
-    move
-      makes proposals.
+      move makes proposals.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
     """
 
