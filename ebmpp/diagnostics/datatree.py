@@ -161,7 +161,7 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
     kernel = mcmc.sampler
     if isinstance(kernel, ModelBlock):  # its attribute `model` must stay unset for NumPyro's Gibbs
         mcmc = copy.copy(mcmc)
-        mcmc.sampler = SimpleNamespace(model=kernel.posterior.model)
+        mcmc.sampler = SimpleNamespace(model=kernel.posterior.info.model)
     return arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs | ModelBlock) else xr.DataTree()
 
 

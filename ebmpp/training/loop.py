@@ -4,6 +4,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+import itertools
 import math
 import time
 from types import MappingProxyType
@@ -200,7 +201,7 @@ class Loop:
         return chunk.state, step + count
 
     def _select(self, step: int, stop: int, number: int, state: State) -> list[Selection]:
-        """Return the batches of a stage's next steps, up to an invalid one.
+        """Return the batches of a stage's next steps, up to an invalid one or one of another structure.
 
         :raises DataError: if the first one is invalid; a checkpoint is written before.
         """
@@ -223,7 +224,11 @@ class Loop:
                     self.log.dataset(),
                     step,
                 ) from error
-        return [batch for at, batch in ready if at < stop]
+        batches = [batch for at, batch in ready if at < stop]
+        structure = jax.tree.structure(
+            batches[0]
+        )  # rows of a stream may have missing entries in some batches
+        return list(itertools.takewhile(lambda batch: jax.tree.structure(batch) == structure, batches))
 
     def _monitor(self, step: int, state: State) -> bool:
         """Evaluate monitors and callbacks; return True if a callback stops the run."""

@@ -349,9 +349,9 @@ def save(curve: list, result: Evaluation, args: argparse.Namespace) -> None:
 def report(result: Evaluation, args: argparse.Namespace) -> None:
     """Print the numbers."""
     numbers, met = result.numbers, result.numbers["meeting"]
-    common.tell("likelihoods are of", args.images.origin)
+    common.print_row("likelihoods are of", args.images.origin)
     systems = numbers["particles"]
-    common.tell(
+    common.print_row(
         "log-likelihood, particles",
         f"{systems['held_out']:.2f} +- {systems['standard_error']:.2f} held out, {systems['train']:.2f} "
         "training "
@@ -361,23 +361,23 @@ def report(result: Evaluation, args: argparse.Namespace) -> None:
     )
     for name, bias in (("forward", "too large on average"), ("reverse", "too small, from exact draws")):
         mean = numbers[name]["pooled"]
-        common.tell(
+        common.print_row(
             f"log-likelihood, {name}",
             f"{mean['held_out']:.2f} +- {mean['standard_error']:.2f} held out ({bias}; "
             f"{mean['effective']:.0f} of {args.particles * args.repeats} particles effective)",
         )
     bound = numbers["annealed"]
-    common.tell(
+    common.print_row(
         "annealed distribution",
         f"at least {bound['held_out']:.2f} +- {bound['standard_error']:.2f} on average "
         f"({bound['rows']} rows)",
     )
-    common.tell("error of the rows", f"{numbers['row_error']:.2f}")
+    common.print_row("error of the rows", f"{numbers['row_error']:.2f}")
     others = f"{met['unmet']} not within {most_sweeps(args)}"
     if result.pairs is not None:
         others += f"; the others after {met['mean_after_lag']:.0f} on average, "
         others += f"at most {met['max_after_lag']:.0f}"
-    common.tell(
+    common.print_row(
         "draws",
         f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} of {met['pairs']} "
         f"coupled pairs had not met ({others}); distance to the model's distribution at most "

@@ -43,9 +43,9 @@ def build(target: str, out: Path) -> Path:
 
 
 def sources() -> set[str]:
-    """Return the files of the package, as paths from the root: its modules and py.typed."""
+    """Return the files of the package, as paths from the root: its modules, py.typed and a template."""
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ebmpp").rglob("*.py")}
-    return modules | {"ebmpp/py.typed"}
+    return modules | {"ebmpp/py.typed", "ebmpp/reporting/page.html"}
 
 
 def wheel_faults(wheel: Path) -> list[str]:

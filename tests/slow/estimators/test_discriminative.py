@@ -76,8 +76,8 @@ def test_targets_that_cannot_be_predicted_are_refused() -> None:
     start = lambda graph, target: Discriminative(target).init(graph, {}, {}, 1, key(0))
     wide = FactorGraph({"v": Bernoulli(13), "x": Gaussian(1)}, {"h": Spin(1)}, [*map(Bias, "vxh")])
     for graph, target, error, message in (
-        (labelled()[0], "h", DeclarationError, "target 'h'"),
-        (layered(v=Bernoulli(2), h=Bernoulli(2)), "v", DeclarationError, "target 'v'"),
+        (labelled()[0], "h", DeclarationError, "target .*'h'"),
+        (layered(v=Bernoulli(2), h=Bernoulli(2)), "v", DeclarationError, "target .*'v'"),
         (wide, "v", IntractableError, r"2\*\*13"),
         (wide, "x", IntractableError, "infinitely many"),
     ):

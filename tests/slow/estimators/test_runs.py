@@ -135,7 +135,7 @@ def test_particle_runs_report_their_likelihood_and_their_path_follows(path: str)
 def test_an_unmet_pair_of_systems_stops_training() -> None:
     estimator = ParticleUCD(num_particles=2, max_rungs=2, max_systems=3)
     options = {"num_steps": 200, "params": two_modes(8.0), "progress_bar": False, "rng_key": zoo.KEY}
-    with pytest.raises(DivergenceError, match="max_systems.* 3"):
+    with pytest.raises(DivergenceError, match="max_systems=3"):
         ebmpp.fit(zoo.graph("rbm"), zoo.rows("rbm"), estimator=estimator, **options)
 
 
