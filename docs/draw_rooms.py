@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/rooms.svg: the rooms on their floors, as the code's own imports have them.
+"""Draw docs/rooms.svg: the rooms on their floors, from the imports of the code.
 
 Run it after a room has changed: ``python docs/draw_rooms.py`` (import-linter's grimp reads the imports).
 """
@@ -14,25 +14,27 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).parents[1]
-SAID = {
+LABELS = {
     "contrib": "methods of single papers",
-    "reporting": "a page on a trained model",
-    "diagnostics": "DataTrees, meeting times,\nplots",
+    "reporting": "the HTML report",
+    "diagnostics": "DataTrees, meeting times, plots",
     "sklearn": "a transformer on fit",
     "training": "fit",
-    "ppl": "a graph inside a\nNumPyro model",
-    "traced": "blocks derived from any\nNumPyro model",
-    "distribution": "a graph as a\nNumPyro distribution",
-    "kernels": "NumPyro kernels\nof one graph",
-    "estimators": "the gradient",
-    "evaluate": "how good a model is",
-    "sampling": "whole runs: the engine of pairs,\nparticle systems, perfect draws",
-    "moves": "one step, of a chain and of a pair",
-    "graph": "the declaration, and all that follows\nfrom its energy; factors, transforms",
-    "families": "one exponential family a file",
+    "ppl": "graphs in NumPyro models",
+    "traced": "blocks of NumPyro models",
+    "distribution": "a graph as a distribution",
+    "kernels": "NumPyro kernels of a graph",
+    "estimators": "gradients",
+    "evaluate": "model quality",
+    "annealing": "paths and particle systems",
+    "coupling": "the engine of coupled pairs",
+    "exact": "sums, perfect sampling",
+    "moves": "transitions of chains and pairs",
+    "graph": "the declaration and its energy",
+    "families": "exponential families",
     "data": "patterns, images",
     "core": "random words, checks, files",
-    "errors": "what is raised",
+    "errors": "exceptions",
 }
 _WIDTH, _HEIGHT, _FLOOR = 3.1, 0.86, 1.45
 _GROUND = ["errors", "core", "data"]  # drawn side by side; nearly every room stands on the first two
@@ -115,7 +117,7 @@ def main() -> None:
             )
         )
         ax.text(x, y + 0.27, room, ha="center", va="center", fontsize=12, weight="bold", color=_INK, zorder=3)
-        ax.text(x, y - 0.12, SAID[room], ha="center", va="center", fontsize=8.5, color=_INK, zorder=3)
+        ax.text(x, y - 0.12, LABELS[room], ha="center", va="center", fontsize=8.5, color=_INK, zorder=3)
         ax.text(
             x + _WIDTH / 2 - 0.05,
             y + 0.3,
