@@ -26,16 +26,7 @@ from ebmpp.core import backend, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.coupling.pairs import Accumulator, Fresh, Job, Outcome, Starts, Window, uses_fast_compile
-from ebmpp.coupling.slots import (
-    Jobs,
-    Packed,
-    Slots,
-    Stage,
-    default_num_slots,
-    first_size,
-    ready_at_once,
-    stages,
-)
+from ebmpp.coupling.slots import Jobs, Packed, Slots, Stage, first_size, num_slots_for, ready_at_once, stages
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
@@ -104,11 +95,11 @@ def run_pairs(
     num_jobs = len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))
     per_job = target.given if target.num_rows > 1 else None
     shared = target if per_job is None else dataclasses.replace(target, given=Clamped())
-    size = default_num_slots(num_jobs) if num_slots is None else num_slots
+    size = num_slots_for(num_jobs) if num_slots is None else num_slots
 
     def run_share(jobs: Job, common: tuple, first: Array, valid: Which | None) -> tuple[Any, Any]:
         target, key, window = common
-        del first  # jobs have their numbers
+        del first
         run = _Engine(target, moves, accumulator, window, jobs, valid, key).run(size)
         job_totals, total = (run.total, ()) if accumulator.per_job else ((), run.total)
         time = jnp.where(run.meeting_time == _NEVER, -1, run.meeting_time)
@@ -169,8 +160,6 @@ class _Engine:
 
         run = run_part(0, start) if parts == 1 else lax.fori_loop(0, parts, run_part, start)
         return reduce(self._stage, rest, run)
-
-    # -- before the slots: the leading chains run ahead ------------------------------------------
 
     def _prepare(self, run: _Run, number: Array | int, size: int) -> tuple[_Run, Jobs]:
         """Advance the leading chains of part ``number`` of the jobs, ``size`` of them, by the lag."""
@@ -246,8 +235,6 @@ class _Engine:
         if self.jobs.weights is not None:
             weights = weights * self.jobs.weights[numbers]
         return self.accumulator.add(self.target, total, x, weights, numbers)
-
-    # -- slots -----------------------------------------------------------------------------------
 
     def _stage(self, run: _Run, stage: Stage, jobs: Jobs | None = None, is_last: Array | bool = True) -> _Run:
         """Run one loop over slots.
@@ -403,5 +390,4 @@ class _Engine:
 
 
 def _finite(params: Any) -> Array:
-    # 0 times a value that is not finite is nan.
     return jnp.isfinite(sum((0 * leaf).sum() for leaf in jax.tree.leaves(params)))

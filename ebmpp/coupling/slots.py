@@ -147,7 +147,7 @@ class Packed(NamedTuple):
         return Packed(z, {b: change(s, 0) for b, s in self.same.items()}, change(self.numbers, 1))
 
 
-def default_num_slots(num_jobs: int) -> int:
+def num_slots_for(num_jobs: int) -> int:
     """Return the default number of slots per device for ``num_jobs`` jobs on all devices."""
     if backend.accelerated():
         return _ACCELERATED_SLOTS

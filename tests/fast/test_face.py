@@ -53,3 +53,8 @@ def test_a_module_is_not_called_like_a_name_of_its_room(room: str) -> None:
 def test_one_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
+
+
+def test_files_have_at_most_400_lines() -> None:
+    lengths = {p: len(p.read_text().splitlines()) for p in (ROOT / "ebmpp").rglob("*.py")}
+    assert [str(p) for p, length in lengths.items() if length > 400] == []
