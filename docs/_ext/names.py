@@ -40,7 +40,7 @@ ROOMS = (
 
 
 def _found(path: str) -> Any:
-    """What stands at a dotted path, or None."""
+    """Return the object at a dotted path, or None."""
     parts = path.split(".")
     for split in range(len(parts), 0, -1):
         try:

@@ -27,7 +27,7 @@ def described() -> list[str]:
 
 
 def found(path: str) -> Any:
-    """What stands at a dotted path: attributes of the longest part of it that is a module."""
+    """Return the object at a dotted path: attributes of the longest part that is a module."""
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
         with contextlib.suppress(ModuleNotFoundError):

@@ -61,7 +61,7 @@ def subsampled() -> None:
 
 @cache
 def names() -> dict[str, Any]:
-    """What the calls refer to: public names, small graphs, data, and shorthands."""
+    """Return the names that the calls use: public names, small graphs, data, and shorthands."""
     key, rbm, params = jax.random.key(0), zoo.graph("rbm"), zoo.params("rbm")
     rooms = [ebmpp, ebmpp.graph, ebmpp.moves, ebmpp.exact, ebmpp.coupling, ebmpp.annealing, ebmpp.kernels]
     rooms += [contrib.graphs, ebmpp.estimators, ebmpp.evaluate, ebmpp.training, ebmpp.ppl]

@@ -42,7 +42,7 @@ def transition() -> np.ndarray:
 
 
 def distribution(t: int) -> np.ndarray:
-    """Of the chain from ``START`` after t sweeps."""
+    """Return the distribution of the chain from ``START`` after t sweeps."""
     return model().at(**START) @ np.linalg.matrix_power(transition(), t)
 
 
