@@ -52,7 +52,7 @@ class Metropolized(Layer):
     **Example**
 
     >>> import jax, ebmpp
-    >>> from ebmpp.moves import Metropolized
+    >>> from ebmpp.contrib import Metropolized
     >>> graph = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> kernel = ebmpp.BlockedGibbs(graph, moves=(Metropolized(("h",)), Metropolized(("v",))))
     """
@@ -142,7 +142,7 @@ def metropolized_sweep(
     **Example**
 
     >>> import ebmpp
-    >>> from ebmpp.moves import metropolized_sweep
+    >>> from ebmpp.contrib import metropolized_sweep
     >>> metropolized_sweep(ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3)))
     (Metropolized(blocks=('v',), kind='common'), Layer(blocks=('h',), kind='common'))
     """
