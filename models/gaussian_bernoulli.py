@@ -30,7 +30,7 @@ from jax import Array
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, Factor, FactorGraph, Gaussian, exact
+from ebmpp import PCD, UCD, Bernoulli, Factor, FactorGraph, Gaussian, contrib, exact
 from ebmpp.estimators import TargetCost
 from shared import common, digit_images
 
@@ -126,9 +126,7 @@ def estimator(args: argparse.Namespace) -> UCD | PCD:
     """Return the estimator that the options name."""
     if args.estimator == "ucd":
         return UCD(num_pairs=args.num_pairs, start="persistent", length=TargetCost(args.cost))
-    moves = ebmpp.moves.langevin_sweep(
-        args.model, step_size=args.step_size
-    )  # a wrong step ends the program here
+    moves = contrib.langevin_sweep(args.model, step_size=args.step_size)  # a wrong step ends the program here
     return PCD(num_chains=args.num_pairs, moves=moves if args.estimator == "langevin" else None)
 
 
@@ -180,7 +178,7 @@ def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
     """Run chains from noise by both samplers."""
     kernels = {
         "Gibbs": ebmpp.BlockedGibbs(fit.graph),
-        "Gibbs-Langevin": ebmpp.kernels.GibbsLangevin(fit.graph, args.step_size),
+        "Gibbs-Langevin": contrib.GibbsLangevin(fit.graph, args.step_size),
     }
     settings = {"warmup": _SWEEPS, "count": _CHAINS}
     return {n: common.chains(k, fit.params, args.seed + 1, **settings) for n, k in kernels.items()}

@@ -51,10 +51,9 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, Bernoulli, BlockedGibbs, FactorGraph, Spin
-from ebmpp.contrib import LocalModeUCD
+from ebmpp.contrib import GibbsLangevin, LocalModeUCD, langevin_sweep
 from ebmpp.contrib.sample_quality import ClassifierFeatures, frechet_distance
 from ebmpp.estimators import Centered, Estimator, MeanField
-from ebmpp.kernels import GibbsLangevin
 
 _ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(_ROOT), str(_ROOT / "models")]  # a script sees its own folder only
@@ -165,7 +164,7 @@ def estimator(name: str, graph: FactorGraph, chains: int) -> Estimator:
     if (fixed := METHODS[name].estimator) is not None:
         return dataclasses.replace(fixed, num_pairs=chains)
     if METHODS[name].pixels == "grey":
-        moves = ebmpp.moves.langevin_sweep(graph) if name == "langevin" else None
+        moves = langevin_sweep(graph) if name == "langevin" else None
         return PCD(num_chains=chains, moves=moves)
     pcd = PCD(num_chains=chains, posterior=MeanField(10))
     return Centered(pcd) if name == "centered" else pcd

@@ -3,22 +3,26 @@
 """Methods of single papers. They are tested and supported; no other package of ebmpp imports them."""
 
 from ebmpp.contrib import graphs, readers, sample_quality
-from ebmpp.contrib.fpcd import FPCD
-from ebmpp.contrib.herding import Herding
-from ebmpp.contrib.local_mode_ucd import LocalModeUCD
+from ebmpp.contrib.estimators.fpcd import FPCD
+from ebmpp.contrib.estimators.herding import Herding
+from ebmpp.contrib.estimators.local_mode_ucd import LocalModeUCD
+from ebmpp.contrib.estimators.sdcp import CSDCP, SDCP
+from ebmpp.contrib.gibbs_langevin import GibbsLangevin, langevin_sweep
+from ebmpp.contrib.langevin import Langevin
 from ebmpp.contrib.mean_statistics import data_statistics
 from ebmpp.contrib.metropolis_coupling import MetropolisCoupling
 from ebmpp.contrib.metropolized import Metropolized, metropolized_sweep
 from ebmpp.contrib.pretraining import pretrain
 from ebmpp.contrib.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
-from ebmpp.contrib.sdcp import CSDCP, SDCP
 from ebmpp.contrib.spectral import spectral_descent
 
 __all__ = [
     "CSDCP",
     "FPCD",
     "SDCP",
+    "GibbsLangevin",
     "Herding",
+    "Langevin",
     "LocalModeUCD",
     "MetropolisCoupling",
     "Metropolized",
@@ -28,6 +32,7 @@ __all__ = [
     "SamplePenalization",
     "data_statistics",
     "graphs",
+    "langevin_sweep",
     "metropolized_sweep",
     "pretrain",
     "readers",

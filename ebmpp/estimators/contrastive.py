@@ -50,7 +50,7 @@ class CD(Estimator):
     :param k: number of sweeps.
     :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`, needed where the latents
         given the visibles are not one layer.
-    :param moves: moves of a sweep, such as :func:`~ebmpp.moves.langevin_sweep`; default: Gibbs draws of all
+    :param moves: moves of a sweep, such as :func:`~ebmpp.moves.cluster_sweep`; default: Gibbs draws of all
         layers. Biased moves are accepted.
     :raises ArgumentError: for numbers out of range.
 

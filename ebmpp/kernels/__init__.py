@@ -5,7 +5,7 @@
 from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.kernels.devices import sharded_chains
-from ebmpp.kernels.gibbs import BlockedGibbs, GibbsLangevin, GibbsState, SwendsenWang
+from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState, SwendsenWang
 from ebmpp.kernels.long_run import LongDraws, LongRun
 from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
 from ebmpp.kernels.moments import Moments
@@ -14,7 +14,6 @@ from ebmpp.kernels.tempering import ParallelTempering, TemperingState
 __all__ = [
     "BlockedGibbs",
     "CouplingState",
-    "GibbsLangevin",
     "GibbsState",
     "LocalMode",
     "LocalSearch",

@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of one sweep per step: blocked Gibbs, Gibbs with Langevin steps, and Swendsen-Wang."""
+"""Kernels of one sweep per step: blocked Gibbs and Swendsen-Wang."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import RowKernel
-from ebmpp.moves import Target, cluster_sweep, langevin_sweep, sweeps
+from ebmpp.moves import Target, cluster_sweep, sweeps
 from ebmpp.moves.move import Move, draw_sweep
 
 
@@ -51,7 +51,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
     :param graph: the declaration.
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :param moves: moves of a sweep in place of draws of all layers, such as
-        :func:`~ebmpp.moves.langevin_sweep` returns, or custom ones. Moves that are not ``exact`` **sample
+        :func:`~ebmpp.moves.cluster_sweep` returns, or custom ones. Moves that are not ``exact`` **sample
         another distribution**.
     :raises ArgumentError: for anything but moves, or an unknown ``init``; in a run, for moves that do not
         change all free blocks and no other.
@@ -117,70 +117,6 @@ class BlockedGibbs(RowKernel[GibbsState]):
         text = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
         mean = state.acceptance
         return text if mean is None else f"{text}, acceptance {np.asarray(mean).mean():.2g}"
-
-
-class GibbsLangevin(BlockedGibbs):
-    """Sweeps with Langevin steps of real-valued blocks, a kernel for :class:`numpyro.infer.MCMC`.
-
-    For real-valued blocks that mix better with others summed out (``marginalize``): without, Langevin steps
-    reach more slowly what :class:`BlockedGibbs` draws at once. The other blocks are drawn from their
-    conditionals. Params and clamped blocks are passed as to :class:`BlockedGibbs`.
-
-    Coupled, this sweep is ``MaximalCoupling(graph, coupling=ebmpp.moves.langevin_sweep(graph))``, also for
-    :class:`~ebmpp.UCD`; :class:`~ebmpp.PCD` takes it as ``moves``.
-
-    :param graph: the declaration.
-    :param step_size: in standard deviations of each unit given the rest. With d units, most adjusted steps
-        are accepted up to about ``1.7 * d ** (-1 / 6)``.
-    :param num_steps: Langevin steps per sweep.
-    :param adjust: accept or reject each step, so that the model's distribution is invariant. False accepts
-        every step, and **samples another distribution**: the variances given the rest are too large by the
-        factor ``1 / (1 - step_size**2 / 4)``.
-    :param marginalize: blocks that are summed out while real-valued ones move, and drawn afterwards.
-    :param init: "uniform", or "local_mode": one Gibbs sweep from a local mode.
-    :raises ArgumentError: for numbers out of range, or an unknown block or start.
-    :raises DeclarationError: for a graph without real-valued blocks.
-    :raises IntractableError: for blocks that cannot be summed out together.
-
-    **Example**
-
-    >>> import jax, ebmpp
-    >>> from numpyro.infer import MCMC
-    >>> rbm = ebmpp.layered(v=ebmpp.Gaussian(4), h=ebmpp.Bernoulli(3))
-    >>> mcmc = MCMC(ebmpp.kernels.GibbsLangevin(rbm, num_steps=3), num_warmup=5, num_samples=20, num_chains=2,
-    ...             chain_method="vectorized", progress_bar=False)
-    >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)), extra_fields=("acceptance",))
-    >>> bool(mcmc.last_state.acceptance.min() > 0.8)
-    True
-    """
-
-    _proposes = True  # acceptance is reported even where it is 1
-
-    def __init__(
-        self,
-        graph: FactorGraph,
-        step_size: float = 0.5,
-        num_steps: int = 10,
-        adjust: bool = True,
-        marginalize: str | Sequence[str] = (),
-        init: str = "uniform",
-    ) -> None:
-        super().__init__(graph, init)
-        self.step_size, self.num_steps, self.adjust = step_size, num_steps, adjust
-        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
-        self._sweep(())
-
-    def _sweep(self, clamped: Iterable[str]) -> tuple[Move, ...]:
-        options = self.step_size, self.num_steps, self.marginalize, self.adjust
-        return langevin_sweep(self.graph, clamped, *options)
-
-    def _moves(self, target: Target) -> tuple[Move, ...]:
-        return self._sweep(target.clamped)
-
-    def get_diagnostics_str(self, state: GibbsState) -> str:
-        """Return the number of sweeps, and the acceptance."""
-        text = f"acceptance {np.asarray(state.acceptance).mean():.2g}" if self.adjust else "unadjusted"
-        return f"{int(np.max(state.i))} sweeps, {text}"
 
 
 class SwendsenWang(BlockedGibbs):

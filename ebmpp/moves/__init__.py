@@ -4,14 +4,12 @@
 
 from ebmpp.moves.clusters import Clusters, cluster_sweep
 from ebmpp.moves.independence import Metropolis, Mixture, metropolis_sweep, mixture_sweep
-from ebmpp.moves.langevin import Langevin, langevin_sweep
 from ebmpp.moves.move import Layer, Move, gibbs_sweep
 from ebmpp.moves.target import Pool, Target
 from ebmpp.moves.tempering import Tempered, tempered
 
 __all__ = [
     "Clusters",
-    "Langevin",
     "Layer",
     "Metropolis",
     "Mixture",
@@ -21,7 +19,6 @@ __all__ = [
     "Tempered",
     "cluster_sweep",
     "gibbs_sweep",
-    "langevin_sweep",
     "metropolis_sweep",
     "mixture_sweep",
     "tempered",

@@ -77,7 +77,7 @@ def as_moves(name: str, value: Move | Sequence[Move] | None) -> tuple[Move, ...]
     """
     if value is None or isinstance(value, Move):
         return None if value is None else (value,)
-    moves = tuple(checks.sequence(name, value, "moves, such as ebmpp.moves.langevin_sweep makes"))
+    moves = tuple(checks.sequence(name, value, "moves, such as ebmpp.moves.cluster_sweep makes"))
     for move in moves:
         checks.instance(f"{name}: each", move, Move, "a move")
     return moves

@@ -55,7 +55,7 @@ KERNELS = {
     "tempering": lambda: ebmpp.ParallelTempering(RBM),
     "local search": lambda: ebmpp.kernels.LocalSearch(RBM),
     "clusters": lambda: ebmpp.kernels.SwendsenWang(GRAPHS["lattice"]),
-    "langevin": lambda: ebmpp.kernels.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
+    "langevin": lambda: contrib.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
     "coupled": lambda: ebmpp.MaximalCoupling(RBM, lag=2),
     "metropolis": lambda: contrib.MetropolisCoupling(RBM, lag=1),
 }

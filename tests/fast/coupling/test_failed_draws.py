@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, FactorGraph, Gaussian, layered
+from ebmpp.contrib import Langevin
 from ebmpp.core import random
 from ebmpp.coupling import engine
 from ebmpp.coupling.accumulators import EnergyGradient
@@ -23,7 +24,6 @@ from ebmpp.errors import DeclarationError, UnmetError
 from ebmpp.moves import Layer, couplings
 from ebmpp.moves.couplings import Trial
 from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.langevin import Langevin
 from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target

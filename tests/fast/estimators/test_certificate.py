@@ -24,7 +24,7 @@ import jax
 
 from ebmpp import CD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.contrib import FPCD, Herding
-from ebmpp.contrib.fpcd import FPCDState
+from ebmpp.contrib.estimators.fpcd import FPCDState
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.estimators import Centered, Discriminative
 from ebmpp.estimators.base import Repeats, repeats

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from ebmpp import CD, PCD
 from ebmpp.contrib import FPCD
-from ebmpp.contrib.fpcd import FPCDState
+from ebmpp.contrib.estimators.fpcd import FPCDState
 from ebmpp.errors import ArgumentError, IntractableError
 from helpers import assert_rows_law, slow
 

@@ -20,17 +20,15 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Observed, Pairwise, Spin
-from ebmpp.contrib import metropolized_sweep
+from ebmpp.contrib import Langevin, langevin_sweep, metropolized_sweep
 from ebmpp.core import random
 from ebmpp.graph.states import as_clamped
 from ebmpp.graph.transforms.replicate import replicate, tempered_params
 from ebmpp.moves import (
-    Langevin,
     Layer,
     Mixture,
     cluster_sweep,
     gibbs_sweep,
-    langevin_sweep,
     metropolis_sweep,
     mixture_sweep,
 )

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import FactorGraph, Gaussian, Poisson, exact
+from ebmpp import FactorGraph, Gaussian, Poisson, contrib, exact
 from ebmpp.errors import DomainError
 from helpers import assert_law, assert_rows_law, random_params
 from models import (
@@ -158,7 +158,7 @@ CASES = {
     "fully visible": lambda: semi_restricted_case("fully visible"),
     "gaussian": gaussian_case,
     "gaussian langevin": lambda: gaussian_case(
-        coupling=ebmpp.moves.langevin_sweep(GAUSSIAN, step_size=1.2, num_steps=3)
+        coupling=contrib.langevin_sweep(GAUSSIAN, step_size=1.2, num_steps=3)
     ),
     "documents": lambda: Case(
         harmonium.replicated(3, 3, 2), WORD_PARAMS, lambda p: log_sum_of_documents(p, 3)

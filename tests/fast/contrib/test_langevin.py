@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import PCD, UCD, MaximalCoupling, Observed, core, moves
+from ebmpp import PCD, UCD, MaximalCoupling, Observed, core
+from ebmpp.contrib import GibbsLangevin, langevin_sweep
 from ebmpp.errors import DeclarationError, IntractableError
-from ebmpp.kernels import GibbsLangevin
 from ebmpp.moves.move import coupled_sweep, draw_sweep, equal
 from ebmpp.moves.target import Target
 from helpers import assert_law, assert_rows_law, slow
@@ -67,7 +67,7 @@ ROWS = 8000
 @pytest.mark.parametrize("marginalize", [(), slow(("h",))])
 def test_both_chains_of_a_pair_keep_the_distribution_and_pairs_meet(marginalize):
     graph, x, y = zoo.graph("learned"), stationary(ROWS, 5), stationary(ROWS, 6)
-    sweep = moves.langevin_sweep(graph, step_size=1.0, num_steps=3, marginalize=marginalize)
+    sweep = langevin_sweep(graph, step_size=1.0, num_steps=3, marginalize=marginalize)
 
     @jax.jit
     def step(z, t):
@@ -196,7 +196,7 @@ def test_acceptance_is_the_mean_over_all_proposals():
 
 
 def langevin(**options):
-    return ebmpp.moves.langevin_sweep(zoo.graph("learned"), **options)
+    return langevin_sweep(zoo.graph("learned"), **options)
 
 
 @pytest.mark.slow

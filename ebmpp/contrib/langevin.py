@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Langevin move: real-valued blocks follow the gradient of their log-density, with noise."""
+"""Langevin moves of real-valued blocks: steps along the gradient of their log-density, with noise."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 from typing import Any, NamedTuple
@@ -19,12 +19,11 @@ from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.families.gaussian import reflected
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import natural_rows
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.gibbs import hold
 from ebmpp.moves.independence import refuse_observed
-from ebmpp.moves.move import Drawn, Layer, Move, agree, flat, refuse_interacting
+from ebmpp.moves.move import Drawn, Move, agree, flat, refuse_interacting
 from ebmpp.moves.target import Target
 
 
@@ -44,10 +43,9 @@ class Langevin(Move):
     variances. The temperature is 1 for any number of rows and chains.
 
     The density is the conditional given the other blocks or, with ``marginalize``, its marginal with those
-    blocks summed out in closed form.
-
-    The two chains of a pair share the noise, mirrored where that lets them meet (reflection coupling), and
-    the uniform that accepts. Once they agree on what the move reads they stay together.
+    blocks summed out in closed form. The two chains of a pair share the noise, mirrored where that lets them
+    meet (reflection coupling), and the uniform that accepts. Once they agree on what the move reads they stay
+    together.
 
     :param blocks: real-valued blocks.
     :param step_size: in standard deviations s.
@@ -294,57 +292,3 @@ def _scale(family: Family, eta: Array) -> Array:
     # units of a block given eta are independent: the second derivatives are on the diagonal
     curvature = jax.jvp(slope, (mode,), (jnp.ones_like(mode),))[1]
     return jnp.sqrt(-1 / curvature)
-
-
-def langevin_sweep(
-    graph: FactorGraph,
-    clamped: Iterable[str] = (),
-    step_size: float = 0.5,
-    num_steps: int = 10,
-    marginalize: str | Sequence[str] = (),
-    adjust: bool = True,
-) -> tuple[Move, ...]:
-    """Return Langevin moves of the real-valued blocks of each layer, and draws of the others.
-
-    With ``marginalize``, the steps follow the density with those blocks summed out, which are drawn
-    afterwards.
-
-    :param graph: the declaration.
-    :param clamped: names of clamped blocks.
-    :param step_size: see :class:`Langevin`, as for the other arguments.
-    :param num_steps: number of steps per sweep.
-    :param marginalize: blocks that are summed out.
-    :param adjust: accept or reject each step.
-    :raises ArgumentError: for numbers out of range, or an unknown block.
-    :raises DeclarationError: for a graph without real-valued blocks.
-    :raises IntractableError: for two blocks that cannot be summed out together.
-    """
-    checks.instance("langevin_sweep: graph", graph, FactorGraph, "a FactorGraph")
-    marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
-    unknown = [b for b in marginalize if b not in graph.families]
-    real = tuple(b for b, f in graph.families.items() if is_real(f) and b not in marginalize)
-    if unknown:
-        raise ArgumentError(f"marginalize must name some of {list(graph.families)}, got {unknown}.")
-    if not real:
-        raise DeclarationError(
-            f"langevin_sweep: some block outside marginalize must be real-valued, got {dict(graph.families)}."
-        )
-    layers = schedule(graph, clamped)
-    free = [b for layer in layers for b in layer]
-    real, summed = tuple(b for b in real if b in free), tuple(b for b in marginalize if b in free)
-    move = lambda blocks, summed=(): Langevin(blocks, step_size, num_steps, summed, adjust)
-    moves: list[Move] = []
-    for layer in layers:
-        steps = tuple(b for b in layer if b in real)
-        if steps and not summed:
-            moves.append(move(steps))
-        rest = tuple(b for b in layer if b not in real and not (real and b in summed))
-        if rest:
-            moves.append(Layer(rest, "maximal"))
-    if real and summed:
-        moves += [move(real, summed), Layer(summed, "maximal")]
-    if not real:
-        move(())  # checks the numbers
-    for step in moves:
-        step.check(graph)
-    return tuple(moves)
