@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ebmpp import data, evaluate, exact
 from ebmpp.annealing import ais, bracket, particle_expectation, smc
-from ebmpp.core.compilation_cache import enable_compilation_cache
-from ebmpp.core.version import VERSION as __version__  # noqa: N811
+from ebmpp.core import VERSION as __version__  # noqa: N811
+from ebmpp.core.compile import enable_compilation_cache
 from ebmpp.coupling import unbiased_expectation
 from ebmpp.estimators import CD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.evaluate import complete

@@ -2,6 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ground that every room stands on: random words, checks of what a user gives, files, programs, types."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from ebmpp.core.types import Blocks, Eta, Key, Keys, Natural, Numbers, Params, PerUnit, Rows, State
 
 __all__ = ["Blocks", "Eta", "Key", "Keys", "Natural", "Numbers", "Params", "PerUnit", "Rows", "State"]
+
+try:
+    VERSION = version("ebmpp")
+except PackageNotFoundError:  # a source tree that is not installed
+    VERSION = "unknown"

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded caches of compiled functions, and the compiler options that they are compiled with."""
+"""Bounded caches of compiled functions, their compiler options, and JAX's cache on disk."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -8,6 +8,8 @@ from contextvars import ContextVar
 import dataclasses
 from functools import cache, update_wrapper
 import os
+from pathlib import Path
+import tempfile
 import threading
 from types import CodeType, FunctionType
 from typing import Any
@@ -16,9 +18,11 @@ from weakref import WeakSet
 
 import jax
 from jax.core import Tracer
+from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 
 from ebmpp.core import backend
+from ebmpp.errors import ArgumentError
 
 _Options = tuple[tuple[str, Any], ...]
 # XLA asks LLVM for vectors of 256 bits. Where a processor has 512, those took 0.86 (16x16, 200x100) and
@@ -214,3 +218,54 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     elif isinstance(value, tuple | list) or type(value) is type({}.values()):
         for item in value:
             yield from _functions(item)
+
+
+# -- the cache on disk -------------------------------------------------------------------------------
+
+
+def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) -> Path:
+    """Keep compiled programs on disk, so that the next process reads them instead of compiling again.
+
+    This turns on `JAX's persistent compilation cache
+    <https://docs.jax.dev/en/latest/persistent_compilation_cache.html>`_. By default JAX does not store
+    programs that compile within a second; most programs of a small model are of that size, so all are stored.
+    Programs that were compiled before the call stay in memory and are not stored, so call it first.
+
+    JAX runs what it finds in the directory: do not share one with users whom you do not trust.
+
+    :param directory: a local directory, created if it does not exist. None: the directory that JAX is
+        configured with (the environment variable ``JAX_COMPILATION_CACHE_DIR``), else
+        ``$XDG_CACHE_HOME/ebmpp/jax``, else ``~/.cache/ebmpp/jax``.
+    :return: the directory.
+    :raises ArgumentError: for a directory that cannot be created or written.
+
+    **Example**
+
+    >>> import tempfile, ebmpp
+    >>> ebmpp.enable_compilation_cache(tempfile.mkdtemp()).is_dir()
+    True
+    """
+    try:
+        path = Path(_default_directory() if directory is None else directory).expanduser().absolute()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except (OSError, TypeError) as error:
+        raise ArgumentError(
+            f"enable_compilation_cache: directory must be a writable path, got {directory!r} ({error}). Give "
+            "another one, or set JAX_COMPILATION_CACHE_DIR."
+        ) from error
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # JAX opens its cache at the first program that it compiles, and would ignore a later directory.
+    compilation_cache.reset_cache()
+    return path
+
+
+def _default_directory() -> str | Path:
+    if configured := getattr(jax.config, "jax_compilation_cache_dir", None):
+        return configured
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base) / "ebmpp" / "jax"

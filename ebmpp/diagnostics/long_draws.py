@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ebmpp.core.names import leaves_by_name
 from ebmpp.diagnostics.naming import Kernel, attributes, coords_of, dims_of, statistics
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, Moments, RowKernel
+from ebmpp.kernels.streaming import leaves_by_name
 
 #: The statistics of a value; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.infer import Gibbs
 import xarray as xr
 
-from ebmpp.core.version import VERSION
+from ebmpp.core import VERSION
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import RowKernel
 from ebmpp.ppl import CoupledComposite, GibbsBlock

@@ -16,7 +16,7 @@ import h5netcdf
 import h5py
 import numpy as np
 
-from ebmpp.core.version import VERSION
+from ebmpp.core import VERSION
 from ebmpp.errors import CheckpointError
 
 #: By group ("posterior", "sample_stats") and name, arrays ``(chains, draws, ...)``.

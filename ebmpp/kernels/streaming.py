@@ -15,7 +15,6 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.names import leaves_by_name
 from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.kernels.base import is_batched
 
@@ -233,6 +232,16 @@ def _restore(tree: Any, numbers: list[Array]) -> Any:
         return saved
 
     return jax.tree.unflatten(structure, list(map(restore, map(jnp.asarray, leaves), numbers)))
+
+
+def leaves_by_name(tree: Any, default: str) -> dict[str, Any]:
+    """Return the leaves of a pytree by their dotted paths; ``default`` names a tree that is a leaf.
+
+    >>> leaves_by_name({"a": {"b": 1}, "c": (2, 3)}, "x"), leaves_by_name(4, "x")
+    ({'a.b': 1, 'c.0': 2, 'c.1': 3}, {'x': 4})
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator=".") or default: leaf for path, leaf in leaves}
 
 
 def _real(value: Any) -> Array:

@@ -15,8 +15,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
+from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
-from ebmpp.core.fusion import barrier_pays, fusion_barrier
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy

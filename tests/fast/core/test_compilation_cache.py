@@ -86,13 +86,11 @@ def test_default_directory(
 def test_a_directory_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     before = jax.config.jax_compilation_cache_dir
-    with pytest.raises(
-        ArgumentError, match=r"directory must be writable, got '.*file/below' \(Not a directory"
-    ):
+    with pytest.raises(ArgumentError, match="directory.*file/below"):
         ebmpp.enable_compilation_cache(tmp_path / "file" / "below")
     assert jax.config.jax_compilation_cache_dir == before
 
 
 def test_a_directory_must_be_a_path() -> None:
-    with pytest.raises(ArgumentError, match="directory must be a path or None, got int. Give a str"):
+    with pytest.raises(ArgumentError, match="directory.*3"):
         ebmpp.enable_compilation_cache(3)  # type: ignore[arg-type]

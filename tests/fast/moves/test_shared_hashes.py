@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin
-from ebmpp.core import fusion, random
+from ebmpp.core import backend, random
 from ebmpp.families import Family
 from ebmpp.graph.energy import PartView
 from ebmpp.moves import gibbs, gibbs_sweep
@@ -70,7 +70,7 @@ def test_large_sweeps_equal_small_ones(name: str, side: int, monkeypatch: pytest
         return draw_sweep(Target(graph, params), x, gibbs_sweep(graph), keys)[0]["x"]
 
     small = np.asarray(jax.jit(lambda p: run(p))(params))
-    monkeypatch.setattr(fusion, "_MIN_SIZE", 1)
+    monkeypatch.setattr(backend, "_MIN_SIZE", 1)
     large = np.asarray(jax.jit(lambda p: run(p))(params))
     assert len(np.unique(small)) > 1
     if name == "gaussian":  # sums may be rounded differently
@@ -91,6 +91,6 @@ def test_large_sweeps_have_the_gradient_of_small_ones(family: type, monkeypatch:
         return (draw_sweep(target, x, gibbs_sweep(graph), keys)[0]["x"] ** 2).sum()
 
     small = jax.jit(jax.grad(lambda c: run(c)))(0.1)
-    monkeypatch.setattr(fusion, "_MIN_SIZE", 1)
+    monkeypatch.setattr(backend, "_MIN_SIZE", 1)
     np.testing.assert_allclose(jax.jit(jax.grad(lambda c: run(c)))(0.1), small, rtol=1e-5)
     assert (small == 0) == (family is Spin)
