@@ -35,6 +35,23 @@ _DIMS = re.compile(r".*_dim_\d+")  # xarray's names of a block's axes
 _RESERVED = ("chain", "draw", "row", "sample", "clamped")
 
 
+def require(
+    condition: object,
+    name: str,
+    expected: str,
+    value: object,
+    error: type[Exception] = ArgumentError,
+    hint: str = "",
+) -> None:
+    """Raise an error that describes the value unless a condition holds.
+
+    :param expected: the expected value in words.
+    :param hint: a sentence that says how to fix it.
+    """
+    if not condition:
+        raise error(f"{name} must be {expected}, got {tell(value)}.{hint and ' ' + hint}")
+
+
 def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     """Return an integer in a range, of Python, numpy or jax, as an int.
 
