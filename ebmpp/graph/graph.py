@@ -299,8 +299,7 @@ class FactorGraph(Declaration, Shown):
         """Return the log of the unnormalised density of the other blocks, with ``blocks`` summed out exactly.
 
         :param x: the other blocks, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored. Unknown
-            units of an
-            :class:`~ebmpp.Observed` block are summed out too.
+            units of an :class:`~ebmpp.Observed` block are summed out too.
         :param blocks: blocks that interact neither with one another nor with a partly observed block.
         :raises IntractableError: if two of ``blocks``, or units of one, interact.
         """
@@ -310,7 +309,8 @@ class FactorGraph(Declaration, Shown):
         rest = {b: v for b, v in self._as_state(x).items() if b not in blocks}
         states.check_summable(self, blocks)
         needed = [b for b in self.families if b not in blocks]
-        rows, known, batch = states.as_partial_rows(self.families, rest, needed)
+        rows, masks, batch = states.as_partial_rows(self.families, rest, needed)
+        known = states.incomplete(masks)
         states.check_summable(self, blocks, known)
         value = _log_marginals(self, blocks, params, rows, known)
         return value.reshape(batch) if rows else value

@@ -37,8 +37,8 @@ def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
     if isinstance(data, Mapping):
         check_names(data, graph.visible, "visible block")
         return dict(data)
-    if len(graph.visible) != 1:
-        raise StateError(f"data must be a dict of the visible blocks {list(graph.visible)}, got one array")
+    expected = f"a dict of the visible blocks {list(graph.visible)}"
+    checks.require(len(graph.visible) == 1, "data", expected, data, StateError)
     return {next(iter(graph.visible)): data}
 
 
@@ -52,9 +52,9 @@ def batch_shape(families: Mapping[str, Family], x: Mapping[str, Numbers]) -> tup
     for name, value in x.items():
         shape = families[name].shape
         split = value.ndim - len(shape)
-        if split < 0 or value.shape[split:] != shape:
-            expected = ", ".join(["...", *map(str, shape)])
-            raise StateError(f"block {name!r} must have shape ({expected}), got {value.shape}")
+        expected = f"of shape ({', '.join(['...', *map(str, shape)])})"
+        is_valid = split >= 0 and value.shape[split:] == shape
+        checks.require(is_valid, f"block {name!r}", expected, value.shape, StateError)
         leading[name] = value.shape[:split]
     try:
         return np.broadcast_shapes(*leading.values())
@@ -67,12 +67,10 @@ def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
 
     :raises StateError: for one that is missing.
     """
-    names, needed = sorted(names), tuple(needed)
-    missing = [name for name in needed if name not in names]
-    if missing:
-        raise StateError(
-            f"a state must have the blocks {list(needed)}, got {names}; {missing[0]!r} is missing"
-        )
+    names, needed = sorted(names), list(needed)
+    missing = next((name for name in needed if name not in names), None)
+    hint = f"{missing!r} is missing."
+    checks.require(missing is None, "a state", f"a dict of the blocks {needed}", names, StateError, hint)
 
 
 def as_rows(
@@ -83,33 +81,32 @@ def as_rows(
     :param needed: blocks that must be given.
     :raises StateError: for a missing block, or a wrong name, shape or value.
     """
-    if not isinstance(x, Mapping):
-        raise StateError(f"a state must be a dict of the blocks {list(families)}, got {checks.tell(x)}")
-    x = {name: as_array(name, value) for name, value in x.items()}
-    batch = batch_shape(families, x)
-    check_present(x, needed)
-    rows = {}
-    for name, value in x.items():
-        settled, shape = settle(name, families[name], value), families[name].shape
-        rows[name] = jnp.broadcast_to(settled, batch + shape).reshape(-1, *shape)
+    checks.require(isinstance(x, Mapping), "a state", f"a dict of the blocks {list(families)}", x, StateError)
+    rows, _, batch = as_partial_rows(families, {b: as_array(b, v) for b, v in x.items()}, needed)
     return rows, batch
 
 
 def as_partial_rows(
-    families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = ()
+    families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = (), check: bool = True
 ) -> tuple[Blocks, Blocks, tuple[int, ...]]:
     """Return rows of a state that may hold :class:`Observed` blocks; see :func:`as_rows`.
 
-    :return: rows, masks of the partly observed blocks, and the batch shape.
+    :param check: False to check names and shapes only, not values.
+    :return: rows, masks of the :class:`Observed` blocks, and the batch shape.
     """
-    if not any(isinstance(v, Observed) for v in x.values()):
-        rows, batch = as_rows(families, x, needed)
-        return rows, {}, batch
     check_names(x, families)
+    values, known = as_arrays(families, x)
+    batch = batch_shape(families, values)
     check_present(x, needed)
-    clamped = as_clamped(families, x)
-    known = {b: k for b, k in clamped.keep.items() if not (is_concrete(k) and bool(k.all()))}
-    return clamped.full | clamped.partial, known, clamped.batch
+    rows = lambda b, v: jnp.broadcast_to(v, batch + families[b].shape).reshape(-1, *families[b].shape)
+    settled = lambda b, v: settle(b, families[b], fill(families[b], v, known.get(b)), check)
+    full = {b: rows(b, settled(b, v)) for b, v in values.items()}
+    return full, {b: rows(b, k) for b, k in known.items()}, batch
+
+
+def incomplete(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the masks that leave units unknown, or may do so if traced."""
+    return {b: k for b, k in known.items() if not (is_concrete(k) and bool(np.asarray(k).all()))}
 
 
 def check_summable(graph: Declaration, blocks: Iterable[str], known: Collection[str] = ()) -> None:
@@ -209,11 +206,8 @@ def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
     """
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
-    if not isinstance(named, Mapping) or not blocks.keys().isdisjoint(named):
-        raise StateError(
-            f"clamped must be a dict of blocks that are not given by keyword, got {checks.tell(named)} "
-            f"beside {list(blocks)}"
-        )
+    is_valid = isinstance(named, Mapping) and blocks.keys().isdisjoint(named)
+    checks.require(is_valid, "clamped", f"a dict of blocks other than {list(blocks)}", named, StateError)
     return {**blocks, **named}
 
 
@@ -223,22 +217,10 @@ def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check:
     :param check: False to check names and shapes only, not values.
     :raises StateError: for a wrong name, shape or value.
     """
-    blocks = merge_clamped(blocks)
-    check_names(blocks, families)
-    values, known = as_arrays(families, blocks)
-    batch = batch_shape(families, values)
-    if 0 in batch:
-        raise StateError(
-            f"clamped blocks must have rows, got shapes { ({b: v.shape for b, v in values.items()}) }"
-        )
-
-    def rows(b: str, v: Numbers) -> Array:
-        return jnp.broadcast_to(v, batch + families[b].shape).reshape(-1, *families[b].shape)
-
-    settled = lambda b, v: settle(b, families[b], fill(families[b], v, known.get(b)), check)
-    result = {b: rows(b, settled(b, v)) for b, v in values.items()}
-    full = {b: v for b, v in result.items() if b not in known}
-    return Clamped(full, {b: result[b] for b in known}, {b: rows(b, k) for b, k in known.items()}, batch)
+    rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
+    checks.require(0 not in batch, "clamped blocks", "at least one row", batch, StateError)
+    full = {b: v for b, v in rows.items() if b not in known}
+    return Clamped(full, {b: rows[b] for b in known}, known, batch)
 
 
 def as_arrays(
@@ -268,11 +250,9 @@ def as_observed(name: str, family: Family, observed: Observed) -> tuple[Numbers,
         full = (np if isinstance(known, np.ndarray) else jnp).broadcast_to(known, value.shape)
     except ValueError:
         full = known
-    if known.dtype != bool or full.shape != value.shape:
-        raise StateError(
-            f"block {name!r}: known must be booleans of a shape that broadcasts to {value.shape}, got "
-            f"{checks.tell(known)}"
-        )
+    expected = f"booleans of a shape that broadcasts to {value.shape}"
+    is_valid = known.dtype == bool and full.shape == value.shape
+    checks.require(is_valid, f"block {name!r}: known", expected, known, StateError)
     return value, full
 
 
@@ -302,20 +282,19 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
     """
     check_factors(expected, params)
     for name, tree in expected.items():
-        for leaf in jax.tree.leaves(params[name]):
+        leaves = jax.tree.leaves(params[name])
+        for leaf in leaves:
             checks.placeable(f"factor {name!r}", leaf, ParameterError)
         shapes, actual = jax.tree.map(np.shape, tree), jax.tree.map(np.shape, params[name])
         foreign = [
-            leaf  # of another library, such as torch
-            for leaf in jax.tree.leaves(params[name])
-            if hasattr(leaf, "__array__") and not isinstance(leaf, Array | np.ndarray | np.generic)
+            a
+            for a in leaves
+            if hasattr(a, "__array__") and not isinstance(a, Array | np.ndarray | np.generic)
         ]
-        if shapes != actual or foreign:
-            kind = f" of {type(foreign[0])}" if foreign else ""
-            raise ParameterError(
-                f"factor {name!r}: params must be arrays of jax or numpy of shape {shapes}, got "
-                f"{actual}{kind}"
-            )
+        expectation = f"arrays of jax or numpy of shape {shapes}"
+        value = type(foreign[0]) if foreign else actual  # such as torch's
+        is_valid = shapes == actual and not foreign
+        checks.require(is_valid, f"factor {name!r}: params", expectation, value, ParameterError)
 
 
 def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -323,9 +302,9 @@ def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> Non
 
     :raises ParameterError: for a missing or unknown factor.
     """
-    if not isinstance(params, Mapping) or params.keys() != expected.keys():
-        actual = list(params) if isinstance(params, Mapping) else checks.tell(params)
-        raise ParameterError(f"params must be a dict of the factors {list(expected)}, got {actual}")
+    is_dict = isinstance(params, Mapping)
+    is_valid, actual = is_dict and params.keys() == expected.keys(), list(params) if is_dict else params
+    checks.require(is_valid, "params", f"a dict of the factors {list(expected)}", actual, ParameterError)
 
 
 def ordered_params(graph: Declaration, params: Params) -> dict[str, Any]:
@@ -345,8 +324,6 @@ def check_finite(params: Mapping[str, Any]) -> None:
     for name, tree in params.items():
         for leaf in jax.tree.leaves(tree):
             checks.numbers(f"factor {name!r}", leaf, ParameterError)
-            if is_concrete(leaf) and not (finite := np.isfinite(np.asarray(leaf))).all():
-                raise ParameterError(
-                    f"factor {name!r}: params must be finite, got {int((~finite).sum())} of {leaf.size} that "
-                    "are not"
-                )
+            wrong = int((~np.isfinite(np.asarray(leaf))).sum()) if is_concrete(leaf) else 0
+            hint = f"{wrong} entries are not finite."
+            checks.require(not wrong, f"factor {name!r}: params", "finite", leaf, ParameterError, hint)

@@ -73,15 +73,15 @@ def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table
     blocks = states.as_visible(graph, data)
     states.check_present(blocks, graph.visible)
     values, known = states.as_arrays(graph.families, blocks)
-    known = {b: k for b, k in known.items() if not (is_concrete(k) and bool(np.asarray(k).all()))}
+    known = states.incomplete(known)
     if known and missing is not None:
         raise StateError(
             f"block {next(iter(known))!r} must have no unknown units, for {missing} takes complete rows. "
             "ebmpp.complete fills them in."
         )
     leading = {b: states.batch_shape(graph.families, {b: v}) for b, v in values.items()}
-    if len(set(leading.values())) > 1:
-        raise StateError(f"blocks of the data must have as many rows each, got leading axes {leading}")
+    is_valid = len(set(leading.values())) == 1
+    checks.require(is_valid, "leading axes of the data", "the same in all blocks", leading, StateError)
     return Table(values, known, next(iter(leading.values())))
 
 
@@ -90,11 +90,9 @@ def one_axis(graph: Declaration, table: Table) -> int:
 
     :raises StateError: unless there is exactly one leading axis, with at least one row.
     """
-    if len(table.batch) != 1 or table.batch[0] < 1:
-        shapes = {b: ("rows", *f.shape) for b, f in graph.visible.items()}
-        raise StateError(
-            f"data must have shapes {shapes} and at least one row, got leading axes {table.batch}"
-        )
+    shapes = {b: ("rows", *f.shape) for b, f in graph.visible.items()}
+    is_valid = len(table.batch) == 1 and table.batch[0] > 0
+    checks.require(is_valid, "data", f"of shapes {shapes}, with at least one row", table.batch, StateError)
     return table.batch[0]
 
 
@@ -131,8 +129,7 @@ def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> t
 def mean_statistics(graph: Declaration, data: Any, weights: Any) -> dict[str, initialization.Mean]:
     """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
-    if 0 in batch:
-        raise StateError(f"data must have at least one row, got leading axes {batch}")
+    checks.require(0 not in batch, "data", "at least one row", batch, StateError)
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
     mean = lambda b, v: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
@@ -147,11 +144,9 @@ def check_weights(weights: Any, size: int) -> np.ndarray:
     array = np.asarray(weights)
     is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if is_numeric else ()
-    if not is_numeric or len(wrong) or not array.any():
-        first = f", with {float(array[wrong[0]])} at row {wrong[0]}" if len(wrong) else ""
-        raise StateError(
-            f"weights must be {size} finite numbers >= 0, one per row and not all 0, got "
-            f"{checks.tell(array)}{first}"
-        )
+    hint = f"It has {float(array[wrong[0]])} at row {wrong[0]}." if len(wrong) else ""
+    expected = f"{size} finite numbers >= 0, one per row and not all 0"
+    is_valid = is_numeric and not len(wrong) and array.any()
+    checks.require(is_valid, "weights", expected, array, StateError, hint)
     array = array.astype(float)
     return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))
