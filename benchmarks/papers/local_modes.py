@@ -36,10 +36,10 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Spin
-from ebmpp.contrib import LocalModeUCD
+from ebmpp.contrib import LocalModeUCD, Metropolis
 from ebmpp.estimators import Estimator, MeanField, TargetCost
 from ebmpp.estimators.pairs import Phase
-from ebmpp.moves import Metropolis, Move
+from ebmpp.moves import Move
 from ebmpp.moves.target import Target
 from ebmpp.training import monitors
 

@@ -27,6 +27,7 @@ from jax import Array
 
 import ebmpp
 from ebmpp import FactorGraph
+from ebmpp.contrib import metropolis_sweep
 
 LIMIT, SEARCHES = 1000, 200
 COUPLINGS = {
@@ -41,8 +42,8 @@ METHODS = {
     "Algorithm 3, uniform start": (("maximal", "common"), "uniform"),
     "maximal everywhere, uniform start": ("maximal", "uniform"),
     "maximal everywhere, local mode": ("maximal", "local_mode"),
-    "Metropolis, uniform start": ("metropolis", "uniform"),
-    "Metropolis, local mode": ("metropolis", "local_mode"),
+    "Metropolis, uniform start": (metropolis_sweep, "uniform"),
+    "Metropolis, local mode": (metropolis_sweep, "local_mode"),
 }
 UNITS = {"{0, 1}": ebmpp.Bernoulli, "{-1, +1}": ebmpp.Spin}
 

@@ -10,7 +10,7 @@ from ebmpp.contrib.estimators.sdcp import CSDCP, SDCP
 from ebmpp.contrib.gibbs_langevin import GibbsLangevin, langevin_sweep
 from ebmpp.contrib.langevin import Langevin
 from ebmpp.contrib.mean_statistics import data_statistics
-from ebmpp.contrib.metropolis_coupling import MetropolisCoupling
+from ebmpp.contrib.metropolis import Metropolis, MetropolisCoupling, metropolis_sweep
 from ebmpp.contrib.metropolized import Metropolized, metropolized_sweep
 from ebmpp.contrib.pretraining import pretrain
 from ebmpp.contrib.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
@@ -24,6 +24,7 @@ __all__ = [
     "Herding",
     "Langevin",
     "LocalModeUCD",
+    "Metropolis",
     "MetropolisCoupling",
     "Metropolized",
     "RatesFPCD",
@@ -33,6 +34,7 @@ __all__ = [
     "data_statistics",
     "graphs",
     "langevin_sweep",
+    "metropolis_sweep",
     "metropolized_sweep",
     "pretrain",
     "readers",

@@ -22,8 +22,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.energy import natural_rows
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.gibbs import hold
-from ebmpp.moves.independence import refuse_observed
-from ebmpp.moves.move import Drawn, Move, agree, flat, refuse_interacting
+from ebmpp.moves.move import Drawn, Move, agree, flat, refuse_interacting, refuse_observed
 from ebmpp.moves.target import Target
 
 

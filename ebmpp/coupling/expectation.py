@@ -35,7 +35,7 @@ from ebmpp.moves.tempering import Tempered
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
-Coupling = str | Sequence[str] | Move | Sequence[Move] | Tempered | None
+Coupling = str | Sequence[str] | Move | Sequence[Move] | Callable[..., Sequence[Move]] | Tempered | None
 
 
 _MAX_SHOWN = 10  # values that are printed; of more values the range
@@ -158,9 +158,9 @@ def unbiased_expectation(
     :param m: last sweep of the average, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or a sequence with one of these per layer; "metropolis", "mixture",
-        :func:`~ebmpp.moves.tempered`, or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`.
-        With Metropolis moves the estimate reports their acceptance,
+        for every layer, or a sequence with one of these per layer; "mixture",
+        :func:`~ebmpp.moves.tempered`, moves, or a function that returns moves: see
+        :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate reports their acceptance,
         and warns if all pairs met at the first coupled sweep, since then no correction was observed.
         "mixture" adds proposals from a ``pool`` (:func:`ebmpp.moves.mixture_sweep`): pairs that
         accept them meet within a few sweeps, however slowly the layers mix. A warning reports an acceptance

@@ -17,7 +17,7 @@ from ebmpp.errors import ArgumentError, StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped, as_clamped, as_rows
 from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.independence import Mixture, make_pool
+from ebmpp.moves.mixture import Mixture, make_pool
 from ebmpp.moves.move import Move, draw_sweep, gibbs_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Pool, Target

@@ -20,7 +20,7 @@ from ebmpp.coupling.engine import Outcome, Window
 from ebmpp.coupling.pools import complete_rows
 from ebmpp.estimators.phases import row_keys
 from ebmpp.graph import FactorGraph
-from ebmpp.moves.independence import Mixture, make_pool
+from ebmpp.moves.mixture import Mixture, make_pool
 from ebmpp.moves.move import Layer, draw_sweep, gibbs_sweep
 from ebmpp.moves.target import Target
 

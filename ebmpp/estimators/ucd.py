@@ -37,7 +37,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
 from ebmpp.moves import search
 from ebmpp.moves.move import Move, draw_sweep, gibbs_sweep
-from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.sweeps import as_coupling, resolve_moves
 from ebmpp.moves.target import Target
 
 Start = str | Callable[[Array], Mapping[str, Array]]
@@ -82,9 +82,9 @@ class UCD(Estimator):
         that count too; default: the lag; 0 counts the state at k alone.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 if only k is given.
     :param coupling: "maximal" (default), "maximal_independent", "common", "reflection" or "independent" for
-        every layer, or a tuple of these, one per layer; "metropolis", "mixture", or moves: see
-        :func:`ebmpp.moves.sweeps.resolve_moves`. A single name applies to the posterior too, except
-        "mixture", whose proposals come from the model: pairs on the posterior then move layer by layer.
+        every layer, or a tuple of these, one per layer; "mixture", moves, or a function that returns moves:
+        see :func:`ebmpp.moves.sweeps.resolve_moves`. A single name or function applies to the posterior too,
+        except "mixture", whose proposals come from the model: then these pairs move layer by layer.
     :param pool: with "mixture", the source of proposals: "data" (rows of the data, chosen once, with latents
         redrawn at each step) or "persistent" (chains that start there and move by one sweep per step). It is
         known before a step's pairs begin, so the gradient stays unbiased given the past. The history's
@@ -150,11 +150,11 @@ class UCD(Estimator):
             checks.choice("UCD: start", self.start, _STARTS, also="a function of a key")
         checks.instance("UCD: length", self.length, Length, "a rule such as Quantile(0.95)")
         self.length.check(self.k, self.m, self.lag)
-        for name, value in (("coupling", self.coupling), ("marginalize", self.marginalize)):
-            if value is not None and not isinstance(value, str | Move):
-                object.__setattr__(self, name, tuple(checks.sequence(f"UCD: {name}", value, "names")))
-        if isinstance(self.marginalize, str) and self.marginalize != "layers":
-            object.__setattr__(self, "marginalize", (self.marginalize,))
+        object.__setattr__(self, "coupling", as_coupling("UCD: coupling", self.coupling))
+        if self.marginalize != "layers":
+            blocks = (self.marginalize,) if isinstance(self.marginalize, str) else self.marginalize
+            blocks = tuple(checks.sequence("UCD: marginalize", blocks, "names"))
+            object.__setattr__(self, "marginalize", blocks)
 
     def __repr__(self) -> str:
         fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
@@ -197,8 +197,8 @@ class UCD(Estimator):
         """Report pools whose proposals are hardly ever accepted, and late pairs that make all corrections."""
         if self.adaptive and self.lag is None and (message := diagnose_late_pairs(history)) is not None:
             return f"UCD: {message}"
-        moves = (self.coupling,) if isinstance(self.coupling, Move) else self.coupling or ()
-        if self.coupling != "mixture" and (isinstance(moves, str) or mixture_of(moves) is None):
+        moves = self.coupling if isinstance(self.coupling, tuple) else (self.coupling,)
+        if self.coupling != "mixture" and mixture_of(moves) is None:
             return None
         accepted = history["acceptance"]
         mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
@@ -286,8 +286,8 @@ class UCD(Estimator):
             start = sample_latents(graph, params, batch, random.fold_in(key, 0))
         else:
             start = self._independent_start(target, target.num_rows, random.fold_in(key, 0))
-        named = isinstance(self.coupling, str) and self.coupling != "mixture"
-        moves = resolve_moves(graph, self.coupling if named else None, target.clamped)
+        fits = self.coupling != "mixture" and (isinstance(self.coupling, str) or callable(self.coupling))
+        moves = resolve_moves(graph, self.coupling if fits else None, target.clamped)
         phase = self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
         return phase._replace(metrics={f"posterior_{name}": v for name, v in phase.metrics.items()})
 

@@ -116,8 +116,9 @@ class MaximalCoupling(RowKernel[CouplingState]):
             couplings.resolve(coupling.coupling, graph.block_layers)
         elif coupling is None or (isinstance(coupling, str) and coupling != "mixture"):
             couplings.resolve(coupling, graph.block_layers)
-        single = (coupling,) if isinstance(coupling, Move) else coupling
-        self.coupling = single if single is None or isinstance(single, str | Tempered) else tuple(single)
+        else:
+            coupling = sweeps.as_coupling(f"{type(self).__name__}: coupling", coupling)
+        self.coupling = coupling
         self._as_rows = not isinstance(coupling, Tempered)  # else rows are replicas
 
     @property

@@ -3,7 +3,7 @@
 """Moves: steps of chains and of coupled pairs of chains."""
 
 from ebmpp.moves.clusters import Clusters, cluster_sweep
-from ebmpp.moves.independence import Metropolis, Mixture, metropolis_sweep, mixture_sweep
+from ebmpp.moves.mixture import Mixture, mixture_sweep
 from ebmpp.moves.move import Layer, Move, gibbs_sweep
 from ebmpp.moves.target import Pool, Target
 from ebmpp.moves.tempering import Tempered, tempered
@@ -11,7 +11,6 @@ from ebmpp.moves.tempering import Tempered, tempered
 __all__ = [
     "Clusters",
     "Layer",
-    "Metropolis",
     "Mixture",
     "Move",
     "Pool",
@@ -19,7 +18,6 @@ __all__ = [
     "Tempered",
     "cluster_sweep",
     "gibbs_sweep",
-    "metropolis_sweep",
     "mixture_sweep",
     "tempered",
 ]

@@ -114,9 +114,7 @@ def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]
         kinds = (coupling,) * len(layers) if single else tuple(checks.sequence("coupling", coupling, "kinds"))
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ArgumentError(
-            f'coupling must be "metropolis", "mixture" or, for layers, among {KINDS}, got {unknown[0]!r}.'
-        )
+        raise ArgumentError(f'coupling must be "mixture" or, for layers, among {KINDS}, got {unknown[0]!r}.')
     if len(kinds) != len(layers):
         raise ArgumentError(f"coupling must name {len(layers)} layers, got {len(kinds)}: they are {layers}.")
     if set(kinds) == {"independent"}:

@@ -3,7 +3,7 @@
 """Moves: their base class, sweeps of single chains and coupled pairs, and the Gibbs move.
 
 A sweep is a tuple of moves. :class:`~ebmpp.moves.Layer` redraws a layer from its conditionals (blocked
-Gibbs), :class:`~ebmpp.moves.Metropolis` proposes values of several layers at once. The engine and the coupled
+Gibbs), :class:`~ebmpp.moves.Mixture` proposes values of several layers at once. The engine and the coupled
 kernels use nothing but this interface, so a new kind of move is one class.
 
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
@@ -20,7 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Chains, Counts, Eta, Keys, Params, Rows, Which
+from ebmpp.core.types import Blocks, Chains, Counts, Eta, Keep, Keys, Params, Rows, Which
 from ebmpp.errors import IntractableError, clash
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
@@ -92,6 +92,16 @@ def refuse_interacting(graph: FactorGraph, blocks: Sequence[str], verb: str) -> 
     """
     for a, b in graph.interacting(blocks):
         raise IntractableError(f"{clash(a, b)}, so they cannot be {verb} together.")
+
+
+def refuse_observed(marginalize: tuple[str, ...], keep: Keep) -> None:
+    """Refuse blocks with observed units: a sum over a block runs over all its values.
+
+    :raises IntractableError: if there is one.
+    """
+    for b in marginalize:
+        if b in keep:
+            raise IntractableError(f"marginalize must not name blocks with observed units, got {b!r}.")
 
 
 def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:

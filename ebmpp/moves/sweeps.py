@@ -15,7 +15,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
 from ebmpp.moves.couplings import resolve, stalls
-from ebmpp.moves.independence import metropolis_sweep, mixture_sweep
+from ebmpp.moves.mixture import mixture_sweep
 from ebmpp.moves.move import Layer, Move
 from ebmpp.moves.target import Target
 
@@ -27,9 +27,9 @@ def resolve_moves(
 
     :param graph: the declaration.
     :param coupling: "maximal", "maximal_independent", "common", "reflection" or "independent" for every
-        layer, or one per layer, or None (see :func:`ebmpp.moves.couplings.resolve`); "metropolis" for
-        :func:`~ebmpp.moves.metropolis_sweep` with uniform proposals; "mixture" for
-        :func:`~ebmpp.moves.mixture_sweep`; or one or several moves.
+        layer, or one per layer, or None (see :func:`ebmpp.moves.couplings.resolve`); "mixture" for
+        :func:`~ebmpp.moves.mixture_sweep`; one or several moves; or a function of the graph and its clamped
+        blocks that returns moves, such as :func:`~ebmpp.moves.cluster_sweep`.
     :param clamped: names of clamped blocks.
     :param exact: refuse moves that do not leave the model's distribution invariant, and pairs that could
         never meet.
@@ -39,19 +39,26 @@ def resolve_moves(
         could never meet.
     :raises IntractableError: for interacting blocks in one layer, or summed out together.
     """
-    single = coupling is None or isinstance(coupling, str | Move)
-    coupling = coupling if single else tuple(checks.sequence("coupling", coupling, "kinds or moves"))
-    return _resolve(graph, coupling, tuple(clamped), exact)
+    return _resolve(graph, as_coupling("coupling", coupling), tuple(clamped), exact)
+
+
+def as_coupling(name: str, value: Any) -> Any:
+    """Return the argument ``coupling`` with a list as a tuple, so that it can be hashed.
+
+    :raises ArgumentError: for anything but names, moves, functions and lists.
+    """
+    if value is None or isinstance(value, str | Move) or callable(value):
+        return value
+    return tuple(checks.sequence(name, value, "kinds or moves"))
 
 
 @functools.lru_cache(maxsize=256)  # kernels ask at every trace
 def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact: bool) -> tuple[Move, ...]:
-    if coupling == "metropolis":
-        return metropolis_sweep(graph, clamped)
     if coupling == "mixture":
         return mixture_sweep(graph, clamped)
     layers = schedule(graph, clamped)
-    moves = (coupling,) if isinstance(coupling, Move) else coupling
+    moves = tuple(coupling(graph, clamped)) if callable(coupling) else coupling
+    moves = (moves,) if isinstance(moves, Move) else moves
     if not isinstance(moves, tuple) or not all(isinstance(move, Move) for move in moves):
         moves = tuple(Layer(b, kind) for b, kind in zip(layers, resolve(coupling, layers), strict=True))
     else:

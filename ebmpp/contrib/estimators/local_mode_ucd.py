@@ -3,7 +3,9 @@
 """Unbiased contrastive divergence from local modes."""
 
 import dataclasses
+from typing import Any
 
+from ebmpp.contrib.metropolis import metropolis_sweep
 from ebmpp.estimators.ucd import UCD, Start
 
 
@@ -12,8 +14,8 @@ class LocalModeUCD(UCD):
     """UCD-LMI: pairs that start one Gibbs sweep from a local mode and move by Metropolis proposals.
 
     For samples of large deep machines where no likelihood is needed. This is :class:`ebmpp.UCD` with
-    ``start="local_mode"``, ``coupling="metropolis"``, k = 0, lag 1, and gradients with the layers summed out
-    in turn. All arguments of :class:`ebmpp.UCD` can be changed.
+    ``start="local_mode"``, ``coupling=metropolis_sweep``, k = 0, lag 1, and gradients with the layers summed
+    out in turn. All arguments of :class:`ebmpp.UCD` can be changed.
 
     **Unbiased in name only.** A uniform proposal is hardly ever accepted at a local mode, and two chains that
     both reject stay where they are, so they meet at once. The corrections that would undo the bias of the
@@ -32,13 +34,13 @@ class LocalModeUCD(UCD):
 
     >>> from ebmpp.contrib import LocalModeUCD
     >>> estimator = LocalModeUCD(num_pairs=100)
-    >>> estimator.start, estimator.coupling, estimator.marginalize
-    ('local_mode', 'metropolis', 'layers')
+    >>> estimator.start, estimator.marginalize
+    ('local_mode', 'layers')
     """
 
     k: int | None = 0
     lag: int | None = 1
-    coupling: str | tuple[str, ...] | None = "metropolis"
+    coupling: Any = metropolis_sweep
     # Hardly any pair needs a slot, and each halving of 64 slots would compile for a second or two.
     num_slots: int | None = 4
     start: Start = "local_mode"

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
+from ebmpp.contrib import Metropolis, metropolis_sweep
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.errors import ArgumentError, DeclarationError
-from ebmpp.moves import metropolis_sweep
-from ebmpp.moves.independence import Metropolis
 from helpers import assert_law, slow
 
 PAIRS = 6000
@@ -36,7 +35,7 @@ class Proposals:
 
 #: Each compiles for seconds. The default coupling is tested with the engine.
 CASES = [
-    ("tiny", "metropolis"),
+    ("tiny", metropolis_sweep),
     ("gaussian", "reflection"),
     ("gated", ("common", "maximal", "independent")),
     slow("tiny", ("common", "maximal")),
@@ -48,7 +47,7 @@ CASES = [
     slow("poisson", Proposals(proposal="initial", marginalize=("h",))),
     slow("deep", "maximal_independent"),
     slow("deep", Proposals(marginalize=("v", "h2"))),
-    slow("gated", "metropolis"),
+    slow("gated", metropolis_sweep),
 ]
 
 
@@ -89,7 +88,7 @@ def test_every_coupling_is_unbiased(name: str, coupling: Any) -> None:
         assert_law(flat(result.value), exact, flat(result.standard_error), exact.size * len(WINDOWS))
         assert (result.meeting_time > lag + 1).mean() > 0.03  # there was something to correct
         assert (result.cost == np.maximum(m, result.meeting_time) + result.meeting_time - lag).all()
-        proposes = coupling == "metropolis" or isinstance(coupling, Proposals)
+        proposes = coupling is metropolis_sweep or isinstance(coupling, Proposals)
         assert (0 < result.acceptance < 1) if proposes else np.isnan(result.acceptance)
         assert result.late == (result.meeting_time > lag).mean() <= result.late_upper
 
@@ -100,9 +99,9 @@ def test_every_coupling_is_unbiased(name: str, coupling: Any) -> None:
         ("tiny", Proposals(), {"a": [1.0, 0.0]}, ArgumentError, r"\['a', 'b'\].*\['b'\]"),
         ("tiny", Metropolis(("a",)), {}, ArgumentError, r"\['a'\].*\['a', 'b'\]"),
         ("tiny", (), {}, ArgumentError, r"\[\]"),
-        ("tiny", ("metropolis", "common"), {}, ArgumentError, "'metropolis'"),
-        ("gaussian", "metropolis", {}, DeclarationError, "block 'v' .*Gaussian"),
-        ("poisson", "metropolis", {}, DeclarationError, "block 'v' .*Poisson"),
+        ("tiny", ("metropolised", "common"), {}, ArgumentError, "'metropolised'"),
+        ("gaussian", metropolis_sweep, {}, DeclarationError, "block 'v' .*Gaussian"),
+        ("poisson", metropolis_sweep, {}, DeclarationError, "block 'v' .*Poisson"),
     ],
 )
 def test_moves_that_do_not_fit_are_refused(

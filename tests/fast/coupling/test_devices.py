@@ -16,6 +16,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import ebmpp
+from ebmpp.contrib import metropolis_sweep
 from ebmpp.core import sharding
 from ebmpp.coupling.accumulators import EnergyGradient
 from ebmpp.coupling.engine import Window, run_pairs
@@ -49,7 +50,7 @@ def pairs(mesh: Any, params: Any = None, num_pairs: int = 20, **options: Any) ->
     [
         (2, {"m": 5}),
         slow(1, {"m": 5}),
-        slow(8, {"coupling": "metropolis"}),  # 8 do not divide 20
+        slow(8, {"coupling": metropolis_sweep}),  # 8 do not divide 20
         slow(8, {"v": ROWS}),
     ],
     ids=str,

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Spin, layered
+from ebmpp.contrib import metropolis_sweep
 from ebmpp.coupling import accumulators
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.errors import ArgumentError, StateError, UnmetError
@@ -188,7 +189,7 @@ def test_acceptance_and_late_pairs_match_the_enumerated_pair() -> None:
     both = chain.accept[:, None] + chain.accept[None, :]
     share = (start @ chain.accept + (apart * both).sum()) / (1 + 2 * apart.sum())
     ones = {"a": jnp.ones(2), "b": jnp.ones(2)}
-    runs = [estimate_of("tiny", units, seed, coupling="metropolis", init=ones) for seed in range(10)]
+    runs = [estimate_of("tiny", units, seed, coupling=metropolis_sweep, init=ones) for seed in range(10)]
     assert_rows_law([run.acceptance for run in runs], share)
     tau = np.concatenate([run.meeting_time for run in runs])
     tail = apart.sum((1, 2))[:6]
@@ -201,10 +202,10 @@ def test_acceptance_and_late_pairs_match_the_enumerated_pair() -> None:
 
 @pytest.mark.slow
 def test_late_pairs_are_counted_from_the_lag_and_include_unmet_ones() -> None:
-    result = estimate_of("tiny", units, coupling="metropolis", lag=3, k=3)
+    result = estimate_of("tiny", units, coupling=metropolis_sweep, lag=3, k=3)
     assert result.late == (result.meeting_time > 3).mean() < 1
     with pytest.warns(UserWarning, match="were dropped"):
-        cut = estimate_of("tiny", units, coupling="metropolis", lag=3, k=3, max_sweeps=4, unmet="drop")
+        cut = estimate_of("tiny", units, coupling=metropolis_sweep, lag=3, k=3, max_sweeps=4, unmet="drop")
     assert cut.late == result.late and cut.num_unmet == (result.meeting_time > 4).sum() > 0
 
 
@@ -216,7 +217,7 @@ def test_estimates_without_any_correction_give_a_warning() -> None:
     options = {"rng_key": zoo.KEY, "num_pairs": 400, "num_slots": 4, "init": "local_mode"}
     with pytest.warns(UserWarning, match="all 400 pairs met at the first"):
         result = ebmpp.unbiased_expectation(
-            graph, params, lambda x: graph.energy(params, x), coupling="metropolis", **options
+            graph, params, lambda x: graph.energy(params, x), coupling=metropolis_sweep, **options
         )
     assert result.late == 0 and result.acceptance < 0.01 and (result.meeting_time == 1).all()
     assert result.late_upper == pytest.approx(1 - 0.05 ** (1 / 400))  # the rule of three, exactly

@@ -16,7 +16,7 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, TemperedPCD, layered
-from ebmpp.contrib import FPCD, LocalModeUCD
+from ebmpp.contrib import FPCD, LocalModeUCD, metropolis_sweep
 from ebmpp.core import random
 from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.errors import ArgumentError, IntractableError
@@ -275,7 +275,7 @@ def test_pools_that_hardly_help_are_reported() -> None:
     for estimator in (mixture, UCD(coupling=mixture_sweep(zoo.graph("rbm"))), Centered(mixture)):
         assert "0.0035" in (estimator.diagnose(accepted) or "")
         assert estimator.diagnose({"acceptance": np.array([0.0, 0.5])}) is None
-    for estimator in (UCD(), UCD(coupling="metropolis"), PCD()):
+    for estimator in (UCD(), UCD(coupling=metropolis_sweep), PCD()):
         assert estimator.diagnose(accepted) is None
     graph = gated()
     with pytest.raises(IntractableError, match="two layers"):

@@ -100,7 +100,7 @@ def estimate(coupling: str, mask: str, seed: int = 2, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("coupling", ["maximal", "metropolis"])
+@pytest.mark.parametrize("coupling", ["maximal", contrib.metropolis_sweep])
 def test_estimates_are_unbiased_given_the_observed_units(coupling: str) -> None:
     for mask, options in (("some", {"k": 1, "m": 1, "lag": 1}), ("none", {"k": 2, "m": 6, "lag": 3})):
         result, known = estimate(coupling, mask, **options), np.array(MASKS[mask])

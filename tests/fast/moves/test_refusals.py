@@ -12,14 +12,12 @@ import zoo
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Observed, Spin
-from ebmpp.contrib import Metropolized, metropolized_sweep
+from ebmpp.contrib import Metropolis, Metropolized, metropolis_sweep, metropolized_sweep
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, StateError
 from ebmpp.moves import (
     Layer,
-    Metropolis,
     Mixture,
     gibbs_sweep,
-    metropolis_sweep,
     mixture_sweep,
 )
 from ebmpp.moves.sweeps import resolve_moves

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Observed, Pairwise, Spin
-from ebmpp.contrib import Langevin, langevin_sweep, metropolized_sweep
+from ebmpp.contrib import Langevin, langevin_sweep, metropolis_sweep, metropolized_sweep
 from ebmpp.core import random
 from ebmpp.graph.states import as_clamped
 from ebmpp.graph.transforms.replicate import replicate, tempered_params
@@ -29,11 +29,10 @@ from ebmpp.moves import (
     Mixture,
     cluster_sweep,
     gibbs_sweep,
-    metropolis_sweep,
     mixture_sweep,
 )
 from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.independence import make_pool
+from ebmpp.moves.mixture import make_pool
 from ebmpp.moves.move import coupled_sweep, draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target

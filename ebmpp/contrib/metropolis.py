@@ -1,0 +1,222 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Metropolis moves of Taniguchi et al. (2023), whose proposals do not depend on the state of the chain."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import checks, random, sharding
+from ebmpp.core.types import Chains, Keys, Rows
+from ebmpp.errors import ArgumentError, DeclarationError
+from ebmpp.families import Family
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.declaration import schedule
+from ebmpp.kernels import CouplingState, MaximalCoupling
+from ebmpp.moves import Layer, Target
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.gibbs import hold, num_words, split_words
+from ebmpp.moves.mixture import accept_proposals, read_blocks
+from ebmpp.moves.move import Drawn, Move, flat, refuse_interacting, refuse_observed
+
+#: Distributions to propose from: uniform, or each family's distribution of initial values.
+PROPOSALS = ("uniform", "initial")
+
+
+@dataclasses.dataclass(frozen=True)
+class Metropolis(Move):
+    """Joint proposal of ``blocks`` from a fixed distribution, accepted by the energy.
+
+    For models of some ten units. The target is the joint distribution given the other blocks or, with
+    ``marginalize``, its marginal with those blocks summed out in closed form.
+
+    :param blocks: blocks that are proposed.
+    :param proposal: "uniform", or "initial": each family's distribution of initial values.
+    :param marginalize: blocks that are summed out; no two of them interact.
+
+    **References**
+
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithms 3 and 4; eqs. 20 to 26 for the marginals.
+    2. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings algorithm*.
+    """
+
+    blocks: tuple[str, ...]
+    proposal: str = "uniform"
+    marginalize: tuple[str, ...] = ()
+    proposes = 1
+
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
+        """See :class:`~ebmpp.moves.Move`."""
+        return read_blocks(graph, self.blocks, self.marginalize)
+
+    def check(self, graph: FactorGraph) -> None:
+        """Check proposal and blocks.
+
+        :raises ArgumentError: for an unknown proposal.
+        :raises DeclarationError: for a block without a uniform distribution.
+        :raises IntractableError: for blocks that cannot be summed out together.
+        """
+        checks.choice("proposal", self.proposal, PROPOSALS)
+        refuse_interacting(graph, self.marginalize, "summed out")
+        for b in self.blocks if self.proposal == "uniform" else ():
+            if not _is_uniform(graph.families[b]):
+                raise DeclarationError(
+                    f"block {b!r} ({graph.families[b]!r}) has no uniform distribution. Use "
+                    'proposal="initial", the distribution of its initial values.'
+                )
+
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
+        """See :class:`~ebmpp.moves.Move`."""
+        proposal, log_u = self._propose(target, keys)
+        proposed = hold(target.keep, x, proposal)
+        ratio = self._score(target, {**x, **proposed}) - self._score(target, x)
+        accept = log_u < ratio
+        return {b: where_rows(accept, v, x[b]) for b, v in proposed.items()}, accept.astype(jnp.int32)
+
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+        """See :class:`~ebmpp.moves.Move`."""
+        rows = len(trial.keys)
+        proposal, log_u = self._propose(target, trial.keys)
+        # other blocks and observed units may differ, so each chain has its own score of a proposal
+        now = flat(z)
+        both = hold(target.keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()})
+        then = flat(both)
+        stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
+        score = self._score(target, stacked)
+        ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)
+        return accept_proposals(z, both, ratio, log_u, trial)
+
+    def _propose(self, target: Target, keys: Keys) -> tuple[dict[str, Array], Array]:
+        refuse_observed(self.marginalize, target.keep)
+        graph = target.graph
+        count = num_words(graph, self.blocks)
+        words = random.words(keys, count + 1)
+        parts = split_words(graph, self.blocks, words[:, :count])
+        proposal = {b: graph.families[b].initial(parts[b]) for b in self.blocks}
+        return proposal, jnp.log(random.uniform(words[:, count]))
+
+    def _score(self, target: Target, x: Rows) -> Array:
+        """Return the log of target over proposal, row by row, up to a constant; base measures cancel."""
+        graph, params = target.graph, target.params
+
+        def score(t: Mapping[str, Array]) -> Array:
+            reference = sum((graph.families[b].default_eta() * t[b]).sum() for b in self.blocks)
+            return energy.log_marginal(graph, params, t, self.marginalize) - reference
+
+        rest = {b: v for b, v in x.items() if b not in self.marginalize}
+        return jax.vmap(score)(graph.statistics(rest))
+
+
+def _is_uniform(family: Family) -> bool:
+    """Return True if the distribution of initial values is uniform."""
+    with sharding.at_once():  # also called while a kernel is traced
+        states = family.states()
+    if states is None:
+        return False
+    unit = dataclasses.replace(family, shape=(1,))
+    with sharding.at_once():
+        values = jnp.asarray(states)[:, None]
+        inner = (unit.default_eta()[None] * unit.statistics(values)).reshape(len(states), -1).sum(-1)
+        return float(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0]))) < 1e-6
+
+
+def metropolis_sweep(
+    graph: FactorGraph,
+    clamped: Iterable[str] = (),
+    proposal: str = "uniform",
+    marginalize: str | Sequence[str] = (),
+) -> tuple[Move, ...]:
+    """Return a :class:`Metropolis` move of the free blocks, and a draw of the blocks that it sums out.
+
+    :param graph: the declaration.
+    :param clamped: names of clamped blocks.
+    :param proposal: "uniform" or "initial", see :class:`Metropolis`.
+    :param marginalize: blocks that are summed out of the acceptance ratio.
+    :raises ArgumentError: for an unknown proposal or block, or if no block is left to propose.
+    :raises DeclarationError: for a block without a uniform distribution.
+    :raises IntractableError: for blocks that cannot be summed out together.
+    """
+    checks.instance("metropolis_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+    free = tuple(b for layer in schedule(graph, clamped) for b in layer)
+    unknown = [b for b in marginalize if b not in free]
+    blocks = tuple(b for b in free if b not in marginalize)
+    if unknown or not blocks:
+        raise ArgumentError(
+            f"marginalize must name some of the free blocks {free} and leave at least one, got {marginalize}."
+        )
+    move = Metropolis(blocks, proposal, marginalize)
+    move.check(graph)
+    return (move, Layer(marginalize, "maximal")) if marginalize else (move,)
+
+
+class MetropolisCoupling(MaximalCoupling):
+    """Pairs of Metropolis chains that share proposals, a kernel for :class:`numpyro.infer.MCMC`.
+
+    For models of some ten units, and for comparison with published results.
+
+    All free blocks are proposed at once, from a distribution that does not depend on the chain, so in larger
+    models nearly every proposal is rejected. From one start the two chains of a pair are equal as soon as the
+    first proposal is rejected, after one sweep: **estimates from such pairs are unbiased in name only**. The
+    correction is carried by pairs so rare that a run never sees one. The diagnostics report the acceptance.
+
+    :param graph: the declaration.
+    :param proposal: "uniform", which Bernoulli, Spin and Categorical blocks have; or "initial", the
+        distribution of initial values, which every family has.
+    :param lag: sweeps by which the leading chain is ahead, at least 1.
+    :param marginalize: blocks that are summed out of the acceptance ratio and drawn from their conditionals
+        afterwards; no two of them interact.
+    :param init: "uniform", or "local_mode": one sweep from a local mode.
+    :raises ArgumentError: for a lag below 1, an unknown proposal, start or block, or if no block is left.
+    :raises DeclarationError: for a uniform proposal of a block without a uniform distribution.
+    :raises IntractableError: for blocks to sum out that interact.
+
+    **References**
+
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), *End-to-end training of deep Boltzmann machines by
+       unbiased contrastive divergence with local mode initialization*, Algorithms 3 and 4.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> from ebmpp.contrib import MetropolisCoupling
+    >>> from numpyro.infer import MCMC
+    >>> rbm = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(3))
+    >>> pairs = MCMC(MetropolisCoupling(rbm, init="local_mode"), num_warmup=0, num_samples=30,
+    ...              num_chains=5, chain_method="vectorized", progress_bar=False)
+    >>> pairs.run(jax.random.key(1), rbm.init(jax.random.key(0)))
+    >>> pairs.last_state.met.all().item()
+    True
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        proposal: str = "uniform",
+        lag: int = 1,
+        marginalize: Sequence[str] = (),
+        init: str = "uniform",
+    ) -> None:
+        super().__init__(graph, lag, init=init)
+        self.proposal = proposal
+        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+        metropolis_sweep(graph, (), proposal, self.marginalize)
+
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        clamped = tuple(target.clamped)
+        summed = tuple(b for b in self.marginalize if b not in clamped)
+        if set(summed) == set(target.free):  # nothing is left to propose: an exact draw
+            return (Layer(summed, "maximal"),)
+        return metropolis_sweep(target.graph, clamped, self.proposal, summed)
+
+    def get_diagnostics_str(self, state: CouplingState) -> str:
+        """Return the number of pairs that have met, their mean meeting time, and the acceptance."""
+        proposals = 2 * state.t - self.lag  # the following chain made none in the first `lag` sweeps
+        rate = np.asarray(state.accepted).mean() / np.asarray(proposals).mean()
+        return f"{super().get_diagnostics_str(state)}, acceptance {rate:.2g}"
