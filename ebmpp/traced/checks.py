@@ -1,9 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a block of a model: of the values that it starts from, and random walks to compare models by."""
+"""A check of the values that a block of a model starts from."""
 
-from collections.abc import Callable, Iterator, Sequence
-import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,10 @@ import jax
 from jax import Array, core
 import jax.numpy as jnp
 
-from ebmpp.core import random
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, Sites
 from ebmpp.traced.model import Context
-from ebmpp.traced.sweep import Conditionals, ContinuousSite, Layer, Sweep
+from ebmpp.traced.sweep import Sweep
 
 
 class StartCheck:
@@ -44,94 +42,41 @@ class StartCheck:
                 f"the model's log density is {density:g} at the start, as argument {names[0]} of the model "
                 "holds nan. Leave missing data out, or exclude them by numpyro.handlers.mask"
             )
-        invalid = np.isnan(table)
-        for site, (start, stop) in self.sweep.conditionals.spans.items() if self.sweep.conditionals else ():
-            values_of, shape = self.sweep.posterior.values[site].table, self.sweep.posterior.shapes[site]
-            units = np.flatnonzero(invalid[start:stop].any(1))
-            if len(units):
-                place, number = np.unravel_index(units[0], shape), invalid[start + units[0]].argmax()
-                at = np.broadcast_to(values_of, (len(values_of), *shape))[(number, *place)]
-                raise StateError(_degenerate(site, place, f" where it is {at:g}"))
+        for unit in self._degenerate(table, sites):
+            raise StateError(
+                f"the conditional of {unit}, so that its draws would never move. Look for nan in the model's "
+                "arguments and for inf - inf or 0 * inf in the model, or start elsewhere by init_params"
+            )
+
+    def _degenerate(self, table: np.ndarray, sites: Mapping[str, np.ndarray]) -> Iterator[str]:
+        """Yield units whose conditional is nan, in words."""
+        posterior, conditionals = self.sweep.posterior, self.sweep.conditionals
+        for site, (start, stop) in conditionals.spans.items() if conditionals else ():
+            values, shape, invalid = (
+                posterior.values[site].table,
+                posterior.shapes[site],
+                np.isnan(table[start:stop]),
+            )
+            for unit, number in np.argwhere(invalid):
+                place = tuple(map(int, np.unravel_index(unit, shape)))
+                at = np.broadcast_to(values, (len(values), *shape))[(number, *place)]
+                yield f"unit {place} of site {site!r} is nan where it is {at:g}"
         for site, mask in sites.items():
-            if mask.any():
-                raise StateError(_degenerate(site, np.argwhere(mask)[0], ""))
+            for place in np.argwhere(mask):
+                yield f"unit {tuple(map(int, place))} of site {site!r} is nan"
 
     def _conditionals(
         self, values: Sites, context: Context, keys: Array
     ) -> tuple[Array, Array, dict[str, Array]]:
         """Return the log density, the conditionals of discrete units, and continuous units without one."""
-        values, sites = self.sweep.with_latents(values, context, keys), {}
+        values, conditionals, sites = (
+            self.sweep.with_latents(values, context, keys),
+            self.sweep.conditionals,
+            {},
+        )
         for site in self.sweep.continuous:
-            at = site.derivatives(values[site.name], site.posterior.inputs(values, context))
+            at = site.derivatives(values, context)
             invalid = jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1)
             sites[site.name] = invalid[site.index].reshape(site.shape)
-        return self.sweep.log_density(values, context), self.sweep.table(values, context), sites
-
-
-def _degenerate(site: str, place: Sequence[Any], where: str) -> str:
-    return (
-        f"the conditional of unit {tuple(int(i) for i in place)} of site {site!r} is nan{where}, so that its "
-        "draws would never move. Look for nan in the model's arguments and for inf - inf or 0 * inf in the "
-        "model, or start elsewhere by init_params"
-    )
-
-
-def random_walk(sweep: Sweep) -> Callable[[Sites, Call, Array], Iterator[tuple[Sites, float]]]:
-    """Return the walk of a block of a model: random values of layers, and draws of continuous sites."""
-    moves: list[Callable[..., tuple[Sites, Any]]]
-    moves = [jax.jit(_continuous_move(sweep, site)) for site in sweep.continuous]
-    if sweep.conditionals is not None:
-        moves.insert(0, _layer_move(sweep, sweep.conditionals))
-
-    def walk(values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
-        context, log_prob = sweep.info.context(values, call), 0.0
-        yield values, log_prob
-        for step in itertools.count():
-            keys = random.key_pair(jax.random.fold_in(key, step))
-            values, change = moves[step % len(moves)](values, context, keys)
-            log_prob += float(change)
-            yield values, log_prob
-
-    return walk
-
-
-def _layer_move(sweep: Sweep, conditionals: Conditionals) -> Callable[..., tuple[Sites, Any]]:
-    tabulate = jax.jit(sweep.table)
-
-    def move(values: Sites, context: Context, keys: Array) -> tuple[Sites, Any]:
-        latents = sweep.with_latents(values, context, keys)
-        table = np.asarray(tabulate(latents, context), float)
-        rng = np.random.default_rng(np.asarray(keys))
-        units = np.flatnonzero(conditionals.colors == rng.integers(conditionals.num_layers))
-        rows, present = table[units], _numbers(sweep, conditionals, values)[units]
-        possible = np.isfinite(rows)
-        new = np.where(possible, rng.random(possible.shape), -1).argmax(1)
-        new = np.where(possible.any(1), new, present)
-        numbers = np.arange(len(units))
-        change = (rows[numbers, new] - rows[numbers, present])[new != present].sum()
-        sites = {site: values[site] for site in sweep.finite}
-        accepted = jnp.ones(len(units), bool)
-        after = {**values, **conditionals.put(Layer(-1, units, {}, {}), sites, jnp.asarray(new), accepted)}
-        # p(z) = p(z, h) / p(h | z), at one h for both
-        change += float(sweep.log_conditional(values, latents, context))
-        return after, change - float(sweep.log_conditional(after, latents, context))
-
-    return move
-
-
-def _numbers(sweep: Sweep, conditionals: Conditionals, values: Sites) -> np.ndarray:
-    """Return the number of the value of every unit."""
-    tables = {name: sweep.posterior.values[name] for name in conditionals.spans}
-    at = lambda name: (
-        ((np.asarray(values[name]) == tables[name].table) & tables[name].valid).argmax(0).ravel()
-    )
-    return np.concatenate(list(map(at, tables)))
-
-
-def _continuous_move(sweep: Sweep, site: ContinuousSite) -> Callable[..., tuple[Sites, Any]]:
-    def move(values: Sites, context: Context, keys: Array) -> tuple[Sites, Any]:
-        at = site.derivatives(values[site.name], site.posterior.inputs(values, context))
-        new = site.draw(at, keys)[0]
-        return {**values, site.name: new}, site.change(at, new)
-
-    return move
+        table = jnp.zeros((0, 1)) if conditionals is None else conditionals.table(values, context)
+        return self.sweep.log_density(values, context), table, sites

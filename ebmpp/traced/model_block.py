@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
+import itertools
 from types import FunctionType
 from typing import Any
 
@@ -30,7 +31,7 @@ from ebmpp.traced.block import (
     repeat,
     tempered_transition,
 )
-from ebmpp.traced.checks import StartCheck, random_walk
+from ebmpp.traced.checks import StartCheck
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.sweep import Conditionals, Posterior, Sweep
 
@@ -69,7 +70,7 @@ class ModelBlock(Block):
         self.info = ModelInfo(model, sites, tuple(args), kwargs)
         self.call = Call({}, self.info.args, self.info.kwargs)
         self.sweep = Sweep(self.info, self.sequential, self.clusters)
-        self._check_start = StartCheck(self.sweep)
+        self._check_start, self._walk = StartCheck(self.sweep), jax.jit(self.sweep.walk)
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
 
@@ -224,9 +225,7 @@ class ModelBlock(Block):
         conditionals, result = self.sweep.collapsed, {}
         if conditionals is None:
             return {}
-        discrete = {site: sites[site] for site in self.posterior.sites}
-        inputs = self.posterior.inputs(sites, context)
-        table = jax.nn.log_softmax(jax.jit(conditionals.table)(discrete, inputs), -1)
+        table = jax.nn.log_softmax(jax.jit(conditionals.table)(sites, context), -1)
         for site, (start, stop) in conditionals.spans.items():
             count = len(self.posterior.values[site].table)
             result[site] = table[start:stop, :count].reshape(*self.posterior.shapes[site], count)
@@ -248,8 +247,7 @@ class ModelBlock(Block):
         named = {c.name: c for c in self.sweep.continuous}
         checks.names("continuous site", [site], named, StateError)
         sites, context = self._split(values, model_args, model_kwargs)
-        inputs = named[site].posterior.inputs(sites, context)
-        return named[site].distribution(named[site].derivatives(sites[site], inputs))
+        return named[site].distribution(named[site].derivatives(sites, context))
 
     def _split(
         self, values: Sites, args: tuple, kwargs: Mapping[str, Any]
@@ -262,11 +260,12 @@ class ModelBlock(Block):
 
     def walk(self, values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
         """Yield states by random values of layers and draws of continuous sites, with log densities."""
-        return self._walk(values, call, key)
-
-    @functools.cached_property
-    def _walk(self) -> Callable[[Sites, Call, Array], Iterator[tuple[Sites, float]]]:
-        return random_walk(self.sweep)
+        context, log_prob = self.info.context(values, call), 0.0
+        for step in itertools.count():
+            yield values, log_prob
+            keys = random.key_pair(jax.random.fold_in(key, step))
+            values, change = self._walk(values, context, keys)
+            log_prob += float(change)
 
     # -- NumPyro's contract ----------------------------------------------------------------------
 

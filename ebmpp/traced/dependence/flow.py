@@ -4,8 +4,8 @@
 
 A :class:`Flow` maps, forward, the sets of units that each element of the operands reads (arrays of numbers of
 :class:`~ebmpp.traced.dependence.unit_sets.UnitSets`) to the sets that the results read. Backward, it maps a
-    mask of the results' elements that matter to masks of the operands; only primitives through which a sum
-    passes are asked for that. A primitive without a rule reads everything that it is given.
+mask of the results' elements that matter to masks of the operands; only primitives through which a sum passes
+are asked for that. A primitive without a rule reads everything that it is given.
 """
 
 from collections.abc import Sequence
@@ -41,33 +41,51 @@ class Flow:
         return [np.full(shape, matters) for shape in self.shapes]
 
 
-class Elementwise(Flow):
-    """Dependence on the elements at the same place, and on scalars.
+class Joined(Flow):
+    """Dependence on the elements at the same place along some axes, and on all along the others.
 
+    :param axes: per operand, the axes along which all elements are read; scalars are read everywhere.
+    :param remain: False if the results lack these axes.
     :param zeros: by operand, where it is multiplied by a known zero.
     """
 
-    def __init__(self, shapes: Shapes, results: Shapes, zeros: dict[int, np.ndarray] | None = None) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        results: Shapes,
+        axes: Sequence[tuple[int, ...]],
+        remain: bool = True,
+        zeros: dict[int, np.ndarray] | None = None,
+    ) -> None:
         super().__init__(shapes, results)
-        self.zeros = zeros or {}
+        self.axes, self.remain, self.zeros = axes, remain, zeros or {}
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions of the operands' sets, place by place."""
-        masked = [np.where(self.zeros.get(i, False), 0, r) for i, r in enumerate(reads)]
-        return [np.broadcast_to(sets.union(*masked), shape) for shape in self.results]
+        """Return the unions along the axes, and of the operands."""
+        parts = []
+        for i, (read, axes) in enumerate(zip(reads, self.axes, strict=True)):
+            read = np.where(self.zeros.get(i, False), 0, read)
+            parts.append(np.expand_dims(sets.merge(read, axes), axes) if axes else read)
+        joined = sets.union(*parts)
+        joined = joined if self.remain else joined.squeeze(self.axes[0])
+        return [np.broadcast_to(joined, shape) for shape in self.results]
 
     def backward(self, live: Live) -> Live:
-        """Return the results' masks; all of a scalar matters if any element does."""
-        at = np.logical_or.reduce(live)
-        masks = [at & ~self.zeros.get(i, np.False_) for i in range(len(self.shapes))]
-        pairs = zip(masks, self.shapes, strict=True)
-        return [mask if shape == at.shape else np.full(shape, mask.any()) for mask, shape in pairs]
+        """Return the results' masks, extended along the axes; a smaller operand matters as a whole."""
+        at, masks = np.logical_or.reduce(live), []
+        for i, (shape, axes) in enumerate(zip(self.shapes, self.axes, strict=True)):
+            mask = at & ~self.zeros.get(i, np.False_)
+            mask = mask.any(axes, keepdims=True) if self.remain else np.expand_dims(mask, axes)
+            is_smaller = self.remain and shape != at.shape
+            masks.append(np.full(shape, mask.any()) if is_smaller else np.broadcast_to(mask, shape))
+        return masks
 
 
 class Moved(Flow):
-    """Each element of the results is one element of the operands, or depends on none.
+    """Dependence on one element of the operands, or none, by each of several maps.
 
-    :param origins: per result, positions in the concatenation of all flattened operands, or -1.
+    :param origins: per result, ``(maps, *shape)``: positions in the concatenation of all flattened operands,
+        or -1.
     """
 
     def __init__(self, shapes: Shapes, results: Shapes, origins: Sequence[np.ndarray]) -> None:
@@ -75,38 +93,18 @@ class Moved(Flow):
         self.origins = origins
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the sets of the origins."""
+        """Return the unions of the sets of the origins."""
         flat = np.concatenate([*(r.ravel() for r in reads), [0]])  # -1 is the last
-        return [flat[origin] for origin in self.origins]
+        return [sets.union(*flat[origin]) for origin in self.origins]
 
     def backward(self, live: Live) -> Live:
         """Return the masks of the origins of the elements that matter."""
         sizes = [int(np.prod(shape)) for shape in self.shapes]
         flat = np.zeros(sum(sizes) + 1, bool)
         for origin, mask in zip(self.origins, live, strict=True):
-            flat[origin[mask]] = True
+            flat[origin[:, mask]] = True
         masks = np.split(flat[:-1], np.cumsum(sizes)[:-1])
         return [mask.reshape(shape) for mask, shape in zip(masks, self.shapes, strict=True)]
-
-
-class Along(Flow):
-    """Dependence on all elements along some axes, which are reduced or remain."""
-
-    def __init__(self, shapes: Shapes, results: Shapes, axes: tuple[int, ...], remain: bool) -> None:
-        super().__init__(shapes, results)
-        self.axes, self.remain = axes, remain
-
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions along the axes."""
-        merged = sets.merge(sets.union(*reads), self.axes)
-        merged = np.expand_dims(merged, self.axes) if self.remain else merged
-        return [np.broadcast_to(merged, shape) for shape in self.results]
-
-    def backward(self, live: Live) -> Live:
-        """Return the results' mask, extended along the axes."""
-        (mask,) = live
-        mask = mask.any(self.axes, keepdims=True) if self.remain else np.expand_dims(mask, self.axes)
-        return [np.broadcast_to(mask, shape) for shape in self.shapes]
 
 
 class Contraction(Flow):
@@ -201,42 +199,6 @@ class Lookup(Flow):
         """Return ``a`` with its axes at ``axes`` of the result."""
         a = a.transpose(np.argsort(axes))
         return np.expand_dims(a, tuple(d for d in range(len(self.results[0])) if d not in axes))
-
-
-class Solution(Flow):
-    """Dependence of a triangular system's solution on its batch's matrix and its own right-hand side.
-
-    :param axis: axis of a right-hand side, from the end.
-    """
-
-    def __init__(self, shapes: Shapes, results: Shapes, axis: int) -> None:
-        super().__init__(shapes, results)
-        self.axis = axis
-
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions of matrices and right-hand sides."""
-        merged = []
-        for read, axes in zip(reads, ((-2, -1), (self.axis,)), strict=True):
-            axes = tuple(read.ndim + axis for axis in axes)
-            merged.append(np.expand_dims(sets.merge(read, axes), axes))
-        return [np.broadcast_to(sets.union(*merged), self.results[0])]
-
-
-class Taps(Flow):
-    """Dependence of each element on one element of the operands, or none, by each of several maps."""
-
-    def __init__(self, shapes: Shapes, results: Shapes, maps: Sequence[Moved]) -> None:
-        super().__init__(shapes, results)
-        self.maps = maps
-
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions over the maps."""
-        return [sets.union(*(m.forward(sets, reads)[0] for m in self.maps))]
-
-    def backward(self, live: Live) -> Live:
-        """Return the operands' elements that any map takes to one that matters."""
-        masks = [m.backward(live) for m in self.maps]
-        return [np.logical_or.reduce(parts) for parts in zip(*masks, strict=True)]
 
 
 class Scattered(Flow):

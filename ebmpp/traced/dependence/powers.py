@@ -17,17 +17,10 @@ import numpy as np
 import jax.numpy as jnp
 
 from ebmpp.traced.dependence.program import Program, Step
-from ebmpp.traced.dependence.rules import MOVING
+from ebmpp.traced.dependence.rules import ELEMENTWISE, LINEAR, MOVING
 
 LOG = "log"
 Powers = frozenset[Any]
-_LINEAR = frozenset(
-    "add add_any convert_element_type copy copy_p cumsum name neg reduce_sum reduce_precision sub".split()
-)
-_ELEMENTWISE = frozenset(
-    "abs add add_any convert_element_type copy copy_p div integer_pow log mul name neg pow reduce_precision "
-    "rsqrt sqrt square sub".split()
-)
 _SIGN_KEEPING = frozenset(
     "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape rsqrt sqrt squeeze "
     "square".split()
@@ -121,9 +114,9 @@ def _sum_of(at: _Operands) -> _Sum | str | None:
         return step.name
     origins, moves = {s.origin for s in dependent}, step.name in MOVING
     is_scaling = len(dependent) == 1 and step.name in ("mul", "dot_general")
-    inside = step.name in _ELEMENTWISE and len(origins) == 1 and None not in origins
+    inside = step.name in ELEMENTWISE and len(origins) == 1 and None not in origins
     single = all(s.single for s in dependent) and (inside or moves)
-    linear = moves or is_scaling or step.name in _LINEAR
+    linear = moves or is_scaling or step.name in LINEAR
     separable = single or (linear and all(s.separable for s in dependent))
     origin = (next(iter(origins)) if inside else step.outputs[0]) if single else None
     positive = step.name in _SIGN_KEEPING and all(
@@ -186,7 +179,7 @@ def _powers(at: _Operands) -> Powers | None:
         case "triangular_solve":
             return sets[1] if at.depends == [1] else None
     where = MOVING[name](len(sets)) if name in MOVING else range(0)
-    if (name not in MOVING and name not in _LINEAR) or set(where) & set(at.depends):
+    if (name not in MOVING and name not in LINEAR) or set(where) & set(at.depends):
         return None
     return frozenset[Any]().union(*(powers for i, powers in enumerate(sets) if i not in where))
 

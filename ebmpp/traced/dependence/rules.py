@@ -13,21 +13,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.traced.dependence.flow import (
-    Along,
-    Contraction,
-    Elementwise,
-    Flow,
-    Lookup,
-    Moved,
-    Scattered,
-    Solution,
-    Taps,
-)
+from ebmpp.traced.dependence.flow import Contraction, Flow, Joined, Lookup, Moved, Scattered
 from ebmpp.traced.dependence.program import Program, Step, evaluate_step
 
-Axes = Callable[[Any, int], tuple[int, ...]]
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp "
     "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt "
     "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul "
@@ -35,17 +24,10 @@ _ELEMENTWISE = frozenset(
     "regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic "
     "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta".split()
 )
-#: Axes, given parameters and the first operand's dimension, that a primitive reduces; or works along.
-_REDUCED: dict[str, Axes] = dict.fromkeys(
-    "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split(),
-    lambda params, ndim: tuple(params["axes"]),
+_REDUCED = frozenset(
+    "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
 )
-_ALONG: dict[str, Axes] = dict.fromkeys(
-    "cumlogsumexp cummax cummin cumprod cumsum".split(), lambda params, ndim: (params["axis"],)
-) | {
-    "sort": lambda params, ndim: (params["dimension"],),
-    "cholesky": lambda params, ndim: (ndim - 2, ndim - 1),
-}
+_ALONG = frozenset("cumlogsumexp cummax cummin cumprod cumsum sort cholesky triangular_solve".split())
 #: Primitives that move elements, and the positions of operands that say where to.
 MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
     "broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose "
@@ -58,13 +40,13 @@ MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
     "scatter": lambda count: range(1, 2),
     "select_n": lambda count: range(1),
 }
+LINEAR = frozenset(
+    "add add_any convert_element_type copy copy_p cumsum name neg reduce_precision reduce_sum sub".split()
+)
 #: Primitives that are affine in their other operands, and the positions of those in which they need not be.
 _AFFINE: dict[str, Callable[[int], range]] = (
     MOVING
-    | dict.fromkeys(
-        "add add_any convert_element_type copy copy_p cumsum neg reduce_sum sub".split(),
-        lambda count: range(0),
-    )
+    | dict.fromkeys(LINEAR, lambda count: range(0))
     | dict.fromkeys(("div", "scatter-add", "conv_general_dilated"), lambda count: range(1, 2))
 )
 #: Primitives that are affine in either operand while the other is fixed.
@@ -175,7 +157,7 @@ class Known:
             if moved is None:
                 return np.ones(shape, bool)
             flat = np.concatenate([*(self._nonzero(i).ravel() for i in step.inputs), [True]])
-            return flat[moved.origins[step.outputs.index(slot)]]
+            return flat[moved.origins[step.outputs.index(slot)][0]]
         factors = step.inputs[:1] if step.name == "div" else step.inputs
         combine = np.logical_and if step.name == "mul" else np.logical_or
         return combine.reduce([np.broadcast_to(self._nonzero(i), shape) for i in factors])
@@ -195,23 +177,32 @@ def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool])
             return moved
     if step.name == "gather":
         return Lookup(shapes, results, step.params)
-    if step.name == "mul" and depends[0] != depends[1]:
-        zeros = known.zeros(step.inputs[depends[0]])
+    if step.name in ELEMENTWISE:
+        zeros = known.zeros(step.inputs[depends[0]]) if step.name == "mul" and not all(depends) else None
         where = {} if zeros is None else {int(depends[1]): np.broadcast_to(zeros, results[0])}
-        return Elementwise(shapes, results, where)
-    if step.name in _ELEMENTWISE:
-        return Elementwise(shapes, results)
+        return Joined(shapes, results, [()] * len(shapes), zeros=where)
     if step.name in _REDUCED:
-        return Along(shapes, results, _REDUCED[step.name](step.params, len(shapes[0])), remain=False)
+        return Joined(shapes, results, [tuple(step.params["axes"])], remain=False)
     if step.name in _ALONG:
-        return Along(shapes, results, _ALONG[step.name](step.params, len(shapes[0])), remain=True)
-    if step.name == "triangular_solve":
-        return Solution(shapes, results, -2 if step.params["left_side"] else -1)
+        return Joined(shapes, results, _axes_along(step, shapes))
     if step.name == "dot_general":
         zeros = {i: known.zeros(step.inputs[i]) for i in range(2) if not depends[i]}
         nonzero = {i: ~z for i, z in zeros.items() if z is not None}
         return Contraction(shapes, results, step.params["dimension_numbers"], nonzero)
     return Flow(shapes, results)
+
+
+def _axes_along(step: Step, shapes: list) -> list[tuple[int, ...]]:
+    """Return, per operand, the axes along which all elements of the results depend on all of its own."""
+    last = len(shapes[0]) - 1
+    match step.name:
+        case "sort":
+            return [(step.params["dimension"],)] * len(shapes)
+        case "cholesky":
+            return [(last - 1, last)]
+        case "triangular_solve":
+            return [(last - 1, last), (last - 1 if step.params["left_side"] else last,)]
+    return [(step.params["axis"],)]
 
 
 def _scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> Array:
@@ -244,7 +235,7 @@ def in_floats(
 
 def _summed(
     step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
-) -> Scattered | Taps | None:
+) -> Scattered | Moved | None:
     """Return the flow of a sum of elements from known places."""
     zeros_of = lambda shape: jnp.zeros(shape, jnp.float32)
     numbers_of = lambda shape: jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
@@ -269,7 +260,7 @@ def _summed(
             step._replace(params=params), [numbers_of(shapes[0]), kernel]
         )[0]
         origins = np.rint(np.asarray(jax.vmap(convolve)(kernels))).astype(int) - 1
-    return Taps(shapes, results, [Moved(shapes, results, [origin]) for origin in origins])
+    return Moved(shapes, results, [origins])
 
 
 def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | None:
@@ -292,7 +283,7 @@ def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | Non
         if len(np.unique(updates)) < math.prod(shapes[2]):
             return None
     # a gather fills in the least integer, which is no element
-    return Moved(shapes, results, [np.where(o < 0, -1, o) for o in origins])
+    return Moved(shapes, results, [np.where(o < 0, -1, o)[None] for o in origins])
 
 
 def _broadcast(params: Any, a: np.ndarray) -> np.ndarray:

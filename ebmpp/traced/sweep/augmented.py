@@ -114,18 +114,21 @@ class Augmented(Posterior):
         results = self.natural.run(inputs, self.natural.outputs)
         return {name: results[slot] for name, slot in zip(self.blocks, self.natural.outputs, strict=True)}
 
-    def draw(self, values: Sites, context: Context, keys: Array, beta: Any = None) -> dict[str, Array]:
-        """Return latents given everything else, and the indicators of degenerate conditionals.
+    def move(
+        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
+    ) -> tuple[Sites, Array]:
+        """Draw the latents; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`.
 
-        :param keys: words, ``(2,)``.
         :param beta: factor of the natural parameters; 1 by default.
+        :return: latents, with the indicators of degenerate conditionals, and 0.
         """
+        del backward
         latents, etas = {}, self.etas(values, context)
         if beta is not None:
             etas = {name: beta * eta for name, eta in etas.items()}
         for number, (name, family) in enumerate(self.families.items()):
             latents[name] = family.sample(self._words(name, number, keys, family.num_words), etas[name])
-        return latents | self._indicators(etas)
+        return latents | self._indicators(etas), jnp.zeros((), jnp.int32)
 
     def couple(
         self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array

@@ -36,7 +36,10 @@ from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
 from ebmpp.traced.block import Sites
+from ebmpp.traced.model import Context
 from ebmpp.traced.sweep.posterior import Posterior
+
+_CLUSTERS = 1 << 17  # folded into the keys
 
 
 class _Reads(NamedTuple):
@@ -77,16 +80,13 @@ class Clusters:
         edge = np.searchsorted(codes, np.minimum(first, second) * self.size + np.maximum(first, second))
         return _Reads(element[counts == 1], unit[counts == 1], element[counts == 2][::2], edge)
 
-    def __call__(
-        self, sites: Sites, inputs: Mapping[int, Any], keys: Array, beta: Any = None
-    ) -> dict[str, Array]:
-        """Return new values of the discrete sites.
-
-        :param sites: the block's discrete sites.
-        :param inputs: values of the program's inputs.
-        :param keys: words, ``(2,)``.
-        :param beta: exponent of the density that is drawn from; 1 by default.
-        """
+    def move(
+        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
+    ) -> tuple[Sites, Array]:
+        """Move the clusters; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
+        del backward
+        sites = {name: values[name] for name in self.posterior.sites}
+        inputs, keys = self.posterior.inputs(values, context), random.fold_in(keys, 0, _CLUSTERS)
         beta = 1.0 if beta is None else beta
         uniforms = random.uniform(random.words(keys, 2 + self.size + len(self.edges)))
         a = jnp.floor(uniforms[0] * self.num_values).astype(jnp.int32)
@@ -100,7 +100,7 @@ class Clusters:
         label = components(self.neighbours, bonds[:, None])[:, 0]
         total = jnp.zeros(self.size).at[label].add(field)
         moves = (uniforms[2 : 2 + self.size] < jax.nn.sigmoid(-2 * beta * total))[label] & may_move
-        return self._mixed(sites, other, moves)
+        return self._mixed(sites, other, moves), jnp.zeros((), jnp.int32)
 
     def _others(self, sites: Sites, a: Array, b: Array) -> tuple[dict[str, Array], Array]:
         """Return the value, a or b, that each unit may move to; and which units may move."""

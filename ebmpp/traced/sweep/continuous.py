@@ -8,7 +8,6 @@ and of 1/x, log x and a constant inverse Gamma (:mod:`ebmpp.traced.dependence.po
 two derivatives at the present value. Units that interact are drawn jointly, group by group.
 """
 
-from collections.abc import Mapping
 import math
 from typing import Any, NamedTuple
 
@@ -23,11 +22,13 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
+from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import LOG, Powers, powers_of, run_guarded
-from ebmpp.traced.model import ModelInfo
+from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_JOINT = 1024  # units that are drawn jointly
+_CONTINUOUS = 1 << 16  # folded into keys beside a site's number
 _MOST_COLUMNS = 64  # of second derivatives at once
 _FAMILIES = {"Gaussian": {0.0, 1.0, 2.0}, "Gamma": {0.0, 1.0, LOG}, "InverseGamma": {0.0, -1.0, LOG}}
 
@@ -53,37 +54,31 @@ class ContinuousSite:
 
     def __init__(self, info: ModelInfo, name: str) -> None:
         self.name, self.posterior = name, Posterior(info, [name])
+        self.number = info.continuous.index(name)
         self.shape = self.posterior.shapes[name]
         self.positive = info.support(name) is constraints.positive
         powers = powers_of(self.posterior.program, self.positive)
-        self.family, separable = _family(name, powers, self.positive)
+        self.family, separable, problem = _family(powers, self.positive)
         edges = np.zeros((0, 2), int) if separable else self.posterior.terms().edges
         #: of every unit its group, and its place in the group
         self.groups, self.places = self.index = _groups(math.prod(self.shape), edges)
         self.most = int(self.places.max(initial=-1)) + 1
-        problem = None
         if self.most > 1 and self.family != "Gaussian":
-            problem = (
-                f"interact and are {self.family} given one another, which have no joint distribution to draw"
-            )
+            problem = f"units must not interact where their conditional is {self.family}"
         elif self.most > _MOST_JOINT:
-            problem = f"interact: {self.most} of them, and at most {_MOST_JOINT} are drawn jointly"
+            problem = f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
         if problem:
             raise IntractableError(
-                f"from_model: units of site {name!r} {problem}. Leave the site to another block, such as NUTS"
+                f"from_model: site {name!r}: {problem}. Leave the site to another block, such as NUTS"
             )
 
-    def derivatives(self, value: Array, inputs: Mapping[int, Any]) -> Derivatives:
-        """Return the derivatives from which the conditional follows.
-
-        :param value: of the site.
-        :param inputs: values of the program's inputs.
-        """
-        program = self.posterior.program
+    def derivatives(self, values: Sites, context: Context) -> Derivatives:
+        """Return the derivatives from which the conditional follows."""
+        program, inputs = self.posterior.program, self.posterior.inputs(values, context)
         slot, dtype = program.sites[self.name], program.dtypes[program.sites[self.name]]
         at = lambda flat: run_guarded(program, {**inputs, slot: flat.reshape(self.shape)}, program.output)
         slope = jax.grad(at)
-        flat, places = jnp.asarray(value, dtype).ravel(), jnp.asarray(self.places)
+        flat, places = jnp.asarray(values[self.name], dtype).ravel(), jnp.asarray(self.places)
 
         def column(place: Array) -> Array:
             """Return second derivatives in the unit at this place of each group."""
@@ -96,12 +91,17 @@ class ContinuousSite:
         curvature = curvature.at[self.index].set(-columns.T if len(places) else columns.T)
         return Derivatives(spread(flat), spread(slope(flat)), curvature)
 
-    def draw(self, at: Derivatives, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
-        """Return a new value, and the number of units that kept theirs as their conditional is degenerate.
+    def move(
+        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
+    ) -> tuple[Sites, Array]:
+        """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
+        del backward
+        keys = random.fold_in(keys, self.number, _CONTINUOUS)
+        new, degenerate = self.draw(self.derivatives(values, context), keys, 1.0 if beta is None else beta)
+        return {self.name: new.astype(values[self.name].dtype)}, degenerate
 
-        :param keys: words, ``(2,)``.
-        :param beta: exponent of the density that is drawn from.
-        """
+    def draw(self, at: Derivatives, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
+        """Return a new value, and the number of units that kept theirs as their conditional is degenerate."""
         new, valid = (_draw_gaussian if self.family == "Gaussian" else self._draw_gamma)(at, keys, beta)
         value = jnp.where(valid[:, None], new, at.x)[self.index]
         return value.reshape(self.shape), (~valid)[self.groups].sum(dtype=jnp.int32)
@@ -121,16 +121,14 @@ class ContinuousSite:
         rate = -at.x * (first + second)
         return beta * (rate / at.x - first) - 1, beta * rate
 
-    def change(self, at: Derivatives, new: Array) -> Array:
-        """Return the change of the log density from the present value to another one."""
-        there = jnp.zeros_like(at.x).at[self.index].set(new.ravel())
-        step = jnp.zeros_like(at.x).at[self.index].set(new.ravel() - at.x[self.index])
-        if self.family == "Gaussian":
-            return (at.slope * step).sum() - 0.5 * jnp.einsum("gi,gij,gj", step, at.curvature, step)
-        concentration, rate = self._gamma_params(at)
-        sign = 1 if self.family == "Gamma" else -1
-        changes = (sign * concentration - 1) * jnp.log(there / at.x) - rate * (there**sign - at.x**sign)
-        return jnp.where(step == 0, 0, changes).sum()
+    def walk(self, values: Sites, context: Context, keys: Array) -> tuple[Sites, Array]:
+        """Draw the site, and return the change of the log density that its conditional implies."""
+        at, old = self.derivatives(values, context), values[self.name]
+        conditional, (new, _) = self.distribution(at), self.draw(at, keys)
+        flat = jnp.ravel if self.most > 1 else jnp.asarray
+        change = jnp.subtract(conditional.log_prob(flat(new)), conditional.log_prob(flat(old)))
+        is_same = new == old if self.most <= 1 else jnp.all(new == old)
+        return {self.name: new}, jnp.where(is_same, 0, change).sum()
 
     def distribution(self, at: Derivatives) -> dist.Distribution:
         """Return the conditional, of the site's shape; if units interact, that of the flattened site."""
@@ -164,25 +162,19 @@ def _draw_gaussian(at: Derivatives, keys: Array, beta: Array | float) -> tuple[A
     return new.astype(at.x.dtype), jnp.isfinite(new).all(-1)
 
 
-def _family(name: str, powers: tuple[Powers, bool] | str, positive: bool) -> tuple[str, bool]:
-    """Return the family, and whether units are independent.
-
-    :raises IntractableError: where there is none.
-    """
+def _family(powers: tuple[Powers, bool] | str, positive: bool) -> tuple[str, bool, str | None]:
+    """Return the family, whether units are independent, and a problem where there is no family."""
     families = ["Gamma", "InverseGamma"] if positive else ["Gaussian"]
     if isinstance(powers, str):
         form = f"a function with {powers!r}"
     else:
         for family in families:
             if powers[0] <= _FAMILIES[family]:
-                return family, powers[1]
+                return family, powers[1], None
         numbers = sorted(p for p in powers[0] if p not in (0, LOG))
         form = ", ".join(["log x"] * (LOG in powers[0]) + ["x" if p == 1 else f"x^{p:g}" for p in numbers])
     allowed = "x and log x, or 1/x and log x" if positive else "x and x^2"
-    raise IntractableError(
-        f"from_model: given everything else the log density of site {name!r} must be a sum of {allowed}, got "
-        f"{form}. Leave the site to another block, such as NUTS"
-    )
+    return "", True, f"its log density given everything else must be a sum of {allowed}, got {form}"
 
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ model's terms. The conditional of a unit follows from the sum of the elements th
 (:mod:`ebmpp.traced.dependence.terms`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -20,17 +20,15 @@ import jax.numpy as jnp
 
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
+from ebmpp.traced.sweep.conditionals import MOST_COLUMNS, Chain, Conditionals, Visit
 from ebmpp.traced.sweep.posterior import Posterior
-from ebmpp.traced.sweep.sequential import Sequential
 
 _MOST_UNROLLED = 4  # layers that are compiled separately; more share one program, padded to the largest
-#: Columns of a table up to which these are processed one at a time.
-MOST_COLUMNS = 16
 _MOST_PADDING = 4  # padded entries of a table per entry in use
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class _Layer:
     """Units that do not interact, and the elements that read them.
 
     Arrays are of one layer; or of all of them, padded equally and stacked, for a scan.
@@ -45,39 +43,27 @@ class Layer:
     """By term of which few units read many elements: elements, and positions among ``units``."""
 
 
-jax.tree_util.register_dataclass(Layer, ["number", "units", "tables", "ragged"], [])
-#: From a layer, its log probabilities and a carry to values by number, a mask of those to take, and the
-#: carry.
-Visit = Callable[[Layer, Array, Any], tuple[Array, Array, Any]]
+jax.tree_util.register_dataclass(_Layer, ["number", "units", "tables", "ragged"], [])
 
 
-class Conditionals:
-    """Conditionals of discrete units given everything else, by layers.
+class Layers(Conditionals):
+    """Conditionals of units in layers, from the terms of the log density.
 
     :param posterior: the log density.
-    :param terms: its terms; None where every unit is a layer by itself.
+    :param terms: its terms.
     :param colors: the layer of each unit.
     """
 
-    def __init__(self, posterior: Posterior, terms: Terms | None, colors: np.ndarray) -> None:
-        self.posterior, self.terms, self.colors = posterior, terms, colors
-        self.num_layers = int(colors.max(initial=-1)) + 1
-        sizes = {name: math.prod(posterior.shapes[name]) for name in sorted(posterior.sites)}
-        ends = np.cumsum([0, *sizes.values()]).tolist()
-        self.spans = dict(zip(sizes, zip(ends[:-1], ends[1:], strict=True), strict=True))
-        self.size = ends[-1]
-        self.num_values = max(len(v.table) for v in posterior.values.values())
-        self._layers = [] if terms is None else self._make_layers(terms)
-        self._sequential = Sequential(posterior, self.spans) if terms is None else None
+    def __init__(self, posterior: Posterior, terms: Terms, colors: np.ndarray) -> None:
+        super().__init__(posterior, colors)
+        self.terms, self._layers = terms, self._make_layers(terms)
 
-    # -- layers ----------------------------------------------------------------------------------
-
-    def _make_layers(self, terms: Terms) -> list[Layer]:
+    def _make_layers(self, terms: Terms) -> list[_Layer]:
         """Return the layers, or all of them stacked where there are many."""
         units, stacked = _by_color(self.colors, self.num_layers), self.num_layers > _MOST_UNROLLED
         most = max(map(len, units)) if stacked else 0
         pad = lambda u: np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
-        layers = [Layer(np.int32(i), _narrow(pad(u)), {}, {}) for i, u in enumerate(units)]
+        layers = [_Layer(np.int32(i), _narrow(pad(u)), {}, {}) for i, u in enumerate(units)]
         position = np.zeros(self.size, np.int64)  # of a unit in its layer
         for members in units:
             position[members] = np.arange(len(members))
@@ -87,85 +73,36 @@ class Conditionals:
             _place(slot, mask.size, layers, [(element[p], position[unit[p]]) for p in parts], stacked)
         return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
 
-    def walk(self, fn: Callable[[Layer, Any], Any], carry: Any, backward: bool = False) -> Any:
-        """Apply ``fn(layer, carry)`` to all layers, the last one first if backward."""
-        if self.terms is None:
-            step = lambda u, carry: fn(Layer(u, u[None], {}, {}), carry)
-            return lax.fori_loop(0, self.size, step, carry)
-        if self.num_layers > _MOST_UNROLLED:
-            scan = lambda carry, layer: (fn(layer, carry), None)
-            return lax.scan(scan, carry, self._layers[0], reverse=backward)[0]
-        for layer in reversed(self._layers) if backward else self._layers:
-            carry = fn(layer, carry)
-        return carry
-
-    # -- conditionals ----------------------------------------------------------------------------
-
     def visit(
-        self, fn: Visit, sites: Sites, inputs: Mapping[int, Any], carry: Any, backward: bool = False
-    ) -> tuple[dict[str, Array], Any]:
-        """Visit all layers in order, each given the values of those before.
+        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+    ) -> tuple[list[dict[str, Array]], Any]:
+        """Visit all layers; see :meth:`Conditionals.visit`."""
+        inputs = [chain[1] for chain in chains]
 
-        :param fn: chooses values, given log probabilities up to a constant, ``(units, values)``.
-        :param sites: the discrete sites of the block.
-        :param inputs: values of the program's inputs; the sites' are ignored.
-        :param backward: the last layer first.
-        :return: the sites and the carry.
-        """
-        if self._sequential is not None:
-            at_unit = lambda unit, logits, carry: fn(Layer(unit, unit[None], {}, {}), logits, carry)
-            return self._sequential.visit(at_unit, sites, inputs, carry, backward)
-
-        def at_layer(layer: Layer, state: tuple) -> tuple:
+        def at_layer(state: tuple, layer: _Layer) -> tuple[tuple, None]:
             sites, carry = state
-            numbers, accepted, carry = fn(layer, self.logits(layer, sites, inputs), carry)
-            return self.put(layer, sites, numbers, accepted), carry
+            logits = [self._logits(layer, *chain) for chain in zip(sites, inputs, strict=True)]
+            chosen, carry = fn(layer.number, layer.units, logits, carry)
+            return ([self._put(layer, x, *c) for x, c in zip(sites, chosen, strict=True)], carry), None
 
-        return self.walk(at_layer, (dict(sites), carry), backward)
+        state: tuple = [dict(sites) for sites, _ in chains], carry
+        if self.num_layers > _MOST_UNROLLED:
+            return lax.scan(at_layer, state, self._layers[0], reverse=backward)[0]
+        for layer in reversed(self._layers) if backward else self._layers:
+            state, _ = at_layer(state, layer)
+        return state
 
-    def sweep(
-        self,
-        sites: Sites,
-        inputs: Mapping[int, Any],
-        draw: Callable[[Layer, Array], tuple[Array, Array]],
-        backward: bool = False,
-    ) -> tuple[dict[str, Array], Array]:
-        """Draw all layers in order.
-
-        :param draw: from a layer and its log probabilities to values by number, and a mask of those to take.
-        :return: the sites, and the number of units that keep their value.
-        """
-
-        def fn(layer: Layer, logits: Array, rejected: Array) -> tuple[Array, Array, Array]:
-            numbers, accepted = draw(layer, logits)
-            inside = layer.units < self.size
-            return numbers, accepted, rejected + (inside & ~accepted).sum(dtype=jnp.int32)
-
-        return self.visit(fn, sites, inputs, jnp.zeros((), jnp.int32), backward)
-
-    def table(self, sites: Sites, inputs: Mapping[int, Any]) -> Array:
-        """Return log probabilities of every unit given all others, up to a constant, ``(units, values)``."""
-
-        def fn(layer: Layer, logits: Array, table: Array) -> tuple[Array, Array, Array]:
-            count = len(logits)
-            rows = table.at[layer.units, : logits.shape[1]].set(logits, mode="drop")
-            return jnp.zeros(count, jnp.int32), jnp.zeros(count, bool), rows
-
-        return self.visit(fn, sites, inputs, jnp.full((self.size, self.num_values), -jnp.inf))[1]
-
-    def logits(self, layer: Layer, sites: Sites, inputs: Mapping[int, Any]) -> Array:
+    def _logits(self, layer: _Layer, sites: Sites, inputs: Mapping[int, Any]) -> Array:
         """Return log probabilities of a layer's units, each up to a constant, ``(units, values)``."""
-        coefficients = {}
-        if self.terms is not None:
-            values = {**inputs, **self.posterior.site_inputs(sites)}
-            coefficients = self.terms.coefficients(values, self.terms.evaluate(values, self.terms.live))
+        values = {**inputs, **self.posterior.site_inputs(sites)}
+        coefficients = self.terms.coefficients(values, self.terms.evaluate(values, self.terms.live))
         at_value = lambda k: self._contributions(layer, sites, inputs, coefficients, k)
         logits = jax.vmap(at_value)(jnp.arange(self.num_values))
         return jnp.where(self._valid(layer), logits.T, -jnp.inf)
 
     def _contributions(
         self,
-        layer: Layer,
+        layer: _Layer,
         sites: Sites,
         inputs: Mapping[int, Any],
         coefficients: Mapping[int, Array],
@@ -180,8 +117,6 @@ class Conditionals:
             is_whole = isinstance(mask, np.ndarray) and mask.all()
             moved[name] = jnp.broadcast_to(at, mask.shape) if is_whole else jnp.where(mask, at, sites[name])
         values = {**inputs, **self.posterior.site_inputs(moved)}
-        if self.terms is None:
-            return self.posterior.log_density(values)[None]
         terms = self.terms.multiply(coefficients, self.terms.evaluate(values, [*layer.tables, *layer.ragged]))
         total = jnp.zeros(layer.units.shape)
         for slot, table in layer.tables.items():
@@ -191,7 +126,7 @@ class Conditionals:
             total = total.at[positions].add(picked, mode="drop")
         return total
 
-    def _valid(self, layer: Layer) -> Any:
+    def _valid(self, layer: _Layer) -> Any:
         """Return a mask of the values that the layer's units can take, ``(units or 1, values)``."""
         masks = {name: self.posterior.values[name].valid for name in self.spans}
         if all(len(v) == self.num_values and v.all() for v in masks.values()):
@@ -204,7 +139,7 @@ class Conditionals:
         rows.append(np.ones((1, self.num_values), bool))  # of the padding of a layer
         return jnp.asarray(np.concatenate(rows))[layer.units]
 
-    def put(self, layer: Layer, sites: Sites, numbers: Array, accepted: Array) -> dict[str, Array]:
+    def _put(self, layer: _Layer, sites: Sites, numbers: Array, accepted: Array) -> dict[str, Array]:
         """Return the sites with the values of a layer, by number, where accepted."""
         is_all = isinstance(layer.units, np.ndarray) and np.array_equal(layer.units, np.arange(self.size))
         spread = lambda a: a if is_all else jnp.zeros(self.size, a.dtype).at[layer.units].set(a, mode="drop")
@@ -229,7 +164,7 @@ def _by_color(colors: np.ndarray, count: int) -> list[np.ndarray]:
     return np.split(order, np.cumsum(np.bincount(colors, minlength=count))[:-1])
 
 
-def _place(slot: int, padding: int, layers: list[Layer], reads: list[tuple], stacked: bool) -> None:
+def _place(slot: int, padding: int, layers: list[_Layer], reads: list[tuple], stacked: bool) -> None:
     """Record the elements of a term that layers read: as a table, or as a list where that is smaller.
 
     :param reads: by layer, elements and the positions of the units that read them.

@@ -8,9 +8,11 @@ of these sums and the share that each unit adds to them. A unit's conditional th
 what follows the sums, because the log density at the present value is known.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import jax
 from jax import Array, lax
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Program, Step, in_floats, is_affine
+from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit
 from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_SHARES = 2**24  # numbers
@@ -26,32 +29,35 @@ _IN_ORDER = frozenset(
     "add add_any broadcast_in_dim convert_element_type copy div expand_dims mul neg reshape squeeze "
     "sub".split()
 )
-#: From a unit's number, its log probabilities ``(1, values)`` and a carry to the number of its value and
-#: whether it is taken, ``(1,)`` both, and the carry.
-Visit = Callable[[Array, Array, Any], tuple[Array, Array, Any]]
 
 
 class _State(NamedTuple):
-    """The state of a sweep between two units."""
+    """The state of a chain between two units."""
 
     sites: dict[str, Array]
     sums: dict[int, Array]
     """Present values of slots that are affine in the units, in floats."""
     density: Array
     """The log density of the present values."""
-    carry: Any
 
 
-class Sequential:
-    """Visits of all units in order.
+class _Fixed(NamedTuple):
+    """What does not change in a sweep of a chain."""
+
+    values: Mapping[int, Any]
+    """Of slots that do not depend on units."""
+    shares: Mapping[int, Array]
+    """The share of each unit in the sums, ``(units, *shape)``."""
+
+
+class Sequential(Conditionals):
+    """Conditionals of units in order, each a layer by itself.
 
     :param posterior: the log density.
-    :param spans: by site, the range of the numbers of its units.
     """
 
-    def __init__(self, posterior: Posterior, spans: Mapping[str, tuple[int, int]]) -> None:
-        self.posterior, self.spans = posterior, dict(spans)
-        self.size = max((stop for _, stop in spans.values()), default=0)
+    def __init__(self, posterior: Posterior) -> None:
+        super().__init__(posterior, np.arange(sum(math.prod(posterior.shapes[s]) for s in posterior.sites)))
         program = posterior.program
         self.before, self.sums = _affine_part(program)
         if self.size * sum(math.prod(program.shapes[s]) for s in self.sums) > _MOST_SHARES:
@@ -62,35 +68,33 @@ class Sequential:
         self.fixed = {i for step in (*after, *self.before) for i in step.inputs if not program.depends(i)}
 
     def visit(
-        self, fn: Visit, sites: Sites, inputs: Mapping[int, Any], carry: Any, backward: bool = False
-    ) -> tuple[dict[str, Array], Any]:
-        """Visit all units in order; see :meth:`~ebmpp.traced.sweep.layers.Conditionals.visit`."""
-        fixed = dict(inputs) | self.posterior.program.run(inputs, self.fixed)
-        sums, shares = self._shares(sites, fixed)
-        state = _State(dict(sites), sums, self._density(fixed, sites, sums), carry)
+        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+    ) -> tuple[list[dict[str, Array]], Any]:
+        """Visit all units; see :meth:`Conditionals.visit`."""
+        states, fixed = zip(*(self._start(*chain) for chain in chains), strict=True)
         for name, (start, stop) in reversed(self.spans.items()) if backward else self.spans.items():
 
-            def step(
-                i: Array, state: _State, name: str = name, start: int = start, stop: int = stop
-            ) -> _State:
+            def step(i: Array, loop: tuple, name: str = name, start: int = start, stop: int = stop) -> tuple:
+                states, carry = loop
                 unit = stop - 1 - i if backward else start + i
-                share = {slot: all_shares[unit] for slot, all_shares in shares.items()}
-                return self._visit_unit(fn, state, fixed, share, name, unit, unit - start)
+                pairs = zip(states, fixed, strict=True)
+                visited = [self._visit_unit(*pair, name, unit, unit - start) for pair in pairs]
+                chosen, carry = fn(unit, unit[None], [logits for logits, _ in visited], carry)
+                return tuple(take(*c) for (_, take), c in zip(visited, chosen, strict=True)), carry
 
-            state = lax.fori_loop(0, stop - start, step, state)
-        return state.sites, state.carry
+            states, carry = lax.fori_loop(0, stop - start, step, (states, carry))
+        return [state.sites for state in states], carry
+
+    def _start(self, sites: Sites, inputs: Mapping[int, Any]) -> tuple[_State, _Fixed]:
+        values = dict(inputs) | self.posterior.program.run(inputs, self.fixed)
+        sums, shares = self._shares(sites, values)
+        return _State(dict(sites), sums, self._density(values, sites, sums)), _Fixed(values, shares)
 
     def _visit_unit(
-        self,
-        fn: Visit,
-        state: _State,
-        fixed: Mapping[int, Any],
-        share: Mapping[int, Array],
-        name: str,
-        unit: Array,
-        place: Array,
-    ) -> _State:
-        value = state.sites[name]
+        self, state: _State, fixed: _Fixed, name: str, unit: Array, place: Array
+    ) -> tuple[Array, Callable[[Array, Array], _State]]:
+        """Return a unit's log probabilities, and the state with its new value, by number, if accepted."""
+        value, share = state.sites[name], {slot: shares[unit] for slot, shares in fixed.shares.items()}
         present = value.ravel()[place]
         table, valid = (a.reshape(len(a), -1) for a in self.posterior.values[name])
         column = jnp.minimum(place, table.shape[1] - 1)
@@ -103,14 +107,17 @@ class Sequential:
             return {**state.sites, name: new}, {s: v + step * share[s] for s, v in state.sums.items()}
 
         others = jnp.arange(count - 1) + (jnp.arange(count - 1) >= number)
-        density = lambda k: self._density(fixed, *moved(k))
+        density = lambda k: self._density(fixed.values, *moved(k))
         densities_of_others = (
             density(others[0])[None] if count == 2 else lax.map(density, others, batch_size=count)
         )
         densities = jnp.full(count, state.density).at[others].set(densities_of_others)
-        numbers, accepted, carry = fn(unit, jnp.where(valid, densities, -jnp.inf)[None], state.carry)
-        k = jnp.where(accepted[0], numbers[0], number)
-        return _State(*moved(k), densities[k], carry)
+
+        def take(numbers: Array, accepted: Array) -> _State:
+            k = jnp.where(accepted[0], numbers[0], number)
+            return _State(*moved(k), densities[k])
+
+        return jnp.where(valid, densities, -jnp.inf)[None], take
 
     def _density(self, fixed: Mapping[int, Any], sites: Sites, sums: Mapping[int, Array]) -> Array:
         program = self.posterior.program

@@ -71,8 +71,8 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
     before = {site: v[picked] for site, v in states.items()}
 
     def move(key: Any, sites: Any) -> Any:
-        inputs = block.posterior.inputs(sites, block.info.context(sites, Call(siblings, (y,), {})))
-        return block.sweep.clusters(sites, inputs, random.key_pair(key), beta)
+        context = block.info.context(sites, Call(siblings, (y,), {}))
+        return block.sweep.clusters.move(sites, context, random.key_pair(key), beta)[0]
 
     after = jax.jit(jax.vmap(move))(jax.random.split(jax.random.key(1), 8000), before)
     flat = lambda z: np.concatenate([np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1)

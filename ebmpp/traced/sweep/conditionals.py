@@ -1,0 +1,145 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Conditionals of discrete units given everything else, and draws from them layer by layer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import random
+from ebmpp.families import Categorical
+from ebmpp.traced.block import Sites
+from ebmpp.traced.model import Context
+from ebmpp.traced.sweep.posterior import Posterior
+
+#: Columns of a table up to which these are processed one at a time.
+MOST_COLUMNS = 16
+#: A chain's discrete sites, and values of the program's inputs, of which the sites' are ignored.
+Chain = tuple[Sites, Mapping[int, Any]]
+#: From a layer's number, its units, each chain's log probabilities ``(units, values)`` and a carry to each
+#: chain's values by number, with a mask of those to take, and the carry.
+Visit = Callable[[Any, Any, Sequence[Array], Any], tuple[Sequence[tuple[Array, Array]], Any]]
+
+
+class Conditionals(ABC):
+    """Conditionals of discrete units given everything else.
+
+    :param posterior: the log density.
+    :param colors: the layer of each unit.
+    """
+
+    def __init__(self, posterior: Posterior, colors: np.ndarray) -> None:
+        self.posterior, self.colors = posterior, colors
+        self.num_layers = int(colors.max(initial=-1)) + 1
+        sizes = {name: math.prod(posterior.shapes[name]) for name in sorted(posterior.sites)}
+        ends = np.cumsum([0, *sizes.values()]).tolist()
+        #: by site, the range of the numbers of its units
+        self.spans = dict(zip(sizes, zip(ends[:-1], ends[1:], strict=True), strict=True))
+        self.size = ends[-1]
+        self.num_values = max(len(v.table) for v in posterior.values.values())
+
+    @abstractmethod
+    def visit(
+        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+    ) -> tuple[list[dict[str, Array]], Any]:
+        """Visit all layers in order, each given the values of those before.
+
+        :param fn: chooses values; the last unit numbers of a layer may be padding, ``size``.
+        :param backward: the last layer first.
+        :return: the sites of each chain, and the carry.
+        """
+
+    def _chain(self, values: Sites, context: Context) -> Chain:
+        return {name: values[name] for name in self.spans}, self.posterior.inputs(values, context)
+
+    def move(
+        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
+    ) -> tuple[Sites, Array]:
+        """Draw all layers in order; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
+
+        def fn(number: Any, units: Any, logits: Sequence[Array], rejected: Array) -> tuple:
+            drawn, valid = _draw(random.fold_in(keys, number), logits[0], beta)
+            return [(drawn, valid)], rejected + ((units < self.size) & ~valid).sum(dtype=jnp.int32)
+
+        chains, none = [self._chain(values, context)], jnp.zeros((), jnp.int32)
+        (sites,), rejected = self.visit(fn, chains, none, backward)
+        return sites, rejected
+
+    def couple(
+        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
+    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """Draw all layers of two chains, each unit's two conditionals coupled maximally.
+
+        :return: the sites of both, and whether a unit's conditional is degenerate.
+        """
+        family = Categorical(1, max(2, self.num_values))
+
+        def fn(number: Any, units: Any, logits: Sequence[Array], broken: Array) -> tuple:
+            words = random.words(random.fold_in(keys, number), 3 * len(logits[0])).reshape(-1, 3)
+            valid = jnp.isfinite(logits[0].max(-1)) & jnp.isfinite(logits[1].max(-1))
+            return [(drawn, valid) for drawn in family.couple(words, *logits)], broken | ~valid.all()
+
+        chains = [self._chain(*first), self._chain(*second)]
+        (x, y), broken = self.visit(fn, chains, jnp.zeros((), bool))
+        return x, y, broken
+
+    def table(self, values: Sites, context: Context) -> Array:
+        """Return log probabilities of every unit given all others, up to a constant, ``(units, values)``."""
+
+        def fn(number: Any, units: Any, logits: Sequence[Array], table: Array) -> tuple:
+            count, columns = logits[0].shape
+            rows = table.at[units, :columns].set(logits[0], mode="drop")
+            return [(jnp.zeros(count, jnp.int32), jnp.zeros(count, bool))], rows
+
+        table = jnp.full((self.size, self.num_values), -jnp.inf)
+        return self.visit(fn, [self._chain(values, context)], table)[1]
+
+    def walk(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
+        """Set all units to random possible values, layer by layer.
+
+        :return: the sites, and the change of the log density that the conditionals imply.
+        """
+        present = jnp.concatenate(
+            [((values[s] == table) & valid).argmax(0).ravel() for s, (table, valid) in self._values()]
+        )
+
+        def fn(number: Any, units: Any, logits: Sequence[Array], change: Array) -> tuple:
+            (rows,), before = logits, present.at[units].get(mode="clip")
+            uniforms = random.uniform(random.words(random.fold_in(keys, number), rows.size))
+            after = jnp.where(jnp.isfinite(rows), uniforms.reshape(rows.shape), -1).argmax(1)
+            moves = (units < self.size) & (after != before) & jnp.isfinite(rows).any(1)
+            at = lambda numbers: jnp.take_along_axis(rows, numbers[:, None], 1)[:, 0]
+            change += jnp.where(moves, at(after) - at(before), 0).sum()
+            return [(after, moves)], change
+
+        (sites,), change = self.visit(fn, [self._chain(values, context)], jnp.zeros(()))
+        return sites, change
+
+    def _values(self) -> list[tuple[str, Any]]:
+        return [(name, self.posterior.values[name]) for name in self.spans]
+
+
+def _draw(keys: Array, logits: Array, beta: Any) -> tuple[Array, Array]:
+    """Return values of units, by number, and a mask of those whose conditional is not degenerate."""
+    if beta is not None:
+        logits = jnp.where(jnp.isneginf(logits), logits, beta * logits)
+    uniforms = random.uniform(random.words(keys, len(logits)))
+    if logits.shape[1] > MOST_COLUMNS:
+        drawn = random.inverse_cdf(uniforms, jax.nn.softmax(logits, -1))
+        return drawn, jnp.isfinite(logits.max(-1))
+    # the same column by column: XLA on CPU is five times slower along a short last axis
+    columns = [logits[:, k] for k in range(logits.shape[1])]
+    top = functools.reduce(jnp.maximum, columns)
+    cumulated = list(itertools.accumulate(jnp.exp(column - top) for column in columns))
+    threshold = uniforms * cumulated[-1]
+    drawn = sum(((c <= threshold).astype(jnp.int32) for c in cumulated[:-1]), jnp.zeros(len(top), jnp.int32))
+    return drawn, jnp.isfinite(top)
