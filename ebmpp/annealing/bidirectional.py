@@ -3,7 +3,8 @@
 """Annealed importance sampling: log Z of models that are too large to sum, from both sides.
 
 Forward, weights are unbiased for Z, so the log of their mean is too small on average: a lower bound of log Z.
-In reverse, from draws of the model, they are unbiased for 1/Z, which gives an upper bound.
+In reverse, from draws of the model, they are unbiased for 1/Z, which gives an upper bound. Particles do not
+interact, unlike those of :mod:`ebmpp.annealing.systems`.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 import jax
 from jax import Array
@@ -20,11 +22,12 @@ from jax.sharding import Mesh
 
 from ebmpp import exact
 from ebmpp.annealing import ladder as ladders
-from ebmpp.annealing.anneal import anneal
 from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn_low_ess
-from ebmpp.annealing.request import check_model, start
+from ebmpp.annealing.path import Path, draw_reference
+from ebmpp.annealing.reference import check_model, log_partition, reference as find_reference
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.types import Blocks, Eta, Params
+from ebmpp.core.compile import Compiled
+from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, StateError, UnmetError
 from ebmpp.exact import enumeration
 from ebmpp.exact.perfect import perfect_sample
@@ -32,8 +35,72 @@ from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
+_STEPS = 100  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_temperatures, or give a reference that is nearer to the model (data=..., reference=...)."
 _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
+
+
+@Compiled
+def _take_steps(
+    path: Path, betas: Array, count: Array, x: Blocks, keys: Array
+) -> tuple[Blocks, Array, Array]:
+    """Take ``count`` steps, each from one beta to the next, sharded over the devices of a mesh.
+
+    One evaluation at a state serves both temperatures of a weight and the draw that follows, so a step costs
+    as much as a Gibbs sweep.
+
+    :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
+    :param x: the kept blocks, ``(rows, *shape)``.
+    :return: the kept blocks; the increment of the log-weights; its standard deviation at each step.
+    """
+
+    def run(jobs: tuple[Blocks, Array], shared: tuple, *_: Any) -> tuple[tuple, tuple]:
+        (x, keys), (path, betas, count) = jobs, shared
+
+        def step(i: Array, carry: tuple) -> tuple:
+            x, log_weight, gains = carry
+            low, high = path.at(betas[i]), path.at(betas[i + 1])
+            here = path.slope(low.params, x)
+            gain = path.gain(low, high, here, here)
+            x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
+            return x, log_weight + gain, gains.at[i].set(gain)
+
+        start = x, jnp.zeros(len(keys)), jnp.zeros((len(betas) - 1, len(keys)))
+        x, log_weight, gains = jax.lax.fori_loop(0, count, step, start)
+        return (x, log_weight, gains.T), ()
+
+    (x, log_weight, gains), _ = sharding.shard_jobs(run, (x, keys), (path, betas, count), len(keys))
+    return x, *sharding.everywhere((log_weight, gains.std(0)))
+
+
+def anneal(
+    path: Path, betas: np.ndarray, key: Array, num: int, x: Blocks | None = None, progress_bar: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Carry particles along a line and return their weights.
+
+    :param betas: from 0 to 1, or from 1 to 0.
+    :param key: ``(2,)``; a particle's draws depend on it and on the particle's number.
+    :param num: number of particles.
+    :param x: their state at ``betas[0]``; None for draws of the reference.
+    :return: the log-weights, float64, ``(num,)``; and their standard deviation by step.
+    """
+    keys = random.fold_in(key, np.arange(num))
+    if x is None:
+        x = draw_reference(path.graph, path.kept, path.eta0, random.fold_in(keys, 0))
+    x = {b: x[b] for b in path.kept}
+    # summed on the host in float64: ten thousand small gains would lose digits in float32
+    total, spreads = np.zeros(num), []
+    hidden = not (progress_bar and sharding.is_first())
+    with tqdm(total=len(betas) - 1, disable=hidden, desc="annealing", unit="step") as bar:
+        for first in range(0, len(betas) - 1, _STEPS):
+            chunk = betas[first : first + _STEPS + 1]
+            count = len(chunk) - 1
+            padded = np.pad(chunk, (0, _STEPS - count), mode="edge")
+            x, gain, spread = _take_steps(path, padded, np.int32(count), x, random.fold_in(keys, 1, first))
+            total += np.asarray(gain, float)
+            spreads.append(np.asarray(spread, float)[:count])
+            bar.update(count)
+    return total, np.concatenate(spreads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,28 +125,44 @@ class _Annealing:
         checks.flag(f"{self.name}: progress_bar", self.progress_bar)
 
     @cached_property
-    def _start(self) -> tuple[Eta, float]:
-        """The reference and its log Z, which both directions share."""
-        return start(self.graph, self.params, random.key_pair(self.rng_key), self.data, self.reference)
+    def _path(self) -> Path:
+        """The line from the reference, which both directions share."""
+        key = random.key_pair(self.rng_key)
+        eta0 = find_reference(self.graph, self.params, key, self.data, self.reference)
+        return Path.line(self.graph, eta0, self.params)
 
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
-        key = random.key_pair(rng_key)
-        betas = self._betas(key)
-        log_w, _ = self._anneal(betas, random.fold_in(key, 0, 1), progress_bar=self.progress_bar)
-        return self._estimate(log_w + self._start[1], betas, "lower", True)
+        return self._run(random.key_pair(rng_key), None, 1, unbiased=True)
 
     def backward(self, rng_key: Array, samples: Blocks | None, unbiased: bool) -> LogPartition:
         """Anneal from draws of the model to the reference."""
         unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
         key = random.key_pair(rng_key)
-        betas = self._betas(key)[::-1]
         if samples is None:
             x = _perfect_draws(self.graph, self.params, rng_key, self.num_particles)
         else:
             x = _with_missing_blocks(self.graph, self.params, samples, random.fold_in(key, 2, 1))
-        log_w, _ = self._anneal(betas, random.fold_in(key, 3, 1), x, self.progress_bar)
-        return self._estimate(log_w - self._start[1], betas, "upper", unbiased)
+        return self._run(key, x, -1, unbiased)
+
+    def _run(self, key: Array, x: Blocks | None, sign: int, unbiased: bool) -> LogPartition:
+        """Anneal in one direction; ``sign`` is -1 in reverse, where weights estimate 1/Z."""
+        betas = self._betas(key)[::sign]
+        run_key = random.fold_in(key, 0 if sign > 0 else 3, 1)
+        log_w, _ = anneal(self._path, betas, run_key, self.num_particles, x, self.progress_bar)
+        log_weights = log_w + sign * log_partition(self.graph, self._path.eta0)
+        summary = summarize(self.name, log_weights[:, None])  # each particle is an island
+        return LogPartition(
+            log_partition=sign * summary.log_mean,
+            standard_error=summary.standard_error,
+            effective_sample_size=summary.effective_sample_size,
+            log_weights=log_weights,
+            betas=betas,
+            bound="lower" if sign > 0 else "upper",
+            unbiased=unbiased,
+            graph=self.graph,
+            params=self.params,
+        )
 
     def _betas(self, key: Array) -> np.ndarray:
         count = self.num_temperatures
@@ -87,30 +170,8 @@ class _Annealing:
             return ladders.temperatures(self.ladder, count)
         pilot = ladders.temperatures("linear", max(count // _PILOT, min(count, _PILOT)))
         # a run of its own: a ladder made from the particles' own weights would bias them
-        _, spread = self._anneal(pilot, random.fold_in(key, 1, 1))
+        _, spread = anneal(self._path, pilot, random.fold_in(key, 1, 1), self.num_particles)
         return ladders.constant_speed(pilot, spread, count)
-
-    def _anneal(
-        self, betas: np.ndarray, key: Array, x: Blocks | None = None, progress_bar: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        options = betas, key, self.num_particles, x, progress_bar
-        return anneal(self.graph, self.params, self._start[0], *options)
-
-    def _estimate(
-        self, log_weights: np.ndarray, betas: np.ndarray, bound: str, unbiased: bool
-    ) -> LogPartition:
-        summary = summarize(self.name, log_weights[:, None])  # each particle is an island
-        return LogPartition(
-            log_partition=summary.log_mean if bound == "lower" else -summary.log_mean,
-            standard_error=summary.standard_error,
-            effective_sample_size=summary.effective_sample_size,
-            log_weights=log_weights,
-            betas=betas,
-            bound=bound,
-            unbiased=unbiased,
-            graph=self.graph,
-            params=self.params,
-        )
 
 
 # -- public functions ------------------------------------------------------------------------------
@@ -271,11 +332,7 @@ def _perfect_draws(graph: FactorGraph, params: Params, rng_key: Array, num: int)
 def _with_missing_blocks(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blocks:
     """Return samples with their missing blocks drawn given the others."""
     missing = tuple(b for b in graph.families if b not in x)
-    for a, b in graph.interacting(missing):
-        raise IntractableError(
-            f"reverse_ais: samples lack the blocks {a!r} and {b!r}, which interact, so they cannot be drawn "
-            "given the others. Give one of them as well."
-        )
+    states.check_summable(graph, missing)
     if missing:
         rows = random.fold_in(key, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
         x = x | Layer(missing).draw(Target(graph, params), x, rows)[0]

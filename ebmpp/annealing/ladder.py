@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.annealing import systems
+from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random
-from ebmpp.core.compile import compiled
-from ebmpp.errors import ArgumentError, DomainError
-from ebmpp.graph import FactorGraph
+from ebmpp.core.compile import Compiled
+from ebmpp.errors import ArgumentError
 
 _KINDS = ("linear", "sigmoid", "adaptive")
 
@@ -167,12 +167,8 @@ def find_ladder(
     return Ladder(state.places, state.count)
 
 
-@compiled(statics=5)
-def _find(
-    graph: FactorGraph, num: int, threshold: float, capacity: int, sweeps: int, path: Path, key: Array
-) -> Ladder:
-    del graph  # the path's, so that the cache is bounded by graphs
-    return find_ladder(path, key, num, threshold, capacity, sweeps)
+#: The cache is bounded by graphs.
+_find = Compiled(find_ladder, (2, 4, 5), key=lambda path, *_: path.graph)
 
 
 def adaptive_ladder(
@@ -186,18 +182,14 @@ def adaptive_ladder(
     """
     capacity = _CAPACITY if most is None else min(most, _CAPACITY)
     while True:
-        ladder = _find(path.graph, num, cess_threshold, capacity, sweeps, path, key)
+        ladder = _find(path, key, num, cess_threshold, capacity, sweeps)
         if int(ladder.count) < capacity or capacity == most:
             return ladder
         # the last step, to the end, is a long one; a pilot is stuck if the step before is the shortest
         if bool(ladder.places[-2] - ladder.places[-3] <= 2 * _SHORTEST):
             if most is not None:
                 return ladder
-            raise DomainError(
-                f"weights are uneven or not finite at place {float(ladder.places[-2]):g} of the path, "
-                "however short a step is: a model there may not normalise, or natural parameters overflow. "
-                "Check the params, and those of the path."
-            )
+            raise not_finite(f"weights at place {float(ladder.places[-2]):g} are uneven, or")
         capacity = 2 * capacity if most is None else min(most, 2 * capacity)
 
 

@@ -16,7 +16,7 @@ from jax import Array
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
-from ebmpp.errors import DomainError, IntractableError, StateError, clash
+from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph, tables
 
 Data = Mapping[str, Array] | Array
@@ -84,28 +84,16 @@ class LogPartition(Shown):
         :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
             only visible block.
         :return: shape ``(*batch,)``.
-        :raises IntractableError: where the latents given the visibles are not one layer.
+        :raises IntractableError: where the latents given the visibles are not one layer, so that log Z alone
+            does not give the likelihood; :func:`ebmpp.exact.log_likelihood` sums over those of small models.
         :raises StateError: data of a wrong name, shape or value.
         """
-        for a, b in self.graph.interacting(self.graph.latent):
-            raise IntractableError(
-                f"latent {clash(a, b)} given the visible ones, so the free energy of a row has no closed "
-                "form, and log Z alone does not give its likelihood. exact.log_likelihood sums over the "
-                "latents of small models."
-            )
         rows = tables.as_table(self.graph, data).observed()
         return -self.graph.free_energy(self.params, rows) - self.log_partition
 
     def average_log_likelihood(self, data: Data) -> AverageLogLikelihood:
-        """Return the mean of :meth:`log_likelihood` over rows, with its errors.
-
-        :param data: as for :meth:`log_likelihood`, at least one row.
-        :raises IntractableError: as :meth:`log_likelihood` does.
-        :raises StateError: as :meth:`log_likelihood` does, and if there are no rows.
-        """
+        """Return the mean of :meth:`log_likelihood` over rows, with its errors; see there for ``data``."""
         values = np.asarray(self.log_likelihood(data), float).ravel()
-        if not values.size:
-            raise StateError("average_log_likelihood: data must have rows, got none.")
         return AverageLogLikelihood(float(values.mean()), self.standard_error, float(standard_error(values)))
 
 
@@ -134,15 +122,8 @@ class ParticleSystem(LogPartition):
         )
 
     def _card(self) -> Card:
-        rows = [
-            ("log Z (nats)", str(Measured(self.log_partition, self.standard_error))),
-            ("effective particles", self._effective),
-            ("share of distinct ancestors", f"{self.distinct_ancestors:.3g}"),
-            ("islands", str(len(self.log_z))),
-            ("rungs", str(self.num_rungs)),
-        ]
-        blocks = [(b, str(v.shape[1:]), str(v.dtype)) for b, v in self.particles.items()]
-        grids = Grid(("", ""), rows), Grid(("block", "shape of a particle", "dtype"), blocks)
+        rows = [("islands", len(self.log_z)), ("share of distinct ancestors", self.distinct_ancestors)]
+        grids = *super()._card().grids, Grid(("", ""), [*rows, ("rungs", self.num_rungs)])
         return Card("Weighted particles, and an estimate of log Z", grids)
 
 
@@ -201,19 +182,23 @@ def summarize(name: str, log_weights: Float[np.ndarray, "islands particles"]) ->
 
     :raises DomainError: where weights are not finite.
     """
-    top, undefined = log_weights.max(), int(np.isnan(log_weights).sum())
-    if undefined or not np.isfinite(top):
-        raise DomainError(
-            f"{name}: {undefined or log_weights.size} of {log_weights.size} particles have weights that are "
-            "not finite: a model on the way may not normalise, or natural parameters overflow. Check the "
-            "params, and those of the path; a reference that is nearer to the model (data=...) may help."
-        )
+    top = log_weights.max()  # NaN if some weight is
+    if not np.isfinite(top):
+        raise not_finite(f"{name}: the weights of some particles")
     w = np.exp(log_weights - top)
     islands = w.mean(1)
     mean = islands.mean()
     ess = w.sum() ** 2 / (w**2).sum()
     error = float(standard_error(islands) / mean)
     return WeightSummary(float(math.log(mean) + top), error, float(ess), np.log(islands) + top, w / w.sum())
+
+
+def not_finite(what: str) -> DomainError:
+    """Return the error for weights along a path that are not finite."""
+    return DomainError(
+        f"{what} are not finite: a model on the path may not normalise, or natural parameters overflow. "
+        "Check the params, and those of the path. A reference nearer to the model (data=...) may help."
+    )
 
 
 def warn_low_ess(advice: str, *results: LogPartition) -> None:
@@ -223,13 +208,9 @@ def warn_low_ess(advice: str, *results: LogPartition) -> None:
     """
     low = [m for m in results if m.effective_sample_size < max(2.0, _LOW_ESS * len(m.log_weights))]
     if low:
-        direction = {"lower": "forward", "upper": "in reverse"}
-        texts = (
-            f"{m._effective} particles ({direction[m.bound]}, standard error {m.standard_error:.2g})"
-            for m in low
-        )
+        sides = (f"{m._effective} particles (standard error {m.standard_error:.2g})" for m in low)
         warnings.warn(
-            f"the effective sample size is {' and '.join(texts)}: too small for the standard error to be "
+            f"the effective sample size is {' and '.join(sides)}: too small for the standard error to be "
             f"trusted. {advice}",
             stacklevel=3,
         )

@@ -16,16 +16,16 @@ from jax.sharding import Mesh
 
 from ebmpp.annealing import independence, systems
 from ebmpp.annealing.ladder import Ladder
-from ebmpp.annealing.log_partition import Data
+from ebmpp.annealing.log_partition import Data, not_finite
+from ebmpp.annealing.particles import Paths, prepare, run_keys
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.request import Paths, check_model, prepare
-from ebmpp.core import checks, random, sharding
+from ebmpp.annealing.reference import check_model
+from ebmpp.core import checks, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
 from ebmpp.coupling.accumulators import check_function
-from ebmpp.coupling.expectation import UnbiasedEstimate
-from ebmpp.errors import ArgumentError, DomainError, UnmetError
+from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
 
 #: Number of consecutive rejections that causes a warning.
@@ -37,9 +37,8 @@ def _shapes(graph: FactorGraph) -> dict[str, jax.ShapeDtypeStruct]:
     return {b: jax.ShapeDtypeStruct(f.shape, f.dtype) for b, f in graph.families.items()}
 
 
-@compiled(statics=7)
+@compiled(statics=6, key=lambda *args: args[6].graph)
 def _run_pairs(
-    graph: FactorGraph,
     fn: Callable[[Blocks], Any],
     num: int,
     k: int,
@@ -47,26 +46,25 @@ def _run_pairs(
     max_systems: int | None,
     sweeps: int,
     path: Path,
-    params: Params,
     ladder: Ladder,
     keys: Array,
 ) -> independence.PairOutcome:
     """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs."""
     as_float = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
-    shapes = jax.tree.map(as_float, jax.eval_shape(fn, _shapes(graph)))
+    shapes = jax.tree.map(as_float, jax.eval_shape(fn, _shapes(path.graph)))
 
     def run(keys: Array, shared: tuple, *_: Any) -> tuple[independence.PairOutcome, tuple]:
-        path, params, ladder = shared
+        path, ladder = shared
 
         def propose(keys: Array) -> tuple[Array, Any, Array]:
             system = systems.begin(path, keys, num)
             system = systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps)
-            x = systems.all_blocks(path, params, system, keys)
+            x = systems.all_blocks(path, system, keys)
             return systems.total_log_z(system), systems.weighted_mean(fn, x, system), system.min_cess
 
         return lax.map(lambda key: independence.run_pair(propose, shapes, key, k, m, max_systems), keys), ()
 
-    return sharding.everywhere(sharding.shard_jobs(run, keys, (path, params, ladder), len(keys))[0])
+    return sharding.everywhere(sharding.shard_jobs(run, keys, (path, ladder), len(keys))[0])
 
 
 def particle_expectation(
@@ -137,10 +135,9 @@ def particle_expectation(
     name = "particle_expectation"
     num = checks.count(f"{name}: num_particles", num_particles, 2)
     pairs = checks.count(f"{name}: num_pairs", num_pairs)
-    k, m = checks.count(f"{name}: k", k, 0), checks.count(f"{name}: m", m, 0)
-    if m < k:
-        raise ArgumentError(f"{name}: m must be at least k, got k={k}, m={m}.")
-    check_max_systems(f"{name}: max_systems", max_systems, m)
+    k = checks.count(f"{name}: k", k, 0)
+    m = checks.count(f"{name}: m", m, k)
+    checks.optional_count(f"{name}: max_systems", max_systems, m + 2)
     checks.choice(f"{name}: unmet", unmet, ("raise", "drop"))
     checks.flag(f"{name}: progress_bar", progress_bar)
     options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
@@ -150,27 +147,15 @@ def particle_expectation(
         key = check_model(name, graph, params, rng_key)
         run = prepare(name, graph, params, key, num, cess_threshold=cess_threshold, **options)
         check_function(f"{name}: fn", fn, _shapes(graph))
-        statics = (graph, fn, num, k, m, max_systems, run.num_sweeps)
-        keys = random.fold_in(random.fold_in(key, 0, 1), np.arange(pairs))
+        statics = (fn, num, k, m, max_systems, run.num_sweeps)
+        keys = run_keys(key, pairs)
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
             for batch in np.split(keys, range(sharding.width(), pairs, sharding.width())):
-                outcome = _run_pairs(*statics, run.path, run.params, run.ladder, batch)
-                outcomes.append(jax.device_get(outcome))
+                outcomes.append(jax.device_get(_run_pairs(*statics, run.path, run.ladder, batch)))
                 bar.update(len(batch))
     outcome = jax.tree.map(lambda *values: np.concatenate(values), *outcomes)
     return _estimate(outcome, num * (len(run.places) - 1) * run.num_sweeps, k, m, max_systems, unmet)
-
-
-def check_max_systems(name: str, value: int | None, m: int) -> int | None:
-    """Return a limit on the systems of a pair, or None for no limit.
-
-    :raises ArgumentError: for a limit below the number that the window needs.
-    """
-    limit = checks.optional_count(name, value)
-    if limit is not None and limit < m + 2:
-        raise ArgumentError(f"{name} must be at least m + 2 = {m + 2}, or None for no limit, got {limit}.")
-    return limit
 
 
 def _estimate(
@@ -181,20 +166,14 @@ def _estimate(
     :param sweeps: of one system, over all its particles.
     """
     if outcome.broken.any():
-        raise DomainError(
-            "particle_expectation: a system's weights are not finite: a model on the path may not normalise, "
-            "or natural parameters overflow. Check the params, and those of the path."
-        )
-    met = outcome.meeting_time >= 0
-    num_unmet = int((~met).sum())
-    if num_unmet:
-        message = f"{num_unmet} of {len(met)} pairs of particle systems had not met after {limit} systems"
-        if unmet == "raise" or not met.any():
-            raise UnmetError(
-                f"{message}. Raise max_systems (None is no limit), num_particles, num_sweeps or "
-                'cess_threshold, or pass unmet="drop" to leave them out, which is biased.'
-            )
-        warnings.warn(f"{message} and were dropped: the estimate is biased", stacklevel=3)
+        raise not_finite("particle_expectation: the weights of a system")
+    met = np.asarray(outcome.meeting_time >= 0)
+    num_unmet = check_unmet(
+        met,
+        f"of particle systems had not met after {limit} systems",
+        "Raise max_systems (None is no limit), num_particles, num_sweeps or cess_threshold",
+        unmet,
+    )
     longest = int(outcome.longest.max())
     if longest >= LONG_STAY:
         warnings.warn(
@@ -208,7 +187,7 @@ def _estimate(
         value=jax.tree.map(lambda h: h.mean(0), totals),
         standard_error=jax.tree.map(lambda h: standard_error(np.moveaxis(h, 0, -1)), totals),
         meeting_time=np.where(met, outcome.meeting_time, np.inf),
-        met=np.asarray(met),
+        met=met,
         cost=np.where(met, outcome.num_systems * float(sweeps), np.inf),
         k=k,
         m=m,

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequential Monte Carlo: log Z with an error from independent particle systems, and weighted draws."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -11,11 +12,11 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ebmpp.annealing import systems
+from ebmpp.annealing import ladder as ladders, systems
 from ebmpp.annealing.ladder import Ladder, adaptive_ladder
 from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize, warn_low_ess
-from ebmpp.annealing.path import Path
-from ebmpp.annealing.request import Paths, Run, check_model, prepare
+from ebmpp.annealing.path import Path, check_models
+from ebmpp.annealing.reference import check_model, log_partition, reference
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
@@ -23,24 +24,90 @@ from ebmpp.core.types import Eta, Params
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
+Paths = str | Path | Sequence[Params] | None
+
 _MIN_ISLANDS = 10  # fewer make the standard error too noisy
 _RUNGS = 25  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
 
 
-@compiled(statics=2)
-def _begin(graph: FactorGraph, num: int, path: Path, keys: Array) -> Systems:
-    del graph  # the path's, so that the cache is bounded by graphs
+class Run(NamedTuple):
+    """Checked arguments of a run of particle systems."""
+
+    path: Path
+    ladder: Ladder
+    log_z0: float
+    """log Z of the reference."""
+    num_sweeps: int
+
+    @property
+    def places(self) -> np.ndarray:
+        """Places of the rungs."""
+        return np.asarray(self.ladder.places)[: int(self.ladder.count)]
+
+
+def prepare(
+    name: str,
+    graph: FactorGraph,
+    params: Params,
+    key: Array,
+    num: int,
+    *,
+    path: Paths,
+    data: Data | None,
+    ladder: Any,
+    cess_threshold: float,
+    num_sweeps: int,
+) -> Run:
+    """Check the options of particle systems, and find their path and ladder.
+
+    :param key: ``(2,)``.
+    :param num: number of particles of a system.
+    """
+    checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
+    num_sweeps = checks.count(f"{name}: num_sweeps", num_sweeps)
+    eta0 = path.eta0 if isinstance(path, Path) else reference(graph, params, key, data)
+    path = _as_path(name, graph, eta0, params, path)
+    if isinstance(ladder, str):
+        checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
+        result = adaptive_ladder(path, random.fold_in(key, 1, 1), num, cess_threshold, num_sweeps)
+    else:
+        places = ladders.given_places(f"{name}: ladder", ladder, int(path.num) - 1)
+        result = Ladder(jnp.asarray(places), jnp.full((), len(places), jnp.int32))
+    return Run(path, result, log_partition(graph, eta0), num_sweeps)
+
+
+def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths) -> Path:
+    """Return a path that ends at ``params``."""
+    if isinstance(path, Path):
+        if path.graph != graph:
+            raise ArgumentError(f"{name}: path must be of the graph {graph!r}, got one of {path.graph!r}.")
+        return path.to(params)
+    if path is None or isinstance(path, str):
+        kind = "line" if path is None else path
+        checks.choice(f"{name}: path", kind, ("line",), "fit.path, or a list of params")
+        return Path.line(graph, eta0, params)
+    models = checks.sequence(f"{name}: path", path, 'params, or "line"')
+    check_models(name, graph, models)
+    return Path.through(graph, eta0, [*models, params])
+
+
+def run_keys(key: Array, num: int) -> Array:
+    """Return the keys of independent systems, or of pairs of chains of systems."""
+    return random.fold_in(random.fold_in(key, 0, 1), np.arange(num))
+
+
+# -- programs, whose cache is bounded by graphs ----------------------------------------------------
+
+
+@compiled(statics=1, key=lambda num, path, keys: path.graph)
+def _begin(num: int, path: Path, keys: Array) -> Systems:
     run = lambda keys, path, *_: (systems.split_islands(systems.begin(path, keys, num)), ())
     return systems.merge_islands(sharding.shard_jobs(run, keys, path, len(keys))[0])
 
 
-@compiled(statics=2)
-def _climb(
-    graph: FactorGraph, sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array
-) -> Systems:
-    del graph
-
+@compiled(statics=1, key=lambda sweeps, path, *_: path.graph)
+def _climb(sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array) -> Systems:
     def run(jobs: tuple[Systems, Array], shared: tuple, *_: Any) -> tuple[Systems, tuple]:
         path, ladder, first = shared
         last, (system, keys) = jnp.minimum(first + _RUNGS, ladder.count), jobs
@@ -52,10 +119,9 @@ def _climb(
     return systems.merge_islands(sharding.shard_jobs(run, jobs, (path, ladder, first), len(keys))[0])
 
 
-@compiled(statics=1)
-def _finish(graph: FactorGraph, path: Path, params: Params, system: Systems, keys: Array) -> tuple:
-    del graph
-    x = systems.all_blocks(path, params, system, keys)
+@compiled(statics=0, key=lambda path, *_: path.graph)
+def _finish(path: Path, system: Systems, keys: Array) -> tuple:
+    x = systems.all_blocks(path, system, keys)
     return x, *sharding.everywhere((system.log_z, system.log_weights, system.ancestors))
 
 
@@ -63,17 +129,13 @@ def _run(
     path: Path, ladder: Ladder, sweeps: int, keys: Array, num: int, progress_bar: bool = False
 ) -> Systems:
     """Run systems of ``num`` particles from the reference to the model."""
-    system, count = _begin(path.graph, num, path, keys), int(ladder.count)
+    system, count = _begin(num, path, keys), int(ladder.count)
     hidden = not (progress_bar and sharding.is_first())
     with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:
         for first in range(1, count, _RUNGS):
-            system = _climb(path.graph, sweeps, path, ladder, np.int32(first), system, keys)
+            system = _climb(sweeps, path, ladder, np.int32(first), system, keys)
             bar.update(min(_RUNGS, count - first))
     return system
-
-
-def _island_keys(key: Array, islands: int) -> Array:
-    return random.fold_in(random.fold_in(key, 0, 1), np.arange(islands))
 
 
 def start_systems(
@@ -85,7 +147,7 @@ def start_systems(
     """
     path = Path.line(graph, eta0, params)
     ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, 0.9)
-    return _run(path, ladder, 1, _island_keys(key, islands), num)
+    return _run(path, ladder, 1, run_keys(key, islands), num)
 
 
 def smc(
@@ -167,16 +229,15 @@ def smc(
         params = sharding.place(params)
         key = check_model("smc", graph, params, rng_key)
         run = prepare("smc", graph, params, key, num, cess_threshold=cess_threshold, **options)
-        keys = _island_keys(key, islands)
+        keys = run_keys(key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
-        result = _as_result(run, system, keys)
+        result = _as_result(run, params, system, keys)
     warn_low_ess(_ADVICE, result)
     return result
 
 
-def _as_result(run: Run, system: Systems, keys: Array) -> ParticleSystem:
-    graph = run.path.graph
-    x, log_z, log_weights, ancestors = _finish(graph, run.path, run.params, system, keys)
+def _as_result(run: Run, params: Params, system: Systems, keys: Array) -> ParticleSystem:
+    x, log_z, log_weights, ancestors = _finish(run.path, system, keys)
     log_weights = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None] + run.log_z0
     summary = summarize("smc", log_weights)
     ancestors = np.asarray(ancestors).reshape(log_weights.shape)
@@ -188,8 +249,8 @@ def _as_result(run: Run, system: Systems, keys: Array) -> ParticleSystem:
         betas=run.places,
         bound="lower",
         unbiased=True,
-        graph=graph,
-        params=run.params,
+        graph=run.path.graph,
+        params=params,
         particles=x,
         weights=summary.weights.ravel(),
         log_z=summary.log_island_means,

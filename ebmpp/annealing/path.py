@@ -35,7 +35,7 @@ from ebmpp.core import random, sharding
 from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
-from ebmpp.errors import DomainError
+from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, display, energy
 from ebmpp.graph.declaration import schedule
@@ -125,22 +125,11 @@ class Path(Shown):
 
         :raises IndexError: where there is no such knot.
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"knot {index} of a path of {len(self)} knots")
-        return self._knot(index % len(self))
+        return self._knot(range(len(self))[index])
 
     def check(self, name: str) -> None:
-        """Check on the host that all models normalise.
-
-        :param name: of the caller, for errors.
-        :raises DomainError: where one does not.
-        :raises ParameterError: for params that do not fit the graph.
-        """
-        for index in range(1, len(self)):
-            try:
-                self.graph.check(self.params_at(index))
-            except DomainError as error:
-                raise DomainError(f"{name}: knot {index} of the path: {error}") from None
+        """Check on the host that all models fit the graph and normalise; see :func:`check_models`."""
+        check_models(name, self.graph, [self.params_at(i) for i in range(1, len(self))])
 
     def along(self) -> Params:
         """Return the params of all knots, ``(len(path), ...)`` each."""
@@ -174,7 +163,7 @@ class Path(Shown):
     @property
     def kept(self) -> tuple[str, ...]:
         """The other blocks."""
-        return kept_blocks(self.graph)
+        return tuple(b for b in self.graph.families if b not in self.summed)
 
     @property
     def end(self) -> Scalar:
@@ -256,6 +245,19 @@ class Path(Shown):
         return {b: x[b] for b in self.kept}
 
 
+def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> None:
+    """Check the params of all knots of a path but the reference.
+
+    :param name: of the caller, for errors.
+    :raises ParameterError: for params that do not fit the graph or do not normalise.
+    """
+    for index, params in enumerate(models, 1):
+        try:
+            graph.check(params)
+        except ParameterError as error:
+            raise type(error)(f"{name}: knot {index} of the path: {error}") from None
+
+
 # -- blocks and draws ------------------------------------------------------------------------------
 
 
@@ -273,11 +275,6 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
     if len(best) == len(graph.families):  # no two blocks interact
         best.remove(min(best, key=lambda b: graph.families[b].size))
     return tuple(best)
-
-
-def kept_blocks(graph: FactorGraph) -> tuple[str, ...]:
-    """Return the blocks that are not summed out."""
-    return tuple(b for b in graph.families if b not in summed_blocks(graph))
 
 
 def _of_part(graph: FactorGraph, eta0: Eta, block: str, part: Any) -> Array:

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The reference distribution at which a path of models starts: independent units near the model.
+"""Start of annealing: a checked model, and the reference distribution, independent units near the model.
 
 Its log Z is a sum of log-normalisers. Estimates of Z are unbiased for any reference; they vary less from one
 that is near.
@@ -24,6 +24,22 @@ from ebmpp.moves import gibbs
 from ebmpp.moves.move import draw_sweep, gibbs_sweep
 from ebmpp.moves.target import Target
 
+
+def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:
+    """Check what every function of this room takes, and return the key pair of the key.
+
+    :raises ArgumentError: for anything but a graph and a key, or under ``jit``.
+    :raises ParameterError: for params that do not fit or do not normalise.
+    """
+    checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
+    instead = (
+        "use monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
+    )
+    checks.on_host(name, params, rng_key, instead=instead)
+    graph.check(params)
+    return random.key_pair(checks.key(f"{name}: rng_key", rng_key))
+
+
 _PILOT_CHAINS, _PILOT_SWEEPS = 200, 100  # as much work as a hundred particles at 200 temperatures
 
 
@@ -41,7 +57,7 @@ def reference(
     and stripes 4x4 (16 latent units, 100 particles, 1,000 temperatures, 20 keys) the root mean square error
     of log Z was 0.7 to 2.3 from the biases, and is 0.02 to 0.05 from the pilot.
 
-    :param key: ``(2,)``, of the pilot.
+    :param key: ``(2,)``, of the run.
     :param data: rows of the visible blocks, whose means replace the pilot's; latents then have the family's
         default distribution.
     :param fixed: natural parameters of some blocks, which take precedence.
@@ -59,7 +75,7 @@ def reference(
         return base_rates(graph, data) | eta
     if eta.keys() == graph.families.keys():
         return eta
-    keys = random.fold_in(key, np.arange(_PILOT_CHAINS))
+    keys = random.fold_in(random.fold_in(key, 4, 1), np.arange(_PILOT_CHAINS))
     return _pilot(Target(graph, params), keys) | eta
 
 
@@ -112,18 +128,13 @@ def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
     if not isinstance(values, Mapping):
         raise ParameterError(f"reference must be a dict of natural parameters, got {checks.tell(values)}.")
     checks.names("block of the reference", values, graph.families, ParameterError)
-    result = {}
-    for b, value in values.items():
-        family, eta = graph.families[b], jnp.asarray(value, jnp.result_type(float))
-        if eta.shape != family.statistic_shape:
-            raise ParameterError(
-                f"reference: the natural parameter of block {b!r} must have shape {family.statistic_shape}, "
-                f"got {eta.shape}."
+    result = {b: jnp.asarray(value, jnp.result_type(float)) for b, value in values.items()}
+    for b, eta in result.items():
+        family = graph.families[b]
+        fits = eta.shape == family.statistic_shape
+        if not (fits and bool(family.in_domain(eta).all())):
+            raise (DomainError if fits else ParameterError)(
+                f"reference: the natural parameter of block {b!r} ({family!r}) must be {family.domain}, of "
+                f"shape {family.statistic_shape}, got shape {eta.shape}: {np.asarray(eta)}."
             )
-        if not bool(family.in_domain(eta).all()):
-            raise DomainError(
-                f"reference: the natural parameter of block {b!r} ({family!r}) must be {family.domain}, got "
-                f"{np.asarray(eta)}."
-            )
-        result[b] = eta
     return result

@@ -211,9 +211,9 @@ def energy_gradient(path: Path, params: Params, system: Systems) -> Params:
     return jax.vmap(mean_gradient)(system.weights, x)
 
 
-def all_blocks(path: Path, params: Params, system: Systems, keys: IslandKeys) -> Blocks:
+def all_blocks(path: Path, system: Systems, keys: IslandKeys) -> Blocks:
     """Draw the summed blocks given the kept ones and return all, ``(systems * particles, *shape)``."""
-    slope = path.slope(params, system.x)
+    slope = path.slope(path.params, system.x)
     row_keys = random.fold_in(particle_keys(keys, system.log_weights.shape[1]), 0, 2)
     drawn = path.draw(path.summed, slope.eta, jnp.ones(()), row_keys)
     return {b: drawn[b] if b in drawn else system.x[b] for b in path.graph.families}

@@ -22,10 +22,10 @@ from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import Outcome, Window, run_pairs
 from ebmpp.coupling.pairs import Fresh
-from ebmpp.coupling.pools import with_pool
-from ebmpp.errors import ArgumentError, StateError, UnmetError
+from ebmpp.coupling.pools import free_rows, with_pool
+from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Observed, as_clamped, as_rows
+from ebmpp.graph.states import Observed, as_clamped
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.move import Move
 from ebmpp.moves.search import STARTS
@@ -92,16 +92,9 @@ class UnbiasedEstimate(Shown):
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
-        acceptance = (
-            ""
-            if np.isnan(self.acceptance)
-            else f", acceptance {self.acceptance:.3g}, P(tau > {self.lag}) {self.late:.3g} "
-            f"(at most {self.late_upper:.2g})"
-        )
         return (
             f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; {len(self.met)} pairs, "
-            f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
-            f"mean meeting time {mean:.4g}{acceptance})"
+            f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, mean meeting time {mean:.4g})"
         )
 
     def _card(self) -> Card:
@@ -267,33 +260,16 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
     values, clamped, kind = init, target.given, "uniform"
     if isinstance(init, str):
         kind = checks.choice("init", init, STARTS, also="states, a function of a key or None")
-        values = None
     if callable(init):
         checks.function("init", init, "a jax key", arguments=1)
         values = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
-    if values is not None and not isinstance(values, Mapping):
-        raise StateError(f"init must return a dict of blocks, got {checks.tell(values)}.")
-    rows, batch = as_rows(target.graph.families, {} if values is None else values)
-    clash = sorted(set(rows) & set(clamped.full))
-    if clash:
-        raise StateError(f"init must not have the clamped block {clash[0]!r}.")
-    for axes, name in ((batch, "init"), (clamped.batch, "clamped blocks")):
-        if axes not in ((), (num_pairs,)):
-            raise StateError(f"{name} must have no leading axis or ({num_pairs},), got {axes}.")
-    if clamped.keep and clamped.batch:
-        raise StateError(f"an Observed block must have no leading axes, got {clamped.batch}.")
+    rows, batch = free_rows("init", target, {} if init is None or isinstance(init, str) else values)
+    per_pair = (), (num_pairs,)
+    axes_of_clamped = ((),) if clamped.keep else per_pair  # observed units are those of all pairs
+    for name, axes, valid in (("init", batch, per_pair), ("clamped blocks", clamped.batch, axes_of_clamped)):
+        if axes not in valid:
+            raise StateError(f"{name} must have leading axes {' or '.join(map(str, valid))}, got {axes}.")
     return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
-
-
-def check_max_sweeps(name: str, value: object, lag: int) -> int | None:
-    """Check a limit on the sweeps of the leading chain.
-
-    :raises ArgumentError: for a limit at which no pair could have met.
-    """
-    limit = checks.optional_count(name, value)
-    if limit is not None and limit <= lag:
-        raise ArgumentError(f"{name} must be None or more than the lag, {lag}, got {limit}.")
-    return limit
 
 
 class Request(NamedTuple):
@@ -319,8 +295,23 @@ def check_request(who: str, k: int, m: int | None, lag: int, max_sweeps: int | N
     k = checks.count(f"{who}: k", k, least=0)
     m = k if m is None else checks.count(f"{who}: m", m, least=k)
     lag = checks.count(f"{who}: lag", lag)
-    limit = check_max_sweeps(f"{who}: max_sweeps", max_sweeps, lag)
+    limit = checks.optional_count(f"{who}: max_sweeps", max_sweeps, lag + 1)
     return Request(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
+
+
+def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
+    """Return the number of unmet pairs, with a warning if they are to be dropped.
+
+    :raises UnmetError: for unmet pairs unless ``unmet`` is "drop", and if no pair met.
+    """
+    missing = int((~met).sum())
+    if not missing:
+        return 0
+    message = f"{missing} of {len(met)} pairs {cause}"
+    if unmet == "raise" or not met.any():
+        raise UnmetError(f'{message}. {remedy}, or pass unmet="drop" to drop them, which is biased.')
+    warnings.warn(f"{message} and were dropped: the estimate is biased.", stacklevel=4)
+    return missing
 
 
 def estimate_from(outcome: Outcome, request: Request, sums: Function) -> UnbiasedEstimate:
@@ -331,15 +322,12 @@ def estimate_from(outcome: Outcome, request: Request, sums: Function) -> Unbiase
     """
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
-    missing = int((~met).sum())
-    if missing:
-        message = f"{missing} of {len(tau)} pairs did not meet{_describe_broken(int(outcome.broken))}"
-        if request.unmet == "raise" or not met.any():
-            raise UnmetError(
-                f"{message}. Increase max_sweeps (None is no limit) or lag, use another coupling, or pass "
-                'unmet="drop" to drop them, which is biased.'
-            )
-        warnings.warn(f"{message} and were dropped: the estimate is biased.", stacklevel=4)
+    missing = check_unmet(
+        met,
+        f"did not meet{_describe_broken(int(outcome.broken))}",
+        "Increase max_sweeps (None is no limit) or lag, use another coupling",
+        request.unmet,
+    )
     pairs, count = sums.pairs(met), int(met.sum())
     used = int((pairs > 0).sum())
     others = count * (used - 1) / used if used > 1 else math.nan  # one row has no spread

@@ -47,26 +47,38 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
     :raises StateError: for a pool that does not fit the graph, or with clamped values that differ per pair.
     """
     move = mixture_of(moves)
-    if move is None:
-        if pool is not None:
-            raise ArgumentError(f'{who}: pool must be None unless coupling="mixture".')
-        return target
-    if pool is None:
+    if (move is None) != (pool is None):
         raise ArgumentError(
-            f'{who}: coupling="mixture" needs a pool of states that resemble draws of the model. Pass '
-            f"pool={{{move.marginalize[0]!r}: rows}}, or rows of other blocks, such as data."
+            f"{who}: pool must be states that resemble draws of the model, such as data, if coupling is "
+            f'"mixture" or a Mixture move, and otherwise None, got {checks.tell(pool)}.'
         )
-    return dataclasses.replace(target, pool=_pool(who, target, move, pool, key))
-
-
-def _pool(who: str, target: Target, move: Mixture, pool: Any, key: Key) -> Pool:
-    held = target.given
-    if held.keep or held.batch:
-        cause = "observed units" if held.keep else "clamped values with leading axes"
+    if move is None:
+        return target
+    if target.keep or target.batch:
+        cause = "observed units" if target.keep else "clamped values with leading axes"
         raise StateError(f"{who}: a pool cannot be used with {cause}. Pass coupling=None.")
     if not isinstance(pool, Pool):
-        pool = _make(target, move, _rows(who, target, pool), key)
-    return _fitting(who, target, move, pool)
+        rows, batch = free_rows(f"{who}: pool", target, pool)
+        if len(batch) != 1 or batch[0] == 0:
+            raise StateError(f"{who}: blocks of pool must have one leading axis, got {batch}.")
+        pool = _make(target, move, rows, key)
+    count = len(pool.log_normalizer)
+    expected = {b: (count, *target.graph.families[b].statistic_shape) for b in move.blocks}
+    shapes = {b: e.shape for b, e in pool.eta.items()}
+    if shapes != expected:
+        raise StateError(f"{who}: natural parameters of pool must have shapes {expected}, got {shapes}.")
+    return dataclasses.replace(target, pool=pool)
+
+
+def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, tuple[int, ...]]:
+    """Return values of free blocks as rows, and their leading axes.
+
+    :raises StateError: for anything but a dict of values of free blocks.
+    """
+    if not isinstance(values, Mapping):
+        raise StateError(f"{name} must be a dict of blocks, got {checks.tell(values)}.")
+    checks.names(f"free block of {name}", values, target.free, StateError)
+    return as_rows(target.graph.families, values)
 
 
 def mixture_pool(
@@ -102,33 +114,10 @@ def mixture_pool(
     graph.check(params)
     key = random.key_pair(checks.key("mixture_pool: rng_key", rng_key))
     target = Target(graph, params, as_clamped(graph.families, clamped))
-    move = mixture_of(resolve_moves(graph, coupling, target.clamped))
-    if move is None:
-        raise ArgumentError(f"mixture_pool: coupling must have a Mixture move, got {coupling!r}.")
-    return _pool("mixture_pool", target, move, rows, key)
-
-
-def _rows(who: str, target: Target, pool: Any) -> Blocks:
-    """Check rows of free blocks."""
-    if not isinstance(pool, Mapping) or not pool:
-        raise StateError(f"{who}: pool must be a dict of blocks, (rows, *shape) each, got {pool!r:.80}.")
-    rows, batch = as_rows(target.graph.families, pool)
-    clamped = sorted(set(rows) & set(target.clamped))
-    if clamped:
-        raise StateError(f"{who}: pool must not have the clamped block {clamped[0]!r}.")
-    if len(batch) != 1 or batch[0] == 0:
-        raise StateError(f"{who}: blocks of pool must have one leading axis, got {batch}.")
-    return rows
-
-
-def _fitting(who: str, target: Target, move: Mixture, pool: Pool) -> Pool:
-    """Check that a pool has the shapes of this graph and move."""
-    count = len(pool.log_normalizer)
-    expected = {b: (count, *target.graph.families[b].statistic_shape) for b in move.blocks}
-    shapes = {b: e.shape for b, e in pool.eta.items()}
-    if shapes != expected:
-        raise StateError(f"{who}: natural parameters of pool must have shapes {expected}, got {shapes}.")
-    return pool
+    moves = resolve_moves(graph, coupling, target.clamped)
+    target = with_pool("mixture_pool", target, moves, rows, key)
+    assert target.pool is not None  # rows are given
+    return target.pool
 
 
 @partial(jax.jit, static_argnames="move")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.annealing import independence, systems
 from ebmpp.annealing.ladder import Ladder, find_ladder
-from ebmpp.annealing.particle_pairs import LONG_STAY, check_max_systems
+from ebmpp.annealing.particle_pairs import LONG_STAY
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
@@ -128,7 +128,7 @@ class ParticleUCD(Estimator):
         checks.instance("ParticleUCD: posterior", self.posterior, UCD, "a UCD()")
         if self.m < self.k:
             raise ArgumentError(f"ParticleUCD: m must be at least k, got k={self.k}, m={self.m}.")
-        limit = check_max_systems("ParticleUCD: max_systems", self.max_systems, self.m)
+        limit = checks.optional_count("ParticleUCD: max_systems", self.max_systems, self.m + 2)
         object.__setattr__(self, "max_systems", limit)
 
     # -- the state -------------------------------------------------------------------------------

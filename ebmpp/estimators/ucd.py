@@ -16,7 +16,7 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
 from ebmpp.coupling.engine import Accumulator, Outcome, Window, run_pairs
-from ebmpp.coupling.expectation import MIN_ACCEPTANCE, check_max_sweeps, low_acceptance
+from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
 from ebmpp.coupling.pairs import uses_fast_compile as run_uses_fast_compile
 from ebmpp.coupling.pools import mixture_of
 from ebmpp.errors import ArgumentError, IntractableError, StateError, clash
@@ -145,7 +145,7 @@ class UCD(Estimator):
         checks.flag("UCD: allow_unmet", self.allow_unmet)
         if self.k is not None and self.m is not None and self.m < self.k:
             raise ArgumentError(f"UCD: m must be at least k, got k={self.k}, m={self.m}.")
-        check_max_sweeps("UCD: max_sweeps", self.max_sweeps, self.lag or 1)
+        checks.optional_count("UCD: max_sweeps", self.max_sweeps, (self.lag or 1) + 1)
         if not callable(self.start):
             checks.choice("UCD: start", self.start, _STARTS, also="a function of a key")
         checks.instance("UCD: length", self.length, Length, "a rule such as Quantile(0.95)")

@@ -153,20 +153,21 @@ class Runs:
         chunks = []
         for target, x, keys, count in self._chunks():
             x, mean, trace = _sample(target, num_samples, x, keys, num_warmup)
-            modes = value = None
+            chunk = {"draws": {b: x[b] for b in target.free}, "mean": mean, "trace": trace.T}
             with contextlib.suppress(NotImplementedError):  # a family without a mode
-                modes, value = _search(target, x, keys) if climb else (None, None)
-            chunks.append(self._result(count, x, mean, modes, value, np.asarray(trace)))
+                chunk |= _search(target, x, keys) if climb else {}
+            chunks.append(self._by_chain(chunk, count))
         return self._join(chunks, "posterior")
 
     def local_mode(self) -> Completion:
         """Run local searches."""
         chunks = []
         for target, x, keys, count in self._chunks():
-            modes, value = _search(target, x, keys)
-            best = self._best(modes, np.asarray(value))
-            at = {b: jnp.asarray(np.tile(v, (self.chains, *(1,) * (v.ndim - 1)))) for b, v in best.items()}
-            chunks.append(self._result(count, modes, _means(target, at), modes, value, None))
+            found = _search(target, x, keys)
+            best, _ = _best(self._by_chain(found))
+            tiled = {b: np.tile(v, (self.chains, *(1,) * (v.ndim - 1))) for b, v in best.items()}
+            chunk = found | {"draws": found["modes"], "mean": _means(target, x | tiled)}
+            chunks.append(self._by_chain(chunk, count))
         return self._join(chunks, "local_mode")
 
     def _chunks(self) -> Iterator[tuple[Target, Blocks, Array, int]]:
@@ -178,45 +179,30 @@ class Runs:
             copies = np.tile(row, self.chains)
             keys = _keys(self.key, np.repeat(np.arange(self.chains), size), copies)
             target = self.target.take(copies)
-            yield target, _start(target, keys), keys, min(size, rows - first)
+            yield target, search.started(target, random.fold_in(keys, 0)), keys, min(size, rows - first)
 
-    def _by_chain(self, value: Any) -> np.ndarray:
-        value = np.asarray(value)
-        return value.reshape(self.chains, -1, *value.shape[1:])
-
-    def _best(self, modes: Mapping[str, Array], value: np.ndarray) -> State:
-        """Return the mode of each row with the highest density over the chains."""
-        chain = self._by_chain(value).argmax(0)
-        return {b: self._by_chain(v)[chain, np.arange(len(chain))] for b, v in modes.items()}
-
-    def _result(self, count: int, x: Any, mean: Any, modes: Any, value: Any, trace: Any) -> dict[str, Any]:
-        """Return the fields of a chunk's result, without padding."""
-        means = {b: self._by_chain(mean[b])[:, :count] for b in self.target.free}
-        result: dict[str, Any] = {"mean": {b: v.mean(0) for b, v in means.items()}}
-        result["draws"] = {b: self._by_chain(x[b])[:, :count] for b in self.target.free}
-        if modes is not None:
-            best = self._best(modes, np.asarray(value))
-            result["mode"] = {b: best[b][:count] for b in self.target.free}
-            result["log_density"] = self._by_chain(value).max(0)[:count]
-        if trace is not None:
-            result["standard_error"] = {b: standard_error(np.moveaxis(v, 0, -1)) for b, v in means.items()}
-            result["r_hat"] = _r_hat(self._by_chain(trace.T)[:, :count])
-        return result
+    def _by_chain(self, values: Any, count: int | None = None) -> Any:
+        """Return arrays ``(chains, count, ...)`` on the host."""
+        split = lambda v: np.asarray(v).reshape(self.chains, -1, *v.shape[1:])[:, :count]
+        return jax.tree.map(split, values)
 
     def _join(self, chunks: list[dict[str, Any]], method: str) -> Completion:
-        """Join the chunks, with the leading axes of the known values."""
-        batch = self.target.batch
-        result: dict[str, Any] = {"standard_error": None, "mode": None, "log_density": None, "r_hat": None}
-        for name in chunks[0]:
-            axis = 1 if name == "draws" else 0
-            lead = ((self.chains,) if axis else ()) + batch
-            join = lambda *values, axis=axis: np.concatenate(values, axis)
-            joined = jax.tree.map(join, *[chunk[name] for chunk in chunks])
-            result[name] = jax.tree.map(lambda v: v.reshape(lead + v.shape[axis + 1 :]), joined)
-        self._insert_known(result)
-        return Completion(method=method, **result)
+        """Return the result of all rows, with the leading axes of the known values."""
+        joined = jax.tree.map(lambda *values: np.concatenate(values, 1), *chunks)
+        shaped = lambda v: v.reshape(self.target.batch + v.shape[1:])
+        mean, error, mode, value, r_hat = joined["mean"], None, None, None, None
+        if "trace" in joined:
+            error = {b: shaped(standard_error(np.moveaxis(v, 0, -1))) for b, v in mean.items()}
+            r_hat = shaped(_r_hat(joined["trace"]))
+        if "modes" in joined:
+            best, value = _best(joined)
+            mode, value = jax.tree.map(shaped, (best, value))
+        mean = {b: shaped(v.mean(0)) for b, v in mean.items()}
+        draws = {b: np.stack([shaped(x) for x in v]) for b, v in joined["draws"].items()}
+        self._insert_known(mean, error)
+        return Completion(mean, error, mode, value, draws, r_hat, method)
 
-    def _insert_known(self, result: dict[str, Any]) -> None:
+    def _insert_known(self, mean: State, error: State | None) -> None:
         """Replace means of observed units by their statistics, without error."""
         for b, keep in self.target.keep.items():
             family, batch = self.target.graph.families[b], self.target.batch
@@ -224,9 +210,15 @@ class Runs:
             known = np.asarray(keep).reshape(keep.shape + (1,) * len(family.stat_shape))
             shape = batch + family.statistic_shape
             known = np.broadcast_to(known, stats.shape).reshape(shape)
-            result["mean"][b] = np.where(known, stats.reshape(shape), result["mean"][b])
-            if result["standard_error"] is not None:
-                result["standard_error"][b] = np.where(known, 0.0, result["standard_error"][b])
+            mean[b] = np.where(known, stats.reshape(shape), mean[b])
+            if error is not None:
+                error[b] = np.where(known, 0.0, error[b])
+
+
+def _best(found: Mapping[str, Any]) -> tuple[State, np.ndarray]:
+    """Return the mode of each row with the highest density over the chains, and this density."""
+    chain = found["value"].argmax(0)
+    return {b: v[chain, np.arange(len(chain))] for b, v in found["modes"].items()}, found["value"].max(0)
 
 
 def _r_hat(trace: np.ndarray) -> np.ndarray:
@@ -245,11 +237,6 @@ def _r_hat(trace: np.ndarray) -> np.ndarray:
 @jax.jit
 def _keys(key: Array, chain: Array, row: Array) -> Array:
     return random.fold_in(random.fold_in(key, 1, chain), row)
-
-
-@jax.jit
-def _start(target: Target, keys: Array) -> Blocks:
-    return search.start(target, random.fold_in(keys, 0))
 
 
 @jax.jit
@@ -286,6 +273,6 @@ def _sample(
 
 
 @Compiled
-def _search(target: Target, x: Blocks, keys: Array) -> tuple[Blocks, Array]:
-    modes = search.local_modes(target, x, random.fold_in(keys, 2))
-    return modes.x, modes.value
+def _search(target: Target, x: Blocks, keys: Array) -> dict[str, Any]:
+    found = search.local_modes(target, x, random.fold_in(keys, 2))
+    return {"modes": {b: found.x[b] for b in target.free}, "value": found.value}

@@ -12,7 +12,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Keys, Params, Rows, checks, random
-from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
 
@@ -76,29 +76,19 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
     :raises IntractableError: a unit's conditional is not available.
     :raises ArgumentError: ``num_units`` that is not a positive int, or without a key.
     """
-    _check_tractable(graph)
-    size = len(next(iter(rows.values())))
-    if num_units is None:
-        return jnp.zeros((size, 2), jnp.uint32)  # nothing is drawn
-    checks.count("num_units", num_units)
-    if rng_key is None:
-        raise ArgumentError("num_units needs rng_key=jax.random.key(...), to choose units at random")
-    rng_key = checks.key("rng_key", rng_key)
-    return random.fold_in(random.key_pair(rng_key), jnp.arange(size))
-
-
-def _check_tractable(graph: FactorGraph) -> None:
-    for a, b in graph.interacting(graph.latent):
-        raise IntractableError(
-            f"pseudo-likelihood: latent blocks {a!r} and {b!r} interact given the visible ones, so the free "
-            "energy has no closed form. Use monitors.reconstruction"
-        )
+    states.check_summable(graph, graph.latent)
     for b, family in graph.visible.items():
         if graph.latent and family.states() is None:
             raise IntractableError(
                 f"pseudo-likelihood: {b!r} ({family!r}) must have finitely many values in a model with "
                 "latents, which take its conditional out of the family. Use monitors.reconstruction"
             )
+    size = len(next(iter(rows.values())))
+    if num_units is None:
+        return jnp.zeros((size, 2), jnp.uint32)  # nothing is drawn
+    checks.count("num_units", num_units)
+    rng_key = checks.key("num_units needs a key: rng_key", rng_key)
+    return random.fold_in(random.key_pair(rng_key), jnp.arange(size))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

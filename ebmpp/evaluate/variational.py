@@ -16,7 +16,6 @@ from jax.scipy.special import logsumexp
 from ebmpp.core import Blocks, Key, Keys, Params, checks, random
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Eta, Scalar
-from ebmpp.errors import ArgumentError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.mean_field import mean_field
@@ -78,9 +77,7 @@ def mean_field_bound(
     if num_draws is None:
         return _bounds(graph, passes, params, rows).reshape(batch)
     num_draws = checks.count("mean_field_bound: num_draws", num_draws)
-    if rng_key is None:
-        raise ArgumentError("mean_field_bound: num_draws needs rng_key=jax.random.key(...)")
-    key = random.key_pair(checks.key("mean_field_bound: rng_key", rng_key))
+    key = random.key_pair(checks.key("mean_field_bound: num_draws needs a key: rng_key", rng_key))
     keys = random.fold_in(key, jnp.arange(len(next(iter(rows.values())))))
     return _weighted_bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
 

@@ -64,7 +64,7 @@ def test_a_path_leads_from_base_rates_to_the_model() -> None:
     copy = pickle.loads(pickle.dumps(fit)).path
     assert copy.graph == graph
     jax.tree.map(np.testing.assert_array_equal, copy.along(), path.along())
-    with pytest.raises(IndexError, match=f"knot {len(path)}"):
+    with pytest.raises(IndexError):
         path.params_at(len(path))
 
 
