@@ -281,7 +281,7 @@ class RatesHerding(_FastWeights):
         super().__init__(graph, rate, decay, init)
 
     def _move(self, target: Target, x: Blocks, keys: Array) -> Blocks:
-        return search.climb(target, x).x
+        return search.local_modes(target, x).x
 
 
 def _check_rates(graph: FactorGraph, rates: Params, values: bool) -> Params:

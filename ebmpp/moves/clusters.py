@@ -78,12 +78,7 @@ class Clusters(Move):
         return (self.block,)
 
     def check(self, graph: FactorGraph) -> None:
-        """Check the block's family and factors.
-
-        :raises StateError: for an unknown block.
-        :raises IntractableError: unless it is of Spin, Bernoulli or Categorical units that interact by
-            Pairwise factors.
-        """
+        """Refuse an unknown block, and units or factors that make no clusters."""
         states.check_names([self.block], graph.families)
         family = graph.families[self.block]
         factors = graph.splits[self.block].inner_factors if self.block in graph.splits else ()
@@ -95,10 +90,7 @@ class Clusters(Move):
             )
 
     def check_params(self, graph: FactorGraph, params: Any) -> None:
-        """Check the signs of weights.
-
-        :raises ParameterError: for negative weights of Categorical units.
-        """
+        """Refuse negative weights of Categorical units."""
         for factor in graph.splits[self.block].inner_factors:
             least = float(jnp.min(params[factor.name]))
             if isinstance(graph.families[self.block], Categorical) and least < 0:
@@ -282,14 +274,8 @@ def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     :raises IntractableError: if no units of one block interact, or not in a way that makes clusters.
     """
     checks.instance("cluster_sweep: graph", graph, FactorGraph, "a FactorGraph")
-    if not graph.splits:
-        raise IntractableError(
-            f"cluster_sweep: graph must have a block whose units interact, got {dict(graph.families)}. "
-            "BlockedGibbs draws each block at once."
-        )
-    moves = []
-    for layer in schedule(graph, clamped):
-        move = Clusters(layer[0]) if layer[0] in graph.splits else Layer(layer, "maximal")
-        move.check(graph)
-        moves.append(move)
-    return tuple(moves)
+    layers = schedule(graph, clamped)
+    inner = [layer[0] for layer in layers if layer[0] in graph.splits]
+    for block in inner if graph.splits else graph.families:  # the check says that no units interact
+        Clusters(block).check(graph)
+    return tuple(Clusters(layer[0]) if layer[0] in inner else Layer(layer, "maximal") for layer in layers)

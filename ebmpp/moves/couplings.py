@@ -96,7 +96,7 @@ def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]
         for every layer, or one per layer. Algorithm 3 of Qiu et al. is ``("maximal", "common")``, their
         Algorithm 1 ``("maximal_independent", "independent")``.
     :param layers: the layers of the sweep.
-    :raises ArgumentError: for an unknown kind or a wrong number of kinds.
+    :raises ArgumentError: for an unknown kind, a wrong number of kinds, or independent draws of all layers.
 
     **Example**
 
@@ -112,14 +112,12 @@ def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]
     else:
         single = isinstance(coupling, str)
         kinds = (coupling,) * len(layers) if single else tuple(checks.sequence("coupling", coupling, "kinds"))
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise ArgumentError(f'coupling must be "mixture" or, for layers, among {KINDS}, got {unknown[0]!r}.')
-    if len(kinds) != len(layers):
-        raise ArgumentError(f"coupling must name {len(layers)} layers, got {len(kinds)}: they are {layers}.")
-    if set(kinds) == {"independent"}:
+    for kind in kinds:
+        checks.choice("coupling", kind, KINDS, also='"mixture", moves, or a function that returns moves')
+    if len(kinds) != len(layers) or set(kinds) == {"independent"}:
         raise ArgumentError(
-            "coupling must not draw all layers independently: chains would not stay together."
+            f"coupling must name a kind for each of the {len(layers)} layers {layers} and not draw all of "
+            f"them independently (chains would not stay together), got {kinds}."
         )
     return kinds
 

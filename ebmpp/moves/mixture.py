@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Blocks, Chains, Eta, Keys, Params, PerRow, Rows
-from ebmpp.errors import ArgumentError, IntractableError, StateError
+from ebmpp.core.types import Blocks, Chains, Keys, Params, PerRow, Rows
+from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
@@ -92,15 +92,8 @@ class Mixture(Move):
         return read_blocks(graph, self.blocks, self.marginalize)
 
     def check(self, graph: FactorGraph) -> None:
-        """Check the blocks.
-
-        :raises ArgumentError: if there is no block to propose or to sum out, or no component.
-        :raises IntractableError: if blocks that are proposed, or summed out, together interact, or the units
-            of one do.
-        """
+        """Refuse a mixture of no component, and blocks that interact."""
         checks.count("Mixture: components", self.components)
-        if not self.blocks or not self.marginalize:
-            raise ArgumentError(f"Mixture: blocks and marginalize must name at least one block, got {self}.")
         refuse_interacting(graph, self.blocks, "proposed from a mixture")
         refuse_interacting(graph, self.marginalize, "summed out")
 
@@ -168,10 +161,7 @@ class Mixture(Move):
         return jax.nn.logsumexp(inner, axis=-1)
 
     def _pool(self, target: Target) -> Pool:
-        """Return the target's pool.
-
-        :raises StateError: if it has none.
-        """
+        """Return the target's pool, or raise StateError."""
         if target.pool is None:
             raise StateError(
                 f"pool must be given with {self}: values of {self.marginalize}, as in "
@@ -189,12 +179,9 @@ def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, cla
     count = len(next(iter(rows.values())))
     held = {b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in clamped.items()}
     eta = energy.natural_rows(graph, params, {b: rows[b] for b in move.marginalize} | held, move.blocks)
-    return Pool({b: eta[b] for b in move.blocks}, _log_normalizer(graph, eta))
-
-
-def _log_normalizer(graph: FactorGraph, eta: Eta) -> PerRow:
-    parts = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
-    return jnp.stack([a.reshape(len(a), -1).sum(-1) for a in parts]).sum(0)
+    per_unit = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
+    log_normalizer = jnp.stack([a.reshape(count, -1).sum(-1) for a in per_unit]).sum(0)
+    return Pool({b: eta[b] for b in move.blocks}, log_normalizer)
 
 
 def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:

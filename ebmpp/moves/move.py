@@ -9,6 +9,7 @@ kernels use nothing but this interface, so a new kind of move is one class.
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
 """
 
+import abc
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import itertools
@@ -34,7 +35,7 @@ Drawn = tuple[Blocks, Counts]
 Flags = Mapping[str, Bool[Array, "rows ..."]]
 
 
-class Move:
+class Move(abc.ABC):
     """One step of a sweep: an immutable, hashable value. Base class.
 
     A subclass defines ``blocks``, ``reads``, ``draw`` and ``attempt``, and overrides what else differs.
@@ -57,13 +58,13 @@ class Move:
     def check_params(self, graph: FactorGraph, params: Params) -> None:
         """Raise an error if these params are not accepted."""
 
+    @abc.abstractmethod
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         """Return the blocks on which the draw depends: chains that agree there are moved alike."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         """Return new values of ``blocks``, a chain per row, and how many proposals each row accepted."""
-        raise NotImplementedError
 
     def num_parts(self, graph: FactorGraph) -> int:
         """Return the number of parts of a coupled draw, each of which has its own trials."""
@@ -76,29 +77,22 @@ class Move:
         """Compute what all trials of a part share."""
         return prepared
 
+    @abc.abstractmethod
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """Make one trial of the coupled draw of a part, with values of all ``blocks`` of both chains.
 
         :param focused: result of :meth:`focus` for the same ``z`` and part.
         """
-        raise NotImplementedError
 
 
 def refuse_interacting(graph: FactorGraph, blocks: Sequence[str], verb: str) -> None:
-    """Refuse blocks that interact, or whose units do.
-
-    :param verb: what they cannot be together, such as "summed out".
-    :raises IntractableError: if they do.
-    """
+    """Refuse blocks that interact, or whose units do; ``verb`` is such as "summed out"."""
     for a, b in graph.interacting(blocks):
         raise IntractableError(f"{clash(a, b)}, so they cannot be {verb} together.")
 
 
 def refuse_observed(marginalize: tuple[str, ...], keep: Keep) -> None:
-    """Refuse blocks with observed units: a sum over a block runs over all its values.
-
-    :raises IntractableError: if there is one.
-    """
+    """Refuse blocks with observed units: a sum over a block runs over all its values."""
     for b in marginalize:
         if b in keep:
             raise IntractableError(f"marginalize must not name blocks with observed units, got {b!r}.")
@@ -271,11 +265,7 @@ class Layer(Move):
         return stalls(self.kind)
 
     def check(self, graph: FactorGraph) -> None:
-        """Check blocks and kind.
-
-        :raises ArgumentError: for an unknown kind.
-        :raises IntractableError: for blocks that interact.
-        """
+        """Refuse unknown kinds, and blocks that interact."""
         checks.choice("coupling", self.kind, KINDS)
         if len(self.blocks) > 1:
             refuse_interacting(graph, self.blocks, "drawn as one layer")

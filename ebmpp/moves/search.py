@@ -62,14 +62,9 @@ def one_pass(target: Target, search: Search) -> Search:
     return _improve(target, search, moved)
 
 
-def local_modes(target: Target, x: Rows, keys: Keys) -> Search:
-    """Make passes until no row changes."""
-    return _run(target, begin(target, x, keys))
-
-
-def climb(target: Target, x: Rows) -> Search:
-    """Make passes from the first layer on until no row changes, without random words."""
-    return _run(target, _initial(target, x))
+def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
+    """Make passes until no row changes, from a random layer or, without keys, from the first."""
+    return _run(target, _initial(target, x) if keys is None else begin(target, x, keys))
 
 
 def _initial(target: Target, x: Rows) -> Search:

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Swaps of neighbouring replicas: acceptance ratios, permutations, and ladders of equal rejection."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from jaxtyping import Float
 
@@ -11,7 +12,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.types import Eta, Rows
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import Factor
 from ebmpp.graph.transforms.replicate import Reference, Replicated
 from ebmpp.moves.target import Target
 
@@ -37,11 +38,6 @@ def new_order(accept: Array, parity: Array) -> Array:
     return stays[None] + jnp.concatenate([low_swaps, still], 1) - jnp.concatenate([still, low_swaps], 1)
 
 
-def have_own_params(graph: FactorGraph) -> bool:
-    """Return True if each replica has its own params."""
-    return any(isinstance(f, Replicated) and f.separate for f in graph.factors)
-
-
 def log_ratio(
     target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...] = ()
 ) -> Float[Array, "rows pairs"]:
@@ -51,24 +47,27 @@ def log_ratio(
         then takes the energies of two models, whereas one energy is enough where only the betas differ.
     :param summed: blocks that are summed out, of replicas with their own params.
     """
-    if have_own_params(target.graph):
+    if any(isinstance(f, Replicated) and f.separate for f in target.graph.factors):
         return _own_ratio(target, x, parity, summed)
     return _shared_ratio(target, x)
 
 
+def _per_replica(target: Target, method: str, factors: Sequence[Factor], t: Mapping[str, Array]) -> Array:
+    """Return the sum of ``factors`` in each replica, by their method of this name."""
+    families = target.graph.families
+
+    def value(f: Factor) -> Array:
+        inputs, scope = (t[b] for b in f.blocks), tuple(families[b] for b in f.blocks)
+        return getattr(f, method)(target.params[f.name], *inputs, families=scope)
+
+    return jnp.asarray(sum(map(value, factors)))
+
+
 def _shared_ratio(target: Target, x: Rows) -> Array:
-    graph, params = target.graph, target.params
-    tempered = [f for f in graph.factors if isinstance(f, Replicated) and f.tempered]
-
-    families = lambda f: tuple(graph.families[b] for b in f.blocks)
-
-    def energies(t: Mapping[str, Array]) -> Array:
-        """Return the tempered part of each replica's energy."""
-        at = lambda f: (t[b] for b in f.blocks)
-        return jnp.asarray(sum(f.energies(params[f.name], *at(f), families=families(f)) for f in tempered))
-
-    betas = params[tempered[0].name][0]
-    return jnp.diff(betas)[None] * jnp.diff(jax.vmap(energies)(graph.statistics(x)), axis=1)
+    tempered = [f for f in target.graph.factors if isinstance(f, Replicated) and f.tempered]
+    energies = jax.vmap(partial(_per_replica, target, "energies", tempered))(target.graph.statistics(x))
+    betas = target.params[tempered[0].name][0]
+    return jnp.diff(betas)[None] * jnp.diff(energies, axis=1)
 
 
 def _own_ratio(target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...]) -> Array:
@@ -87,17 +86,13 @@ def _own_ratio(target: Target, x: Rows, parity: Array | int, summed: tuple[str, 
 
 def _affine(target: Target, x: Rows, summed: tuple[str, ...]) -> tuple[Float[Array, "rows replicas"], Eta]:
     """Return -E of each replica at zero statistics of ``summed``, and these blocks' natural parameters."""
-    graph, params = target.graph, target.params
+    graph = target.graph
     factors = [f for f in graph.factors if isinstance(f, Replicated | Reference)]
     zero = {b: jnp.zeros(graph.families[b].statistic_shape, jnp.result_type(float)) for b in summed}
 
     def affine_parts(t: Mapping[str, Array]) -> tuple[Array, Eta]:
         def negative(inside: Mapping[str, Array]) -> tuple[Array, Array]:
-            full = {**t, **inside}
-            families = lambda f: tuple(graph.families[b] for b in f.blocks)
-            at = lambda f: (full[b] for b in f.blocks)
-            total = sum(-f.weighted(params[f.name], *at(f), families=families(f)) for f in factors)
-            total = jnp.asarray(total)
+            total = -_per_replica(target, "weighted", factors, {**t, **inside})
             return total.sum(), total  # replicas do not interact
 
         (_, total), eta = jax.value_and_grad(negative, has_aux=True)(zero)

@@ -30,7 +30,6 @@ from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped, Observed, as_clamped, as_observed, as_rows, merge_clamped
 from ebmpp.graph.transforms.replicate import (
-    Replicated,
     joined_places,
     of_one_replica,
     replicate,
@@ -51,7 +50,7 @@ from ebmpp.moves.move import (
     flat,
     note,
 )
-from ebmpp.moves.swaps import have_own_params, log_ratio, new_order, take
+from ebmpp.moves.swaps import log_ratio, new_order, take
 from ebmpp.moves.target import Target
 
 #: :data:`ebmpp.moves.move.Flags` in which each replica is a row.
@@ -230,14 +229,6 @@ class TemperedSweep(Move):
     def swapped(self) -> tuple[str, ...]:
         """The blocks that are exchanged."""
         return tuple(b for layer in self.layers for b in layer.blocks)
-
-    def check(self, graph: FactorGraph) -> None:
-        """Check that the graph is one of replicas at inverse temperatures.
-
-        :raises ArgumentError: if it is not.
-        """
-        if have_own_params(graph) or not any(isinstance(f, Replicated) and f.tempered for f in graph.factors):
-            raise ArgumentError(f"graph must be made of replicas at inverse temperatures, got {graph!r}.")
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         """See :class:`~ebmpp.moves.Move`."""

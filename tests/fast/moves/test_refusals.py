@@ -49,7 +49,6 @@ def test_moves_must_change_exactly_the_free_blocks() -> None:
             "'v' and 'h1'",
         ),
         ("deep", (Mixture(("h1",), ("v", "h2")), Layer(("h1",)), Layer(("v", "h2"))), ArgumentError, "Layer"),
-        ("deep", (Mixture((), ("h1",)), Layer(("h1",)), Layer(("v", "h2"))), ArgumentError, "at least one"),
         ("rbm", (Metropolized(("v",), "maximal"), Layer(("h",))), ArgumentError, "'maximal'"),
         ("rbm", (Metropolized(("v", "h")),), IntractableError, "interact"),
         ("gaussian", (Metropolized(("v",)), Layer(("h",))), IntractableError, "'v'"),
