@@ -116,15 +116,14 @@ def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.nd
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as members:
             header = json.loads(members["header"].tobytes())
-            if header["format"] != kind.format:
-                raise ValueError(f"it is a {header['format']!r}")
-            if header["version"] == kind.version:
+            if (header["format"], header["version"]) == (kind.format, kind.version):
                 arrays = [_array(members[_member(i)], d) for i, d in enumerate(header["dtypes"])]
                 return header["body"], arrays
+            actual = f"{header['format']!r}, version {header['version']!r}"
     except Exception as error:  # zipfile, json and numpy report damage in many ways
         raise ArchiveError(f"{name} is damaged, or not a file of {kind.writer} ({error})") from error
     raise ArchiveError(
-        f"{name} has version {header['version']!r} of the format, and this ebmpp reads version {kind.version}"
+        f"{name} is of format {actual}; {kind.writer} reads {kind.format!r}, version {kind.version}"
     )
 
 

@@ -53,10 +53,7 @@ def require(
 
 
 def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """Return an integer in a range, of Python, numpy or jax, as an int.
-
-    :raises ArgumentError: for other values, bools included.
-    """
+    """Return an integer in a range as an int; raise ArgumentError for other values, bools included."""
     try:
         number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except (TypeError, jax.errors.JAXTypeError):
@@ -124,10 +121,9 @@ def _range(above: float, least: float, below: float, most: float) -> str:
 
 
 def choice(name: str, value: T, known: Iterable[T], also: str = "") -> T:
-    """Return one of the known strings.
+    """Return one of the known strings; raise ArgumentError, with the closest one, for other values.
 
     :param also: other accepted values, in words.
-    :raises ArgumentError: for other values, with the closest string.
     """
     known = tuple(known)
     if isinstance(value, str) and value in known:
@@ -149,18 +145,15 @@ def flag(name: str, value: object) -> bool:
 
 
 def function(name: str, value: T, of: str = "", arguments: int | None = None) -> T:
-    """Return a callable.
+    """Return a callable; raise ArgumentError for other values.
 
     :param of: its arguments, in words.
     :param arguments: their number, which is checked if the signature is known.
-    :raises ArgumentError: for other values.
     """
-    expected = f"{name} must be a function{' of ' + of if of else ''}"
-    if not callable(value):
-        raise ArgumentError(f"{expected}, got {tell(value)}.")
-    if arguments is not None and not _accepts(value, arguments):
-        plural = "one argument" if arguments == 1 else f"{arguments} arguments"
-        raise ArgumentError(f"{expected}, {plural}, got {tell(value)}, which takes others.")
+    if not callable(value) or (arguments is not None and not _accepts(value, arguments)):
+        inputs = f" of {of}" if of else ""
+        number = "" if arguments is None else f" (number of arguments: {arguments})"
+        raise ArgumentError(f"{name} must be a function{inputs}{number}, got {tell(value)}.")
     return value
 
 
@@ -177,33 +170,30 @@ def _accepts(fn: Any, arguments: int) -> bool:
 
 
 def instance(name: str, value: Any, kind: type[T] | tuple[type, ...], what: str) -> T:
-    """Return an instance of a class.
+    """Return an instance of a class; raise ArgumentError for other values.
 
     :param what: the expected value in words ("a FactorGraph").
-    :raises ArgumentError: for other values.
     """
-    if isinstance(value, type):  # first: a class has the methods that a protocol requires
-        raise ArgumentError(f"{name} must be {what}, got a class. Call it: {value.__name__}(...).")
-    if not isinstance(value, kind):
-        raise ArgumentError(f"{name} must be {what}, got {tell(value)}.")
+    is_class = isinstance(value, type)  # a class has the methods that a protocol requires
+    if is_class or not isinstance(value, kind):
+        hint = f" Call it: {value.__name__}(...)." if is_class else ""
+        raise ArgumentError(f"{name} must be {what}, got {tell(value)}.{hint}")
     return value
 
 
 def key(name: str, value: Any) -> Array:
     """Return one jax key, typed or legacy; raise ArgumentError for seeds, several keys or other values."""
-    expected = f"{name} must be a jax key, such as jax.random.key(0)"
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        raise ArgumentError(f"{name} must be a jax key, got {value}. Give jax.random.key({value}).")
-    if not isinstance(value, jax.Array | np.ndarray):
-        raise ArgumentError(f"{expected}, got {tell(value)}.")
-    typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    if not typed and (value.dtype != np.uint32 or value.ndim == 0 or value.shape[-1] not in (2, 4)):
-        raise ArgumentError(f"{expected}, got {tell(value)}.")
-    axes = value.shape if typed else value.shape[:-1]
-    if axes:
-        hint = "" if 0 in axes else f" Give {name.split()[-1]}[0]."
-        raise ArgumentError(f"{name} must be one jax key, got an array of keys of shape {axes}.{hint}")
-    return jnp.asarray(value)
+    is_array = isinstance(value, jax.Array | np.ndarray)
+    is_typed = is_array and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    hint = ""
+    if is_typed or (is_array and value.dtype == np.uint32 and value.shape[-1:] in ((2,), (4,))):
+        axes = value.shape if is_typed else value.shape[:-1]
+        if not axes:
+            return jnp.asarray(value)
+        hint = f" Give {name.split()[-1]}[0]." if 0 not in axes else ""
+    elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+        hint = f" Give jax.random.key({value})."
+    raise ArgumentError(f"{name} must be one jax key, such as jax.random.key(0), got {tell(value)}.{hint}")
 
 
 def on_host(name: str, *values: Any, instead: str = "Call it outside, on known values") -> None:
@@ -212,22 +202,18 @@ def on_host(name: str, *values: Any, instead: str = "Call it outside, on known v
     :param values: its arguments.
     :param instead: what to do, in words.
     """
-    if is_traced(
-        [value for value in values if not isinstance(value, Iterator)]
-    ):  # a stream's rows come later
-        instead = instead[0].upper() + instead[1:]
-        raise ArgumentError(
-            f"{name} cannot be traced by jax.jit, jax.vmap or jax.grad, or in a compiled monitor of fit. "
-            f"{instead}."
-        )
+    known = [value for value in values if not isinstance(value, Iterator)]  # a stream's rows come later
+    if is_traced(known):
+        where = "jax.jit, jax.vmap or jax.grad, or in a compiled monitor of fit"
+        raise ArgumentError(f"{name} cannot be traced by {where}. {instead[0].upper()}{instead[1:]}.")
 
 
-def block_name(value: object) -> str:
+def block_name(value: Any) -> str:
     """Return a valid block name; raise DeclarationError for one that draws, files or calls cannot hold."""
-    if not isinstance(value, str) or not value:
-        raise DeclarationError(f"a block's name must be a non-empty string, got {tell(value)}.")
     reason = None
-    if value in _RESERVED:
+    if not isinstance(value, str) or not value:
+        reason = "a name is a non-empty string"
+    elif value in _RESERVED:
         reason = "draws have an axis of that name" if value != "clamped" else "it is the argument that clamps"
     elif _DIMS.fullmatch(value):
         reason = "xarray gives such names to axes of draws"
@@ -259,22 +245,16 @@ def names(
 def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np.ndarray | Array:
     """Return an array of real numbers; lists become arrays.
 
-    :raises error: for objects, strings, ragged lists and complex numbers.
+    :raises error: for objects, strings, ragged lists, times and complex numbers.
     """
+    cause = ""
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as cause:  # RuntimeError: torch, for a tensor with a gradient
-        raise error(f"{name} must be an array of numbers, got {tell(value)}. ({cause})") from None
-    if jnp.issubdtype(array.dtype, np.complexfloating):
-        raise error(f"{name} must be real, got complex numbers. Give their real part, if that is intended.")
-    numeric = jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m"  # bfloat16, not times
-    if array.dtype != bool and not numeric:
-        dtype = "" if hasattr(value, "dtype") else f" of dtype {array.dtype}"
-        raise error(f"{name} must be an array of numbers, got {tell(value)}{dtype}.")
+    except (TypeError, ValueError, RuntimeError) as problem:  # RuntimeError: torch's, for a gradient
+        array, cause = np.empty(0, object), f" ({problem})"
+    is_real = any(jnp.issubdtype(array.dtype, kind) for kind in (np.bool_, np.integer, np.floating))
+    if not is_real or array.dtype.kind == "m":  # numpy counts time differences as integers
+        raise error(f"{name} must be an array of real numbers, got {tell(value)}{cause}.")
     placeable(name, array, error)
     return array
 
@@ -297,10 +277,7 @@ def placeable(name: str, value: Any, error: type[Exception] = ArgumentError) -> 
 
 
 def sequence(name: str, value: Any, of: str) -> Sequence[Any]:
-    """Return a list or tuple; raise ArgumentError for other values, strings included.
-
-    :param of: its elements, in words.
-    """
+    """Return a list or tuple of ``of``; raise ArgumentError for other values, strings included."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ArgumentError(f"{name} must be a list of {of}, got {tell(value)}.")
     return value

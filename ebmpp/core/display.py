@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that ``print`` and notebooks show for an object."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 import math
 from typing import NamedTuple
@@ -68,10 +68,9 @@ class Card(NamedTuple):
 
 
 class Shown:
-    """Mixin for objects that print as a :class:`Card`; their ``repr`` stays one line."""
+    """Mixin for objects whose ``_card`` is what they print; their ``repr`` stays one line."""
 
-    def _card(self) -> Card:
-        raise NotImplementedError(f"{type(self).__name__} must define _card")
+    _card: Callable[[], Card]
 
     def __str__(self) -> str:
         return str(self._card())

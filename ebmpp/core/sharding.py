@@ -43,10 +43,8 @@ def over(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
     if mesh is None:
         return contextlib.nullcontext()
     checks.instance(name, mesh, Mesh, 'a jax.sharding.Mesh, such as jax.make_mesh((8,), ("rows",)), or None')
-    if not mesh.axis_names:
-        raise ArgumentError(f"{name} must have an axis for the rows, got {mesh}.")
-    if jax.process_index() not in {device.process_index for device in mesh.devices.flat}:
-        raise ArgumentError(f"{name} must have a device of this process, got {mesh}.")
+    if not mesh.axis_names or all(d.process_index != jax.process_index() for d in mesh.devices.flat):
+        raise ArgumentError(f"{name} must have an axis, and a device of this process, got {mesh}.")
     # An explicit axis would require shardings in the types of all operations.
     types = (AxisType.Auto,) * len(mesh.axis_names)
     return jax.set_mesh(Mesh(mesh.devices, mesh.axis_names, axis_types=types))
@@ -157,9 +155,7 @@ def concatenate_processes(tree: Any) -> Any:
 
     :param tree: the rows of this process, ``(rows, ...)``, of equal size in all processes.
     """
-    mesh = _concrete()
-    if mesh is None:
-        raise ArgumentError("mesh must be a mesh of the devices of all processes, got None.")
+    mesh = jax.sharding.get_mesh()
     sharding = NamedSharding(mesh, P(mesh.axis_names[0]))
     return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree)
 

@@ -83,17 +83,17 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
             return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
     if isinstance(result, LongDraws):
         return long_draws.tree(result, dict(dims or {}), dict(coords or {}))
-    if dims or coords:
-        raise ArgumentError(f"dims and coords must be None for a {type(result).__name__}, which has no draws")
+    groups, graph = {}, None
     if isinstance(result, UnbiasedEstimate):
-        group, graph = {"meeting": _estimate_meetings(result)}, None
+        groups["meeting"] = _estimate_meetings(result)
     elif isinstance(getattr(result, "history", None), xr.Dataset):
-        group, graph = {"history": result.history}, getattr(result, "graph", None)
-    else:
+        groups["history"], graph = result.history, getattr(result, "graph", None)
+    if not groups or dims or coords:
         raise ArgumentError(
-            f"result must be an MCMC of an ebmpp kernel, an estimate or a fit, got {type(result).__name__}"
+            "result must be an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit, "
+            f"got {type(result).__name__}."
         )
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(graph)), **group})
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(graph)), **groups})
 
 
 def to_arviz(result: Any, **options: Any) -> Any:
@@ -122,13 +122,11 @@ def to_arviz(result: Any, **options: Any) -> Any:
 
 def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
     kernel = mcmc.sampler
-    if not isinstance(kernel, Kernel):
+    if not isinstance(kernel, Kernel) or mcmc.last_state is None:
         raise ArgumentError(
-            "result must be an MCMC of an ebmpp kernel or of numpyro.infer.Gibbs, got one of "
-            f"{type(kernel).__name__}. Use arviz_base.from_numpyro for NumPyro's kernels"
+            "result must be an MCMC of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)"
+            f", got one of {type(kernel).__name__}. Use arviz_base.from_numpyro for NumPyro's kernels."
         )
-    if mcmc.last_state is None:
-        raise ArgumentError("result must have draws. Call mcmc.run(key, params) first")
     import arviz_base  # imports matplotlib, if installed
 
     samples = _to_numpy(mcmc.get_samples(group_by_chain=True))
@@ -211,7 +209,6 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     :param tree: result of :func:`to_datatree`, or any tree or dataset with ``chain`` and ``draw``.
     :param kwargs: options of :func:`arviz_stats.summary` except ``fmt``.
     :return: one row per scalar.
-    :raises ArgumentError: a ``fmt``.
 
     **References**
 
@@ -230,12 +227,10 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     import arviz_base  # imports matplotlib, if installed
     import arviz_stats
 
-    if "fmt" in kwargs:
-        raise ArgumentError("summary: fmt must not be given. Use arviz_stats.summary for other formats")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         # estimators divide by the variance within chains, which is zero for constant values
         warnings.simplefilter("ignore", RuntimeWarning)
-        table = arviz_stats.summary(tree, **kwargs)
+        table = arviz_stats.summary(tree, fmt="wide", **kwargs)
     selection = {k: v for k, v in kwargs.items() if k in ("var_names", "filter_vars", "group", "sample_dims")}
     draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **selection))
     if kwargs.get("coords") is not None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ebmpp.core import checks
 from ebmpp.diagnostics.naming import Kernel, attributes, coords_of, dims_of, statistics
-from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, Moments, RowKernel
 from ebmpp.kernels.streaming import leaves_by_name
 
@@ -50,9 +50,7 @@ def tree(result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]) -> xr.
 def _names(kernel: Any, shapes: dict[str, np.ndarray], dims: dict[str, Any]) -> dict[str, list[str]]:
     """Return the dimensions of each value, named as a block's where the value is of its shape."""
     families = kernel.graph.families if isinstance(kernel, RowKernel) else {}
-    unknown = [name for name in dims if name not in shapes]
-    if unknown:
-        raise ArgumentError(f"dims must name some of the moments {list(shapes)}, got {unknown[0]!r}.")
+    checks.names("name in dims", dims, shapes)
     names = {}
     for name, x in shapes.items():
         shape = families[name].shape if name in families else None

@@ -28,20 +28,20 @@ def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
     """Return the meeting times in a DataTree or estimate.
 
     :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.coupling.UnbiasedEstimate`.
-    :raises ArgumentError: a tree without the group, or another type.
+    :raises ArgumentError: a tree without pairs, or another type.
     """
     if isinstance(source, UnbiasedEstimate):
         met = np.asarray(source.met, bool)
         times = np.where(met, source.meeting_time, source.max_sweeps or 0).astype(float)
         return Meetings(times, met, source.lag)
-    if not isinstance(source, xr.DataTree) or "meeting" not in source.children:
-        is_tree = isinstance(source, xr.DataTree)
+    is_tree = isinstance(source, xr.DataTree)
+    group = source.children.get("meeting") if is_tree else None
+    if group is None or not group["met"].size:
         text = f"a DataTree with {sorted(source.children)}" if is_tree else checks.tell(source)
         raise ArgumentError(
-            f"source must be an estimate, or a DataTree with the group 'meeting', got {text}. Pass "
-            "to_datatree of an MCMC with a coupled kernel such as MaximalCoupling"
+            f"source must be an estimate, or a DataTree with pairs in the group 'meeting', got {text}. Pass "
+            "to_datatree of an MCMC with a coupled kernel such as MaximalCoupling."
         )
-    group = source["meeting"]
     times, met = np.asarray(group["meeting_time"], float), np.asarray(group["met"], bool)
     return Meetings(times.ravel(), met.ravel(), int(np.asarray(group["lag"])))
 
@@ -93,8 +93,6 @@ def tv_upper_bound(
        Theorem 2.5.
     """
     data = meeting_data(source)
-    if not data.times.size:
-        raise ArgumentError("source must have at least one pair of chains")
     t = np.arange(int(data.times.max()) - data.lag + 1) if t is None else np.atleast_1d(np.asarray(t))
     bound = lambda index: _tv_bound(data.times[index], data.met[index], data.lag, t)
     return _with_band(bound, data, t, num_bootstrap, probability, seed)
@@ -182,15 +180,13 @@ def _paths(
 
     :raises ArgumentError: a source without paths, or with a thinned path.
     """
-    group = source["meeting"] if isinstance(source, xr.DataTree) and "meeting" in source.children else None
-    if group is None or not set(names) <= set(group.data_vars):
+    group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
+    sweeps = np.asarray(group["sweep"]) if set(names) <= set(group.data_vars) else np.zeros(2)
+    if (np.diff(sweeps) != 1).any():
         raise ArgumentError(
-            "source must have the paths of pairs. Pass to_datatree of an MCMC with MaximalCoupling or "
-            "MetropolisCoupling; an estimate has no paths"
+            "source must have the paths of pairs at every sweep. Pass to_datatree of an MCMC with "
+            "MaximalCoupling or MetropolisCoupling that is not thinned; an estimate has no paths."
         )
-    sweeps = np.asarray(group["sweep"])
-    if len(sweeps) > 1 and (np.diff(sweeps) != 1).any():
-        raise ArgumentError("source must have every sweep, got a thinned run. Run with thinning=1")
     arrays = (np.asarray(group[name].transpose("chain", ..., "sweep"), float) for name in names)
     return sweeps, [array.reshape(-1, len(sweeps)) for array in arrays]
 
@@ -258,11 +254,9 @@ def inefficiency(source: xr.DataTree | UnbiasedEstimate) -> xr.Dataset:
     1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*, section 3.1.
     """
     times, met, lag = meeting_data(source)
-    if not times.size or not met.all():
-        raise ArgumentError(
-            f"source must have pairs that have all met, got {int((~met).sum())} of {len(met)} unmet. Run "
-            "more sweeps"
-        )
+    if not met.all():
+        unmet = f"{int((~met).sum())} of {len(met)} unmet"
+        raise ArgumentError(f"source must have pairs that have all met, got {unmet}. Run more sweeps.")
     times = times.astype(int)
     is_measured = isinstance(source, xr.DataTree) and "energy" in source["meeting"].data_vars
     ks = np.unique(np.quantile(times, [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0]).astype(int))

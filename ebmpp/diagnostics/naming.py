@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.infer import Gibbs
 import xarray as xr
 
-from ebmpp.core import VERSION
+from ebmpp.core import VERSION, checks
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import RowKernel
 from ebmpp.ppl import CoupledComposite, GibbsBlock
@@ -64,9 +64,7 @@ def dims_of(
     :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
     :raises ArgumentError: an unknown block, or another number of axes.
     """
-    unknown = [name for name in dims if name not in samples]
-    if unknown:
-        raise ArgumentError(f"dims must name draws, {list(samples)}, got {unknown[0]!r}")
+    checks.names("name in dims", dims, samples)
     result = {}
     for name, x in samples.items():
         count = x.ndim - len(_SAMPLE_DIMS)
@@ -102,16 +100,9 @@ def row_dims(count: int) -> list[str]:
 def coords_of(
     kernel: Any, samples: Mapping[str, np.ndarray], dims: Dims, coords: Coords
 ) -> dict[str, Sequence[Any]]:
-    """Return the user's coordinates, and by default the names of units.
-
-    :raises ArgumentError: an unknown dimension, or another number of names.
-    """
+    """Return the user's coordinates, and by default the names of units; refuse an unknown dimension."""
     sizes = {d: n for b, x in samples.items() for d, n in zip(dims[b], x.shape[2:], strict=True)}
-    for name, values in coords.items():
-        if name not in sizes:
-            raise ArgumentError(f"coords must name dimensions, {list(sizes)}, got {name!r}")
-        if len(values) != sizes[name]:
-            raise ArgumentError(f"coords of {name!r} must have length {sizes[name]}, got {len(values)}")
+    checks.names("dimension in coords", coords, sizes)
     units = {dims[b][-1]: _coordinate(labels) for b, labels in _labels(kernel).items() if b in samples}
     return units | dict(coords)
 

@@ -107,11 +107,10 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     ['gradient norm']
     """
     history = getattr(history, "history", history)
-    if not isinstance(history, xr.Dataset):
-        raise ArgumentError(f"history must be a fit or its history, got {type(history).__name__}")
-    variables = panels(history)
+    variables = panels(history) if isinstance(history, xr.Dataset) else {}
     if not variables:
-        raise ArgumentError(f"history must have variables over steps, got {list(history.data_vars)}")
+        kind = type(history).__name__
+        raise ArgumentError(f"history must be a fit or its history, with variables over steps, got a {kind}.")
     count = len(variables)
     if axes is None:
         axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
@@ -243,13 +242,11 @@ def _next_look(ax: "Axes") -> dict[str, Any]:
 def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool[np.ndarray, "pairs"]]:
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
-    if met.shape != times.shape:
-        raise ArgumentError(f"met must have the shape of times, {times.shape}, got {met.shape}")
-    if not times.size or not np.isfinite(times).all():
-        bad = int((~np.isfinite(times)).sum())
+    bad = int((~np.isfinite(times)).sum())
+    if met.shape != times.shape or not times.size or bad:
         raise ArgumentError(
-            f"times must be finite and at least one, got {bad} of {times.size} that are not finite. Give an "
-            "unmet pair's last sweep, with met=False"
+            f"times must be at least one, finite, and of the shape of met {met.shape}, got {bad} of "
+            f"{times.size} that are not finite. Give an unmet pair's last sweep, with met=False."
         )
     return times.ravel(), met.ravel()
 

@@ -29,10 +29,7 @@ _SECTIONS: dict[str, Callable[[Section, Subject], None]] = {
     "Moments of data against model": samples.moments,
     "Free energies of rows and samples": likelihood.free_energies,
     "Latent units over the training rows": model.latent_units,
-    "Singular values of the weights": model.singular_values,
     "Samples and filters": samples.pictures,
-    "Samples beside the nearest training rows": samples.nearest_rows,
-    "Reconstruction and pseudo-likelihood": likelihood.proxies,
     "Training": model.training,
 }
 
@@ -80,11 +77,9 @@ def report(
     declaration; the log-likelihood of training and held-out rows, exact where states can be summed and
     otherwise bracketed by particle systems and annealing in reverse; meeting times of coupled chains and the
     bound that follows; effective sample sizes, R-hat and rank plots of Gibbs chains and parallel tempering;
-    moments of data and model; free energies of rows and samples; dead, saturated and constant units; singular
-    values of the weights; samples, filters and nearest training rows; reconstruction error and
-    pseudo-likelihood; and, for a fit, its history and the bias of its last gradient (with
-    ``budget="thorough"``). The page names each result that cannot be computed for the model, with the reason.
-    Needs the extra ``plots``.
+    moments of data and model; free energies of rows and samples; dead, saturated and constant units; samples
+    and filters; and, for a fit, its history. The page names each result that cannot be computed for the
+    model, with the reason. Needs the extra ``plots``.
 
     :param graph: the model.
     :param params: its params.
@@ -96,7 +91,7 @@ def report(
         :class:`ebmpp.reporting.Budget`.
     :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by block. By default
         blocks with a square number of units are shown as square images.
-    :param history: a fit, or its history (which lacks the estimator whose bias is measured).
+    :param history: a fit, or its history.
     :param title: title of the page.
     :raises ParameterError: params that do not fit.
     :raises StateError: data or an image shape that does not fit.
@@ -128,7 +123,7 @@ def report(
     sets = {"train": data} | ({} if held_out is None else {"held out": held_out})
     inputs = {name: tables.as_table(graph, rows, "the report") for name, rows in sets.items()}
     rows = {name: check_rows(graph, t, budget.rows, i) for i, (name, t) in enumerate(inputs.items())}
-    subject = Subject(graph, params, rows, budget, rng_key, shapes, inputs["train"], history)
+    subject = Subject(graph, params, rows, budget, rng_key, shapes, inputs["train"].batch[0], history)
     sections, missing, seconds = [], [], {}
     for name, build in _SECTIONS.items():
         begin = time.monotonic()

@@ -4,7 +4,7 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,18 +18,15 @@ from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
-from ebmpp.evaluate import pseudo_log_likelihood
 from ebmpp.exact import enumeration
 from ebmpp.reporting.page import Section
 from ebmpp.reporting.subject import Subject
-from ebmpp.training import monitors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_SUMMED = 2**20  # states of the model; log Z of larger ones is estimated
 _MAX_LATENT_STATES = 2**24  # over all rows
-_PSEUDO_UNITS = 20
 _SYSTEM_FACTOR = 10  # particles of the systems per annealed particle, whose ladder is many times as long
 
 
@@ -245,30 +242,3 @@ def free_energies(section: Section, subject: Subject) -> None:
     means = [stats[n]["mean"] for n in subject.data]
     if len(means) > 1:
         section.fact(f"Free-energy gap, {list(subject.data)[1]} minus train: {means[1] - means[0]:.3g}.")
-
-
-def proxies(section: Section, subject: Subject) -> None:
-    """Report the reconstruction error and the pseudo-likelihood."""
-    table, reason = {}, None
-    units = sum(f.size for f in subject.graph.visible.values())
-    num_units = _PSEUDO_UNITS if units > 3 * _PSEUDO_UNITS else None
-    for name, rows in subject.data.items():
-        squared = monitors.reconstruction(subject.graph, rows, subject.key(6))(subject.params)
-        table[name] = {"reconstruction error": float(squared)}
-        options: dict[str, Any] = {"num_units": num_units, "rng_key": subject.key(7)}
-        try:
-            value = np.asarray(pseudo_log_likelihood(subject.graph, subject.params, rows, **options), float)
-        except IntractableError as error:
-            reason = error
-        else:
-            table[name] |= {"pseudo-log-likelihood": value.mean(), "its row error": standard_error(value)}
-    section.table("proxies", pd.DataFrame.from_dict(table, orient="index"), "Means over rows.")
-    section.note(
-        "Neither is the likelihood. The reconstruction error (squared, per statistic) is one step away from "
-        "the data, so a chain that does not move makes it small too. The pseudo-likelihood conditions each "
-        "unit on all others, and can rise while the likelihood falls. Compare each only along one run."
-    )
-    if reason is not None:
-        section.missing("the pseudo-likelihood", reason)
-    elif num_units is not None:
-        section.text(f"Pseudo-likelihood from {num_units} random units per row, scaled to all {units}.")

@@ -37,9 +37,6 @@ class Budget:
     :param replicas: temperatures of parallel tempering.
     :param pairs: number of coupled pairs of chains.
     :param max_sweeps: sweeps after which a pair counts as unmet.
-    :param references: unbiased gradients that measure the bias of the run's estimator, at least 3; 0 skips
-        the measurement. Each takes several systems of 1,000 particles, the most expensive part of a report
-        on a large model.
     :raises ArgumentError: values that are not positive ints (at least 2 chains, particles, replicas and
         temperatures, at least 4 sweeps).
     """
@@ -52,16 +49,14 @@ class Budget:
     replicas: int = 8
     pairs: int = 100
     max_sweeps: int = 1000
-    references: int = 0
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "rows", "pairs", "max_sweeps")
         checks.set_counts(self, "chains", "particles", "replicas", "temperatures", least=2)
         checks.set_counts(self, "sweeps", least=4)
-        checks.set_counts(self, "references", least=3 if self.references else 0)
 
 
-BUDGETS = {"quick": Budget(), "thorough": Budget(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000, 20)}
+BUDGETS = {"quick": Budget(), "thorough": Budget(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000)}
 
 
 class Chains(NamedTuple):
@@ -88,8 +83,8 @@ class Subject:
     rng_key: Array
     image_shapes: Mapping[str, tuple[int, int]]
     """Height and width of the visible blocks that are images."""
-    table: tables.Table
-    """All training rows, of which ``data`` holds a subset."""
+    num_train: int
+    """Number of all training rows, of which ``data`` holds a subset."""
     history: Any = None
 
     @property
@@ -100,7 +95,7 @@ class Subject:
     @property
     def share(self) -> float:
         """Share of all training rows that ``train`` holds."""
-        return len(next(iter(self.train.values()))) / self.table.batch[0]
+        return len(next(iter(self.train.values()))) / self.num_train
 
     @property
     def has_free_energy(self) -> bool:

@@ -161,7 +161,7 @@ def test_dimensions_and_coordinates(mcmc, board):
     ],
 )
 def test_names_that_do_not_fit_are_refused(options, message, board):
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ValueError, match=message):
         to_datatree(board, **options)
 
 
@@ -238,7 +238,7 @@ def test_names_of_dimensions(result):
     assert tree["moments"]["v"].sel(pixel="d", statistic="variance").shape == ()
     with pytest.raises(ArgumentError, match="'w'"):
         to_datatree(result, dims={"w": ["pixel"]})
-    with pytest.raises(ArgumentError, match="'pixel'.*4.*2"):
+    with pytest.raises(ValueError, match="'pixel'"):
         to_datatree(result, dims={"v": ["pixel"]}, coords={"pixel": ["a", "b"]})
 
 

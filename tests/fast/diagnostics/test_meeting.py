@@ -275,7 +275,7 @@ def test_unmet_thinned_and_missing_pairs_are_refused(function, tree):
         (censored_estimate(), f"{censored_estimate().num_unmet} of {PAIRS} unmet"),
         (thinned, "thinned"),
         (xr.DataTree(), "'meeting'"),
-        (meeting_tree(np.zeros(0), np.zeros(0, bool)), "0 of 0"),
+        (meeting_tree(np.zeros(0), np.zeros(0, bool)), "'meeting'"),
     ):
         with pytest.raises(ValueError, match=message):
             function(source)
