@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
+import jax
 from jax import Array
 
 from ebmpp.core import Params, checks
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph import states
-from ebmpp.graph.factors import Bias, Bilinear, Factor
+from ebmpp.graph.factors import Bias, Bilinear, Factor, Pairwise
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.transforms.rewire import Part, WithParams, mean_params, rewire, unchanged, with_blocks
+from ebmpp.graph.transforms.rewire import Part, WithParams, rewire, unchanged, with_blocks
 
 __all__ = ["merge", "rename", "split", "stack"]
 
@@ -100,6 +101,12 @@ def stack(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> Facto
         for name, value in states.ordered_params(graph, values).items():
             lists[name].append(value)
     return stacked, mean_params(lists)
+
+
+def mean_params(params: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the mean of several params of each factor."""
+    mean = lambda *values: sum(values) / len(values)
+    return {name: jax.tree.map(mean, *v) if len(v) > 1 else v[0] for name, v in params.items()}
 
 
 def _check_graphs(what: str, graphs: Sequence[FactorGraph], params: Sequence[Params] | None) -> None:
@@ -289,10 +296,9 @@ def rename(
     renamed, names = [], {}
     for factor in graph.factors:
         scope = tuple(new[b] for b in factor.blocks)
-        has_default_name = factor.name == factor.name_over(factor.blocks)
-        names[factor.name] = new_names.get(
-            factor.name, factor.name_over(scope) if has_default_name else factor.name
-        )
+        has_default_name = factor.name == _default_name(factor, factor.blocks)
+        name = _default_name(factor, scope) if has_default_name else factor.name
+        names[factor.name] = new_names.get(factor.name, name)
         renamed.append(_renamed(factor, scope, names[factor.name]))
     for kind, mapping in (("blocks", new), ("factors", names)):
         if len(set(mapping.values())) < len(mapping):
@@ -302,6 +308,10 @@ def rename(
     if params is None:
         return result
     return result, {names[n]: v for n, v in states.ordered_params(graph, params).items()}
+
+
+def _default_name(factor: Factor, blocks: tuple[str, ...]) -> str:
+    return ":".join(blocks * 2 if isinstance(factor, Pairwise) else blocks)
 
 
 def _renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:

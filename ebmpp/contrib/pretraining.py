@@ -14,12 +14,13 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
+from ebmpp.contrib.graphs import mean_params
 from ebmpp.core import Blocks, Params, Rows, checks, random
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators import CD, Estimator
 from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, tables
-from ebmpp.graph.transforms.rewire import Initial, mean_params
+from ebmpp.graph.transforms.rewire import Initial
 from ebmpp.moves import Layer, Target
 from ebmpp.training import fit
 

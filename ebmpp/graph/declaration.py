@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks and factors as an immutable value, with its layers."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 import functools
 import itertools
@@ -61,12 +62,10 @@ class Declaration:
     ) -> None:
         latent, labels = {} if latent is None else latent, {} if labels is None else labels
         for name, value in (("visible", visible), ("latent", latent), ("labels", labels)):
-            if not isinstance(value, Mapping):
-                raise DeclarationError(f"{name} must be a dict by block, got {checks.tell(value)}")
-        is_list = isinstance(factors, Iterable) and not isinstance(factors, Factor)
-        listed = tuple(factors) if is_list else ()
-        if not is_list or not all(isinstance(f, Factor) for f in listed):
-            raise DeclarationError(f"factors must be a list of Factor objects, got {factors!r}")
+            checks.require(isinstance(value, Mapping), name, "a dict by block", value, DeclarationError)
+        listed = tuple(factors) if isinstance(factors, Iterable) else (factors,)
+        are_factors = isinstance(factors, Iterable) and all(isinstance(f, Factor) for f in listed)
+        checks.require(are_factors, "factors", "a list of Factor objects", listed, DeclarationError)
         put = super().__setattr__
         put("visible", MappingProxyType(dict(visible)))
         put("latent", MappingProxyType(dict(latent)))
@@ -173,36 +172,30 @@ def schedule(graph: Declaration, clamped: Iterable[str] = ()) -> Schedule:
 def _check_blocks(graph: Declaration) -> None:
     for name, family in graph.families.items():
         checks.block_name(name)
-        if not isinstance(family, Family):
-            raise DeclarationError(f"block {name!r} must have a family such as Bernoulli(10), got {family!r}")
-    both = sorted(set(graph.visible) & set(graph.latent))
-    if both or not graph.visible:
-        raise DeclarationError(f"visible must hold a block, and none that is latent too, got {both} in both")
+        expected = "a family such as Bernoulli(10)"
+        checks.require(isinstance(family, Family), f"block {name!r}", expected, family, DeclarationError)
+    is_valid = bool(graph.visible) and graph.visible.keys().isdisjoint(graph.latent)
+    expected = "at least one block, and none that is latent too"
+    checks.require(is_valid, "visible", expected, list(graph.visible), DeclarationError)
 
 
 def _check_factors(graph: Declaration) -> None:
-    names: set[str] = set()
     for factor in graph.factors:
         checks.names(f"block of {factor!r}", factor.blocks, graph.families, DeclarationError)
-        if factor.name in names:
-            raise DeclarationError(f"factors must have different names, got two of name {factor.name!r}")
-        names.add(factor.name)
+    twice = [name for name, count in Counter(f.name for f in graph.factors).items() if count > 1]
+    checks.require(not twice, "factors", "of different names", twice, DeclarationError)
     unused = [b for b in graph.families if not any(b in f.blocks for f in graph.factors)]
-    if unused:
-        raise DeclarationError(
-            f"every block must be in a factor, got none for {unused[0]!r}; add Bias({unused[0]!r})"
-        )
+    hint = f"A Bias is one: add Bias({next(iter(unused), '')!r})."
+    checks.require(not unused, "factors", "over every block", unused, DeclarationError, hint)
 
 
 def _as_labels(graph: Declaration, block: str, names: Iterable[Hashable]) -> tuple[Hashable, ...]:
     checks.names("block in labels", [block], graph.families, DeclarationError)
     names, size = tuple(names), graph.families[block].size
     are_hashable = all(isinstance(name, Hashable) for name in names)
-    if not are_hashable or not len(names) == len(set(names)) == size:
-        raise DeclarationError(
-            f"labels of block {block!r} must be {size} different hashable names, one per unit, got "
-            f"{len(names)}"
-        )
+    is_valid = are_hashable and len(names) == len(set(names)) == size
+    expected = f"{size} different hashable names, one per unit"
+    checks.require(is_valid, f"labels of block {block!r}", expected, names, DeclarationError)
     return names
 
 

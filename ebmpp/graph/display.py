@@ -3,7 +3,7 @@
 """Printed summary and matplotlib drawing of a graph."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
@@ -17,9 +17,8 @@ from ebmpp.graph.declaration import Declaration
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_VISIBLE, _LATENT, _INK, _EDGE = "#c6d8ea", "#ffffff", "#1f2933", "#7b8794"
+_VISIBLE, _LATENT, _EDGE = "#c6d8ea", "#ffffff", "#7b8794"
 _COLUMN, _ROW = 3.0, 1.8  # distances between blocks in inches
-_HALF_WIDTH, _HALF_HEIGHT = 0.78, 0.42
 
 # -- text ----------------------------------------------------------------------------------------
 
@@ -31,14 +30,9 @@ def card(graph: Declaration, kind: str = "FactorGraph") -> Card:
     """
     units, layers = sum(f.size for f in graph.families.values()), len(graph.layers)
     params = sum(map(_size, graph.param_shapes.values()))
+    role = lambda b: "visible" if b in graph.visible else "latent"
     rows = [
-        (
-            b,
-            repr(family := graph.families[b]),
-            family.size,
-            "visible" if b in graph.visible else "latent",
-            name,
-        )
+        (b, repr(graph.families[b]), graph.families[b].size, role(b), name)
         for layer, name in zip(graph.block_layers, _layer_names(graph), strict=True)
         for b in layer
     ]
@@ -95,18 +89,26 @@ def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
     if ax is None:
         size = (_COLUMN * len(graph.block_layers), _ROW * max(map(len, graph.block_layers)) + 0.6)
         ax = plt.figure(figsize=size, layout="constrained").add_subplot()
-    _draw_edges(ax, blocks, at)
-    for name in blocks:
-        _draw_block(ax, graph, name, at[name])
+    nx.draw_networkx_edges(blocks, at, ax=ax, edge_color=_EDGE)
+    factors = {(a, b): "\n".join(names) for a, b, names in blocks.edges(data="factors")}
+    nx.draw_networkx_edge_labels(blocks, at, factors, ax=ax, font_size=8, rotate=False)
+    for side, colour in ((graph.visible, _VISIBLE), (graph.latent, _LATENT)):
+        labels = {b: _label(graph, b) for b in side}
+        box = {"facecolor": colour, "edgecolor": _EDGE, "boxstyle": "round,pad=0.6"}
+        nx.draw_networkx_labels(blocks, at, labels, ax=ax, font_size=9, bbox=box)
     for layer, name in zip(graph.block_layers, _layer_names(graph), strict=True):
-        top = max(at[b][1] for b in layer) + _HALF_HEIGHT + 0.22
+        top = max(at[b][1] for b in layer) + 0.35 * _ROW
         ax.text(at[layer[0]][0], top, name, ha="center", va="bottom", color=_EDGE, fontsize=9)
     xs, ys = zip(*at.values(), strict=True)
-    ax.set_xlim(min(xs) - _HALF_WIDTH - 0.2, max(xs) + _HALF_WIDTH + 0.2)
-    ax.set_ylim(min(ys) - _HALF_HEIGHT - 0.4, max(ys) + _HALF_HEIGHT + 0.55)
-    ax.set_aspect("equal")
+    ax.set(xlim=(min(xs) - _COLUMN / 2, max(xs) + _COLUMN / 2), ylim=(min(ys) - _ROW / 2, max(ys) + _ROW / 2))
     ax.axis("off")
     return ax
+
+
+def _label(graph: Declaration, block: str) -> str:
+    """Return the text of a block: its name, its family and the factors over it alone."""
+    names = ", ".join(f.name for f in graph.factors if f.blocks == (block,))
+    return f"{block}\n{graph.families[block]!r}" + (f"\nfactors: {names}" if names else "")
 
 
 def _positions(graph: Declaration) -> dict[str, tuple[float, float]]:
@@ -118,35 +120,3 @@ def _positions(graph: Declaration) -> dict[str, tuple[float, float]]:
             shift = 0.0 if len(graph.block_layers) < 3 else 0.9 * (column % 2)
             at[block] = (_COLUMN * column, _ROW * ((len(layer) - 1) / 2 - row) - shift)
     return at
-
-
-def _draw_edges(ax: "Axes", blocks: nx.Graph, at: dict[str, tuple[float, float]]) -> None:
-    for a, b, factors in blocks.edges(data="factors"):
-        (x0, y0), (x1, y1) = at[a], at[b]
-        ax.plot([x0, x1], [y0, y1], color=_EDGE, linewidth=1.4, zorder=1)
-        # The label of a long edge lies in a gap between columns, not on a block.
-        share = 0.5 if abs(x1 - x0) <= _COLUMN else 0.5 * _COLUMN / abs(x1 - x0)
-        place = (x0 + share * (x1 - x0), y0 + share * (y1 - y0))
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        ax.text(*place, "\n".join(factors), ha="center", va="center", fontsize=8, color=_INK, bbox=box)
-
-
-def _draw_block(ax: "Axes", graph: Declaration, name: str, at: tuple[float, float]) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
-    corner, size = (at[0] - _HALF_WIDTH, at[1] - _HALF_HEIGHT), (2 * _HALF_WIDTH, 2 * _HALF_HEIGHT)
-    patch = FancyBboxPatch(corner, *size, boxstyle="round,pad=0,rounding_size=0.12", zorder=2)
-    patch.set(facecolor=_VISIBLE if name in graph.visible else _LATENT, edgecolor=_INK, linewidth=1.2)
-    ax.add_patch(patch)
-    style: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 3}
-    ax.text(at[0], at[1] + 0.2, name, fontsize=12, weight="bold", **style)
-    family = repr(graph.families[name])
-    first, comma, last = family.rpartition(", ")
-    family = f"{first},\n{last}" if len(family) > 22 and comma else family
-    fontsize = min(8.5, 8.5 * 22 / max(map(len, family.split("\n"))))
-    ax.text(at[0], at[1] - 0.17, family, fontsize=fontsize, color=_INK, **style)
-    names = [f.name for f in graph.factors if f.blocks == (name,)]
-    if names:
-        label, below = f"factor{'s' * (len(names) > 1)}: {', '.join(names)}", at[1] - _HALF_HEIGHT - 0.08
-        style["va"] = "top"
-        ax.text(at[0], below, label, fontsize=7.5, color=_EDGE, **style)

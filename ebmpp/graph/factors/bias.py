@@ -9,6 +9,7 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
@@ -43,8 +44,8 @@ class Bias(Factor):
         self, block: str, *, shared: Sequence[int] = (), init: Any = None, name: str | None = None
     ) -> None:
         super().__init__(block, energy=_bias_energy, init=init, name=name)
-        if not isinstance(shared, Sequence) or not all(isinstance(axis, int) for axis in shared):
-            raise DeclarationError(f"Bias({block!r}): shared must be a tuple of axes, got {shared!r}")
+        are_axes = isinstance(shared, Sequence) and all(isinstance(axis, int) for axis in shared)
+        checks.require(are_axes, f"Bias({block!r}): shared", "a tuple of axes", shared, DeclarationError)
         object.__setattr__(self, "shared", tuple(shared))
 
     def __repr__(self) -> str:
@@ -59,8 +60,8 @@ class Bias(Factor):
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         """Return ``init``, or the family's default natural parameter."""
         family, rank = families[self.blocks[0]], len(families[self.blocks[0]].shape)
-        if not all(-rank <= axis < rank for axis in self.shared):
-            raise DeclarationError(f"{self!r}: shared must be among the {rank} axes of {family!r}")
+        are_axes = all(-rank <= axis < rank for axis in self.shared)
+        checks.require(are_axes, f"{self!r}: shared", f"axes of {family!r}", self.shared, DeclarationError)
         start = self.pool(family.default_eta(), family)
         return start if self.init is None else self.init_checked(rng_key, families, start.shape)
 

@@ -3,6 +3,7 @@
 """The factor of convolutional machines."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor, is_positive_int
@@ -88,18 +90,15 @@ class Convolution(Factor):
         sizes = tuple(window) if isinstance(window, Sequence) else ()
         steps = stride if isinstance(stride, Sequence) else (stride,) * len(sizes)
         strides = tuple(steps)
-        pads = _as_padding(padding, len(sizes))
-        for argument, value, parsed in (("window", window, sizes), ("stride", stride, strides)):
-            if not sizes or len(parsed) != len(sizes) or not all(map(is_positive_int, parsed)):
-                raise DeclarationError(
-                    f"Convolution({first!r}, {second!r}): {argument} must be positive ints, one per axis of "
-                    f"positions, got {value!r}"
-                )
-        if pads is None:
-            raise DeclarationError(
-                f'Convolution({first!r}, {second!r}): padding must be "VALID", "SAME", an int >= 0 or '
-                f"{len(sizes)} pairs of them, got {padding!r}"
-            )
+        are_sizes = lambda parsed: 0 < len(parsed) == len(sizes) and all(map(is_positive_int, parsed))
+        owner = f"Convolution({first!r}, {second!r})"
+        arguments = (
+            (are_sizes(sizes), "window", "positive ints, one per axis of positions", window),
+            (are_sizes(strides), "stride", "positive ints, one per axis of positions", stride),
+        )
+        for is_valid, argument, expected, value in arguments:
+            checks.require(is_valid, f"{owner}: {argument}", expected, value, DeclarationError)
+        pads = _as_padding(f"{owner}: padding", padding, len(sizes))
         super().__init__(first, second, energy=_Correlation(strides, pads), name=name)
         for field, value in (("window", sizes), ("stride", strides), ("padding", pads)):
             object.__setattr__(self, field, value)
@@ -127,11 +126,8 @@ class Convolution(Factor):
         shape = (second[0], first[0], *self.window)
         arguments = (jax.ShapeDtypeStruct(s, jnp.result_type(float)) for s in (shape, first))
         maps = jax.eval_shape(_Correlation(self.stride, self.padding).forward, *arguments).shape
-        if maps != second:
-            raise DeclarationError(
-                f"{self!r}: the last axes of block {self.blocks[1]!r} must be {maps[1:]}, the positions of "
-                f"the feature maps of {self.blocks[0]!r}, got {families[self.blocks[1]]!r}"
-            )
+        name, expected = f"{self!r}: last axes of block {self.blocks[1]!r}", f"{maps[1:]} for this window"
+        checks.require(maps == second, name, expected, second[1:], DeclarationError)
         return jnp.zeros(shape)
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
@@ -139,11 +135,8 @@ class Convolution(Factor):
         return 1
 
     def _image_shape(self, block: str, family: Family) -> tuple[int, ...]:
-        if len(family.shape) < len(self.window):
-            raise DeclarationError(
-                f"{self!r}: block {block!r} must have at least the {len(self.window)} axes of window, got "
-                f"{family!r}"
-            )
+        expected, is_valid = "of at least the axes of window", len(family.shape) >= len(self.window)
+        checks.require(is_valid, f"{self!r}: block {block!r}", expected, family, DeclarationError)
         statistics = jax.ShapeDtypeStruct(family.statistic_shape, jnp.result_type(float))
         return jax.eval_shape(partial(self._image, family), statistics).shape
 
@@ -155,13 +148,13 @@ class Convolution(Factor):
         return t.reshape(-1, *t.shape[t.ndim - len(self.window) :])
 
 
-def _as_padding(padding: Any, rank: int) -> str | tuple[tuple[int, int], ...] | None:
-    """Return padding as lax takes it, None if it is invalid."""
-    if isinstance(padding, str):
-        return padding.upper() if padding.upper() in ("VALID", "SAME") else None
+def _as_padding(name: str, padding: Any, rank: int) -> str | tuple[tuple[int, int], ...]:
+    """Return padding as lax takes it."""
     pairs = ((padding, padding),) * rank if isinstance(padding, int) else padding
-    try:
-        pairs = tuple((int(low), int(high)) for low, high in pairs)
-    except (TypeError, ValueError):
-        return None
-    return pairs if len(pairs) == rank and all(n >= 0 for pair in pairs for n in pair) else None
+    result: str | tuple[tuple[int, int], ...] = ""
+    with contextlib.suppress(TypeError, ValueError):
+        result = padding.upper() if isinstance(padding, str) else tuple((int(a), int(b)) for a, b in pairs)
+    are_pairs = len(result) == rank and all(isinstance(p, tuple) and min(p) >= 0 for p in result)
+    expected = '"VALID", "SAME", an int >= 0 or a pair of them per axis'
+    checks.require(are_pairs or result in ("VALID", "SAME"), name, expected, padding, DeclarationError)
+    return result

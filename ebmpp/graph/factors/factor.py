@@ -12,6 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.lateral import Constant, Local, Pairs, Split
@@ -91,12 +92,10 @@ class Factor:
             (callable(energy), "energy", "a function", energy),
             (set(lateral) <= set(blocks), "lateral", "pairs by block of the factor", list(lateral)),
         )
+        hint = "Units of one block interact in a Pairwise, or in a Factor with lateral=..."
         for is_valid, argument, expected, value in arguments:
-            if not is_valid:
-                raise DeclarationError(
-                    f"factor over {blocks}: {argument} must be {expected}, got {value!r}. Units of one block "
-                    "interact in a Pairwise, or in a Factor with lateral=..."
-                )
+            argument = f"factor over {blocks}: {argument}"
+            checks.require(is_valid, argument, expected, value, DeclarationError, hint)
         fields = {
             "blocks": tuple(blocks),
             "energy": energy,
@@ -106,10 +105,6 @@ class Factor:
         }
         for field, value in fields.items():
             object.__setattr__(self, field, value)
-
-    def name_over(self, blocks: tuple[str, ...]) -> str:
-        """Return the default name of this factor over ``blocks``."""
-        return ":".join(blocks)
 
     @property
     def interacts(self) -> bool:
@@ -156,8 +151,8 @@ class Factor:
         :raises DeclarationError: for an ``init`` of another shape.
         """
         values = Factor.init_params(self, rng_key, families)
-        if jnp.shape(values) != shape:
-            raise DeclarationError(f"{self!r}: init must have shape {shape}, got {jnp.shape(values)}")
+        is_valid, expected = jnp.shape(values) == shape, f"of shape {shape}"
+        checks.require(is_valid, f"{self!r}: init", expected, jnp.shape(values), DeclarationError)
         return values
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.core.backend import barrier_pays
 from ebmpp.core.types import Numbers
 from ebmpp.errors import DeclarationError
@@ -36,11 +37,9 @@ def check_network(name: str, graph: nx.Graph) -> None:
 
     :raises DeclarationError: for a directed graph or a multigraph.
     """
-    if graph.is_directed() or graph.is_multigraph():
-        raise DeclarationError(
-            f"{name} must be undirected, with one edge per pair, got {graph}. Convert it by "
-            "networkx.Graph(graph)."
-        )
+    is_valid = not (graph.is_directed() or graph.is_multigraph())
+    expected, hint = "undirected, with one edge per pair", "Convert it by networkx.Graph(graph)."
+    checks.require(is_valid, name, expected, graph, DeclarationError, hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +82,9 @@ class Pairs(Constant):
             array = np.empty(0, object)
         if isinstance(pairs, list | tuple | np.ndarray) and not len(pairs):
             array = np.empty((0, 2), np.int64)
-        if array.ndim not in (2, 3) or array.shape[1:2] != (2,) or array.dtype.kind not in "iu":
-            raise DeclarationError(
-                f"lateral pairs of block {block!r} must be pairs of unit numbers, pairs of indices such as "
-                f"(3, 5) for a block of two axes, or a networkx graph over these, got {type(pairs).__name__} "
-                f"of shape {array.shape}"
-            )
+        is_valid = array.ndim in (2, 3) and array.shape[1:2] == (2,) and array.dtype.kind in "iu"
+        expected = "pairs of unit numbers, pairs of indices of units, or a networkx graph over these"
+        checks.require(is_valid, f"lateral pairs of block {block!r}", expected, pairs, DeclarationError)
         return cls.copy(array.astype(np.int64))
 
     @functools.lru_cache(maxsize=64)
@@ -97,38 +93,21 @@ class Pairs(Constant):
 
         :raises DeclarationError: for a unit that the block lacks, a pair of one unit, or a repeated pair.
         """
+        name = f"{factor}: lateral pairs of block {block!r}"
+        expected = f"distinct pairs of different units of {family!r}"
+        refuse = lambda wrong: checks.require(not len(wrong), name, expected, wrong, DeclarationError)
         units, shape = self.array, family.shape
-        if units.ndim == 3 and units.shape[2] != len(shape):
-            problem = f"{units.shape[2]} indices per unit"
-        elif (
-            outside := (units < 0) | (units >= np.asarray(shape if units.ndim == 3 else family.size))
-        ).any():
-            problem = f"the pair {units[np.argwhere(outside)[0, 0]].tolist()}"
-        else:
-            if units.ndim == 3:
-                units = np.ravel_multi_index(tuple(np.moveaxis(units, -1, 0)), shape)
-            problem = _repeated(units)
-        if problem:
-            raise DeclarationError(
-                f"{factor}: lateral pairs of block {block!r} must be distinct pairs of different units of "
-                f"{family!r}, got {problem}"
-            )
+        if units.ndim == 3:
+            refuse([] if units.shape[2] == len(shape) else units[:1].tolist())
+        outside = np.argwhere((units < 0) | (units >= (shape if units.ndim == 3 else family.size)))
+        refuse(units[outside[:1, 0]].tolist())
+        if units.ndim == 3:
+            units = np.ravel_multi_index(tuple(np.moveaxis(units, -1, 0)), shape)
+        low, high = np.minimum(*units.T), np.maximum(*units.T)
+        refuse(units[low == high][:1].tolist())
+        number = np.sort(low * family.size + high)  # of each pair; exact in 64 bits
+        refuse([divmod(n, family.size) for n in number[1:][number[1:] == number[:-1]][:1].tolist()])
         return units
-
-
-def _repeated(edges: np.ndarray) -> str:
-    """Describe a pair of one unit or a repeated pair, if there is one."""
-    loops = edges[edges[:, 0] == edges[:, 1]]
-    if len(loops):
-        return f"the pair {loops[0].tolist()}"
-    low, high = np.minimum(*edges.T), np.maximum(*edges.T)
-    width = int(high.max(initial=0)) + 1
-    number = low * width + high  # of each pair; exact in 64 bits
-    if (number[1:] > number[:-1]).all():
-        return ""
-    number = np.sort(number)
-    repeated = number[1:][number[1:] == number[:-1]]
-    return f"the pair {list(divmod(int(repeated[0]), width))} twice" if len(repeated) else ""
 
 
 def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:

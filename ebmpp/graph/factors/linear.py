@@ -12,6 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor, Params, is_positive_int
@@ -71,11 +72,9 @@ class _InnerProduct:
 
     def __call__(self, params: Params, first: Array, second: Array) -> Array:
         image = self.forward(params, first)
-        if jnp.shape(image) != second.shape:
-            raise DeclarationError(
-                f"Linear{self.blocks!r}: forward must return the shape {second.shape} of the statistics of "
-                f"block {self.blocks[1]!r}, got {jnp.shape(image)} for statistics of shape {first.shape}"
-            )
+        name, shape = f"Linear{self.blocks!r}: shape of the value of forward", jnp.shape(image)
+        expected = f"{second.shape}, that of the statistics of {self.blocks[1]!r}"
+        checks.require(shape == second.shape, name, expected, shape, DeclarationError)
         return -jnp.vdot(image, second)
 
 
@@ -136,10 +135,8 @@ class Linear(Factor):
             (shape is None or init is None, "init", "None where shape is given", init),
         )
         for is_valid, argument, expected, value in arguments:
-            if not is_valid:
-                raise DeclarationError(
-                    f"Linear({first!r}, {second!r}): {argument} must be {expected}, got {value!r}"
-                )
+            name_of = f"Linear({first!r}, {second!r}): {argument}"
+            checks.require(is_valid, name_of, expected, value, DeclarationError)
         super().__init__(first, second, energy=_InnerProduct((first, second), forward), init=init, name=name)
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
 

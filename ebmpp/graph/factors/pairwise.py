@@ -15,7 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers
+from ebmpp.core import Numbers, checks
 from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
@@ -72,10 +72,6 @@ class Pairwise(Factor):
         name = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
         return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{name})"
 
-    def name_over(self, blocks: tuple[str, ...]) -> str:
-        """Return the default name over a block."""
-        return f"{blocks[0]}:{blocks[0]}"
-
     @property
     def is_affine(self) -> bool:
         """True: the energy is bilinear in each pair of different units."""
@@ -109,8 +105,8 @@ def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
         number.
     """
     weights = attribute(f"{name}: weight", [w for *_, w in graph.edges(data="weight")])
-    if weights is not None and shared:
-        raise DeclarationError(f"{name}: shared must be False where edges have weights, got True")
+    is_valid, expected = weights is None or not shared, "False where edges have weights"
+    checks.require(is_valid, f"{name}: shared", expected, shared, DeclarationError)
     return weights
 
 
@@ -129,10 +125,8 @@ def attribute(
             is_valid = value is not None and np.asarray(value, float).size == np.prod(shape, dtype=int)
         except (TypeError, ValueError):
             is_valid = False
-        if not is_valid:
-            raise DeclarationError(
-                f"{name} must be numbers of shape {shape} at all nodes or edges, or at none, got {value!r}"
-            )
+        expected = f"numbers of shape {shape} at all nodes or edges, or at none"
+        checks.require(is_valid, name, expected, value, DeclarationError)
     return np.array([np.asarray(value, float).reshape(shape) for value in values])
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
@@ -146,9 +145,3 @@ def with_blocks(
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
     latent = {b: f for b, f in remaining.items() if b not in visible}
     return FactorGraph(visible, latent, factors, labels=labels_of(graph, parts))
-
-
-def mean_params(params: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Return the mean of several params of each factor."""
-    mean = lambda *values: sum(values) / len(values)
-    return {name: jax.tree.map(mean, *v) if len(v) > 1 else v[0] for name, v in params.items()}

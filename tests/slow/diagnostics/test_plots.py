@@ -38,9 +38,10 @@ def test_draw_graph():
     )
     _, ax = plt.subplots()
     assert graph.draw(ax) is ax
-    assert {"v", "x", "h", "weights", "x:h", "layer 0", "layer 1", "Bernoulli(2)"} <= set(texts(ax))
-    faces = [patch.get_facecolor()[:3] for patch in ax.patches]
-    assert faces[0] == faces[1] != faces[2]  # visible blocks are shaded
+    assert {"weights", "x:h", "layer 0", "layer 1", "v\nBernoulli(2)\nfactors: v"} <= set(texts(ax))
+    boxes = {text.get_text()[0]: text.get_bbox_patch() for text in ax.texts if "factors" in text.get_text()}
+    colours = {block: box.get_facecolor() for block, box in boxes.items()}
+    assert colours["v"] == colours["x"] != colours["h"]  # visible blocks are shaded
     gate = Factor("x", "y", "h", energy=lambda _, x, y, h: -x[0] * y[0] * h[0], name="gate")
     gated = FactorGraph({"x": Bernoulli(1), "y": Bernoulli(1)}, {"h": Bernoulli(1)}, [gate])
     assert texts(gated.draw()).count("gate") == 3
