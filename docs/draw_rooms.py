@@ -37,39 +37,39 @@ LABELS = {
     "errors": "exceptions",
 }
 _WIDTH, _HEIGHT, _FLOOR = 3.1, 0.86, 1.45
-_GROUND = ["errors", "core", "data"]  # drawn side by side; nearly every room stands on the first two
+_GROUND = ["errors", "core", "data"]  # drawn side by side; nearly every room imports the first two
 _SHOWN = {("moves", "graph"), ("graph", "families"), ("families", "core"), ("data", "core")}
-_COMMON = {"core", "errors", "families", "graph"}  # arrows that come from everywhere would hide the others
+_COMMON = {"core", "errors", "families", "graph"}  # their many arrows would hide the others
 _INK, _FILL, _ARROW = "#1f2933", "#e3ecf5", "#54728f"
 
 
 def floors() -> list[list[str]]:
-    """Rooms by floor, the ground last: those of the contract that ``lint-imports`` holds."""
+    """Return the rooms by floor, the ground last, from the contract that ``lint-imports`` checks."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
-    rooms = [layer for layer in layers if layer not in (*_GROUND, "__main__")]  # that is a program, no room
+    rooms = [layer for layer in layers if layer not in (*_GROUND, "__main__")]  # a program, not a room
     return [layer.split(" | ") for layer in rooms] + [_GROUND]
 
 
 def imports() -> Counter[tuple[str, str]]:
-    """How many files of a room import from another."""
-    house, count = grimp.build_graph("ebmpp"), Counter()
-    for name in house.modules:
-        for other in house.find_modules_directly_imported_by(name):
+    """Count the files of each room that import from each other room."""
+    modules, count = grimp.build_graph("ebmpp"), Counter()
+    for name in modules.modules:
+        for other in modules.find_modules_directly_imported_by(name):
             a, b = (".".join(m.split(".")[1:2]) for m in (name, other))
             count[a, b] += a != b and bool(a and b)
     return count
 
 
 def size(room: str) -> int:
-    """Its lines."""
+    """Return the number of lines of a room."""
     folder = ROOT / "ebmpp" / room
     files = folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]
     return sum(len(path.read_text().splitlines()) for path in files)
 
 
 def _ends(above: tuple[float, float], below: tuple[float, float]) -> tuple[tuple[float, float], ...]:
-    """Of an arrow: from floor to ceiling, or from wall to wall on one floor."""
+    """Return the ends of an arrow: vertical between floors, horizontal on one floor."""
     (x, y), (u, v) = above, below
     if y == v:
         side = _WIDTH / 2 if u > x else -_WIDTH / 2
@@ -78,16 +78,16 @@ def _ends(above: tuple[float, float], below: tuple[float, float]) -> tuple[tuple
 
 
 def main() -> None:
-    """Boxes on floors, and an arrow for each room that imports another; heavier where more files do."""
-    rows, at = floors(), {}
+    """Draw a box per room and an arrow per import, thicker if more files import."""
+    rows, position = floors(), {}
     figure, ax = plt.subplots(figsize=(11.5, 9.6), layout="constrained")
     for level, rooms in enumerate(reversed(rows)):
         for i, room in enumerate(rooms):
-            at[room] = ((i - (len(rooms) - 1) / 2) * (_WIDTH + 0.75), level * _FLOOR)
+            position[room] = ((i - (len(rooms) - 1) / 2) * (_WIDTH + 0.75), level * _FLOOR)
     for (a, b), number in sorted(imports().items()):
         if not number or (b in _COMMON and (a, b) not in _SHOWN):
             continue
-        (x, y), (u, v) = at[a], at[b]
+        (x, y), (u, v) = position[a], position[b]
         down = (y - v) / _FLOOR
         bend = 0.0 if down < 1.5 or abs(x - u) > _WIDTH else 0.12 * down * (1 if x + u > 0 else -1)
         ax.add_patch(
@@ -102,7 +102,7 @@ def main() -> None:
                 zorder=1,
             )
         )
-    for room, (x, y) in at.items():
+    for room, (x, y) in position.items():
         corner = (x - _WIDTH / 2, y - _HEIGHT / 2)
         ax.add_patch(
             FancyBboxPatch(
@@ -132,7 +132,7 @@ def main() -> None:
         ax.text(-6.3, level * _FLOOR, str(level), ha="center", va="center", fontsize=11, color=_ARROW)
     ax.set(xlim=(-6.6, 6.4), ylim=(-0.8, (len(rows) - 1) * _FLOOR + 0.8))
     ax.axis("off")
-    plt.rcParams["svg.hashsalt"] = "ebmpp"  # the same file for the same house
+    plt.rcParams["svg.hashsalt"] = "ebmpp"  # reproducible ids
     figure.savefig(ROOT / "docs" / "rooms.svg", metadata={"Date": None})
 
 

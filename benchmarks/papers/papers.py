@@ -5,7 +5,7 @@
 ``python benchmarks/papers/papers.py --list`` prints every figure and table of the four papers with its
 command, its time and its outcome. ``--only u5 d4`` runs some rows; without it all rows run whose data are
 available (MNIST at most). ``--settings quick`` takes minutes and shows only that everything runs;
-``--settings paper`` has the papers' sizes. Every row is a program with its own options.
+``--settings paper`` has the papers' sizes. The rows are in rows.toml; each is a program with its own options.
 """
 
 import argparse
@@ -16,8 +16,7 @@ import sys
 import time
 from types import ModuleType
 
-from paper_rows import ROWS
-from row import Row
+from rows import ROWS, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ("quick", "small", "paper")
@@ -31,7 +30,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settings", choices=SETTINGS, default="small")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/report"))
     args = parser.parse_args(argv)
-    available = [name for name, row in ROWS.items() if row.state.kind != "needs data"]
+    available = [name for name, row in ROWS.items() if not row.needs_data]
     args.only = args.only or (list(ROWS) if args.list or args.settings == "quick" else available)
     return args
 

@@ -1,10 +1,10 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Names in docstrings lead to where a thing is described, whatever path they take to it.
+"""Link names in docstrings and pages to the reference, whatever path the name is written with.
 
-A docstring says :class:`PCD` as its own file does, or `ebmpp.estimators.PCD`; the reference describes
-`ebmpp.PCD`. What is described nowhere is an error in a docstring, and text in a signature. In pages of plain
-Markdown, code in a line leads there by itself.
+A docstring may write :class:`PCD` or `ebmpp.estimators.PCD`; the reference describes `ebmpp.PCD`. A name that
+the reference lacks is an error in a docstring, and plain text in a signature. In Markdown pages inline code
+is linked if it is a public name.
 """
 
 import importlib
@@ -19,8 +19,11 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.nodes import make_refnode
 
-#: Whose names may stand without them.
+#: Rooms whose names may be written without the room.
 ROOMS = (
+    "annealing",
+    "coupling",
+    "exact",
     "estimators",
     "evaluate",
     "diagnostics",
@@ -33,66 +36,65 @@ ROOMS = (
     "reporting",
     "distribution",
     "traced",
-    "sampling",
     "sklearn",
     "training",
 )
 
 
-def _found(path: str) -> Any:
+def _resolve(path: str) -> Any:
     """Return the object at a dotted path, or None."""
     parts = path.split(".")
     for split in range(len(parts), 0, -1):
         try:
-            made = importlib.import_module(".".join(parts[:split]))
+            value = importlib.import_module(".".join(parts[:split]))
         except ImportError:
             continue
         for part in parts[split:]:
-            made = getattr(made, part, None)
-        return made
+            value = getattr(value, part, None)
+        return value
     return None
 
 
 def _home(path: str) -> str:
-    """A name as the file that defines it would write it."""
-    made = _found(path)
-    if inspect.ismodule(made):
-        return made.__name__
-    return f"{getattr(made, '__module__', None)}.{getattr(made, '__qualname__', path)}"
+    """Return the full name of an object in the file that defines it."""
+    value = _resolve(path)
+    if inspect.ismodule(value):
+        return value.__name__
+    return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', path)}"
 
 
-def _described(env: BuildEnvironment) -> dict[str, str]:
-    """Names of the reference, by their home."""
+def _reference_names(env: BuildEnvironment) -> dict[str, str]:
+    """Return the names of the reference by the full name of their definition."""
     if not hasattr(env, "ebmpp_homes"):
         objects = env.domains.python_domain.objects
-        made = {n: e.objtype for n, e in objects.items() if not e.aliased}
-        env.ebmpp_homes = {_home(name): name for name, kind in made.items() if kind != "data"}
+        kinds = {n: e.objtype for n, e in objects.items() if not e.aliased}
+        env.ebmpp_homes = {_home(name): name for name, kind in kinds.items() if kind != "data"}
     return env.ebmpp_homes
 
 
-def _named(env: BuildEnvironment, node: pending_xref) -> str | None:
-    """The one thing of the reference that a node can mean, or None."""
-    target, homes = node["reftarget"].removesuffix("()"), _described(env)
+def _reference_name(env: BuildEnvironment, node: pending_xref) -> str | None:
+    """Return the only name of the reference that a node can refer to, or None."""
+    target, homes = node["reftarget"].removesuffix("()"), _reference_names(env)
     if (home := _home(target)) in homes:
         return homes[home]
     ends = {name for name in homes.values() if name.endswith("." + target)}
     return min(ends) if len(ends) == 1 else None
 
 
-def _lead(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.Element) -> nodes.Node | None:
-    """For ``missing-reference``."""
+def _link(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> nodes.Node | None:
+    """Resolve a reference that Sphinx did not find (event ``missing-reference``)."""
     if node.get("refdomain") != "py":
         return None
-    if name := _named(env, node):
+    if name := _reference_name(env, node):
         entry = env.domains.python_domain.objects[name]
-        return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, shown, name)
-    in_text = isinstance(shown, nodes.literal)
+        return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, text, name)
+    in_text = isinstance(text, nodes.literal)
     elsewhere = "." in node["reftarget"] and not node["reftarget"].startswith("ebmpp")
-    return None if in_text and not elsewhere else shown
+    return None if in_text and not elsewhere else text
 
 
 class CodeLinks(SphinxPostTransform):
-    """`UCD(k=1)` in a line of a page leads to what it names, if that is a name of a room's face."""
+    """Link inline code such as `UCD(k=1)` in pages if it is a public name."""
 
     default_priority = 900
 
@@ -100,9 +102,9 @@ class CodeLinks(SphinxPostTransform):
         if self.env.docname.startswith("docs/reference/"):
             return
         for node in list(self.document.findall(nodes.literal)):
-            named = re.fullmatch(r"([\w.]+)(?:\(.*\))?", node.astext(), re.DOTALL)
-            if named and not isinstance(node.parent, nodes.reference | nodes.title):
-                if name := self._only(named[1].removeprefix("ebmpp.")):
+            match = re.fullmatch(r"([\w.]+)(?:\(.*\))?", node.astext(), re.DOTALL)
+            if match and not isinstance(node.parent, nodes.reference | nodes.title):
+                if name := self._full_name(match[1].removeprefix("ebmpp.")):
                     entry = self.env.domains.python_domain.objects[name]
                     link = make_refnode(
                         self.app.builder, self.env.docname, entry.docname, entry.node_id, [], name
@@ -110,8 +112,8 @@ class CodeLinks(SphinxPostTransform):
                     node.replace_self(link)
                     link += node
 
-    def _only(self, name: str) -> str | None:
-        """What it is called in full: at the root, in a room, or in a module that is named with it."""
+    def _full_name(self, name: str) -> str | None:
+        """Return the full name: at the root, in a room, or in a module named with it."""
         objects = self.env.domains.python_domain.objects
         for path in (f"ebmpp.{name}", *(f"ebmpp.{room}.{name}" for room in ROOMS)):
             if path in objects and objects[path].objtype not in ("data", "module"):
@@ -120,5 +122,5 @@ class CodeLinks(SphinxPostTransform):
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("missing-reference", _lead)
+    app.connect("missing-reference", _link)
     app.add_post_transform(CodeLinks)

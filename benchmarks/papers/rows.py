@@ -1,36 +1,14 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A row of ``papers.py``: figures or tables of a paper, the program that makes them, and its outcome."""
+"""Rows of ``papers.py``: figures or tables of a paper, the program that makes them, and its outcome."""
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Literal
+from pathlib import Path
+import tomllib
 
-Options = tuple[str, ...]
+Options = Sequence[str]
 """One string of options per run."""
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """The outcome of a row and its reason."""
-
-    kind: Literal["ran as printed", "ran smaller", "needs data"]
-    why: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.kind == "ran as printed") == bool(self.why):
-            raise ValueError(f"{self.kind}: {self.why!r}. Give a reason, unless it ran as printed.")
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.why}" if self.why else self.kind
-
-
-AS_PRINTED = State("ran as printed")
-NEEDS_DATA = State("needs data", "reader tested")
-
-
-def smaller(why: str) -> State:
-    """Return the state of a smaller run."""
-    return State("ran smaller", why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +17,18 @@ class Row:
 
     name: str
     paper: str
-    printed: tuple[str, ...]
-    """Figures and tables as the paper calls them; empty for our own experiments."""
     what: str
     script: str
     """Path under the root of the repository, without its ending."""
-    short: Options
+    quick: Options
     small: Options
     """The default."""
-    paper_options: Options
+    full: Options
     """The paper's own size."""
-    state: State
+    state: str
+    """The outcome: "ran as printed", "ran smaller: <how>" or "needs data: <what was tested>"."""
+    printed: Sequence[str] = ()
+    """Figures and tables as the paper calls them; empty for our own experiments."""
     minutes: float | None = None
     """Time of the default settings on one or two cores, beside other programs."""
     estimated: bool = False
@@ -57,8 +36,13 @@ class Row:
 
     def options(self, settings: str) -> list[list[str]]:
         """Return the arguments of each run for quick, small or paper settings."""
-        selected = {"quick": self.short, "small": self.small, "paper": self.paper_options}[settings]
+        selected = {"quick": self.quick, "small": self.small, "paper": self.full}[settings]
         return [options.split() for options in selected]
+
+    @property
+    def needs_data(self) -> bool:
+        """True if the data were not available."""
+        return self.state.startswith("needs data")
 
     @property
     def time(self) -> str:
@@ -66,3 +50,13 @@ class Row:
         if self.minutes is None:
             return "no time without its files"
         return f"{self.minutes:g} min" + (", estimated from a part" if self.estimated else "")
+
+
+def _read() -> dict[str, Row]:
+    """Return the rows of rows.toml, by name."""
+    papers = tomllib.loads(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))
+    fields = {name: (paper, values) for paper, rows in papers.items() for name, values in rows.items()}
+    return {name: Row(name=name, paper=paper, **values) for name, (paper, values) in fields.items()}
+
+
+ROWS = _read()
