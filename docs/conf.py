@@ -1,9 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The site: ``make docs`` writes it to build/site, without network.
+"""Configuration of the site, which ``make docs`` writes to build/site without network.
 
 Sphinx reads from the root of the repository, so that a link to ``../benchmarks/README.md`` leads to the same
-page on the site, in an editor and on a forge. Notebooks show the outputs they are stored with.
+page on the site, in an editor and on a forge. Notebooks show their stored outputs.
 """
 
 import logging
@@ -20,7 +20,7 @@ author = "Contributors to the ebmpp Project"
 copyright = author  # noqa: A001
 version = release = _PROJECT["version"]
 
-logging.getLogger("arviz").setLevel(logging.WARNING)  # which backends it finds is no news of ours
+logging.getLogger("arviz").setLevel(logging.WARNING)  # silence its list of backends
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "formulas", "names", "signatures"]
 root_doc = "docs/index"
@@ -34,12 +34,12 @@ include_patterns = [
 ]
 exclude_patterns = [".*", "build", "dist", "ebmpp", "tests", "demo", "run", "runs", "**/.ipynb_checkpoints"]
 
-# -- what is read --------------------------------------------------------------------------------
+# -- sources --------------------------------------------------------------------------------
 
-nb_execution_mode = "off"  # tests/test_tutorials.py sees to it that outputs are stored
+nb_execution_mode = "off"  # tests/slow/test_tutorials.py checks that outputs are stored
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
-myst_heading_anchors = 4  # [text](page.md#a-heading), as forges make them
-nitpicky = True  # a reference that leads nowhere is an error
+myst_heading_anchors = 4  # links such as [text](page.md#a-heading), as on forges
+nitpicky = True  # a broken reference is an error
 
 # -- the reference -------------------------------------------------------------------------------
 
@@ -52,13 +52,13 @@ add_module_names = True
 python_maximum_signature_line_length = 90
 toc_object_entries_show_parents = "hide"
 
-# -- how it looks --------------------------------------------------------------------------------
+# -- appearance --------------------------------------------------------------------------------
 
 html_theme = "furo"
 html_title = "ebmpp"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_extra_path = ["_extra"]  # an index.html that leads from the root to this one
+html_extra_path = ["_extra"]  # an index.html at the root that redirects to docs/index
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sphinx = False
