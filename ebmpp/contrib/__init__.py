@@ -4,6 +4,7 @@
 
 from ebmpp.contrib import graphs, readers, sample_quality
 from ebmpp.contrib.estimators.fpcd import FPCD
+from ebmpp.contrib.estimators.gradient_variance import gradient_variance
 from ebmpp.contrib.estimators.herding import Herding
 from ebmpp.contrib.estimators.local_mode_ucd import LocalModeUCD
 from ebmpp.contrib.estimators.sdcp import CSDCP, SDCP
@@ -32,6 +33,7 @@ __all__ = [
     "RatesState",
     "SamplePenalization",
     "data_statistics",
+    "gradient_variance",
     "graphs",
     "langevin_sweep",
     "metropolis_sweep",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -19,18 +20,19 @@ from ebmpp.graph import FactorGraph
 
 
 class Batch(NamedTuple):
-    """Rows of one step."""
+    """Rows of one step.
+
+    :param rows: the visible blocks, ``(rows, *shape)`` each.
+    :param weights: ``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. Each is 1/rows for equal rows;
+        for weighted rows their sum is 1 on average over batches.
+    :param known: masks of known entries, ``(rows, *shape)``, of the visible blocks that have missing entries.
+        The values at missing entries are in the support but carry no information. Empty unless the
+        estimator's ``takes_missing`` is True.
+    """
 
     rows: Rows
-    """The visible blocks, ``(rows, *shape)`` each."""
     weights: PerRow
-    """``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. Each is 1/rows for equal rows; for weighted
-    rows their sum is 1 on average over batches."""
-
     known: Rows = {}
-    """Masks of known entries, ``(rows, *shape)``, of the visible blocks that have missing entries. The values
-    at missing entries are in the support but carry no information. Empty unless the estimator's
-    ``takes_missing`` is True."""
 
     @classmethod
     def uniform(cls, rows: Rows, known: Rows = MappingProxyType({})) -> "Batch":
@@ -40,24 +42,25 @@ class Batch(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Gradient of one step."""
+    """Gradient of one step.
+
+    :param gradient: gradient of the batch's loss, a pytree like the params.
+    :param state: the estimator's state for the next step.
+    :param metrics: scalars for the history.
+    :param sweeps: cost: sweeps of all chains per row of the batch. :func:`~ebmpp.fit` bounds by it how many
+        steps run in one program.
+    """
 
     gradient: Params
-    """Gradient of the batch's loss, a pytree like the params."""
     state: Any
-    """The estimator's state for the next step."""
     metrics: dict[str, Array]
-    """Scalars for the history."""
     sweeps: ArrayLike = 1.0
-    """Cost: sweeps of all chains per row of the batch. :func:`~ebmpp.fit` bounds by it how many steps run
-    in one program."""
 
 
 class Estimator(abc.ABC):
     """Base class of the gradient's estimators: immutable, hashable values.
 
-    A custom estimator inherits from this class, implements ``init`` and ``estimate``, and overrides the rest
-    where it differs.
+    A custom estimator implements ``init`` and ``estimate``, and overrides the rest where it differs.
     """
 
     takes_missing: ClassVar[bool] = False
@@ -77,10 +80,10 @@ class Estimator(abc.ABC):
         """Make the gradient of one step. It is traced once, so everything that changes is an array."""
 
     def adopt(self, before: Any, fresh: Any) -> Any:
-        """Return the first state of a stage.
+        """Return the first state of a stage, of the structure of ``fresh``.
 
         :param before: the last state of the stage before, of any estimator.
-        :param fresh: the state that ``init`` made for this stage; the result has its structure.
+        :param fresh: the state that ``init`` made for this stage.
         """
         return fresh
 
@@ -93,14 +96,16 @@ class Estimator(abc.ABC):
 
 
 class Repeats(NamedTuple):
-    """Steps whose gradients are compared to measure their bias."""
+    """Steps whose gradients are compared to measure their bias.
+
+    :param estimator: the estimator of the steps: one of fewer chains, or the one inside another.
+    :param states: state that each repeat starts from.
+    :param chains: number of chains per state; None where all states are one.
+    """
 
     estimator: Estimator
-    """The estimator of the steps: one of fewer chains, or the one inside another."""
     states: tuple[Any, ...]
-    """State that each repeat starts from."""
     chains: int | None = None
-    """Number of chains per state where the states are groups of chains; None where all states are one."""
 
 
 @functools.singledispatch
@@ -108,18 +113,20 @@ def repeats(estimator: Estimator, state: Any, count: int) -> Repeats:
     """Return how a step is repeated by :func:`~ebmpp.estimators.gradient_bias`.
 
     By default each repeat starts from the given state, so that a bias of the state counts. Estimators with
-    independent chains register an implementation that splits them into groups.
-
-    :param state: the estimator's state.
-    :param count: requested number of repeats.
-    :raises ArgumentError: where the gradient is not one of the likelihood.
+    independent chains register an implementation that splits them into ``count`` groups, and those whose
+    gradient is not the likelihood's one that raises ArgumentError.
     """
     return Repeats(estimator, (state,) * count)
 
 
-def split_chains(chains: Rows, count: int) -> tuple[Blocks, ...]:
-    """Split chains into ``count`` groups of equal size, or one per chain; the remainder is left out."""
+def split_chains(chains: Rows, count: int) -> tuple[tuple[Blocks, ...], int]:
+    """Split chains into ``count`` groups of one size, or one per chain, and return that size too."""
     rows = len(next(iter(chains.values())))
     size = max(1, rows // count)
     group = lambda i: {b: v[i * size : (i + 1) * size] for b, v in chains.items()}
-    return tuple(group(i) for i in range(min(count, rows)))
+    return tuple(group(i) for i in range(min(count, rows))), size
+
+
+def shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """Return a pytree's structure, and the shapes of its leaves."""
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]

@@ -27,16 +27,18 @@ _OFFSETS = ("data", "model", "average", "zero")
 
 
 class CenteredState(NamedTuple):
-    """State of :class:`Centered`."""
+    """State of :class:`Centered`.
+
+    :param inner: state of the inner estimator.
+    :param offsets: offset of each block, of its statistics' shape.
+    :param means: mean statistics given the batch's rows, at the first of the batch's steps.
+    :param step: index of the batch's next step.
+    """
 
     inner: Any
-    """State of the inner estimator."""
     offsets: Statistics
-    """Offset of each block, of its statistics' shape."""
     means: Statistics
-    """Mean statistics given the batch's rows, at the first of the batch's steps."""
     step: Array
-    """Index of the batch's next step."""
 
     @property
     def chains(self) -> Any:
@@ -50,23 +52,21 @@ class Centered(Estimator):
 
     For units that are mostly off or mostly on, and for deep machines.
 
-    A gradient step depends on the parametrisation. In the centered one every factor of two blocks sees
-    statistics minus offsets, so a change of weights does not move the means. The model stays as declared:
-    with S the map from centered params to the graph's and J its derivative, the gradient g becomes
-    the direction :math:`J J^T g`, which is the step along the centered gradient :math:`J^T g` in the graph's
-    own params. S follows from the energy: a block's bias is its centered bias minus the natural parameter
-    that the factors of two blocks contribute at the offsets. For a Boltzmann machine with offsets
-    :math:`\mu, \lambda`:
+    In the centered parametrisation every factor of two blocks sees statistics minus offsets, so a change of
+    weights does not move the means. The model stays as declared: with S the map from centered params to the
+    graph's and J its derivative, the gradient g becomes the direction :math:`J J^T g`, the step along the
+    centered gradient :math:`J^T g` in the graph's params. S follows from the energy: a block's bias is its
+    centered bias minus the natural parameter that the factors of two blocks contribute at the offsets. For a
+    Boltzmann machine with offsets :math:`\mu, \lambda`:
 
     .. math::
 
         d_W = g_W - \mu g_c^T - g_b \lambda^T, \quad d_b = g_b - d_W \lambda, \quad d_c = g_c - d_W^T \mu
 
-    :math:`J J^T g` is a descent direction for any offsets, and zero only where g is. ``gradient_norm`` in the
-    history is that of the direction. Offsets begin at the data's mean (visible blocks) and at the mean of
-    the family's default distribution (latent blocks), and slide at each step before the direction is formed.
-    The latent means given the rows are exact where the posterior is one layer; elsewhere they come from one
-    mean-field pass, which affects nothing but the offsets.
+    It is a descent direction for any offsets, zero only where g is, and ``gradient_norm`` in the history is
+    its norm. Offsets begin at the data's mean and at the mean of each latent family's default distribution,
+    and slide before each step. The latent means given the rows are exact where the posterior is one layer;
+    elsewhere they come from one mean-field pass, which affects nothing but the offsets.
 
     :param estimator: the inner estimator, such as :class:`CD`, :class:`PCD` or :class:`UCD`.
     :param sliding: rate in [0, 1] of the offsets: mu <- mu + sliding (mean - mu).
@@ -76,16 +76,15 @@ class Centered(Estimator):
     :param rates: relative learning rates of some factors, by name, above 0; the others have 1. They scale
         the centered gradient, so biases follow their factors: :math:`J D J^T g`. Upper layers of a deep
         machine work best with a third of the lowest one's rate.
-    :raises ArgumentError: for an invalid or centered estimator, or numbers out of range.
+    :raises ArgumentError: for an invalid or centered estimator, unknown factors, or numbers out of range.
+    :raises DeclarationError: in training, for a graph without a centered form.
 
     **References**
 
     1. Montavon, Mueller (2012), *Deep Boltzmann machines and the centering trick*.
     2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*; the offsets here are
        their d, m and a with a sliding average, and 0.
-    3. Upadhya, Sastry (2017), Algorithm 4. There the positive phase keeps the offsets of inner step 0
-       while the negative phase's slide, so the direction is not zero where the gradient is; here both
-       phases have the offsets of the step.
+    3. Upadhya, Sastry (2017), Algorithm 4, where the phases of an inner step have different offsets.
 
     **Example**
 
@@ -119,11 +118,7 @@ class Centered(Estimator):
         return self.estimator.steps_per_batch
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> CenteredState:
-        """Put the offsets at the data's mean and at the mean of each latent family's default distribution.
-
-        :raises DeclarationError: for a graph without a centered form, naming the factor.
-        :raises ArgumentError: for rates of unknown factors.
-        """
+        """Put the offsets at the data's mean and at the mean of each latent family's default distribution."""
         _check_closed(graph)
         for name, _ in self.rates:
             checks.choice("Centered: rates", name, tuple(f.name for f in graph.factors))
@@ -151,8 +146,10 @@ class Centered(Estimator):
     ) -> Estimate:
         """Make the inner gradient, move the offsets, then form the direction."""
         inner = self.estimator.estimate(graph, params, state.inner, batch, key)
-        means = self._means(graph, params, state, batch)
-        offsets = self._slide(graph, state.offsets, means, inner.gradient, batch.weights.sum())
+        offsets, means = state.offsets, state.means
+        if self.offsets != "zero" and self.sliding:
+            means = self._means(graph, params, state, batch)
+            offsets = self._slide(graph, offsets, means, inner.gradient, batch.weights.sum())
         step = (state.step + 1) % self.steps_per_batch
         direction = centered_direction(graph, params, offsets, inner.gradient, dict(self.rates))
         state = CenteredState(inner.state, offsets, means, step)
@@ -160,8 +157,6 @@ class Centered(Estimator):
 
     def _means(self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch) -> Statistics:
         """Return mean statistics given the batch's rows, at the params of the batch's first step."""
-        if self.offsets == "zero" or self.sliding == 0:
-            return state.means
         fresh = lambda: _data_means(graph, params, state.offsets, batch)
         if self.steps_per_batch == 1:
             return fresh()
@@ -170,8 +165,6 @@ class Centered(Estimator):
     def _slide(
         self, graph: FactorGraph, offsets: Statistics, means: Statistics, gradient: Params, weight: Scalar
     ) -> Statistics:
-        if self.offsets == "zero" or self.sliding == 0:
-            return offsets
         share = {"data": 0.0, "average": 0.5, "model": 1.0}[self.offsets]
         if share:  # the gradient of a bias is the model's mean minus the data's, times the batch's weight
             scale, names = share / nonzero(weight), _bias_names(graph)
@@ -207,14 +200,10 @@ def natural_params(graph: FactorGraph, centered: Params, offsets: Statistics) ->
     if not pairs:
         return centered
     # A factor's contribution at zero is there with and without offsets: only the difference is shifted.
-    moved, zero = (
-        energy.contributed(graph, pairs, centered, at)
-        for at in (offsets, jax.tree.map(jnp.zeros_like, offsets))
-    )
-    shifted = {
-        name: centered[name] - (moved[block] - zero[block]) for block, name in _bias_names(graph).items()
-    }
-    return {**centered, **shifted}
+    moved = energy.contributed(graph, pairs, centered, offsets)
+    zero = energy.contributed(graph, pairs, centered, jax.tree.map(jnp.zeros_like, offsets))
+    names = _bias_names(graph)
+    return centered | {name: centered[name] - (moved[b] - zero[b]) for b, name in names.items()}
 
 
 @full_precision
@@ -244,14 +233,9 @@ def _check_closed(graph: FactorGraph) -> None:
     """Raise DeclarationError if offsets lead out of the declared model."""
     names = _bias_names(graph)
     for factor in graph.factors:
-        if len(factor.blocks) > 2:
+        lacking = [b for b in factor.blocks if len(factor.blocks) > 1 and b not in names]
+        if len(factor.blocks) > 2 or lacking:
             raise DeclarationError(
-                f"Centered: factors must have one or two blocks, got {factor!r} over {len(factor.blocks)} "
-                "blocks. Its offsets would add factors of two blocks to the model."
-            )
-        lacking = [b for b in factor.blocks if len(factor.blocks) == 2 and b not in names]
-        if lacking:
-            raise DeclarationError(
-                f"Centered: offsets in {factor!r} shift the natural parameter of block {lacking[0]!r}, which "
-                f"has no Bias. Add Bias({lacking[0]!r})."
+                f"Centered: factors must have one block, or two with a Bias each, got {factor!r} over "
+                f"{len(factor.blocks)} blocks, of which {lacking} have no Bias."
             )

@@ -4,7 +4,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import math
 from typing import Any
 import warnings
 
@@ -21,7 +20,7 @@ from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import ArgumentError, DomainError, StateError, UnmetError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, shapes
 from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.estimators.ucd import uses_fast_compile
 from ebmpp.graph import FactorGraph, tables
@@ -31,43 +30,38 @@ _LEAST = 3  # so that two remain to multiply when one is left out
 
 @dataclasses.dataclass(frozen=True)
 class Squares:
-    """Squared norms over the params of a factor or of all: unbiased, so they may be below 0."""
+    """Squared norms over the params of a factor or of all: unbiased, so they may be below 0.
+
+    :param squared_bias: estimate of ``|E[estimator's gradient] - gradient|^2``.
+    :param squared_gradient: estimate of ``|gradient|^2``.
+    :param gradient_error: standard error of ``squared_gradient``.
+    """
 
     squared_bias: float
-    """Estimate of ``|E[estimator's gradient] - gradient|^2``."""
     standard_error: float
     squared_gradient: float
-    """Estimate of ``|gradient|^2``."""
     gradient_error: float
-    """Standard error of ``squared_gradient``."""
-
-    @property
-    def bias_norm(self) -> float:
-        """Root of ``squared_bias``; nan below 0, where the bias is too small to be detected."""
-        return math.sqrt(self.squared_bias) if self.squared_bias >= 0 else math.nan
-
-    @property
-    def gradient_norm(self) -> float:
-        """Root of ``squared_gradient``; nan below 0."""
-        return math.sqrt(self.squared_gradient) if self.squared_gradient >= 0 else math.nan
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GradientBias(Shown):
-    """Result of :func:`gradient_bias`."""
+    """Result of :func:`gradient_bias`.
+
+    :param factors: by factor name.
+    :param total: over all params.
+    :param bias: mean gradient of the estimator minus the reference's, like the params.
+    :param bias_error: standard errors of ``bias``.
+    :param chains: number of chains per repeat, for groups of persistent chains; None if all start in one
+        state.
+    """
 
     estimator: Estimator
     factors: Mapping[str, Squares]
-    """By factor name."""
     total: Squares
-    """Over all params."""
     bias: Params
-    """Mean gradient of the estimator minus the reference's, like the params."""
     bias_error: Params
-    """Standard errors of ``bias``."""
     num_repeats: int
     chains: int | None
-    """Number of chains per repeat, for groups of persistent chains; None if all start in one state."""
     num_references: int
 
     @property
@@ -113,26 +107,20 @@ def gradient_bias(
     the bias is the difference of their means. Its squared norm is a mean of products of different repeats, so
     that noise does not add to it: it is unbiased, and without a bias it is below 0 about half of the time.
 
-    The params, the rows and the estimator's state are held fixed:
-
-    * :class:`CD` has no state: its complete bias shows.
-    * The last chains of :class:`PCD`, :class:`TemperedPCD` and ``FPCD`` are split into ``num_repeats``
-      groups, each of which makes its own step. So the distribution of a chain after this run is judged, not
-      the noise of the chains. What they have in common, such as a mode that none has found, counts as bias.
-      The groups are treated as independent given the history of the params, fast weights and temperatures.
-    * All other states are fixed as a whole. The noise of persistent chains of :class:`UCD`, which is unbiased
-      given them, and of :class:`WeightedPCD`, which share ancestors, counts as bias.
-
+    The params, the rows and the estimator's state are held fixed. The last chains of :class:`PCD`,
+    :class:`TemperedPCD` and ``FPCD`` are split into ``num_repeats`` groups, each of which makes its own step:
+    the distribution of a chain after this run is judged, not the noise of the chains. What they have in
+    common, such as a mode that none has found, counts as bias. All other states are fixed as a whole, so the
+    noise of persistent chains of :class:`UCD` and of :class:`WeightedPCD` counts as bias.
     :class:`~ebmpp.estimators.Centered` and :class:`~ebmpp.estimators.Discriminative` are judged by their
-    inner estimator. Both phases count, so the bias of an approximate ``posterior`` is included. The answer
-    is as good as the reference: a mode that none of its systems finds cannot show.
+    inner estimator. The answer is as good as the reference: a mode that none of its systems finds cannot
+    show.
 
     :param graph: the model.
     :param params: a dict keyed by factor name: the last ones, where the state has chains.
     :param data: rows of the visible blocks, the batch of each repeat; some of the training data suffice.
     :param estimator: such as ``fit.estimator``.
-    :param state: such as ``fit.estimator_state``. Default: the initial state, for estimators without
-        persistent chains.
+    :param state: such as ``fit.estimator_state``; the default needs an estimator without persistent chains.
     :param rng_key: a jax key. A repeat's draws depend on it and on the repeat's number alone.
     :param num_repeats: steps of the estimator, at least 3; fewer where there are fewer chains.
     :param reference: an unbiased estimator. Its first step adapts its rungs or lengths, and does not count.
@@ -141,10 +129,9 @@ def gradient_bias(
     :return: a :class:`GradientBias`.
     :raises ArgumentError: for numbers out of range, an estimator whose gradient is not the likelihood's, or
         one with persistent chains and no state; under ``jit``.
-    :raises StateError: for invalid data, missing entries, or a state that does not fit the estimator with a
-        batch of so many rows.
-    :raises UnmetError: for a gradient that lacks unmet pairs.
-    :raises DomainError: for a gradient that is not finite.
+    :raises StateError: for invalid data, missing entries, or a state that does not fit the estimator or the
+        number of rows.
+    :raises DomainError: for a gradient that is not finite; UnmetError where a pair is unmet.
     :warns UserWarning: if the reference diagnoses a problem.
 
     **References**
@@ -208,60 +195,43 @@ def _step(
     return estimator.estimate(graph, params, state, batch, key)
 
 
-def is_state_of(graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator, state: Any) -> bool:
-    """Return True if a state has the structure and shapes of an estimator's, with such rows for a batch."""
+def state_shapes(graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator) -> Any:
+    """Return the shapes of an estimator's first state, with such rows for a batch."""
     size, key = len(next(iter(rows.values()))), jnp.zeros(2, jnp.uint32)
-    fresh = jax.eval_shape(lambda p: estimator.init(graph, p, rows, size, key), params)
-    shapes = lambda tree: (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
-    return shapes(fresh) == shapes(state)
+    return jax.eval_shape(lambda p: estimator.init(graph, p, rows, size, key), params)
 
 
 def _plan(
     graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator, state: Any, count: int, key: Key
 ) -> Repeats:
-    """Return the steps to repeat.
-
-    :raises ArgumentError: for missing or too few chains.
-    :raises StateError: for a state that does not fit.
-    """
-    size = len(next(iter(rows.values())))
-    if state is None:
-        plan = repeats(estimator, estimator.init(graph, params, rows, size, key), count)
-        if plan.chains is not None:
-            raise ArgumentError(
-                f"gradient_bias: state must be given for {estimator!r}, whose last chains are judged. Pass "
-                "state=fit.estimator_state."
-            )
-        return plan
-    if not is_state_of(graph, params, rows, estimator, state):
+    """Return the steps to repeat."""
+    size, is_missing = len(next(iter(rows.values()))), state is None
+    if is_missing:
+        state = estimator.init(graph, params, rows, size, key)
+    elif shapes(state) != shapes(state_shapes(graph, params, rows, estimator)):
         raise StateError(
             f"gradient_bias: state must be one of {estimator!r} with batches of {size} rows. Pass "
             "fit.estimator_state of the same estimator, and as many rows as a batch of the run had if it has "
             "one chain per row."
         )
     plan = repeats(estimator, state, count)
-    if len(plan.states) < _LEAST:
+    if (is_missing and plan.chains is not None) or len(plan.states) < _LEAST:
         raise ArgumentError(
-            f"gradient_bias: at least {_LEAST} chains are needed, and {estimator!r} has {len(plan.states)} "
-            "chains."
+            f"gradient_bias: state must have at least {_LEAST} chains of {estimator!r} to be judged, got "
+            f"{'none' if is_missing else f'{len(plan.states)} chains'}. Pass state=fit.estimator_state."
         )
     return plan
 
 
 def _gradient(estimator: Estimator, step: Estimate) -> Params:
-    """Return the gradient on the host.
-
-    :raises UnmetError: if it is not finite because a pair is unmet.
-    :raises DomainError: if it is not finite for another reason.
-    """
+    """Return the gradient on the host; raise UnmetError or DomainError if it is not finite."""
     gradient = jax.device_get(step.gradient)
     if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)):
         return gradient
-    if float(sum(jnp.sum(v) for n, v in step.metrics.items() if n.endswith("num_unmet"))):
-        raise UnmetError(f"gradient_bias: a pair of {estimator!r} was unmet. Raise or remove its limit.")
-    raise DomainError(
-        f"gradient_bias: the gradient of {estimator!r} is not finite. Check the params, under which the "
-        "model may not normalise or natural parameters overflow."
+    unmet = any(jnp.sum(v) > 0 for n, v in step.metrics.items() if n.endswith("num_unmet"))
+    raise (UnmetError if unmet else DomainError)(
+        f"gradient_bias: the gradient of {estimator!r} is not finite, since "
+        + ("a pair was unmet. Raise or remove its limit." if unmet else "params overflow. Check them.")
     )
 
 

@@ -13,19 +13,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows, State
+from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, split_chains
-from ebmpp.estimators.phases import (
-    Posterior,
-    carried_chains,
-    check_posterior,
-    complete_batch,
-    cycle_chains,
-    fresh_chains,
-    row_keys,
-    sample_latents,
-    sweep_chains,
-    two_phases,
-)
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.move import Move, gibbs_sweep
 from ebmpp.moves.swaps import equalize
@@ -60,7 +49,7 @@ class CD(Estimator):
     """
 
     k: int = 1
-    posterior: Posterior | None = None
+    posterior: phases.Posterior | None = None
     moves: Moves = None
     takes_missing = True
 
@@ -70,18 +59,18 @@ class CD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> tuple:
         """Return an empty state."""
-        check_posterior(graph, "CD", self.posterior)
+        phases.check_posterior(graph, "CD", self.posterior)
         _resolve(graph, self.moves)
         return ()
 
     def estimate(self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, key: Key) -> Estimate:
         """Subtract the gradient at reconstructions after k sweeps from the one at the data."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        start = sample_latents(graph, params, batch, random.fold_in(key, 0))
+        batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
         target, moves = Target(graph, params), _resolve(graph, self.moves)
-        model, metrics = sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
+        model, metrics = phases.sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
-        return Estimate(two_phases(graph, params, batch, model, **options), state, metrics, self.k)
+        return Estimate(phases.two_phases(graph, params, batch, model, **options), state, metrics, self.k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +94,7 @@ class PCD(Estimator):
 
     k: int = 1
     num_chains: int = 1000
-    posterior: Posterior | None = None
+    posterior: phases.Posterior | None = None
     moves: Moves = None
     takes_missing = True
 
@@ -115,30 +104,32 @@ class PCD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> State:
         """Draw initial states of every block."""
-        check_posterior(graph, "PCD", self.posterior)
+        phases.check_posterior(graph, "PCD", self.posterior)
         _resolve(graph, self.moves)
-        return fresh_chains(graph, self.num_chains, key)
+        return phases.fresh_chains(graph, self.num_chains, key)
 
     def adopt(self, before: Any, fresh: State) -> State:
         """Continue the chains of another estimator, repeated cyclically where they were fewer."""
-        return cycle_chains(carried_chains(before), fresh)
+        return phases.cycle_chains(phases.carried_chains(before), fresh)
 
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """Subtract the gradient at the chains, after k more sweeps, from the one at the data."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         moves = _resolve(graph, self.moves)
-        model, metrics = sweep_chains(Target(graph, params), state, self.k, key, moves)
-        gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
+        model, metrics = phases.sweep_chains(Target(graph, params), state, self.k, key, moves)
+        gradient = phases.two_phases(graph, params, batch, model, posterior=self.posterior)
         return Estimate(gradient, model, metrics, self.k * self.num_chains / len(batch.weights))
 
 
 class TemperedState(NamedTuple):
-    """State of :class:`TemperedPCD`."""
+    """State of :class:`TemperedPCD`.
+
+    :param chains: ``(num_chains, num_temperatures, *shape)`` per block, from hot to cold.
+    :param betas: inverse temperatures, from 0 to 1.
+    """
 
     chains: Rows
-    """``(num_chains, num_temperatures, *shape)`` per block, from hot to cold."""
     betas: Float[Array, "temperatures"]
-    """Inverse temperatures, from 0 to 1."""
 
     @property
     def coldest(self) -> Rows:
@@ -152,8 +143,8 @@ class TemperedPCD(Estimator):
 
     For models whose modes plain persistent chains do not leave. Replica r has the factors of one block, and
     beta_r times the others. A step repeats k times: all layers and a swap of even neighbours, all layers and
-    a swap of odd ones. The temperatures adapt: each step moves them a tenth of the way to where all
-    neighbours' swaps would be rejected equally often. Biased like :class:`PCD`, since the params move.
+    a swap of odd ones. Each step moves the temperatures a tenth of the way to where all neighbours' swaps
+    would be rejected equally often. Biased like :class:`PCD`, since the params move.
 
     :param k: tempered sweeps per step; each costs ``2 * num_temperatures`` plain ones.
     :param num_chains: persistent ensembles of replicas.
@@ -180,7 +171,7 @@ class TemperedPCD(Estimator):
     k: int = 1
     num_chains: int = 100
     num_temperatures: int = 10
-    posterior: Posterior | None = None
+    posterior: phases.Posterior | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -189,19 +180,19 @@ class TemperedPCD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> TemperedState:
         """Draw initial replicas of every block; the betas have equal steps."""
-        check_posterior(graph, "TemperedPCD", self.posterior)
+        phases.check_posterior(graph, "TemperedPCD", self.posterior)
         replicas = replicate(graph, self.num_temperatures)
-        chains = fresh_chains(replicas, self.num_chains, key)
+        chains = phases.fresh_chains(replicas, self.num_chains, key)
         return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
 
     def estimate(
         self, graph: FactorGraph, params: Params, state: TemperedState, batch: Batch, key: Key
     ) -> Estimate:
         """Subtract the gradient at the coldest replicas, after k tempered sweeps, from the data's."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         chains, rejection = self._sweep(graph, params, state, key)
         state = TemperedState(chains, state.betas)
-        gradient = two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
+        gradient = phases.two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
         betas = state.betas + 0.1 * (equalize(state.betas, rejection) - state.betas)
         metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
         sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
@@ -215,7 +206,7 @@ class TemperedPCD(Estimator):
         target = Target(replicate(graph, self.num_temperatures), tempered_params(graph, params, state.betas))
 
         def half(x: Rows, i: Array) -> tuple[Rows, Array]:
-            keys = row_keys(random.fold_in(key, i), self.num_chains)
+            keys = phases.row_keys(random.fold_in(key, i), self.num_chains)
             x, _, log_ratio = sweep.half(target, x, keys, i % 2)
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
@@ -225,13 +216,11 @@ class TemperedPCD(Estimator):
 
 @repeats.register
 def _(estimator: PCD, state: Any, count: int) -> Repeats:
-    groups = split_chains(state, count)
-    return Repeats(estimator, groups, len(next(iter(groups[0].values()))))
+    return Repeats(estimator, *split_chains(state, count))
 
 
 @repeats.register
 def _(estimator: TemperedPCD, state: TemperedState, count: int) -> Repeats:
-    groups = split_chains(state.chains, count)
-    size = len(next(iter(groups[0].values())))
+    groups, size = split_chains(state.chains, count)
     states = tuple(TemperedState(chains, state.betas) for chains in groups)
     return Repeats(dataclasses.replace(estimator, num_chains=size), states, size)

@@ -31,16 +31,13 @@ _MAX_VALUES = 4096  # of the target block, each of which costs a free energy per
 class Discriminative(Estimator):
     """Exact gradient of ``-sum_i w_i log p(target_i | rest_i)``, for classifiers.
 
-    The target is a visible block of few values, such as ``Categorical(1, 10)``; the rest are the other
-    visible blocks. p(target, rest) and p(rest) are free energies summed over the target's values: log Z
-    cancels, and nothing is sampled. With a ``generative`` estimator the loss is ``-log p(target | rest) -
-    weight log p(target, rest)``, the hybrid of Larochelle and Bengio, whose second term models the data and
-    regularises.
+    The rest are the other visible blocks. p(target, rest) and p(rest) are free energies summed over the
+    target's values: log Z cancels, and nothing is sampled. With a ``generative`` estimator the loss is
+    ``-log p(target | rest) - weight log p(target, rest)``, the hybrid of Larochelle and Bengio. The history
+    has ``conditional_log_likelihood``, the batch's (weighted) mean log p(target | rest).
 
-    The history has ``conditional_log_likelihood``, the batch's (weighted) mean log p(target | rest).
-
-    :param target: the visible block that is predicted.
-    :param generative: an estimator such as :class:`UCD` or :class:`PCD`; None for the conditional alone.
+    :param target: the visible block that is predicted, of few values, such as ``Categorical(1, 10)``.
+    :param generative: an estimator such as :class:`UCD`; None for the conditional alone.
     :param weight: weight of the generative gradient, not negative.
     :raises ArgumentError: for an invalid estimator or a weight out of range.
 
@@ -77,11 +74,7 @@ class Discriminative(Estimator):
         return 1 if self.generative is None else self.generative.steps_per_batch
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
-        """Return the state of the generative estimator.
-
-        :raises DeclarationError: for a target that is no visible block, or the only one.
-        :raises IntractableError: for a target of too many values, or latents that interact.
-        """
+        """Check the target, and return the state of the generative estimator."""
         _check_target(graph, self.target)
         check_posterior(graph, "Discriminative", None)
         return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
@@ -127,11 +120,9 @@ def _(estimator: Discriminative, state: Any, count: int) -> Repeats:
 def label_log_probabilities(
     graph: FactorGraph, params: Params, rest: Rows, target: str
 ) -> Float[Array, "rows values"]:
-    """Return log p(target | rest) of every value of the target, with the latents summed out.
+    """Return log p(target | rest) of every value of the target, with one layer of latents summed out.
 
-    :param graph: a graph whose latents are one layer.
     :param rest: the other visible blocks, ``(rows, *shape)`` each.
-    :param target: a visible block of few values.
     :return: the values in the order of ``itertools.product`` over the units.
     """
     values, latents = jnp.asarray(_label_values(graph, target)), tuple(graph.latent)

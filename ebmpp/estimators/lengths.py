@@ -20,6 +20,7 @@ most pairs meet within the lag, since chains forget sooner than pairs meet: two 
 variance on machines of 16x8 to 64x16. Where many pairs meet later, it is too low.
 """
 
+import abc
 from collections.abc import Mapping
 import dataclasses
 
@@ -41,7 +42,7 @@ _LENGTHS = np.unique(np.geomspace(1, 2**29, 415).round().astype(np.int32))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Length:
+class Length(abc.ABC):
     """Base class of the rules for an adaptive k and lag: see ``length`` of :class:`ebmpp.UCD`.
 
     :param smoothing: weight of the past, in [0, 1). Steps have equal weight until there are enough for that,
@@ -56,9 +57,9 @@ class Length:
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         """Raise ArgumentError for a window that the rule does not apply to."""
 
+    @abc.abstractmethod
     def choose(self, times: Times, averaged: bool) -> Array:
         """Return the L that suits these times; ``averaged``: the states at L, ..., 2 L count."""
-        raise NotImplementedError
 
     def update(self, length: Scalar, steps: Array, times: Times, averaged: bool) -> Scalar:
         """Return the next length from the current one, the number of steps and their last times."""

@@ -6,6 +6,7 @@ A pool is a set of states of the whole graph. A step moves it before its pairs b
 pairs' draws do not enter it, so given the past the pairs are unbiased.
 """
 
+from collections.abc import Collection
 import dataclasses
 from functools import partial
 from typing import NamedTuple
@@ -29,14 +30,16 @@ POOLS = ("data", "persistent")
 
 
 class Phase(NamedTuple):
-    """Result of a set of coupled pairs."""
+    """Result of a set of coupled pairs.
+
+    :param gradient: weighted sum of energy gradients over the pairs.
+    :param length: adaptive length of the pairs of the next step.
+    :param metrics: meeting times and other scalars of the history.
+    """
 
     gradient: Params
-    """Weighted sum of energy gradients over the pairs."""
     length: Scalar
-    """Adaptive length of the pairs of the next step."""
     metrics: dict[str, Array]
-    """Meeting times and other scalars of the history."""
 
 
 def pair_metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
@@ -71,8 +74,8 @@ def init_pool(graph: FactorGraph, params: Params, data: Rows, size: int, key: Ke
     return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
 
 
-def sweep_pool(graph: FactorGraph, params: Params, pool: Rows, clamped: tuple[str, ...], key: Key) -> Rows:
-    """Move the pool by one sweep of the blocks that are not clamped."""
+def sweep_pool(graph: FactorGraph, params: Params, pool: Rows, clamped: Collection[str], key: Key) -> Rows:
+    """Move a pool or persistent chains by one sweep of the blocks that are not clamped."""
     keys = row_keys(key, len(next(iter(pool.values()))))
     return draw_sweep(Target(graph, params), pool, gibbs_sweep(graph, clamped), keys)[0]
 

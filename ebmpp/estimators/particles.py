@@ -20,8 +20,7 @@ from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
-from ebmpp.errors import ArgumentError
-from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
 from ebmpp.estimators.phases import batch_log_likelihood
 from ebmpp.estimators.ucd import UCD
 from ebmpp.graph import FactorGraph
@@ -34,24 +33,27 @@ _OFTEN = 0.5  # share of steps with poor rungs that causes a warning
 
 
 class ParticleState(NamedTuple):
-    """State of :class:`ParticleUCD`."""
+    """State of :class:`ParticleUCD`.
+
+    :param eta0: natural parameters of the reference.
+    :param places: rungs on the line; on a training path their betas, without the model itself.
+    :param knots: params of the rungs of a training path, ``(rungs, ...)`` each; empty on the line.
+    :param count: number of rungs, including the reference.
+    :param requested: CESS that the rungs were fitted to: ``cess_threshold``, or less where ``max_rungs`` are
+        too few.
+    :param cess: lowest CESS of a rung in the last step.
+    :param positive: adaptive length of the pairs on the posterior, if there are any.
+    :param seen: number of steps.
+    """
 
     eta0: Eta
-    """Natural parameters of the reference."""
     places: Float[Array, "rungs"]
-    """Rungs on the line; on a training path their betas, without the model itself."""
     knots: Params
-    """Params of the rungs of a training path, ``(rungs, ...)`` each; empty on the line."""
     count: Int32[Array, ""]
-    """Number of rungs, including the reference."""
     requested: Scalar
-    """CESS that the rungs were fitted to: ``cess_threshold``, or less where ``max_rungs`` are too few."""
     cess: Scalar
-    """Lowest CESS of a rung in the last step."""
     positive: Scalar
-    """Adaptive length of the pairs on the posterior, if there are any."""
     seen: Int32[Array, ""]
-    """Number of steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +63,19 @@ class ParticleUCD(Estimator):
     For models whose modes Gibbs chains do not leave, so that pairs of :class:`UCD` meet too late, and where a
     step may cost more than one of :class:`PCD`.
 
-    The negative phase is that of :func:`ebmpp.particle_expectation`. Its meeting time depends on the spread
-    of the systems' estimates of log Z. A step usually moves ``2 * num_particles`` particles along the path.
-    Given the past the gradient is unbiased: pilot systems with draws of their own determine the rungs. The
-    positive phase is exact where the latents given the visibles are one layer. Elsewhere, and where entries
-    are missing, it is that of ``posterior``: coupled Gibbs pairs, one per row.
+    The negative phase is that of :func:`ebmpp.particle_expectation`; a step usually moves
+    ``2 * num_particles`` particles along the path. Given the past the gradient is unbiased: pilot systems
+    with draws of their own determine the rungs. The positive phase is exact where the latents given the
+    visibles are one layer. Elsewhere, and where entries are missing, it is that of ``posterior``: coupled
+    Gibbs pairs, one per row.
 
-    The history has ``meeting_time_mean``, ``meeting_time_max`` and ``num_unmet`` in systems, the
-    ``acceptance`` of systems, the ``longest_stay`` of one, ``num_rungs``, and estimates by the step's first
-    systems of ``log_partition`` and, with one layer of latents, of the batch's ``log_likelihood``, which is
-    too large on average by half the variance of log Z.
+    The history has meeting times in systems, the ``acceptance`` of systems, the ``longest_stay`` of one,
+    ``num_rungs``, and estimates by the step's first systems of ``log_partition`` and, with one layer of
+    latents, of the batch's ``log_likelihood``, too large on average by half the variance of log Z.
 
     :param num_particles: particles per system, at least 2.
-    :param path: "line": straight from independent units at the data's base rates, best for large models.
-        "training": along the params of the training so far, best where modes are far apart; it stores
-        ``max_rungs`` params.
+    :param path: "line": straight from independent units at the data's base rates, for large models.
+        "training": along ``max_rungs`` params of the training so far, for modes that are far apart.
     :param num_pairs: pairs per step, of which the mean is taken; devices of a mesh run them in parallel.
     :param k: first time that counts.
     :param m: last time that counts, at least k. A step usually takes ``m + 1`` systems. If corrections of
@@ -122,34 +122,26 @@ class ParticleUCD(Estimator):
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_particles", "max_rungs", least=2)
         checks.set_counts(self, "num_pairs", "num_sweeps", "refit_every")
-        checks.set_counts(self, "k", "m", least=0)
+        checks.set_counts(self, "k", least=0)
+        checks.set_counts(self, "m", least=self.k)
         checks.choice("ParticleUCD: path", self.path, _PATHS)
         checks.number("ParticleUCD: cess_threshold", self.cess_threshold, above=0, below=1)
         checks.instance("ParticleUCD: posterior", self.posterior, UCD, "a UCD()")
-        if self.m < self.k:
-            raise ArgumentError(f"ParticleUCD: m must be at least k, got k={self.k}, m={self.m}.")
         limit = checks.optional_count("ParticleUCD: max_systems", self.max_systems, self.m + 2)
         object.__setattr__(self, "max_systems", limit)
-
-    # -- the state -------------------------------------------------------------------------------
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> ParticleState:
         """Put the reference at the data's base rates; the first step fits the rungs."""
         eta0 = base_rates(graph, data)
         places = jnp.zeros(self.max_rungs)
-        knots = {}
-        if self.path == "training":
-            knots = jax.tree.map(
-                lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a), params
-            )
+        first = lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a)
+        knots = jax.tree.map(first, params) if self.path == "training" else {}
         count, zero = jnp.ones((), jnp.int32), jnp.zeros(())
         return ParticleState(eta0, places, knots, count, zero, zero, jnp.ones(()), jnp.zeros((), jnp.int32))
 
     def adopt(self, before: Any, fresh: ParticleState) -> ParticleState:
         """Continue along the path of another ParticleUCD of the same shapes."""
-        same = isinstance(before, ParticleState) and jax.tree.structure(before) == jax.tree.structure(fresh)
-        shapes = lambda state: jax.tree.map(jnp.shape, state)
-        return before if same and shapes(before) == shapes(fresh) else fresh
+        return before if shapes(before) == shapes(fresh) else fresh
 
     def _rungs(self, graph: FactorGraph, params: Params, state: ParticleState) -> tuple[Path, Array, Array]:
         """Return the path to these params, and the places and number of its rungs."""
@@ -186,8 +178,6 @@ class ParticleUCD(Estimator):
         knots = jax.tree.map(short, cut.knots)
         return state._replace(places=short(cut.betas), knots=knots, count=ladder.count - 1)
 
-    # -- a step ----------------------------------------------------------------------------------
-
     def estimate(
         self, graph: FactorGraph, params: Params, state: ParticleState, batch: Batch, key: Key
     ) -> Estimate:
@@ -198,9 +188,10 @@ class ParticleUCD(Estimator):
         state = state._replace(seen=state.seen + 1)
         pairs = self._pairs(graph, params, state, random.fold_in(key, 0))
         negative = jax.tree.map(lambda g: g.mean(0) * batch.weights.sum(), pairs.total)
-        metrics = self._metrics(pairs, state)
-        metrics |= {"log_partition": self._log_partition(graph, state, pairs)}
-        metrics |= batch_log_likelihood(graph, params, batch, metrics["log_partition"])
+        log_z, _ = systems.pooled(pairs.log_z.ravel())  # of each pair's first two systems
+        log_z += sum(f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items())
+        metrics = self._metrics(pairs, state) | {"log_partition": log_z}
+        metrics |= batch_log_likelihood(graph, params, batch, log_z)
         past = (state.positive, state.seen)
         positive = self.posterior.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
         metrics |= positive.metrics
@@ -235,13 +226,6 @@ class ParticleUCD(Estimator):
 
         shared = (*self._rungs(graph, params, state), params, key)
         return sharding.shard_jobs(run, jnp.arange(self.num_pairs), shared, self.num_pairs)[0]
-
-    def _log_partition(
-        self, graph: FactorGraph, state: ParticleState, pairs: independence.PairOutcome
-    ) -> Scalar:
-        """Return log Z by the mean over each pair's first two systems."""
-        value, _ = systems.pooled(pairs.log_z.ravel())
-        return value + sum(f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items())
 
     def _metrics(self, pairs: independence.PairOutcome, state: ParticleState) -> dict[str, Array]:
         met = pairs.meeting_time >= 0

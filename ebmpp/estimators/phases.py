@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, State, Statistics
+from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
@@ -37,10 +37,10 @@ class Posterior(Protocol):
 class MeanField:
     """Mean-field posterior: a product of independent units, by coordinate ascent on the lower bound.
 
-    For deep machines, as ``posterior=`` of the biased estimators. A pass sets the mean statistics of each
-    block, those next to the visible ones first, to the conditional's at the means of the others, which
-    maximises the bound in that block. **Biased**: it climbs the bound, not the likelihood. Estimators do not
-    use it where the posterior is one layer.
+    For deep machines, as ``posterior=`` of the biased estimators, unused where the posterior is one layer. A
+    pass sets the mean statistics of each block, those next to the visible ones first, to the conditional's at
+    the means of the others, which maximises the bound in that block. **Biased**: it climbs the bound, not the
+    likelihood.
 
     :param passes: number of passes over the latent layers.
     :raises ArgumentError: for numbers out of range.
@@ -67,10 +67,7 @@ class MeanField:
 
     def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
         """Return mean statistics of every block given the rows, exact for visible blocks."""
-
-        def one_row(row: State) -> Statistics:
-            return mean_field(graph, params, graph.statistics(row), self.passes)[0]
-
+        one_row = lambda row: mean_field(graph, params, graph.statistics(row), self.passes)[0]
         return jax.vmap(one_row)(dict(rows))
 
 
@@ -83,8 +80,8 @@ def check_posterior(graph: FactorGraph, name: str, posterior: Posterior | None) 
     """Raise IntractableError without a posterior where the exact positive phase is intractable."""
     if posterior is not None:
         checks.instance(f"{name}: posterior", posterior, Posterior, "one such as MeanField()")
-    if posterior is None and not tractable_posterior(graph):
-        a, b = graph.interacting(graph.latent)[0]
+        return
+    for a, b in graph.interacting(graph.latent):
         raise IntractableError(
             f"{name} has no exact positive phase: latent {clash(a, b)} given the visible ones. Use UCD(), "
             f"which couples chains on the posterior, or a variational one, {name}(posterior=MeanField())."
@@ -159,19 +156,12 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
     keys = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
     drawn = initial_rows(graph, batch.known, keys[2]) if batch.known else {}
     v = {**batch.rows, **hold(batch.known, batch.rows, drawn)}
-    target = Target(graph, params, Clamped(v))
-    return draw_sweep(target, v | initial_rows(graph, graph.latent, keys[0]), gibbs_sweep(graph, v), keys[1])[
-        0
-    ]
+    start = v | initial_rows(graph, graph.latent, keys[0])
+    return draw_sweep(Target(graph, params, Clamped(v)), start, gibbs_sweep(graph, v), keys[1])[0]
 
 
 def complete_batch(
-    graph: FactorGraph,
-    params: Params,
-    batch: Batch,
-    count: int,
-    key: Key,
-    posterior: Posterior | None = None,
+    graph: FactorGraph, params: Params, batch: Batch, count: int, key: Key, posterior: Posterior | None
 ) -> Batch:
     """Draw missing entries given the known ones by ``count`` Gibbs sweeps, biased like CD(count).
 
@@ -240,7 +230,6 @@ def two_phases(
 
     :param model: rows that stand for draws of the model.
     :param weights: weights of the model rows, with the sum of the batch's weights; equal by default.
-    :param posterior: used where the latents cannot be summed out.
     """
     if weights is None:
         size = len(next(iter(model.values())))

@@ -15,28 +15,18 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
-from ebmpp.coupling.engine import Accumulator, Outcome, Window, run_pairs
+from ebmpp.coupling.engine import Accumulator, Window, run_pairs
 from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
 from ebmpp.coupling.pairs import uses_fast_compile as run_uses_fast_compile
 from ebmpp.coupling.pools import mixture_of
-from ebmpp.errors import ArgumentError, IntractableError, StateError, clash
-from ebmpp.estimators import pairs as coupled
+from ebmpp.errors import StateError
+from ebmpp.estimators import pairs as coupled, phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
-from ebmpp.estimators.phases import (
-    carried_chains,
-    cycle_chains,
-    fresh_chains,
-    posterior_of,
-    row_keys,
-    sample_latents,
-    signed_gradient,
-    tractable_posterior,
-)
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
 from ebmpp.moves import search
-from ebmpp.moves.move import Move, draw_sweep, gibbs_sweep
+from ebmpp.moves.move import Move, refuse_interacting
 from ebmpp.moves.sweeps import as_coupling, resolve_moves
 from ebmpp.moves.target import Target
 
@@ -45,18 +35,20 @@ _STARTS = ("data", "persistent", "uniform", "local_mode")
 
 
 class UCDState(NamedTuple):
-    """State of :class:`UCD`."""
+    """State of :class:`UCD`.
+
+    :param negative: adaptive length of the next step's pairs.
+    :param positive: adaptive length of the pairs on the posterior, if there are any.
+    :param chains: persistent chains, with ``start="persistent"``; else empty.
+    :param seen: number of steps whose meeting times entered the lengths.
+    :param pool: states that mixture proposals come from, with ``coupling="mixture"``; else empty.
+    """
 
     negative: Scalar
-    """Adaptive length of the next step's pairs."""
     positive: Scalar
-    """Adaptive length of the pairs on the posterior, if there are any."""
     chains: Rows
-    """Persistent chains, with ``start="persistent"``; else empty."""
     seen: Array
-    """Number of steps whose meeting times entered the lengths."""
     pool: Rows
-    """States that mixture proposals come from, with ``coupling="mixture"``; else empty."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -67,14 +59,12 @@ class UCD(Estimator):
     not. Then use ``coupling="mixture"`` or :class:`ParticleUCD`.
 
     The negative phase is the time-averaged estimator :math:`H_{k:m}` of the energy's gradient over coupled
-    pairs, whose expectation is the model's. Its variance depends on k, m and the lag. By default these follow
-    the meeting times of the steps *before*, which keeps the gradient unbiased given the past and bounds its
-    variance: k = lag, and m = 2 lag, since a pair makes the sweeps after k anyway while it meets. (With
-    k = lag = 1 single steps with meeting times in the hundreds can destroy a model.)
+    pairs, whose expectation is the model's. By default k, m and the lag follow the meeting times of the steps
+    *before*, which keeps the gradient unbiased given the past and bounds its variance: k = lag, m = 2 lag.
+    (With k = lag = 1 single steps with meeting times in the hundreds can destroy a model.)
 
     The positive phase is exact where the latents given the visibles are one layer. Elsewhere, and where
-    entries are missing, a second set of coupled pairs, one per row, runs on the posterior of latents and
-    missing entries, and is unbiased too.
+    entries are missing, a second set of coupled pairs, one per row, runs on the posterior.
 
     :param num_pairs: pairs per step, which reuse the batch's rows cyclically. Default: one per row.
     :param k: first sweep that counts. Default: adaptive.
@@ -83,12 +73,11 @@ class UCD(Estimator):
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 if only k is given.
     :param coupling: "maximal" (default), "maximal_independent", "common", "reflection" or "independent" for
         every layer, or a tuple of these, one per layer; "mixture", moves, or a function that returns moves:
-        see :func:`ebmpp.moves.sweeps.resolve_moves`. A single name or function applies to the posterior too,
-        except "mixture", whose proposals come from the model: then these pairs move layer by layer.
+        see :func:`ebmpp.moves.sweeps.resolve_moves`. A single name but "mixture", or a function, applies to
+        the posterior too.
     :param pool: with "mixture", the source of proposals: "data" (rows of the data, chosen once, with latents
-        redrawn at each step) or "persistent" (chains that start there and move by one sweep per step). It is
-        known before a step's pairs begin, so the gradient stays unbiased given the past. The history's
-        ``acceptance`` shows whether it helps.
+        redrawn at each step) or "persistent" (chains that start there and move by one sweep per step). The
+        history's ``acceptance`` shows whether it helps.
     :param pool_size: number of states in the pool, which should contain every mode.
     :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that move by one sweep
         per step, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local mode found from
@@ -96,23 +85,22 @@ class UCD(Estimator):
         being uniform. Pairs on the posterior start at latents that fit the row, at uniform ones or at local
         modes. The estimate is unbiased for any start; its variance and cost depend on it.
     :param marginalize: blocks that are summed out of the energy before its gradient is taken: a tuple of
-        blocks that do not interact, or "layers" for the mean over all layers, each summed out in turn
-        (Taniguchi et al. 2023, eq. 27). Unbiased too.
-    :param length: rule for an adaptive k and lag: :class:`~ebmpp.estimators.Quantile` of the meeting times
-        (default: 0.95), :class:`~ebmpp.estimators.TargetVariance` or
-        :class:`~ebmpp.estimators.TargetCost`. The latter two choose m as well, but for m=0.
+        blocks that do not interact, or "layers" for the mean over all layers, each summed out in turn.
+    :param length: rule for an adaptive k and lag: :class:`~ebmpp.estimators.Quantile` of the meeting times,
+        or :class:`~ebmpp.estimators.TargetVariance` or :class:`~ebmpp.estimators.TargetCost`, which choose m
+        as well, but for m=0.
     :param max_sweeps: stop a pair that has not met after so many sweeps, more than the lag (an adaptive lag
         stays below it), or in a draw of 1024 trials for each. The default, no limit, is unbiased; with a
         limit training stops with an error if a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: continue with truncated pairs. **This biases the gradient**; the history counts them.
     :param num_slots: pairs that run at once on each device. It affects speed and rounding only.
-    :raises ArgumentError: for numbers out of range, an unknown start, or a ``length`` that does not apply to
-        a fixed window.
+    :raises ArgumentError: for invalid arguments, such as a ``length`` with a fixed window.
 
     **References**
 
     1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, Algorithms 2 and 3.
     2. Jacob, O'Leary, Atchade (2020); Biswas, Jacob, Vanetti (2019) for lags above 1.
+    3. Taniguchi et al. (2023), eq. 27, for "layers".
 
     **Example**
 
@@ -139,12 +127,11 @@ class UCD(Estimator):
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
-        checks.set_counts(self, "k", "m", least=0, optional=True)
+        checks.set_counts(self, "k", least=0, optional=True)
+        checks.set_counts(self, "m", least=self.k or 0, optional=True)
         checks.set_counts(self, "pool_size")
         checks.choice("UCD: pool", self.pool, coupled.POOLS)
         checks.flag("UCD: allow_unmet", self.allow_unmet)
-        if self.k is not None and self.m is not None and self.m < self.k:
-            raise ArgumentError(f"UCD: m must be at least k, got k={self.k}, m={self.m}.")
         checks.optional_count("UCD: max_sweeps", self.max_sweeps, (self.lag or 1) + 1)
         if not callable(self.start):
             checks.choice("UCD: start", self.start, _STARTS, also="a function of a key")
@@ -166,15 +153,14 @@ class UCD(Estimator):
         """True if k and the lag follow past meeting times."""
         return self.k is None
 
-    # -- the state -------------------------------------------------------------------------------
-
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> UCDState:
         """Begin with a length of one sweep, and initial draws of persistent chains."""
         move = mixture_of(resolve_moves(graph, self.coupling))
-        self._check_marginals(graph)
-        chains: Rows = {}
-        if self.start == "persistent":
-            chains = fresh_chains(graph, self.num_pairs or batch, key)
+        blocks = () if isinstance(self.marginalize, str) else self.marginalize
+        checks.names("block in UCD: marginalize", blocks, graph.families)
+        refuse_interacting(graph, blocks, 'summed out by marginalize, other than by "layers",')
+        is_persistent = self.start == "persistent"
+        chains = phases.fresh_chains(graph, self.num_pairs or batch, key) if is_persistent else {}
         pool = {} if move is None else coupled.init_pool(graph, params, data, self.pool_size, key)
         return UCDState(jnp.ones(()), jnp.ones(()), chains, jnp.zeros((), jnp.int32), pool)
 
@@ -183,14 +169,14 @@ class UCD(Estimator):
 
         A persistent pool continues too; a pool of data rows is chosen from the stage's data.
         """
-        chains, pool = carried_chains(before), {}
+        chains, pool = phases.carried_chains(before), {}
         if isinstance(before, UCDState):
             fresh = before._replace(chains=fresh.chains, pool=fresh.pool)
             pool = before.pool
         if self.start == "persistent":
-            fresh = fresh._replace(chains=cycle_chains(chains, fresh.chains))
+            fresh = fresh._replace(chains=phases.cycle_chains(chains, fresh.chains))
         if self.pool == "persistent":
-            fresh = fresh._replace(pool=cycle_chains(pool or chains, fresh.pool))
+            fresh = fresh._replace(pool=phases.cycle_chains(pool or chains, fresh.pool))
         return fresh
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
@@ -203,16 +189,6 @@ class UCD(Estimator):
         accepted = history["acceptance"]
         mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
         return low_acceptance("UCD", mean) if mean < MIN_ACCEPTANCE else None
-
-    def _check_marginals(self, graph: FactorGraph) -> None:
-        """Raise IntractableError for blocks that cannot be summed out together."""
-        blocks = () if isinstance(self.marginalize, str) else self.marginalize
-        checks.names("block in UCD: marginalize", blocks, graph.families)
-        for a, b in graph.interacting(blocks):
-            raise IntractableError(
-                f"UCD: marginalize={self.marginalize} cannot be summed out together: {clash(a, b)}. Use "
-                'marginalize="layers", which sums out every layer in turn.'
-            )
 
     def window(self, length: Scalar) -> Window:
         """Return k, m, lag and the limit as arrays, for an adaptive length."""
@@ -228,15 +204,14 @@ class UCD(Estimator):
             m = k if self.m is None else self.m
         return Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, limit)))
 
-    # -- a step ----------------------------------------------------------------------------------
-
     def estimate(
         self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> Estimate:
         """Return the positive minus the negative phase, and the meeting times."""
-        state = state._replace(seen=state.seen + 1, pool=self._next_pool(graph, params, state, batch, key))
+        pool = self._next_pool(graph, params, state.pool, batch, random.fold_in(key, 5))
+        state = state._replace(seen=state.seen + 1, pool=pool)
         negative = self._negative(graph, params, state, batch, key)
-        chains = self._next_chains(graph, params, state, key)
+        chains = state.chains and coupled.sweep_pool(graph, params, state.chains, (), random.fold_in(key, 3))
         past = (state.positive, state.seen)
         positive = self.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
         state = state._replace(negative=negative.length, positive=positive.length, chains=chains)
@@ -261,10 +236,8 @@ class UCD(Estimator):
         elif self.start == "data":
             index = jnp.arange(pairs) % len(batch.weights)
             tile = lambda x: {b: jnp.take(v, index, axis=0) for b, v in x.items()}
-            start_key = random.fold_in(key, 0)
-            start = sample_latents(
-                graph, params, Batch.uniform(tile(batch.rows), tile(batch.known)), start_key
-            )
+            tiled = Batch.uniform(tile(batch.rows), tile(batch.known))
+            start = phases.sample_latents(graph, params, tiled, random.fold_in(key, 0))
         else:
             start = self._independent_start(target, pairs, random.fold_in(key, 0))
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
@@ -276,14 +249,14 @@ class UCD(Estimator):
     ) -> coupled.Phase:
         """Return the positive phase: exact, or by coupled pairs on the posterior where that is intractable.
 
-        :param past: adaptive length (1 at first, then ``length`` of the last phase), and the number of steps
-            including this one.
+        :param past: adaptive length of this step, and the number of steps including this one.
         """
-        if tractable_posterior(graph) and not batch.known:
-            return coupled.Phase(signed_gradient(graph, params, batch.rows, batch.weights), past[0], {})
-        target = posterior_of(graph, params, batch)
+        if phases.tractable_posterior(graph) and not batch.known:
+            gradient = phases.signed_gradient(graph, params, batch.rows, batch.weights)
+            return coupled.Phase(gradient, past[0], {})
+        target = phases.posterior_of(graph, params, batch)
         if callable(self.start) or self.start in ("data", "persistent"):
-            start = sample_latents(graph, params, batch, random.fold_in(key, 0))
+            start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
         else:
             start = self._independent_start(target, target.num_rows, random.fold_in(key, 0))
         fits = self.coupling != "mixture" and (isinstance(self.coupling, str) or callable(self.coupling))
@@ -293,32 +266,23 @@ class UCD(Estimator):
 
     def _independent_start(self, target: Target, rows: int, key: Key) -> Rows:
         """Return starts that do not depend on the data, except for clamped units."""
-        keys, values = row_keys(key, rows), {}
+        keys, values = phases.row_keys(key, rows), {}
         if not isinstance(self.start, str):
             draws = jax.vmap(self.start)(jax.random.wrap_key_data(keys, impl="threefry2x32"))
             values, _ = as_rows(target.graph.families, draws)
         kind = "local_mode" if self.start == "local_mode" else "uniform"
         return search.start(target, keys, values, kind)
 
-    def _next_chains(self, graph: FactorGraph, params: Params, state: UCDState, key: Key) -> Rows:
-        """Move the persistent chains by one sweep."""
-        if self.start != "persistent":
-            return state.chains
-        rows = len(next(iter(state.chains.values())))
-        keys = row_keys(random.fold_in(key, 3), rows)
-        return draw_sweep(Target(graph, params), state.chains, gibbs_sweep(graph), keys)[0]
-
-    def _next_pool(self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key) -> Rows:
+    def _next_pool(self, graph: FactorGraph, params: Params, pool: Rows, batch: Batch, key: Key) -> Rows:
         """Return the pool of this step, which does not depend on its pairs."""
-        if not state.pool:
-            return state.pool
+        if not pool:
+            return pool
         if self.pool == "data" and batch.known:
             raise StateError(
                 f'UCD: pool="data" needs complete rows, and blocks {sorted(batch.known)} have missing '
                 'entries. Give pool="persistent".'
             )
-        clamped = graph.visible if self.pool == "data" else ()
-        return coupled.sweep_pool(graph, params, state.pool, tuple(clamped), random.fold_in(key, 5))
+        return coupled.sweep_pool(graph, params, pool, graph.visible if self.pool == "data" else (), key)
 
     def _phase(
         self,
@@ -329,28 +293,25 @@ class UCD(Estimator):
         past: tuple[Array, Array],
         key: Key,
     ) -> coupled.Phase:
+        """Run pairs, and choose the next length; an unmet pair counts with its limit."""
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
         outcome = run_pairs(target, moves, accumulator, self.num_slots, start, None, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
-        metrics = coupled.pair_metrics(outcome, window)
-        return coupled.Phase(gradient, self._next_length(*past, outcome, window), metrics)
+        met = outcome.meeting_time >= 0
+        times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
+        length = self.length.update(*past, times, self.m is None)
+        return coupled.Phase(gradient, length, coupled.pair_metrics(outcome, window))
 
     def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
         groups = (self.marginalize,)
-        if missing and not self.marginalize and tractable_posterior(graph):
+        if missing and not self.marginalize and phases.tractable_posterior(graph):
             groups = (tuple(graph.latent),)  # so that complete rows contribute no noise
         if self.marginalize == "layers":  # only layers that can be summed out
             groups = tuple(layer for layer in graph.block_layers if layer[0] not in graph.splits)
         groups = tuple(rest for group in groups if (rest := tuple(b for b in group if b in free)))
         return MarginalGradient(groups) if groups else EnergyGradient()
-
-    def _next_length(self, length: Scalar, steps: Array, outcome: Outcome, window: Window) -> Scalar:
-        """Return the next length; an unmet pair counts with its limit."""
-        met = outcome.meeting_time >= 0
-        times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
-        return self.length.update(length, steps, times, self.m is None)
 
 
 def uses_fast_compile(graph: FactorGraph, estimator: Estimator) -> bool:

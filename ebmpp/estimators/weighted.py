@@ -20,14 +20,8 @@ from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
 from ebmpp.errors import ArgumentError
-from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.phases import (
-    Posterior,
-    batch_log_likelihood,
-    check_posterior,
-    complete_batch,
-    positive_gradient,
-)
+from ebmpp.estimators import phases
+from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
 from ebmpp.graph import FactorGraph
 
 _ISLANDS = 10  # of the watchers: fewer make the standard error too noisy
@@ -35,16 +29,18 @@ _OFTEN = 0.5  # share of steps that resample above which the weights follow the 
 
 
 class WeightedState(NamedTuple):
-    """State of :class:`WeightedPCD`."""
+    """State of :class:`WeightedPCD`.
+
+    :param eta0: natural parameters of the reference from which the chains started.
+    :param params: params of the last step, whose distribution the weighted chains represent.
+    :param chains: one system.
+    :param watchers: ten systems, which never enter the gradient.
+    """
 
     eta0: Eta
-    """Natural parameters of the reference from which the chains started."""
     params: Params
-    """Params of the last step, whose distribution the weighted chains represent."""
     chains: Systems
-    """One system."""
     watchers: Systems | None
-    """Ten systems, which never enter the gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +50,15 @@ class WeightedPCD(Estimator):
     For runs on which :class:`PCD` drifts away and unbiased steps are too expensive.
 
     When the params move from p to q, a chain's weight is multiplied by the ratio of its unnormalised
-    densities. If fewer than half of the chains are effective they are resampled; then all are swept. The
-    weighted chains follow the model as their number grows: **consistent, not unbiased**, at the cost of
-    :class:`PCD`. They start as a particle system at the first params.
-
-    The weights also follow the noise of the gradient that they make. Where steps are large for the number of
-    chains, most steps resample, and the gradient is no better than that of :class:`PCD`: the run warns.
+    densities. If fewer than half of the chains are effective they are resampled; then all are swept.
+    **Consistent** in the number of chains, **not unbiased**, at the cost of :class:`PCD`. The weights also
+    follow the noise of the gradient that they make: where steps are large for the number of chains, most
+    steps resample, and the gradient is no better than that of :class:`PCD`, of which the run warns.
 
     The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and estimates by a
     second population that never enters the gradient: ``log_partition`` with ``log_partition_error``, from ten
     islands, and for complete rows and one layer of latents the batch's ``log_likelihood``. Given the params
-    this population is a particle system along the run's own path, unbiased for Z.
+    it is a particle system along the run's own path, unbiased for Z.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps per step.
@@ -91,7 +85,7 @@ class WeightedPCD(Estimator):
     num_chains: int = 1000
     k: int = 1
     num_watchers: int = 1000
-    posterior: Posterior | None = None
+    posterior: phases.Posterior | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -106,7 +100,7 @@ class WeightedPCD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> WeightedState:
         """Run particle systems from the data's base rates to the first params."""
-        check_posterior(graph, "WeightedPCD", self.posterior)
+        phases.check_posterior(graph, "WeightedPCD", self.posterior)
         eta0 = base_rates(graph, data)
         begin = lambda i, islands, num: _placed(
             start_systems(graph, params, eta0, random.fold_in(key, i), islands, num)
@@ -118,19 +112,18 @@ class WeightedPCD(Estimator):
 
     def adopt(self, before: Any, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""
-        shapes = lambda state: jax.tree.map(jnp.shape, state)
-        return before if isinstance(before, WeightedState) and shapes(before) == shapes(fresh) else fresh
+        return before if shapes(before) == shapes(fresh) else fresh
 
     def estimate(
         self, graph: FactorGraph, params: Params, state: WeightedState, batch: Batch, key: Key
     ) -> Estimate:
         """Subtract the gradient at the weighted chains, moved to these params, from the data's."""
-        complete = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        complete = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         path = Path.through(graph, state.eta0, [state.params, params])
         chains = self._follow(path, state.chains, random.fold_in(key, 0))
         negative = systems.energy_gradient(path, params, chains)
         negative = jax.tree.map(lambda g: g[0] * batch.weights.sum(), negative)
-        positive = positive_gradient(graph, params, complete, self.posterior)
+        positive = phases.positive_gradient(graph, params, complete, self.posterior)
         metrics = {"effective_sample_size": chains.min_ess[0], "resampled": chains.resampled[0]}
         watchers = state.watchers
         if watchers is not None:
@@ -173,4 +166,4 @@ def _likelihood(
     value, error = systems.pooled(log_z)
     value = value + sum(f.log_normalizer(eta0[b]).sum() for b, f in graph.families.items())
     metrics = {"log_partition": value, "log_partition_error": error}
-    return metrics | batch_log_likelihood(graph, params, batch, value)
+    return metrics | phases.batch_log_likelihood(graph, params, batch, value)

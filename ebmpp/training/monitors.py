@@ -14,18 +14,18 @@ from typing import Any
 import jax
 from jax import Array
 import jax.numpy as jnp
-import optax
 
 from ebmpp import exact
 from ebmpp.annealing import ais
 from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Keys, Params, Rows, Scalar
-from ebmpp.errors import IntractableError, clash
+from ebmpp.core.types import Key, Params, Rows, Scalar
+from ebmpp.errors import IntractableError
 from ebmpp.estimators import ParticleUCD, certificate
-from ebmpp.estimators.base import Batch, Estimator
-from ebmpp.estimators.phases import sample_latents, tractable_posterior
+from ebmpp.estimators.base import Batch, Estimator, shapes
+from ebmpp.estimators.phases import sample_latents
 from ebmpp.evaluate import pseudo
 from ebmpp.graph import FactorGraph, energy, tables
+from ebmpp.graph.states import check_summable
 from ebmpp.training.history import Monitor, Watch
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "estimated_log_likelihood",
     "free_energy_gap",
     "gradient_bias",
-    "gradient_variance",
     "log_likelihood",
     "pseudo_log_likelihood",
     "reconstruction",
@@ -56,19 +55,6 @@ def _rows(graph: FactorGraph, data: Any, missing: str | None = "this monitor") -
     return tables.check_rows(graph, data, missing)[0]
 
 
-def _check_free_energy(graph: FactorGraph, name: str) -> None:
-    """Raise IntractableError where the latents cannot be summed out."""
-    if not tractable_posterior(graph):
-        a, b = graph.interacting(graph.latent)[0]
-        raise IntractableError(
-            f"{name}: the free energy of a row has no closed form, since latent {clash(a, b)} given the "
-            "visible ones. Use monitors.reconstruction, which needs none."
-        )
-
-
-# -- likelihood ----------------------------------------------------------------------------------
-
-
 def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     """Return a monitor of the exact mean of log p(v) over rows.
 
@@ -84,7 +70,7 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     -6.2383
     """
     rows = _rows(graph, data, missing=None)
-    monitor = Monitor(Bound(_log_likelihood, (graph,)), (rows,))
+    monitor = Monitor(Bound(_mean, (exact.log_likelihood, graph)), (rows,))
     try:
         jax.eval_shape(monitor, graph.param_shapes)  # plans the sum without computing it
     except IntractableError as error:
@@ -95,8 +81,8 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     return monitor
 
 
-def _log_likelihood(graph: FactorGraph, params: Params, rows: Rows) -> Array:
-    return exact.log_likelihood(graph, params, rows).mean()
+def _mean(fn: Watch, *args: Any) -> Array:
+    return jnp.mean(fn(*args))
 
 
 def estimated_log_likelihood(
@@ -119,7 +105,6 @@ def estimated_log_likelihood(
     :param rng_key: a jax key.
     :param base: rows whose base rates annealing starts from; default: ``data``.
     :param num_particles: see :func:`ebmpp.ais`, as for ``num_temperatures`` and ``ladder``.
-    :return: a monitor, which is not compiled as a whole.
     :raises IntractableError: at once, where the latents cannot be summed out in closed form.
 
     **References**
@@ -137,7 +122,7 @@ def estimated_log_likelihood(
     True
     """
     rows = _rows(graph, data)
-    _check_free_energy(graph, "estimated_log_likelihood")
+    check_summable(graph, graph.latent)
     rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
     num_particles = checks.count("estimated_log_likelihood: num_particles", num_particles, least=2)
     start = rows if base is None else _rows(graph, base)
@@ -154,7 +139,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
 
     It grows when a model overfits. log Z cancels, so no sum over states is needed.
 
-    :param graph: a model whose latents given the visibles are one layer.
+    :param graph: a model whose latents given the visibles are one layer; else use :func:`reconstruction`.
     :param train: rows of the visible blocks, such as a part of the training data of the size of ``held_out``.
     :param held_out: rows of the visible blocks.
     :raises IntractableError: at once, where the latents cannot be summed out in closed form.
@@ -172,7 +157,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     >>> gap(rbm.init(jax.random.key(0))).shape
     ()
     """
-    _check_free_energy(graph, "free_energy_gap")
+    check_summable(graph, graph.latent)
     return Monitor(Bound(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
 
 
@@ -189,7 +174,6 @@ def pseudo_log_likelihood(
     :param num_units: number of random units of each row, scaled to all; None for all.
     :param rng_key: a jax key, needed with ``num_units``; the same draws at each call.
     :raises IntractableError: at once, where a unit's conditional is not available.
-    :raises ArgumentError: for an invalid ``num_units``, or one without a key.
 
     **Example**
 
@@ -201,16 +185,7 @@ def pseudo_log_likelihood(
     """
     rows = _rows(graph, data)
     keys = pseudo.check_units(graph, num_units, rng_key, rows)
-    return Monitor(Bound(_pseudo_log_likelihood, (graph, num_units)), (rows, keys))
-
-
-def _pseudo_log_likelihood(
-    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
-) -> Array:
-    return pseudo.by_row(graph, num_units, params, rows, keys).mean()
-
-
-# -- reconstruction ------------------------------------------------------------------------------
+    return Monitor(Bound(_mean, (pseudo.by_row, graph, num_units)), (rows, keys))
 
 
 def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
@@ -249,77 +224,6 @@ def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) ->
     return total / count
 
 
-# -- the gradient --------------------------------------------------------------------------------
-
-
-def gradient_variance(
-    graph: FactorGraph, data: Any, estimator: Estimator, num_repeats: int, rng_key: Array
-) -> Monitor:
-    """Return a monitor of the total variance of an estimator's gradient: the sum over all params.
-
-    The rows are the same in each repeat, so it is the variance of the estimator's draws. An estimator with a
-    state (persistent chains, an adaptive lag) starts each repeat from the state of the run, so the variance
-    is conditional on it. If the run's state has another structure (of another estimator, or with one chain
-    per row of another batch size) the value is nan. When called directly, the monitor takes the state as its
-    second argument.
-
-    :param data: rows of the visible blocks: the batch of each repeat.
-    :param estimator: the run's estimator, or one without a state.
-    :param num_repeats: at least 2.
-    :param rng_key: a jax key; the same draws at each call.
-    :raises ArgumentError: for invalid arguments.
-
-    **References**
-
-    1. Qiu, Zhang, Wang (2020), section 5, where the variance along training is compared.
-
-    **Example**
-
-    >>> import jax, ebmpp
-    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
-    >>> data, key = ebmpp.data.bars_and_stripes(3), jax.random.key(0)
-    >>> variance = ebmpp.monitors.gradient_variance(rbm, data, ebmpp.CD(k=1), 20, key)
-    >>> bool(variance(rbm.init(key)) > 0)
-    True
-    """
-    checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
-    num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
-    rows, key = _rows(graph, data), random.key_pair(checks.key("gradient_variance: rng_key", rng_key))
-    size = len(next(iter(rows.values())))
-    state = jax.eval_shape(lambda p: estimator.init(graph, p, rows, size, key), graph.param_shapes)
-    stateful = bool(jax.tree.leaves(state))
-    first = (graph, estimator, num_repeats, None if stateful else state)
-    return Monitor(Bound(_gradient_variance, first), (rows, key), takes_state=stateful)
-
-
-def _gradient_variance(
-    graph: FactorGraph,
-    estimator: Estimator,
-    num_repeats: int,
-    empty: Any,
-    params: Params,
-    *args: Any,
-) -> Array:
-    """:param empty: the state of an estimator without arrays; else ``args`` begin with the state."""
-    *states, rows, key = args
-    state = states[0] if states else empty
-    if not certificate.is_state_of(graph, params, rows, estimator, state):
-        return jnp.full((), jnp.nan)
-    batch = Batch.uniform(rows)
-
-    def repeat(carry: tuple[Params, Array], i: Array) -> tuple[tuple[Params, Array], None]:
-        """Welford's update: no difference of large sums, and only two gradients in memory."""
-        mean, total = carry
-        gradient = estimator.estimate(graph, params, state, batch, random.fold_in(key, i)).gradient
-        before = jax.tree.map(jnp.subtract, gradient, mean)
-        mean = jax.tree.map(lambda m, d: m + d / (i + 1), mean, before)
-        return (mean, total + optax.tree.vdot(before, jax.tree.map(jnp.subtract, gradient, mean))), None
-
-    zero = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
-    (_, total), _ = jax.lax.scan(repeat, zero, jnp.arange(num_repeats))
-    return total / (num_repeats - 1)
-
-
 def gradient_bias(
     graph: FactorGraph,
     data: Any,
@@ -339,8 +243,6 @@ def gradient_bias(
         structure. When called directly, the monitor takes the state as its second argument.
     :param rng_key: a jax key; the same draws at each call.
     :param num_repeats: see there, as for ``reference`` and ``num_references``.
-    :return: a monitor, which is not compiled as a whole.
-    :raises ArgumentError: for invalid arguments.
 
     **Example**
 
@@ -363,7 +265,8 @@ def gradient_bias(
         checks.instance("gradient_bias: estimator", value, Estimator, "an estimator such as CD(k=1)")
 
     def measure(params: Params, state: Any) -> float:
-        if state is not None and not certificate.is_state_of(graph, params, rows, estimator, state):
+        fresh = certificate.state_shapes(graph, params, rows, estimator)
+        if state is not None and shapes(state) != shapes(fresh):
             return math.nan
         return certificate.gradient_bias(graph, params, rows, estimator, state, **options).total.squared_bias
 

@@ -102,6 +102,5 @@ class FPCD(Estimator):
 
 @repeats.register
 def _(estimator: FPCD, state: FPCDState, count: int) -> Repeats:
-    groups = split_chains(state.chains, count)
-    states = tuple(FPCDState(chains, state.fast) for chains in groups)
-    return Repeats(estimator, states, len(next(iter(groups[0].values()))))
+    groups, size = split_chains(state.chains, count)
+    return Repeats(estimator, tuple(FPCDState(chains, state.fast) for chains in groups), size)

@@ -86,7 +86,7 @@ def test_missing_entries_are_drawn_from_their_posterior() -> None:
     batch = Batch.uniform(
         {"v": jnp.asarray(np.tile(row, (4000, 1)))}, {"v": jnp.asarray(np.tile(known, (4000, 1)))}
     )
-    result = jax.jit(complete_batch, static_argnums=(0, 3))(graph, params, batch, 30, key(1))
+    result = jax.jit(complete_batch, static_argnums=(0, 3))(graph, params, batch, 30, key(1), None)
     assert not result.known
     np.testing.assert_array_equal(np.asarray(result.rows["v"])[:, known], np.tile(row[known], (4000, 1)))
     joint = zoo.Oracle(graph, params, {})

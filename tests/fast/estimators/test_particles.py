@@ -111,7 +111,7 @@ def test_histories_are_diagnosed() -> None:
     [
         (ParticleUCD, {"num_particles": 1}, "num_particles .*1"),
         (ParticleUCD, {"path": "beta"}, "path .*'beta'"),
-        (ParticleUCD, {"k": 2}, "k=2, m=1"),
+        (ParticleUCD, {"k": 2}, "m .*2, got 1"),
         (ParticleUCD, {"cess_threshold": 1.0}, "cess_threshold .*1"),
         (ParticleUCD, {"max_systems": 2}, "max_systems .*2"),
         (ParticleUCD, {"posterior": None}, "posterior"),
