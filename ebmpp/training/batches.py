@@ -33,16 +33,18 @@ CHUNK, _MAX_BYTES = 50, 2**22
 
 
 class Selection(NamedTuple):
-    """Rows, and which of them are selected."""
+    """Rows, and which of them are selected.
+
+    :param rows: the visible blocks, ``(rows, *shape)`` each.
+    :param index: numbers of the selected rows; None for all, in order.
+    :param weights: one per selected row, of mean 1 over the data; None for equal ones.
+    :param known: masks of known entries, ``(rows, *shape)``, of the blocks that have missing ones.
+    """
 
     rows: Blocks
-    """The visible blocks, ``(rows, *shape)`` each."""
     index: Numbers | None = None
-    """Numbers of the selected rows; None for all, in order."""
     weights: Numbers | None = None
-    """One per selected row, of mean 1 over the data; None for equal ones."""
     known: Blocks = {}
-    """Masks of known entries, ``(rows, *shape)``, of the blocks that have missing ones."""
 
     def observed(self) -> dict[str, Any]:
         """Return all rows as data, with their missing entries."""
@@ -58,20 +60,14 @@ class Source(Protocol):
         """Return rows for base rates and an estimator's first state."""
 
     def batch(self, number: int) -> Selection:
-        """Return a batch, counted from 0. Numbers never decrease, and may be skipped.
-
-        :raises StateError: for invalid rows, or after the last batch.
-        """
+        """Return a batch; numbers count from 0, never decrease, and may be skipped."""
 
     def identity(self) -> dict[str, Any]:
         """Return JSON values that identify the data."""
 
 
 def chunk_size(batch: Selection) -> int:
-    """Return how many steps with such batches fit into one program.
-
-    1 over a mesh, and where copies of the rows would cost more than a longer program saves.
-    """
+    """Return how many steps with such batches fit into one program: 1 over a mesh, or with large copies."""
     if not sharding.is_single_device():
         return 1
     size = CHUNK * sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
@@ -95,7 +91,8 @@ def _local_source(
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
-    order = Order(key, size, _DEFAULT_SIZE if batch_size is None else batch_size)
+    order = Order(key, size, batch_size or _DEFAULT_SIZE)
+    weights = None if weights is None else tables.check_weights(weights, size)
     mapped = _is_mapped(data)
     if on_host and not mapped:
         tables.check_table(graph, table)  # at once: later, one process would fail alone
@@ -142,11 +139,11 @@ class Order:
 class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
-    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
-        checked = tables.check_table(graph, table)
-        self.rows, self.known, _ = sharding.place(jax.device_put(checked))
-        self.order, self.batch_size = order, order.batch_size
-        self.weights = None if weights is None else tables.check_weights(weights, order.size)
+    def __init__(
+        self, graph: FactorGraph, table: tables.Table, weights: np.ndarray | None, order: Order
+    ) -> None:
+        self.rows, self.known, _ = sharding.place(jax.device_put(tables.check_table(graph, table)))
+        self.weights, self.order, self.batch_size = weights, order, order.batch_size
 
     def sample(self) -> Selection:
         """Return all rows."""
@@ -166,9 +163,11 @@ class DeviceRows:
 class HostRows:
     """Rows in memory-mapped arrays, read and checked when a batch is requested."""
 
-    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Any, order: Order) -> None:
-        self.graph, self.table, self.order, self.batch_size = graph, table, order, order.batch_size
-        self.weights = None if weights is None else tables.check_weights(weights, order.size)
+    def __init__(
+        self, graph: FactorGraph, table: tables.Table, weights: np.ndarray | None, order: Order
+    ) -> None:
+        self.graph, self.table, self.weights = graph, table, weights
+        self.order, self.batch_size = order, order.batch_size
 
     def _sample_index(self) -> np.ndarray:
         """Return evenly spaced row numbers, limited in number and bytes."""
@@ -191,19 +190,21 @@ class HostRows:
         return _identity(self.weights, {**sample.values, **count}, sample.known)
 
     def _read(self, index: np.ndarray) -> Selection:
-        part = self.table.take(index)
         with _on_host():
             try:
-                rows, known, _ = tables.check_table(self.graph, part)
-            except StateError:
-                for i, number in enumerate(index):  # name the first invalid row
-                    try:
-                        tables.check_table(self.graph, part.take(np.array([i])))
-                    except StateError as error:
-                        raise StateError(f"row {number} of the data: {error}") from None
-                raise
+                rows, known, _ = tables.check_table(self.graph, self.table.take(index))
+            except StateError as error:
+                raise next(filter(None, map(self._error_in, index)), error) from None
         weights = None if self.weights is None else jax.device_put(self.weights[index])
         return Selection(jax.device_put(rows), None, weights, jax.device_put(known))
+
+    def _error_in(self, row: int) -> StateError | None:
+        """Return the error in one row, if it is invalid."""
+        try:
+            tables.check_table(self.graph, self.table.take(np.array([row])))
+        except StateError as error:
+            return StateError(f"row {row} of the data: {error}")
+        return None
 
 
 class Stream:
@@ -217,12 +218,8 @@ class Stream:
             raise StateError(f"fit: data, a function, must return batches, got {checks.tell(batches)}.")
         self._batches: Iterator[Any] = iter(batches)
         self._number = -1
-        self.batch_size = 0  # unknown until the first batch
+        self.batch_size = batch_size or 0  # 0 until the first batch determines it
         self._first = self.batch(0)
-        if batch_size not in (None, self.batch_size):
-            raise StateError(
-                f"fit: batch_size must be that of the stream, {self.batch_size}, got batch_size={batch_size}."
-            )
 
     def sample(self) -> Selection:
         """Return the first batch."""
@@ -260,8 +257,8 @@ class Stream:
             raise StateError(f"batch {number} of the stream: {error}") from None
         if self.batch_size not in (0, size):
             raise StateError(
-                f"batch {number} of the stream has {size} rows, and those before have {self.batch_size}. All "
-                "batches must have one size: drop an incomplete last one."
+                f"batch {number} of the stream has {size} rows, and batch_size={self.batch_size} (of fit, or "
+                "of the first batch). All batches must have one size: drop an incomplete last one."
             )
         self.batch_size = size
         # A loader may reuse the memory of a batch: values were converted into new arrays, masks are copied.
@@ -270,15 +267,12 @@ class Stream:
 
 
 class ProcessRows:
-    """Source of several processes, each of which has a part of the rows and of every batch.
-
-    The parts are concatenated in the order of the processes. Errors are raised in all processes.
-    """
+    """Source of several processes, each of which has a part of every batch. All raise the error of one."""
 
     def __init__(
         self, graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array
     ) -> None:
-        count, size = sharding.processes(), _DEFAULT_SIZE if batch_size is None else batch_size
+        count, size = sharding.processes(), batch_size or _DEFAULT_SIZE
         unsized = batch_size is None and _is_stream(data)
         if size % count and not unsized:
             raise ArgumentError(
@@ -299,9 +293,8 @@ class ProcessRows:
                 f"fit: all processes must have parts of one size, got samples of {sizes[:, 0].tolist()} rows "
                 f"and batches of {sizes[:, 1].tolist()}."
             )
-        self.batch_size = int(sizes[:, 1].sum())
+        self.batch_size, self._scale = int(sizes[:, 1].sum()), 1.0
         self._read_later = _is_stream(data) or _is_mapped(data)
-        self._scale = 1.0
         if weights is not None:  # mean weight of this process relative to that of all
             mean = float(np.mean(np.asarray(weights, float)))
             self._scale = mean / float(sharding.gather(np.array(mean)).mean())
@@ -337,10 +330,8 @@ def _in_all_processes(make: Callable[[], T]) -> T:
     except Exception as raised:
         error = raised
     failed = np.flatnonzero(sharding.gather(np.array(error is not None)))
-    if error is not None:
-        raise error
     if len(failed) or result is None:
-        raise StateError(f"the data of process {failed[0]} are invalid: see its error")
+        raise error or StateError(f"the data of process {failed[0]} are invalid: see its error")
     return result
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks of a training run, and recorders of its best params and of its path."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,9 @@ import jax.numpy as jnp
 
 from ebmpp.annealing import ladder
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.reference import base_rates
 from ebmpp.core import Params, checks
 from ebmpp.core.types import Eta
-from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
-from ebmpp.training.batches import Selection
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -56,13 +53,11 @@ Callback = Callable[[Progress], bool | None]
 class EarlyStop:
     """Callback that stops a run whose monitor no longer improves.
 
-    The decision is a function of the history, so a resumed run stops where an uninterrupted one does.
-
     :param monitor: name of the monitor.
     :param patience: number of consecutive values without an improvement that stop the run.
     :param mode: "max" where larger is better, or "min".
-    :param min_delta: smallest improvement that counts.
-    :raises ArgumentError: for invalid arguments.
+    :param min_delta: smallest improvement that counts, not negative.
+    :raises ArgumentError: for invalid arguments, and during the run for an unknown monitor.
 
     **Example**
 
@@ -88,10 +83,7 @@ class EarlyStop:
         checks.number("EarlyStop: min_delta", self.min_delta, least=0)
 
     def __call__(self, progress: Progress) -> bool:
-        """Return True to stop the run.
-
-        :raises ArgumentError: for an unknown monitor.
-        """
+        """Return True to stop the run."""
         names = [str(n) for n, v in progress.history.data_vars.items() if v.dims == ("monitor_step",)]
         checks.names("monitor of EarlyStop", [self.monitor], names)
         best, waited = -math.inf, 0
@@ -105,19 +97,14 @@ class BestParams:
     """Recorder of the params at the best value of a monitor; the first of equals, never at nan.
 
     :param keep_best: the monitor's name, or a tuple of it and "max" or "min".
-    :param monitors: the monitors by name.
     :param params: params of the right structure.
-    :raises ArgumentError: for an unknown name or mode.
     """
 
     def __init__(self, keep_best: str | tuple[str, str], monitors: Mapping[str, Any], params: Params) -> None:
         pair = (keep_best, "max") if isinstance(keep_best, str) else keep_best
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ArgumentError(
-                'fit: keep_best must be the name of a monitor, or a tuple of it and "min" or "max", got '
-                f"{checks.tell(keep_best)}."
-            )
-        self.name, self.mode = pair
+        self.name, self.mode = checks.instance(
+            "fit: keep_best", pair, tuple, 'a monitor\'s name, or (name, "min")'
+        )
         checks.choice("fit: keep_best's mode", self.mode, _MODES)
         checks.names("monitor in fit: keep_best", [self.name], monitors)
         self._value, self._step, self._params = -math.inf, -1, params
@@ -137,10 +124,10 @@ class BestParams:
         """Return arrays for a checkpoint."""
         return [np.array(self._value), np.array(self._step), *jax.tree.leaves(self._params)]
 
-    def load(self, leaves: Sequence[np.ndarray]) -> None:
-        """Restore the arrays of :meth:`leaves`."""
-        self._value, self._step = float(leaves[0]), int(leaves[1])
-        self._params = jax.tree.unflatten(jax.tree.structure(self._params), map(jnp.asarray, leaves[2:]))
+    def load(self, leaves: Iterator[np.ndarray]) -> None:
+        """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
+        self._value, self._step = float(next(leaves)), int(next(leaves))
+        self._params = jax.tree.map(lambda _: jnp.asarray(next(leaves)), self._params)
 
 
 def _signed(values: np.ndarray, mode: str) -> np.ndarray:
@@ -155,13 +142,11 @@ class PathRecorder:
 
     :param keep_path: True for the default capacity, or the largest number of entries, at least 2.
     :param params: params of the right structure.
-    :raises ArgumentError: for another ``keep_path``.
     """
 
     def __init__(self, keep_path: bool | int, params: Params) -> None:
-        if keep_path is True:
-            keep_path = _CAPACITY
-        self.capacity = checks.count("fit: keep_path, unless it is True or False,", keep_path, least=2)
+        capacity = _CAPACITY if keep_path is True else keep_path
+        self.capacity = checks.count("fit: keep_path, unless it is True or False,", capacity, least=2)
         self.stride = 1
         self._template, self._steps, self._params = params, [], []
 
@@ -174,21 +159,15 @@ class PathRecorder:
             self._steps, self._params, self.stride = self._steps[::2], self._params[::2], 2 * self.stride
 
     def leaves(self) -> list[Any]:
-        """Return arrays for a checkpoint."""
-        columns = zip(*map(jax.tree.leaves, self._params), strict=True)
-        template = jax.tree.leaves(self._template)
-        stacked = (
-            map(np.stack, columns) if self._params else (np.empty((0, *a.shape), a.dtype) for a in template)
-        )
-        return [np.array(self.stride), np.array(self._steps, np.int64), *stacked]
+        """Return arrays for a checkpoint, once there is an entry."""
+        stacked = jax.tree.map(lambda *entries: np.stack(entries), *self._params)
+        return [np.array(self.stride), np.array(self._steps, np.int64), *jax.tree.leaves(stacked)]
 
-    def load(self, leaves: Sequence[np.ndarray]) -> None:
-        """Restore the arrays of :meth:`leaves`."""
-        stride, steps, *stacked = leaves
-        self.stride, self._steps = int(stride), steps.tolist()
-        structure = jax.tree.structure(self._template)
-        entry = lambda i: jax.tree.unflatten(structure, [jnp.asarray(a[i]) for a in stacked])
-        self._params = [entry(i) for i in range(len(self._steps))]
+    def load(self, leaves: Iterator[np.ndarray]) -> None:
+        """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
+        self.stride, self._steps = int(next(leaves)), next(leaves).tolist()
+        stacked = jax.tree.map(lambda _: next(leaves), self._template)
+        self._params = [jax.tree.map(lambda a: jnp.asarray(a[i]), stacked) for i in range(len(self._steps))]
 
     def path(self, graph: FactorGraph, eta0: Eta, last: Params, key: Array) -> Path:
         """Return the path from independent units through the entries to the last params, thinned.
@@ -207,17 +186,3 @@ class PathRecorder:
             stacklevel=3,
         )
         return complete
-
-
-def path_reference(graph: FactorGraph, sample: Selection) -> Eta:
-    """Return the start of a path: independent units at the data's base rates.
-
-    :raises ArgumentError: for a family without natural parameters of a base rate.
-    """
-    try:
-        return base_rates(graph, sample.observed(), sample.weights)
-    except NotImplementedError as error:
-        raise ArgumentError(
-            f"fit: keep_path needs families with from_mean, and {error or 'a family'} has none. Define it, "
-            "or leave keep_path out."
-        ) from error

@@ -20,12 +20,10 @@ from ebmpp.training.steps import Stages, State
 
 
 class Saved(NamedTuple):
-    """Contents of a checkpoint."""
+    """Contents of a checkpoint: the number of steps done, and the leaves of the state and the recorders."""
 
     step: int
-    """Number of steps done."""
     leaves: list[np.ndarray]
-    """Leaves of the state, in the order of its pytree."""
     history: dict[str, np.ndarray]
 
 
@@ -43,19 +41,12 @@ class Checkpoints(checkpoints.Checkpoints):
         return checkpoints.differences(rest(saved), rest(self.run))
 
     def save(self, step: int, leaves: Sequence[Any], history: Mapping[str, np.ndarray]) -> None:
-        """Write the state after ``step`` steps.
-
-        :raises OSError: if it cannot be written; earlier checkpoints remain.
-        """
+        """Write the state after ``step`` steps; raise OSError if it cannot be written."""
         body = {"leaves": len(leaves), "history": list(history)}
         self.write(step, body, [*leaves, *history.values()])
 
     def restore(self) -> Saved | None:
-        """Return the newest valid checkpoint; None in an empty directory.
-
-        :raises CheckpointError: if all are damaged, the newest valid one is of another run, or the disk
-            fails.
-        """
+        """Return the newest valid checkpoint; None in an empty directory. See :meth:`read` for its errors."""
         checkpoint = self.read(depth=5)
         return None if checkpoint is None else _saved(*checkpoint)
 
@@ -85,10 +76,6 @@ class ProcessCheckpoints:
         body, arrays = archive.read(data, Checkpoints.caller.kind, "the first process's checkpoint")
         return _saved(body["step"], body, arrays)
 
-    def check_length(self, step: int, total: int) -> None:
-        """Raise CheckpointError for a checkpoint of more steps than the run has."""
-        checkpoints.check_length(Checkpoints.caller, self.directory, step, total)
-
     def _newest(self) -> bytes:
         """Return the file that the first process has read."""
         checkpoint = None if self._first is None else self._first.read(depth=6)
@@ -114,17 +101,14 @@ def run_identity(
     """
     estimators = [checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages]
     lengths = [*(stage.num_steps for stage in stages.stages[:-1]), "the rest"]
+    schedule = {"schedule": [list(pair) for pair in zip(lengths, estimators, strict=True)]}
     start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
     return {
         "jax": jax.__version__,
         "graph": repr(graph),
         "energies": saving.energies(graph),
         "layers": saving.layers(graph),
-        "schedule" if stages.scheduled else "estimator": (
-            [list(pair) for pair in zip(lengths, estimators, strict=True)]
-            if stages.scheduled
-            else estimators[0]
-        ),
+        **(schedule if stages.scheduled else {"estimator": estimators[0]}),
         "optimizer": list(optimizers),
         "batch_size": source.batch_size,
         "monitors": {name: monitor_identity(fn, state) for name, fn in sorted(monitors.items())},

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 import optax
 
 from ebmpp.annealing.path import Path
+from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Params
@@ -24,7 +25,7 @@ from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import Data, as_source
-from ebmpp.training.callbacks import BestParams, Callback, PathRecorder, path_reference
+from ebmpp.training.callbacks import BestParams, Callback, PathRecorder
 from ebmpp.training.checkpoint import Checkpoints, ProcessCheckpoints, run_identity
 from ebmpp.training.history import Watch, card
 from ebmpp.training.loop import Loop
@@ -33,7 +34,7 @@ from ebmpp.training.steps import Stage, Stages
 if TYPE_CHECKING:
     import xarray as xr
 
-_DEFAULT_STEPS = 1000
+_DEFAULTS: dict[str, Any] = {"num_steps": 1000}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,21 +103,19 @@ def fit(
     """Maximise the likelihood of ``data`` by stochastic gradients.
 
     Batches are rows of a new random permutation per epoch. Up to 50 steps run in one compiled program, or
-    fewer if they are expensive.
-
-    ``data`` can be:
+    fewer if they are expensive. ``data`` can be:
 
     * arrays, which are put on the device: rows of the visible blocks, ``(rows, *shape)`` each, in a dict, or
       a single array for a single block. Lists, data frames and other objects with ``__array__`` are accepted;
     * ``numpy.memmap`` arrays: each step's rows are read and checked ahead of their step, and the base rates
       are estimated from a few thousand rows;
-    * a stream of batches: an iterable of arrays or dicts, or a function that returns one. All batches have
-      one size, each is used once, and the first determines the base rates. A resumed run skips the batches
-      that were used before, so pass the stream from its beginning.
+    * a stream of batches of one size: an iterable of arrays or dicts, or a function that returns one. Each is
+      used once, and the first determines the base rates. A resumed run skips the batches that were used
+      before, so pass the stream from its beginning.
 
-    Any block may be an :class:`Observed` with missing entries: the likelihood is that of the known ones.
-    Missing entries are drawn from the posterior together with the latents, without bias under :class:`UCD`;
-    base rates are computed from known entries.
+    Any block may be an :class:`Observed` with missing entries, such as ``Observed.where_finite(table)``: the
+    likelihood is that of the known ones. Missing entries are drawn from the posterior together with the
+    latents, without bias under :class:`UCD`.
 
     :param graph: the model.
     :param data: see above.
@@ -135,16 +134,14 @@ def fit(
         stops the run, such as :class:`EarlyStop`. An exception ends the run and keeps the checkpoints.
     :param keep_best: the name of a monitor, or ``(name, "min")``: keep the params at its best value.
     :param keep_path: keep a path from independent units at the data's base rates to the model, as
-        ``Fit.path``. During the run at most 64 checkpoints of the params, or the number given here, stay in
-        memory, at a stride that doubles when it is full. At the end they are thinned by 500 particles to
-        knots between which half of the particles stay effective.
+        ``Fit.path``. At most 64 checkpoints of the params, or the number given here, stay in memory, at a
+        stride that doubles when it is full. At the end they are thinned by 500 particles to knots between
+        which half of the particles stay effective.
     :param checkpoint_dir: directory for checkpoints of params, optimiser, estimator and history, of one run
-        at a time; other files in it are left alone. A resumed run ends with bitwise the params of an
-        uninterrupted one; an interrupt or a kill costs the steps since the last checkpoint.
+        at a time. A resumed run ends with bitwise the params of an uninterrupted one.
     :param checkpoint_every: steps between checkpoints; the last step writes one too.
     :param resume: continue from the newest valid checkpoint in ``checkpoint_dir``, or start where there is
-        none. Other data, another model, estimator, key or optimiser, or other monitors are refused. The
-        number of steps (of the last stage) may be larger, and callbacks may differ.
+        none. Only the number of steps (of the last stage), if larger, and the callbacks may differ.
     :param mesh: devices that share the work: rows, chains and coupled pairs are sharded over the mesh's first
         axis; params are replicated, or sharded as they are given. Meeting times are identical to a
         single-device run; gradients are summed in another order. Under ``jax.distributed`` every process
@@ -156,10 +153,10 @@ def fit(
     :raises StateError: for invalid data or weights, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the
-        last good params and the history.
+        last good params and the history, as do the next two.
     :raises NormalizationError: when training leaves the params under which the model normalises, which is
-        checked every 50 steps and before monitors, callbacks and checkpoints.
-    :raises DataError: when a stream ends too early, or a later row is invalid; it carries the same.
+        checked every ``monitor_every`` steps, before checkpoints, and at the end.
+    :raises DataError: when a stream ends too early, or a later row is invalid.
     :raises CheckpointError: for checkpoints of another run, damaged ones, or existing ones without
         ``resume``; for a directory in use, or a disk that fails (during the run with params and history).
     :raises ArgumentError: for other invalid arguments, and under ``jit``.
@@ -172,38 +169,28 @@ def fit(
     ...                 estimator=ebmpp.CD(k=1), optimizer=optax.sgd(0.1), progress_bar=False)
     >>> fit.history.sizes["step"]
     5
-
-    Missing entries, such as nan in a table:
-
-    >>> table = ebmpp.data.bars_and_stripes(3)
-    >>> table[::2, 4] = float("nan")
-    >>> fit = ebmpp.fit(rbm, ebmpp.Observed.where_finite(table), rng_key=jax.random.key(0), num_steps=5,
-    ...                 progress_bar=False)
-    >>> fit.history.posterior_num_unmet.values.tolist()
-    [0, 0, 0, 0, 0]
     """
     checks.instance("fit: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("fit: rng_key", rng_key)
     checks.on_host("fit", rng_key, params, weights, data)
-    num_steps = checks.optional_count("fit: num_steps", num_steps)
     batch_size = checks.optional_count("fit: batch_size", batch_size)
     interval = checks.count("fit: monitor_every", monitor_every)
     checkpoint_every = checks.count("fit: checkpoint_every", checkpoint_every)
-    resume, progress_bar = checks.flag("fit: resume", resume), checks.flag("fit: progress_bar", progress_bar)
-    if resume and checkpoint_dir is None:
+    checks.flag("fit: progress_bar", progress_bar)
+    if checks.flag("fit: resume", resume) and checkpoint_dir is None:
         raise ArgumentError("fit: checkpoint_dir must be given with resume=True, got None.")
     stages = _stages(schedule, estimator, optimizer, num_steps)
-    monitors, callbacks = _check_monitors(monitors), _check_callbacks(callbacks)
+    monitors, callbacks = _check_functions(monitors, callbacks)
     with sharding.over("fit: mesh", mesh):
         init_key, base_key, order_key = jax.random.split(rng_key, 3)
         source = as_source(graph, data, weights, batch_size, order_key)
+        sample = source.sample()
         if params is None:
-            sample = source.sample()
             params = graph.init(init_key, sample.observed(), init, sample.weights)
         params = _owned(graph, params)
         best = None if keep_best is None else BestParams(keep_best, monitors, params)
         recorder = None if keep_path is False else PathRecorder(keep_path, params)
-        eta0 = None if recorder is None else path_reference(graph, source.sample())
+        eta0 = None if recorder is None else base_rates(graph, sample.observed(), sample.weights)
         key = random.key_pair(base_key)
         options = {"monitors": monitors, "interval": interval, "callbacks": callbacks}
         loop = Loop(graph, stages, source, key, params, **options, best=best, path=recorder)
@@ -250,20 +237,17 @@ def _owned(graph: FactorGraph, params: Params) -> Params:
     return sharding.place(jax.tree.map(copy, params))
 
 
-def _check_monitors(monitors: Mapping[str, Watch] | None) -> dict[str, Watch]:
+def _check_functions(
+    monitors: Mapping[str, Watch] | None, callbacks: Sequence[Callback]
+) -> tuple[dict[str, Watch], tuple[Callback, ...]]:
     monitors = {} if monitors is None else monitors
     checks.instance("fit: monitors", monitors, Mapping, "a dict of functions of the params")
     for name, fn in monitors.items():
         checks.instance("fit: a monitor's name", name, str, "a string")
         checks.function(f"fit: monitor {name!r}", fn, "the params")
-    return dict(monitors)
-
-
-def _check_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
-    callbacks = tuple(checks.sequence("fit: callbacks", callbacks, "functions of a Progress"))
-    for i, fn in enumerate(callbacks):
+    for i, fn in enumerate(checks.sequence("fit: callbacks", callbacks, "functions of a Progress")):
         checks.function(f"fit: callbacks[{i}]", fn, "a Progress")
-    return callbacks
+    return dict(monitors), tuple(callbacks)
 
 
 def _stages(
@@ -272,10 +256,10 @@ def _stages(
     optimizer: optax.GradientTransformation | None,
     num_steps: int | None,
 ) -> Stages:
-    single = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
-    single = {name: value for name, value in single.items() if value is not None}
+    options: dict[str, Any] = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
+    options = {name: value for name, value in options.items() if value is not None}
     if schedule is None:
-        return Stages([dataclasses.replace(Stage(num_steps=_DEFAULT_STEPS), **single)], scheduled=False)
-    if single:
-        raise ArgumentError(f"fit: schedule replaces {', '.join(single)}. Pass them to its stages.")
+        return Stages([Stage(**_DEFAULTS | options)], scheduled=False)
+    if options:
+        raise ArgumentError(f"fit: schedule replaces {', '.join(options)}. Pass them to its stages.")
     return Stages(schedule, scheduled=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from functools import partial
 import time
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.display import Card, Grid, Measured
 from ebmpp.core.types import Params
-from ebmpp.errors import ArgumentError
+from ebmpp.errors import ArgumentError, TrainingError
 from ebmpp.graph import FactorGraph, display
 
 if TYPE_CHECKING:
@@ -37,14 +36,13 @@ Watch = Callable[..., Array | float]
 class Monitor:
     """Function of the params with further arrays as arguments.
 
-    A plain function of the params is a monitor too. This class adds arrays and the estimator's state, and
-    ``Monitor(fn, compiled=False)`` calls a function without compiling it.
+    A plain function of the params is a monitor too, compiled by :func:`ebmpp.fit`.
 
     :param fn: called with the params, then the estimator's state if ``takes_state``, then the arguments.
         Hashable: equal functions are compiled once.
     :param arguments: arrays, or pytrees of them.
     :param takes_state: pass the state of the run's estimator (persistent chains, say).
-    :param compiled: False for a function on the host that cannot be traced.
+    :param compiled: False for a function that cannot be traced.
 
     **Example**
 
@@ -76,8 +74,7 @@ def _evaluate(fn: Watch, *args: Any) -> Array | float:
 class Metrics:
     """Scalars of several steps in few arrays: XLA compiles a kernel for each array that a loop writes.
 
-    :param tables: ``(steps, metrics)``, one per dtype.
-    :param names: columns of each table.
+    :param tables: ``(steps, metrics)`` each, one per dtype, with columns ``names``.
     """
 
     tables: tuple[Array, ...]
@@ -104,12 +101,9 @@ class Table:
     Values that a row lacks are nan, which turns a column of integers into floats.
     """
 
-    def __init__(self, columns: Mapping[str, np.ndarray] = MappingProxyType({})) -> None:
+    def __init__(self, columns: Mapping[str, np.ndarray] = {}) -> None:
         self._parts = [dict(columns)] if columns else []
         self._pending: list[tuple[Metrics | dict[str, Any], int, dict[str, int]]] = []
-
-    def __len__(self) -> int:
-        return sum(map(_length, self._parts)) + sum(count for _, count, _ in self._pending)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -118,10 +112,7 @@ class Table:
         return {name: v[-1] for part in self._parts[-1:] for name, v in part.items() if len(v)}
 
     def append(
-        self,
-        rows: "Metrics | dict[str, Any]",
-        count: int = 1,
-        constants: Mapping[str, int] = MappingProxyType({}),
+        self, rows: Metrics | dict[str, Any], count: int = 1, constants: Mapping[str, int] = {}
     ) -> None:
         """Add one row, or the first ``count`` rows of metrics with columns that are constant."""
         if len(self._pending) >= _MAX_PENDING:
@@ -150,11 +141,8 @@ class Table:
         counts = [(count, constants) for _, count, constants in self._pending]
         entries, self._pending = jax.device_get([rows for rows, _, _ in self._pending]), []
         for rows, (count, constants) in zip(entries, counts, strict=True):
-            if isinstance(rows, Metrics):
-                columns = rows.columns(count)
-            else:
-                columns = {name: np.array([value]) for name, value in rows.items()}
-            self._parts.append(columns | {name: np.full(count, value) for name, value in constants.items()})
+            columns, scalars = (rows.columns(count), constants) if isinstance(rows, Metrics) else ({}, rows)
+            self._parts.append(columns | {name: np.full(count, value) for name, value in scalars.items()})
 
 
 def _length(columns: Mapping[str, np.ndarray]) -> int:
@@ -162,21 +150,14 @@ def _length(columns: Mapping[str, np.ndarray]) -> int:
 
 
 class Log:
-    """Metrics of the steps, and values of the monitors.
-
-    :param monitors: functions of the params, or :class:`~ebmpp.monitors.Monitor`.
-    """
+    """Metrics of the steps, and values of the monitors."""
 
     def __init__(self, monitors: Mapping[str, Watch]) -> None:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
 
     def append(self, metrics: Metrics, count: int, constants: Mapping[str, int]) -> None:
-        """Add the metrics of consecutive steps, of which the first ``count`` are valid.
-
-        :param constants: further columns, the same in all these steps.
-        :raises ArgumentError: for a monitor with the name of a metric.
-        """
+        """Add metrics as :meth:`Table.append` does; refuse monitors with the name of a metric."""
         clash = self.monitors.keys() & {*sum(metrics.names, ()), *constants, "step", "monitor_step"}
         if clash:
             raise ArgumentError(
@@ -225,6 +206,11 @@ class Log:
         bad = np.flatnonzero(~self.steps.columns()["ok"])
         return int(bad[0]) if len(bad) else None
 
+    def failure(self, kind: type[TrainingError], message: str, params: Params, step: int) -> TrainingError:
+        """Return an error that carries the last good params and the history before ``step``."""
+        message += " The error's .params are the last good ones, .history has the steps before."
+        return kind(message, params, self.dataset(step), step)
+
     def dataset(self, stop: int | None = None) -> "xr.Dataset":
         """Return the history so far, up to step ``stop``, with read-only arrays."""
         import xarray as xr  # with pandas it takes more than a second, so it is imported late
@@ -232,7 +218,7 @@ class Log:
         columns = self.steps.columns(stop)
         dataset = xr.Dataset(
             {name: ("step", v) for name, v in columns.items() if name != "ok"},
-            coords={"step": np.arange(len(self.steps))[:stop]},
+            coords={"step": np.arange(_length(columns))},
         )
         monitored = self.monitored.columns()
         if not monitored:
@@ -254,30 +240,15 @@ def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Arra
             f"fit: monitor {name!r} cannot be compiled, since it uses float, if or numpy. Give "
             f"Monitor(fn, compiled=False), which is called as it is. ({error})"
         ) from error
-    except TypeError as error:
-        if "valid JAX type" not in str(error):
-            raise
-        raise ArgumentError(f"fit: monitor {name!r} must return a scalar. ({error})") from error
-    is_number = isinstance(value, int | float)
-    if hasattr(value, "dtype"):
-        dtype: Any = value.dtype
-        is_number = np.shape(value) == () and (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number))
-    if not is_number:
-        got = f"shape {value.shape}" if hasattr(value, "shape") else checks.tell(value)
-        raise ArgumentError(f"fit: monitor {name!r} must return a scalar, got {got}.")
+    if not (isinstance(value, int | float) or getattr(value, "shape", None) == ()):
+        raise ArgumentError(f"fit: monitor {name!r} must return a scalar, got {checks.tell(value)}.")
     return value
 
 
 class Bar:
-    """Progress bar that counts neither compilation nor dispatched steps as done.
-
-    :param total: number of steps of the run.
-    :param start: number of steps done before.
-    :param hidden: show nothing.
-    """
+    """Progress bar of a run that counts neither compilation nor dispatched steps as done."""
 
     def __init__(self, total: int, start: int, hidden: bool) -> None:
-        self._hidden = hidden
         self._bar = tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step")
         self._compiled: set[int] = set()  # stages
         self._began: float | None = None  # time at which compilation began
@@ -290,18 +261,19 @@ class Bar:
 
     def begin(self, stage: int) -> None:
         """Prepare for steps of a stage, of which the first ones compile."""
-        if not self._hidden and stage not in self._compiled:
+        if not self._bar.disable and stage not in self._compiled:
             self._compiled.add(stage)
             self._began = time.monotonic()
             self._bar.set_description("compiling")
 
-    def update(self, count: int, state: Any) -> None:
-        """Count steps that end in this state."""
-        if self._hidden:
+    def update(self, count: int, state: Any, latest: Callable[[], Mapping[str, Any]]) -> None:
+        """Count steps that end in this state, and show the latest values when the bar is drawn."""
+        if self._bar.disable:
             return
         jax.block_until_ready(state)  # else dispatched steps would count, and Ctrl-C would wait for them
         if self._began is None:
-            self._bar.update(count)
+            if self._bar.update(count):
+                self._bar.set_postfix(latest())
             return
         seconds, done = time.monotonic() - self._began, self._bar.n + count
         self._began = None
@@ -309,11 +281,6 @@ class Bar:
         self._bar.n = self._bar.initial = self._bar.last_print_n = done
         self._bar.set_description("training", refresh=False)
         self._bar.set_postfix({"compiled": f"{seconds:.1f} s"})
-
-    def show(self, latest: Callable[[], Mapping[str, Any]]) -> None:
-        """Show the latest values beside the bar."""
-        if not self._hidden:
-            self._bar.set_postfix(dict(latest()), refresh=False)
 
 
 def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") -> Card:

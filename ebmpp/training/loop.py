@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 import itertools
 import math
-import time
-from types import MappingProxyType
 from typing import Any
 import warnings
 
@@ -17,17 +15,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random, sharding
+from ebmpp import errors
+from ebmpp.core import checkpoints, checks, random, sharding
 from ebmpp.core.types import Key, Params
-from ebmpp.errors import (
-    ArgumentError,
-    CheckpointWriteError,
-    DataError,
-    DivergenceError,
-    DomainError,
-    NormalizationError,
-    StateError,
-)
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
@@ -38,10 +28,7 @@ from ebmpp.training.history import Bar, Log, Watch
 from ebmpp.training.prefetch import Prefetch
 from ebmpp.training.steps import Stages, State, run_chunk, stacked
 
-_CHECK_EVERY = 50  # steps between checks of a run without display
-# Checking a model takes time, 13 s for 1000x1000 Gaussian units on two cores: optional checks take at most
-# one twentieth of the time.
-_REST = 20
+_CHECK_EVERY = 50  # steps between checks that the params are finite, for which the device is waited for
 
 
 class Loop:
@@ -60,7 +47,7 @@ class Loop:
         key: Key,
         params: Params,
         *,
-        monitors: Mapping[str, Watch] = MappingProxyType({}),
+        monitors: Mapping[str, Watch] = {},
         interval: int = checks.LARGEST,
         callbacks: Sequence[Callback] = (),
         best: BestParams | None = None,
@@ -70,19 +57,16 @@ class Loop:
         self.interval, self.callbacks, self.best, self.path = interval, callbacks, best, path
         self.batches = Prefetch(source, stages.batch(stages.num_steps - 1))
         self.log = Log(monitors)
-        self.guard = Guard(graph, params, self.log)
+        self._good, self._checked = params, 0  # the params of the last check, and their step
+        self._bounded = all(math.isfinite(b) for f in graph.families.values() for b in f.bounds)
         for stage in stages.stages:
             _check_missing(stage.estimator, source.sample())
-            optimizers.check(stage.optimizer, params)
         self.optimizers = [
             optimizers.Comparable.for_params(stage.optimizer, params) for stage in stages.stages
         ]
         self._save: Checkpoints | ProcessCheckpoints | None = None
-        self._save_every = self._saved = 0
-        self._shown = 0.0
+        self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
-
-    # -- states ----------------------------------------------------------------------------------
 
     def begin(self, number: int, params: Params) -> State:
         """Return the first state of a stage."""
@@ -97,7 +81,7 @@ class Loop:
         fresh = self.begin(number, state.params)._replace(ok=state.ok)
         adopted = self.stages[number].estimator.adopt(state.estimator, fresh.estimator)
         if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 f"{type(self.stages[number].estimator).__name__}.adopt must return the structure of `fresh`, "
                 f"{jax.tree.structure(fresh.estimator)}, got {jax.tree.structure(adopted)}."
             )
@@ -116,16 +100,13 @@ class Loop:
         saved = save.restore()
         if saved is None:
             return 0, first
-        save.check_length(saved.step, self.stages.num_steps)
+        checkpoints.check_length(Checkpoints.caller, save.directory, saved.step, self.stages.num_steps)
         template = self.begin(self.stages.at(saved.step - 1), first.params) if saved.step else first
-        leaves, structure = jax.tree.flatten(template)
-        state = jax.tree.unflatten(structure, map(_restored, saved.leaves[: len(leaves)], leaves))
-        self.log.load(saved.history, saved.step)
-        rest = saved.leaves[len(leaves) :]
+        leaves = iter(saved.leaves)
+        state = jax.tree.map(lambda leaf: _restored(next(leaves), leaf), template)
         for recorder in self._recorders:
-            size = len(recorder.leaves())
-            recorder.load(rest[:size])
-            rest = rest[size:]
+            recorder.load(leaves)
+        self.log.load(saved.history, saved.step)
         self._saved = saved.step
         return saved.step, state
 
@@ -133,16 +114,13 @@ class Loop:
     def _recorders(self) -> list[BestParams | PathRecorder]:
         return [recorder for recorder in (self.best, self.path) if recorder is not None]
 
-    # -- the run ---------------------------------------------------------------------------------
-
     def run(self, start: int, state: State, progress_bar: bool) -> State:
         """Run the steps from ``start`` on; return the state after the last."""
         total, step = self.stages.num_steps, start
         hidden = not (progress_bar and sharding.is_first())
         with Bar(total, start, hidden) as bar, self.batches:
             while step < total:
-                if self.path is not None:
-                    self.path.record(step, state.params)
+                self._record(step, state)
                 if step % self.interval == 0 and self._monitor(step, state):
                     self._checkpoint(step, state)
                     return state
@@ -151,17 +129,21 @@ class Loop:
                     state = self._enter(number, state)
                 bar.begin(number)
                 state, stop = self._chunk(step, self._stop(step, number), number, state)
-                bar.update(stop - step, state)
+                bar.update(stop - step, state, self.log.latest)
                 step = stop
-                if self.path is not None:
-                    self.path.record(step, state.params)
-                self._show(step, state, bar, progress_bar)
-                if self._save is not None and (step % self._save_every == 0 or step == total):
+                if step % _CHECK_EVERY == 1 and not bool(state.ok):
+                    self._check(step, state)
+                if step % self._save_every == 0 or step == total:
                     self._checkpoint(step, state)
+        self._record(total, state)
         self._check(total, state)
         self._monitor(total, state)
         self._diagnose()
         return state
+
+    def _record(self, step: int, state: State) -> None:
+        if self.path is not None:
+            self.path.record(step, state.params)
 
     def _diagnose(self) -> None:
         """Warn of what estimators report about their stages."""
@@ -174,15 +156,43 @@ class Loop:
 
     def _stop(self, step: int, number: int) -> int:
         """Return the step before which a program must end."""
-        intervals = [self.interval, *([self._save_every] if self._save is not None else ())]
-        intervals += [] if self.path is None else [self.path.stride]
+        stride = checks.LARGEST if self.path is None else self.path.stride
+        intervals = (self.interval, self._save_every, stride)
         check = step + 1 + -step % _CHECK_EVERY
         return min(self.stages.end(number), check, *(step + n - step % n for n in intervals))
 
-    def _check(self, done: int, state: State, required: bool = True) -> None:
-        """Raise TrainingError if the run has failed."""
-        estimator = self.stages[self.stages.at(max(0, done - 1))].estimator
-        self.guard.check(done, state.params, state.ok, estimator, required)
+    def _check(self, done: int, state: State) -> None:
+        """Raise TrainingError after ``done`` steps if one was not finite, or the model does not normalise."""
+        failed = None if bool(state.ok) else self.log.failed_at()
+        step = done if failed is None else failed
+        try:
+            if not self._bounded:  # else every model normalises
+                self.graph.check(state.params)
+        except errors.DomainError as error:
+            message = (
+                f"training stopped after step {step}: {error} The params after {self._checked} steps were "
+                "valid. Lower the learning rate, or keep the params in the domain by "
+                "optimizers.projected(...)."
+            )
+            raise self.log.failure(errors.NormalizationError, message, self._good, step) from error
+        if failed is not None:
+            message = f"training stopped at step {failed}: {self._reason(failed)}"
+            raise self.log.failure(errors.DivergenceError, message, state.params, failed)
+        self._good, self._checked = state.params, done
+
+    def _reason(self, step: int) -> str:
+        """Return why a step was not finite, in words."""
+        metrics = {name: v[step] for name, v in self.log.steps.columns().items()}
+        unmet = np.nansum([metrics.get(name, 0) for name in ("num_unmet", "posterior_num_unmet")])
+        if unmet:
+            return (
+                f"{unmet:.0f} coupled pairs of {self.stages[self.stages.at(step)].estimator!r} had not met. "
+                "Raise its max_sweeps (of ParticleUCD: max_systems), or see UCD(allow_unmet=True), which "
+                "biases the gradient. Without a limit, params are too large for their floats: lower the "
+                "learning rate."
+            )
+        norm = float(metrics["gradient_norm"])
+        return f"gradient or params were not finite (gradient norm {norm:.4g}). Lower the learning rate."
 
     def _chunk(self, step: int, stop: int, number: int, state: State) -> tuple[State, int]:
         """Run steps of one stage from ``step`` to at most before ``stop``.
@@ -194,11 +204,11 @@ class Loop:
         steps = np.uint32(step), np.int32(len(batches))
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
         args = (self.key, state, *steps, *stacked(batches, size), offsets)
-        chunk = run_chunk(self.graph, stage.estimator, self.optimizers[number], *args)
-        sharding.settle(chunk.state)
-        count = 1 if len(batches) == 1 else int(chunk.count)  # a single step is not waited for
-        self.log.append(chunk.metrics, count, {"stage": number} if self.stages.scheduled else {})
-        return chunk.state, step + count
+        state, metrics, done = run_chunk(self.graph, stage.estimator, self.optimizers[number], *args)
+        sharding.settle(state)
+        count = 1 if len(batches) == 1 else int(done)  # a single step is not waited for
+        self.log.append(metrics, count, {"stage": number} if self.stages.scheduled else {})
+        return state, step + count
 
     def _select(self, step: int, stop: int, number: int, state: State) -> list[Selection]:
         """Return the batches of a stage's next steps, up to an invalid one or one of another structure.
@@ -213,26 +223,20 @@ class Loop:
                 batch = self.batches.batch(self.stages.batch(at))
                 _check_missing(self.stages[number].estimator, batch)
                 ready.append((at, batch))
-        except StateError as error:
+        except errors.StateError as error:
             if not ready:  # else it is raised again at its own step
                 self._check(step, state)
                 self._checkpoint(step, state)
-                raise DataError(
-                    f"training stopped at step {step}: {error} With checkpoint_dir the run can be resumed. "
-                    "The error's .params are those before that step, .history has the steps before.",
-                    state.params,
-                    self.log.dataset(),
-                    step,
-                ) from error
+                message = f"training stopped at step {step}: {error} With checkpoint_dir it can be resumed."
+                raise self.log.failure(errors.DataError, message, state.params, step) from error
         batches = [batch for at, batch in ready if at < stop]
-        structure = jax.tree.structure(
-            batches[0]
-        )  # rows of a stream may have missing entries in some batches
+        # rows of a stream may have missing entries in some batches
+        structure = jax.tree.structure(batches[0])
         return list(itertools.takewhile(lambda batch: jax.tree.structure(batch) == structure, batches))
 
     def _monitor(self, step: int, state: State) -> bool:
         """Evaluate monitors and callbacks; return True if a callback stops the run."""
-        if self.callbacks or not self.guard.bounded:  # else the device need not be waited for
+        if self.callbacks or not self._bounded:  # else the device need not be waited for
             self._check(step, state)
         self.log.monitor(step, state.params, state.estimator)
         if self.best is not None:
@@ -243,14 +247,6 @@ class Loop:
         progress = Progress(step, copy(state.params), copy(state.estimator), self.log.dataset())
         return any([bool(fn(progress)) for fn in self.callbacks])  # a list, so that each is called
 
-    def _show(self, done: int, state: State, bar: Bar, interactive: bool) -> None:
-        # several processes must check at the same steps, whatever their clocks say
-        interactive = interactive and sharding.processes() == 1
-        if (interactive and time.monotonic() - self._shown > 0.5) or done % _CHECK_EVERY == 1:
-            bar.show(self.log.latest)
-            self._check(done, state, required=False)
-            self._shown = time.monotonic()
-
     def _checkpoint(self, steps: int, state: State) -> None:
         """Write a checkpoint, unless it exists; raise CheckpointWriteError if it cannot be written."""
         if self._save is None or steps == self._saved:
@@ -260,21 +256,18 @@ class Loop:
         try:
             self._save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *recorded], self.log.arrays())
         except OSError as error:
-            raise CheckpointWriteError(
+            message = (
                 f"checkpoint {steps} cannot be written in {self._save.directory}: {error}. Free disk space "
-                "or fix the permissions, then resume=True continues from the checkpoint before. The error's "
-                f".params are those after {steps} steps, .history has these steps.",
-                state.params,
-                self.log.dataset(),
-                steps,
-            ) from error
+                "or fix the permissions, then resume=True continues from the checkpoint before."
+            )
+            raise self.log.failure(errors.CheckpointWriteError, message, state.params, steps) from error
         self._saved = steps
 
 
 def _check_missing(estimator: Estimator, selection: Selection) -> None:
     """Raise StateError for missing entries that the estimator cannot treat."""
     if selection.known and not estimator.takes_missing:
-        raise StateError(
+        raise errors.StateError(
             f"block {next(iter(selection.known))!r} of the data has missing entries, which {estimator!r} "
             "does not support. Use UCD, CD or PCD, or fill them in with ebmpp.complete."
         )
@@ -293,70 +286,3 @@ def _restored(numbers: np.ndarray, template: Any) -> Array:
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
-
-class Guard:
-    """Checks that a run is finite and its model normalises; keeps the params of the last check.
-
-    :param graph: the model; only one with an unbounded block can stop normalising.
-    :param params: valid params at the start.
-    """
-
-    def __init__(self, graph: FactorGraph, params: Params, log: Log) -> None:
-        self.graph, self.good, self._log = graph, params, log
-        self._checked, self._next = 0, 0.0
-        self.bounded = all(math.isfinite(b) for f in graph.families.values() for b in f.bounds)
-
-    def check(
-        self, done: int, params: Params, ok: Array, estimator: Estimator, required: bool = True
-    ) -> None:
-        """Check a run after ``done`` steps.
-
-        :param ok: False from the first step that was not finite; the params are those before it.
-        :param estimator: the estimator of the last step, for errors.
-        :param required: False to skip checks that take long.
-        :raises NormalizationError: for params under which the model does not normalise.
-        :raises DivergenceError: for a step that was not finite, or an unmet pair.
-        """
-        failed = None if bool(ok) else self._log.failed_at()
-        idle = sharding.processes() == 1 and time.monotonic() > self._next  # clocks of processes differ
-        if not self.bounded and (required or failed is not None or idle):
-            self._check_domain(done if failed is None else failed, params)
-        if failed is not None:
-            raise DivergenceError(
-                f"training stopped at step {failed}: {self._reason(failed, estimator)} The error's .params "
-                "are those before that step, .history has the steps before.",
-                params,
-                self._log.dataset(failed),
-                failed,
-            )
-        if self.bounded:
-            self.good = params
-
-    def _check_domain(self, done: int, params: Params) -> None:
-        started = time.monotonic()
-        try:
-            self.graph.check(params)
-        except DomainError as error:
-            raise NormalizationError(
-                f"training stopped after step {done}: {error} Lower the learning rate, or keep the params in "
-                "the domain by optimizers.projected(...). The error's .params are the last valid ones, after "
-                f"{self._checked} steps, .history has the steps before.",
-                self.good,
-                self._log.dataset(done),
-                done,
-            ) from error
-        self.good, self._checked = params, done
-        self._next = time.monotonic() + _REST * (time.monotonic() - started)
-
-    def _reason(self, step: int, estimator: Estimator) -> str:
-        metrics = {name: v[step] for name, v in self._log.steps.columns().items()}
-        unmet = np.nansum([metrics.get(name, 0) for name in ("num_unmet", "posterior_num_unmet")])
-        if unmet:
-            return (
-                f"{unmet:.0f} coupled pairs of {estimator!r} had not met. Raise its max_sweeps (of "
-                "ParticleUCD: max_systems), or see UCD(allow_unmet=True), which biases the gradient. Without "
-                "a limit, params are too large for their floats: lower the learning rate."
-            )
-        norm = float(metrics["gradient_norm"])
-        return f"gradient or params were not finite (gradient norm {norm:.4g}). Lower the learning rate."

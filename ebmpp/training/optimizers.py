@@ -21,11 +21,6 @@ Bound = float | Mapping[str, Any]
 WithArgs = optax.GradientTransformationExtraArgs
 
 
-def shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    """Return a pytree's structure, and the shapes of its leaves."""
-    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
-
-
 @dataclasses.dataclass(frozen=True)
 class Comparable:
     """Optimiser that equals every other one with the same computation, so that runs share programs.
@@ -43,60 +38,51 @@ class Comparable:
 
     @classmethod
     def for_params(cls, optimizer: optax.GradientTransformation, params: Params) -> "Comparable":
-        """Lower the update for params of these shapes."""
-        shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
-        params = jax.tree.map(shape, params)
-        state = jax.eval_shape(optimizer.init, params)
-        text = _lowered(optimizer.update, params, state, params)
-        # The state's classes are in its structure alone.
-        digest = hashlib.sha256(f"{text} {jax.tree.structure(state)}".encode()).hexdigest()
-        return cls(optimizer, digest, id(optimizer) if "callback" in text else None)
+        """Lower the update for params of these shapes.
+
+        :raises ArgumentError: for an optimiser that needs more than a gradient, its state and the params (the
+            loss, say), or whose updates or state have other shapes, which would be broadcast.
+        """
+        params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
+        try:
+            state = jax.eval_shape(optimizer.init, params)
+            lowered = jax.jit(optimizer.update).lower(params, state, params)
+        except Exception as error:
+            raise ArgumentError(
+                f"fit: optimizer must work as optimizer.update(gradient, state, params), got {error}. "
+                "Stochastic gradients have no value of a loss, which optax.lbfgs and reduce_on_plateau need; "
+                "use sgd or adam."
+            ) from error
+        outline = lambda tree: jax.tree.flatten(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree))
+        got, expected = outline(lowered.out_info), outline((params, state))
+        if got != expected:
+            raise ArgumentError(
+                "fit: optimizer must return updates and a state of the shapes and dtypes that it was given, "
+                f"{expected}, got {got}."
+            )
+        text = f"{_code(lowered)} {jax.tree.structure(state)}"  # which alone has the state's classes
+        return cls(optimizer, _digest(text), id(optimizer) if "callback" in text else None)
 
 
 def computation(fn: Callable, *args: Any) -> str:
     """Return a digest of a function's code for such arguments, with the values of arrays that it holds."""
-    return hashlib.sha256(_lowered(fn, *args).encode()).hexdigest()
+    return _digest(_code(jax.jit(fn).lower(*args)))
 
 
-def _lowered(fn: Callable, *args: Any) -> str:
-    """Return the lowered code without its header, which names the function and the number of devices."""
-    return jax.jit(fn).lower(*args).as_text().partition("\n")[2]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check(optimizer: optax.GradientTransformation, params: Params) -> None:
-    """Check by tracing that an optimiser makes updates from a gradient, its state and the params alone.
-
-    :raises ArgumentError: for one that needs more (the loss, say), or whose updates or state have other
-        shapes, which would be broadcast.
-    """
-    params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
-    try:
-        state = jax.eval_shape(optimizer.init, params)
-        updates, moved = jax.eval_shape(optimizer.update, params, state, params)
-    except Exception as error:
-        raise ArgumentError(
-            f"fit: optimizer must work as optimizer.update(gradient, state, params), got {error}. Stochastic "
-            "gradients have no value of a loss, which optax.lbfgs and reduce_on_plateau need; use sgd or "
-            "adam."
-        ) from error
-    types = lambda tree: [a.dtype for a in jax.tree.leaves(tree)]
-    for name, got, expected in (("updates", updates, params), ("state", moved, state)):
-        if shapes(got) != shapes(expected) or (name == "updates" and types(got) != types(expected)):
-            raise ArgumentError(
-                f"fit: the optimizer's {name} must keep shapes and dtypes, "
-                f"{jax.tree.map(lambda a: f'{a.dtype}{a.shape}', expected)}, got "
-                f"{jax.tree.map(lambda a: f'{a.dtype}{a.shape}', got)}."
-            )
+def _code(lowered: Any) -> str:
+    """Return lowered code without its header, which names the function and the number of devices."""
+    return lowered.as_text().partition("\n")[2]
 
 
 def projected(optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]) -> WithArgs:
-    """Return an optimiser that projects the params after each update.
-
-    An update is a difference that is added to the params, so they are in the set up to its rounding: leave a
-    margin to a bound that must not be reached.
+    """Return an optimiser that projects the params after each update, up to the rounding of a sum.
 
     :param optimizer: any optax transformation.
-    :param projection: params to params: :func:`box`, :func:`ball`, or a function of ``optax.projections``.
+    :param projection: params to params: :func:`box`, or a function of ``optax.projections``.
 
     **References**
 
@@ -127,9 +113,8 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
     """Return the projection onto ``low <= params <= high``, elementwise.
 
     :param low: a number for all params, or a dict from the names of some factors to numbers or arrays like
-        their params; None for no bound.
-    :param high: as ``low``.
-    :raises ArgumentError: for a number ``low`` above a number ``high``.
+        their params; None for no bound. So is ``high``.
+    :raises ArgumentError: for a number ``low`` above a number ``high``, or an unknown factor.
 
     **Example**
 
@@ -155,39 +140,21 @@ def _bound(bound: Bound | None, params: Params, default: float) -> Params:
     return jax.tree.broadcast(default if bound is None else bound, params)
 
 
-def ball(radius: float) -> Callable[[Params], Params]:
-    """Return the projection onto params whose joint Euclidean norm is at most ``radius``.
-
-    :param radius: above 0.
-    :raises ArgumentError: for another radius.
-
-    **Example**
-
-    >>> import jax.numpy as jnp
-    >>> ball(1.0)({"a": jnp.array([3.0]), "b": jnp.array([4.0])})["b"].tolist()
-    [0.8]
-    """
-    radius = checks.number("ball: radius", radius, above=0)
-    return lambda params: optax.projections.projection_l2_ball(params, radius)
-
-
 class AveragedState(NamedTuple):
-    """State of :func:`averaged`."""
+    """State of :func:`averaged`, after ``count`` steps."""
 
     inner: Any
     count: Array
-    """Number of steps done."""
     mean: Params
 
 
 def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArgs:
-    """Return an optimiser that also keeps the mean of the params over its steps, which do not change.
+    """Return an optimiser that also keeps the mean of the params over its steps, for :func:`averaged_params`.
 
     Put it around :func:`projected`, so that the mean is of the projected params.
 
-    :param optimizer: any optax transformation.
+    :param optimizer: any optax transformation, whose steps do not change.
     :param start: first step, counted from 0, whose result enters the mean.
-    :return: an optax transformation whose mean :func:`averaged_params` returns.
     :raises ArgumentError: for a negative start.
 
     **References**

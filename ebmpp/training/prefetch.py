@@ -15,13 +15,9 @@ _PATIENCE = 1.0  # seconds that the end of a run waits for a batch that is being
 
 
 class Prefetch:
-    """Batches of a run in order, of which files and streams are read ahead by a thread.
+    """Batches of a run in order, up to ``last``, of which files and streams are read ahead by a thread.
 
-    Rows on the device need no reading, and the batches of several processes need all of them: these are made
-    when they are requested.
-
-    :param source: the source.
-    :param last: number of the run's last batch, after which nothing is read.
+    Rows on the device and batches of several processes are made when they are requested.
     """
 
     def __init__(self, source: Source, last: int) -> None:

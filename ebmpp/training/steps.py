@@ -5,7 +5,6 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 import dataclasses
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from ebmpp.core.compile import compiled
 from ebmpp.core.types import Key, Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import UCD, Batch, Estimator
+from ebmpp.estimators.base import shapes
 from ebmpp.estimators.ucd import uses_fast_compile
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
@@ -44,7 +44,6 @@ class Stage:
     :param num_steps: gradient steps.
     :param estimator: default :class:`UCD`.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
-    :raises ArgumentError: for invalid arguments.
 
     **References**
 
@@ -69,34 +68,30 @@ class Stage:
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_steps")
         checks.instance("Stage: estimator", self.estimator, Estimator, "one such as UCD() or CD(k=1)")
-        if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
-            raise ArgumentError(
-                "Stage: optimizer must be an optax transformation such as optax.sgd(0.1), got "
-                f"{checks.tell(self.optimizer)}."
-            )
+        what = "an optax transformation such as optax.sgd(0.1)"
+        checks.instance("Stage: optimizer", self.optimizer, optax.GradientTransformation, what)
 
 
 class Stages:
     """Stages of one run, and the stage and batch of each step.
 
-    :param stages: in order.
     :param scheduled: True if the user gave a schedule; else there is one stage, the whole run.
     :raises ArgumentError: for invalid stages, or a ``steps_per_batch`` that is not a positive int.
     """
 
     def __init__(self, stages: Sequence[Stage], scheduled: bool) -> None:
         self.stages, self.scheduled = tuple(checks.sequence("fit: schedule", stages, "stages")), scheduled
-        if not self.stages:
-            raise ArgumentError("fit: schedule must have at least one Stage, got [].")
-        self._per_batch = []
+        checks.count("fit: number of stages in schedule", len(self.stages))
+        self.first, self.num_steps, batches = [], 0, 0
+        self._first_batch = []
         for stage in self.stages:
             checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
             name = f"{type(stage.estimator).__name__}: steps_per_batch"
-            self._per_batch.append(checks.count(name, stage.estimator.steps_per_batch))
-        lengths = [stage.num_steps for stage in self.stages]
-        *self.first, self.num_steps = itertools.accumulate(lengths, initial=0)
-        batches = [-(-length // steps) for length, steps in zip(lengths, self._per_batch, strict=True)]
-        self._first_batch = list(itertools.accumulate(batches, initial=0))
+            per_batch = checks.count(name, stage.estimator.steps_per_batch)
+            self.first.append(self.num_steps)
+            self._first_batch.append(batches)
+            self.num_steps += stage.num_steps
+            batches += -(-stage.num_steps // per_batch)
 
     def __getitem__(self, number: int) -> Stage:
         return self.stages[number]
@@ -112,31 +107,21 @@ class Stages:
     def batch(self, step: int) -> int:
         """Return the number of a step's batch, which several steps may share."""
         number = self.at(step)
-        return self._first_batch[number] + (step - self.first[number]) // self._per_batch[number]
+        per_batch = self.stages[number].estimator.steps_per_batch
+        return self._first_batch[number] + (step - self.first[number]) // per_batch
 
 
 class State(NamedTuple):
-    """Everything that a step changes."""
+    """Everything that a step changes; ``ok`` is False from the first step that was not finite."""
 
     params: Params
     optimizer: Any
     estimator: Any
     ok: Array
-    """False from the first step that was not finite."""
-
-
-class Chunk(NamedTuple):
-    """Result of consecutive steps."""
-
-    state: State
-    metrics: Metrics
-    """One row per step, of which the first ``count`` are valid."""
-    count: Array
-    """Number of steps done: fewer than requested where they were expensive."""
 
 
 def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selection]:
-    """Return what all batches of a chunk share, and the rest, with a leading axis of ``size``."""
+    """Return the rows that all batches of a chunk share, and the rest, with a leading axis of ``size``."""
     padded = [*batches, *[batches[-1]] * (size - len(batches))]
     if batches[0].index is None:
         shared, parts = Selection({}), padded
@@ -160,7 +145,7 @@ def run_chunk(
     shared: Selection,
     parts: Selection,
     offsets: Array | None = None,
-) -> Chunk:
+) -> tuple[State, Metrics, Array]:
     """Run up to ``count`` consecutive steps in one program.
 
     A step depends on its number and on the state alone, so results do not depend on how steps are chunked.
@@ -170,10 +155,12 @@ def run_chunk(
     :param shared: from :func:`stacked`, as ``parts``.
     :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step, whose batch has no
         leading axis.
+    :return: the state, metrics with one row per step, and the number of steps done: fewer than ``count``
+        where they were expensive.
     """
     if offsets is None:
         state, metrics, _ = _step(graph, estimator, optimizer, key, state, first, _merged(shared, parts))
-        return Chunk(state, jax.tree.map(lambda row: row[None], metrics), jnp.ones((), jnp.int32))
+        return state, jax.tree.map(lambda row: row[None], metrics), jnp.ones((), jnp.int32)
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
@@ -195,11 +182,10 @@ def run_chunk(
     shapes = jax.eval_shape(step_at, zero, state)[1]
     table = jax.tree.map(lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), shapes)
     done, _, state, table = lax.while_loop(cond, body, (zero, jnp.zeros(()), state, table))
-    return Chunk(state, table, done)
+    return state, table, done
 
 
 def _merged(shared: Selection, part: Selection) -> Selection:
-    """Return one batch."""
     return part if part.index is None else part._replace(rows=shared.rows, known=shared.known)
 
 
@@ -212,10 +198,9 @@ def _step(
     step: ArrayLike,
     selection: Selection,
 ) -> tuple[State, Metrics, Array]:
-    """Make one gradient and one update; after a failure the params stay as they were.
+    """Make one gradient and one update; return the state, metrics, and the cost in multiplications.
 
-    :return: the state, metrics, and the cost in multiplications.
-    :raises ArgumentError: for an estimator whose gradient does not have the structure of the params.
+    After a failure the params stay as they were.
     """
     take = lambda x: x if selection.index is None else {b: v[selection.index] for b, v in x.items()}
     batch = Batch.uniform(take(selection.rows), take(selection.known))
@@ -224,7 +209,7 @@ def _step(
     batch = sharding.rows(batch)
     key = random.fold_in(key, step, 2)
     estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
-    if optimizers.shapes(estimate.gradient) != optimizers.shapes(state.params):
+    if shapes(estimate.gradient) != shapes(state.params):
         raise ArgumentError(
             f"{type(estimator).__name__}.estimate must return a gradient of the params' shapes, "
             f"{jax.tree.map(jnp.shape, state.params)}, got {jax.tree.map(jnp.shape, estimate.gradient)}."

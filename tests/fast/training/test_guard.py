@@ -3,6 +3,7 @@
 """A run ends with a model that normalises, or with an error that carries one."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ import ebmpp
 from ebmpp import PCD, Bernoulli, Exponential, Gaussian, layered
 from ebmpp.errors import DivergenceError, DomainError, NormalizationError
 from ebmpp.estimators.base import Estimate
-from ebmpp.training.optimizers import ball, projected
+from ebmpp.training.optimizers import projected
 from helpers import slow
 
+BALL = partial(optax.projections.projection_l2_ball, scale=0.9)
 NORMALS = np.random.default_rng(0).normal(size=(2, 200, 6)).astype(np.float32)
 
 
@@ -41,7 +43,7 @@ def test_leaving_the_domain_is_an_error_with_params_inside_it(steps: int) -> Non
 
 
 def test_a_projection_keeps_the_params_inside_the_domain() -> None:
-    fit = train_gaussian(projected(optax.sgd(0.5), ball(0.9)), 60)
+    fit = train_gaussian(projected(optax.sgd(0.5), BALL), 60)
     fit.graph.check(fit.params)
 
 

@@ -14,7 +14,7 @@ import optax
 
 from ebmpp.errors import ArgumentError
 from ebmpp.training import optimizers
-from ebmpp.training.optimizers import averaged, averaged_params, ball, box, projected
+from ebmpp.training.optimizers import averaged, averaged_params, box, projected
 
 PARAMS = {"v": np.zeros(200, np.float32), "w": {"deep": np.zeros((3, 400), np.float32)}}
 
@@ -59,17 +59,6 @@ def test_a_box_may_bound_some_params_only() -> None:
     np.testing.assert_array_equal(result["w"]["deep"], np.minimum(values["w"]["deep"], 2))
 
 
-def test_a_ball_bounds_the_norm_of_all_params() -> None:
-    project, far = ball(2.0), gradients(1)[0]
-    direction = leaves(far) / np.linalg.norm(leaves(far))
-    np.testing.assert_allclose(leaves(project(far)), 2 * direction, rtol=1e-4, atol=1e-7)
-    near = jax.tree.map(lambda a: a + np.float32(1e-3), PARAMS)
-    np.testing.assert_array_equal(leaves(project(near)), leaves(near))
-    params, _ = iterates(projected(optax.adam(1.0), project), gradients(10))
-    norms = [np.linalg.norm(leaves(p)) for p in params]
-    assert max(norms) < 2 * (1 + 1e-5) and min(norms) > 1.9
-
-
 @pytest.mark.parametrize("start", [0, 4, 100])
 def test_the_average_is_of_the_params_from_its_start(start: int) -> None:
     free, _ = iterates(optax.adam(0.1), gradients(10))
@@ -92,7 +81,6 @@ def test_the_average_is_found_in_the_state_of_a_fit() -> None:
     [
         (lambda: box(1, -1), "low=1"),
         (lambda: box({"u": 1})(PARAMS), "'u'"),
-        (lambda: ball(0.0), "radius .*got 0.0"),
         (lambda: averaged(optax.sgd(0.1), -1), "start .*got -1"),
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "averaged"),
         (lambda: projected(optax.sgd(0.1), box()).update(PARAMS, (optax.EmptyState(),) * 2), "params"),
@@ -110,11 +98,11 @@ def stateless(change: Any) -> optax.GradientTransformation:
 @pytest.mark.parametrize(
     ("optimizer", "match"),
     [
-        (stateless(lambda g: jax.tree.map(jnp.sum, g)), "updates must keep shapes"),
+        (stateless(lambda g: jax.tree.map(jnp.sum, g)), "updates .* shapes"),
         (stateless(lambda g: jax.tree.map(lambda a: a.astype(jnp.bfloat16), g)), "bfloat16"),
         (
             optax.GradientTransformation(lambda p: jnp.zeros(2), lambda g, s, p=None: (g, s[:1])),
-            "state must keep shapes",
+            "state .* shapes",
         ),
         (optax.lbfgs(), "value of a loss"),
     ],

@@ -35,7 +35,7 @@ def checkpoints(size: int, first: int, last: int, loaded: list[Any] | None = Non
     params = lambda step: {"w": np.full(2, float(step)), "b": np.array(float(step))}
     result = PathRecorder(size, params(0))
     if loaded is not None:
-        result.load(loaded)
+        result.load(iter(loaded))
     for step in range(first, last + 1):
         result.record(step, params(step))
     return [np.asarray(leaf) for leaf in result.leaves()]
