@@ -164,24 +164,21 @@ def gradient_bias(
     rows, _ = tables.check_rows(graph, data, name)
     batch = Batch.uniform(rows)
     plan = _plan(graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0))
-    with tqdm(total=len(plan.states) + num_references + 1, disable=not progress_bar, unit="step") as bar:
 
-        def run(plan: Repeats, key: Key) -> Iterator[tuple[Params, dict[str, Any]]]:
-            """Yield gradient and metrics of each repeat."""
-            for i, state in enumerate(plan.states):
-                step = _step(graph, plan.estimator, params, state, batch, random.fold_in(key, i))
-                gradient = _gradient(plan.estimator, step)
-                bar.update()
-                yield gradient, jax.device_get(step.metrics)
+    def run(plan: Repeats, key: Key) -> Iterator[tuple[Params, dict[str, Any]]]:
+        """Yield gradient and metrics of each repeat."""
+        who = type(plan.estimator).__name__
+        for i, state in enumerate(tqdm(plan.states, who, disable=not progress_bar, unit="step")):
+            step = _step(graph, plan.estimator, params, state, batch, random.fold_in(key, i))
+            yield _gradient(plan.estimator, step), jax.device_get(step.metrics)
 
-        gradients = [gradient for gradient, _ in run(plan, random.fold_in(key, 1))]
-        first = reference.init(graph, params, rows, len(batch.weights), random.fold_in(key, 0, 1))
-        # the first step adapts its state, from which all references start
-        pilot = _step(graph, reference, params, first, batch, random.fold_in(key, 0, 2))
-        _gradient(reference, pilot)
-        bar.update()
-        references = Repeats(reference, (pilot.state,) * num_references)
-        unbiased, metrics = zip(*run(references, random.fold_in(key, 2)), strict=True)
+    gradients = [gradient for gradient, _ in run(plan, random.fold_in(key, 1))]
+    first = reference.init(graph, params, rows, len(batch.weights), random.fold_in(key, 0, 1))
+    # the first step adapts its state, from which all references start
+    pilot = _step(graph, reference, params, first, batch, random.fold_in(key, 0, 2))
+    _gradient(reference, pilot)
+    references = Repeats(reference, (pilot.state,) * num_references)
+    unbiased, metrics = zip(*run(references, random.fold_in(key, 2)), strict=True)
     message = reference.diagnose({name: np.stack([m[name] for m in metrics]) for name in metrics[0]})
     if message is not None:
         warnings.warn(f"gradient_bias: the reference: {message}", stacklevel=2)

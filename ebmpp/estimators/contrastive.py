@@ -37,8 +37,7 @@ class CD(Estimator):
     Missing entries are first drawn by k sweeps, together with the latents, given the known ones.
 
     :param k: number of sweeps.
-    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`, needed where the latents
-        given the visibles are not one layer.
+    :param posterior: such as :class:`~ebmpp.estimators.MeanField`, where the latents are not one layer.
     :param moves: moves of a sweep, such as :func:`~ebmpp.moves.cluster_sweep`; default: Gibbs draws of all
         layers. Biased moves are accepted.
     :raises ArgumentError: for numbers out of range.

@@ -25,9 +25,6 @@ from ebmpp.moves.mixture import Mixture, make_pool
 from ebmpp.moves.move import Layer, draw_sweep, gibbs_sweep
 from ebmpp.moves.target import Target
 
-#: Sources of a pool.
-POOLS = ("data", "persistent")
-
 
 class Phase(NamedTuple):
     """Result of a set of coupled pairs.

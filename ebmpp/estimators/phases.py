@@ -150,8 +150,7 @@ def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
 def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -> Rows:
     """Draw the latents given the rows, with missing entries at initial draws.
 
-    Exact where the posterior is one layer and no entry is missing; else one sweep over the latents from
-    initial draws, which is not a posterior draw.
+    Exact where the posterior is one layer and no entry is missing; else one sweep from initial draws.
     """
     keys = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
     drawn = initial_rows(graph, batch.known, keys[2]) if batch.known else {}

@@ -106,8 +106,8 @@ class UCD(Estimator):
 
     >>> from ebmpp import UCD
     >>> from ebmpp.estimators import TargetVariance
-    >>> UCD(k=1, lag=1).adaptive, UCD(start="persistent", length=TargetVariance(1.5)).adaptive
-    (False, True)
+    >>> UCD(start="persistent", length=TargetVariance(1.5))
+    UCD(length=TargetVariance(smoothing=0.9, target=1.5), start='persistent')
     """
 
     num_pairs: int | None = None
@@ -130,7 +130,7 @@ class UCD(Estimator):
         checks.set_counts(self, "k", least=0, optional=True)
         checks.set_counts(self, "m", least=self.k or 0, optional=True)
         checks.set_counts(self, "pool_size")
-        checks.choice("UCD: pool", self.pool, coupled.POOLS)
+        checks.choice("UCD: pool", self.pool, ("data", "persistent"))
         checks.flag("UCD: allow_unmet", self.allow_unmet)
         checks.optional_count("UCD: max_sweeps", self.max_sweeps, (self.lag or 1) + 1)
         if not callable(self.start):
@@ -147,11 +147,6 @@ class UCD(Estimator):
         fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
         changed = ", ".join(f"{name}={value!r}" for name, (value, usual) in fields.items() if value != usual)
         return f"{type(self).__name__}({changed})"
-
-    @property
-    def adaptive(self) -> bool:
-        """True if k and the lag follow past meeting times."""
-        return self.k is None
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> UCDState:
         """Begin with a length of one sweep, and initial draws of persistent chains."""
@@ -181,7 +176,7 @@ class UCD(Estimator):
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
         """Report pools whose proposals are hardly ever accepted, and late pairs that make all corrections."""
-        if self.adaptive and self.lag is None and (message := diagnose_late_pairs(history)) is not None:
+        if self.k is None and self.lag is None and (message := diagnose_late_pairs(history)) is not None:
             return f"UCD: {message}"
         moves = self.coupling if isinstance(self.coupling, tuple) else (self.coupling,)
         if self.coupling != "mixture" and mixture_of(moves) is None:
@@ -193,7 +188,7 @@ class UCD(Estimator):
     def window(self, length: Scalar) -> Window:
         """Return k, m, lag and the limit as arrays, for an adaptive length."""
         limit = self.max_sweeps or 0
-        if self.adaptive:
+        if self.k is None:
             k = jnp.maximum(1, jnp.round(length)).astype(jnp.int32)
             lag = k if self.lag is None else self.lag
             if self.lag is None and limit:  # any lag is unbiased, but at the limit no pair could have met

@@ -32,8 +32,7 @@ class WeightedState(NamedTuple):
     """State of :class:`WeightedPCD`.
 
     :param eta0: natural parameters of the reference from which the chains started.
-    :param params: params of the last step, whose distribution the weighted chains represent.
-    :param chains: one system.
+    :param params: params of the last step, whose distribution the chains, one system, represent.
     :param watchers: ten systems, which never enter the gradient.
     """
 

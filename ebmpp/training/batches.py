@@ -112,10 +112,7 @@ def _is_mapped(data: object) -> bool:
 
 
 class Order:
-    """Row numbers of each batch: consecutive random permutations, cut into batches.
-
-    A batch is a function of its number, so a resumed run needs no replay.
-    """
+    """Row numbers of each batch, a function of its number: consecutive permutations, cut into batches."""
 
     def __init__(self, key: Key, size: int, batch_size: int) -> None:
         self.key, self.size, self.batch_size = np.asarray(key).tolist(), size, min(size, batch_size)

@@ -35,8 +35,7 @@ class Progress:
     Callbacks cannot change the run: dicts are copies, and arrays are read-only.
 
     :param step: number of steps done.
-    :param params: params after these steps.
-    :param estimator_state: the estimator's state.
+    :param params: params after these steps, as is ``estimator_state``.
     :param history: the history so far, as in :class:`ebmpp.Fit`, including the monitors' values at ``step``.
     """
 
@@ -137,8 +136,7 @@ def _signed(values: np.ndarray, mode: str) -> np.ndarray:
 class PathRecorder:
     """Recorder of the params at every ``stride``-th step.
 
-    When it is full every second entry is dropped and the stride doubles. So memory does not grow with the
-    run, and the entries depend on the steps alone.
+    When it is full every second entry is dropped and the stride doubles.
 
     :param keep_path: True for the default capacity, or the largest number of entries, at least 2.
     :param params: params of the right structure.
@@ -170,11 +168,7 @@ class PathRecorder:
         self._params = [jax.tree.map(lambda a: jnp.asarray(a[i]), stacked) for i in range(len(self._steps))]
 
     def path(self, graph: FactorGraph, eta0: Eta, last: Params, key: Array) -> Path:
-        """Return the path from independent units through the entries to the last params, thinned.
-
-        :param eta0: natural parameters of the units.
-        :param key: ``(2,)``, of the pilot that thins it.
-        """
+        """Return the path from units of ``eta0`` through the entries to the last params, thinned."""
         complete = Path.through(graph, eta0, self._params).to(last)
         thinned = ladder.thinned(complete, key, _PARTICLES, _MIN_CESS, _MAX_KNOTS)
         if thinned is not None:

@@ -95,10 +95,7 @@ def run_identity(
     optimizers: Sequence[str],
     monitors: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return JSON values that a resumed run must share; its last stage may be longer.
-
-    :param optimizers: digests of the stages' optimisers.
-    """
+    """Return JSON values that a resumed run must share; its last stage may be longer."""
     estimators = [checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages]
     lengths = [*(stage.num_steps for stage in stages.stages[:-1]), "the rest"]
     schedule = {"schedule": [list(pair) for pair in zip(lengths, estimators, strict=True)]}

@@ -44,9 +44,8 @@ class Fit(Shown):
     :param graph: the trained graph.
     :param params: the last params.
     :param history: an ``xarray.Dataset``: per ``step`` the gradient norm and the estimator's metrics, such as
-        ``meeting_time_mean``, ``meeting_time_max``, ``num_unmet``, ``lag``, ``k`` and ``trials`` of coupled
-        chains; per ``monitor_step`` the monitors. With a schedule also ``stage``, and nan where a stage does
-        not have a metric.
+        ``meeting_time_mean``, ``num_unmet`` and ``lag`` of coupled chains, nan where a stage has none; per
+        ``monitor_step`` the monitors; with a schedule also ``stage``.
     :param optimizer_state: optax state after the last step.
     :param estimator_state: the estimator's state (persistent chains, the adaptive lag).
     :param best_params: with ``keep_best``, the params at the monitor's best value, if it had any.
@@ -137,16 +136,16 @@ def fit(
         ``Fit.path``. At most 64 checkpoints of the params, or the number given here, stay in memory, at a
         stride that doubles when it is full. At the end they are thinned by 500 particles to knots between
         which half of the particles stay effective.
-    :param checkpoint_dir: directory for checkpoints of params, optimiser, estimator and history, of one run
-        at a time. A resumed run ends with bitwise the params of an uninterrupted one.
+    :param checkpoint_dir: directory for checkpoints, of one run at a time. A resumed run ends with bitwise
+        the params of an uninterrupted one.
     :param checkpoint_every: steps between checkpoints; the last step writes one too.
     :param resume: continue from the newest valid checkpoint in ``checkpoint_dir``, or start where there is
         none. Only the number of steps (of the last stage), if larger, and the callbacks may differ.
     :param mesh: devices that share the work: rows, chains and coupled pairs are sharded over the mesh's first
         axis; params are replicated, or sharded as they are given. Meeting times are identical to a
         single-device run; gradients are summed in another order. Under ``jax.distributed`` every process
-        calls ``fit`` with **its own part** of the rows (of one size; ``batch_size`` is the total) and the
-        same params. The first process writes checkpoints and shows the progress; callbacks must decide alike.
+        calls ``fit`` with **its own part** of the rows (of one size; ``batch_size`` is the total), the same
+        params, and callbacks that decide alike.
     :param progress_bar: show a progress bar.
     :return: a :class:`Fit`.
     :warns UserWarning: if an estimator diagnoses a problem from its metrics, or a path cannot be thinned.
@@ -230,8 +229,7 @@ def _owned(graph: FactorGraph, params: Params) -> Params:
     foreign = lambda a: hasattr(a, "__array__") and not isinstance(a, Array)  # of torch, say
     params = jax.tree.map(lambda a: np.asarray(a) if foreign(a) else a, params)
     graph.check(params)
-    # Integers have no gradient, and params of fewer bits than the data's would not stay what they are. numpy
-    # arrays are copied, since jax may use their memory, into which their owner may write.
+    # Integers have no gradient. numpy arrays are copied, since jax may use memory that their owner writes to.
     floats = jnp.result_type(float)
     copy = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
     return sharding.place(jax.tree.map(copy, params))

@@ -96,10 +96,7 @@ class Metrics:
 
 
 class Table:
-    """Columns of scalars, which stay on the device until they are read.
-
-    Values that a row lacks are nan, which turns a column of integers into floats.
-    """
+    """Columns of scalars, which stay on the device until they are read; nan where a row lacks one."""
 
     def __init__(self, columns: Mapping[str, np.ndarray] = {}) -> None:
         self._parts = [dict(columns)] if columns else []

@@ -56,6 +56,7 @@ class Loop:
         self.graph, self.stages, self.source, self.key = graph, stages, source, key
         self.interval, self.callbacks, self.best, self.path = interval, callbacks, best, path
         self.batches = Prefetch(source, stages.batch(stages.num_steps - 1))
+        self._recorders = [recorder for recorder in (best, path) if recorder is not None]
         self.log = Log(monitors)
         self._good, self._checked = params, 0  # the params of the last check, and their step
         self._bounded = all(math.isfinite(b) for f in graph.families.values() for b in f.bounds)
@@ -94,7 +95,6 @@ class Loop:
 
         :param first: the state before the first step.
         :return: the number of steps done, and the state after them.
-        :raises CheckpointError: for a checkpoint of more steps than this run has.
         """
         self._save, self._save_every = save, interval
         saved = save.restore()
@@ -109,10 +109,6 @@ class Loop:
         self.log.load(saved.history, saved.step)
         self._saved = saved.step
         return saved.step, state
-
-    @property
-    def _recorders(self) -> list[BestParams | PathRecorder]:
-        return [recorder for recorder in (self.best, self.path) if recorder is not None]
 
     def run(self, start: int, state: State, progress_bar: bool) -> State:
         """Run the steps from ``start`` on; return the state after the last."""
@@ -195,10 +191,7 @@ class Loop:
         return f"gradient or params were not finite (gradient norm {norm:.4g}). Lower the learning rate."
 
     def _chunk(self, step: int, stop: int, number: int, state: State) -> tuple[State, int]:
-        """Run steps of one stage from ``step`` to at most before ``stop``.
-
-        :return: the state after them, and the next step.
-        """
+        """Run steps of one stage up to ``stop``; return the state after them, and the next step."""
         stage, batches = self.stages[number], self._select(step, stop, number, state)
         size = chunk_size(batches[0])
         steps = np.uint32(step), np.int32(len(batches))

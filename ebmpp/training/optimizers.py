@@ -23,9 +23,7 @@ WithArgs = optax.GradientTransformationExtraArgs
 
 @dataclasses.dataclass(frozen=True)
 class Comparable:
-    """Optimiser that equals every other one with the same computation, so that runs share programs.
-
-    (``optax.adam(0.01)`` called twice returns two unequal objects.)
+    """Optimiser that equals every other one with the same computation: two ``optax.adam(0.01)`` are unequal.
 
     :param optimizer: an optax transformation.
     :param digest: digest of the update's code.
@@ -40,8 +38,7 @@ class Comparable:
     def for_params(cls, optimizer: optax.GradientTransformation, params: Params) -> "Comparable":
         """Lower the update for params of these shapes.
 
-        :raises ArgumentError: for an optimiser that needs more than a gradient, its state and the params (the
-            loss, say), or whose updates or state have other shapes, which would be broadcast.
+        :raises ArgumentError: for an optimiser that needs more (the loss, say), or changes shapes or dtypes.
         """
         params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
         try:

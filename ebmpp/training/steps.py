@@ -53,10 +53,10 @@ class Stage:
 
     >>> import jax, optax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
-    >>> fast = ebmpp.Stage(num_steps=3, estimator=ebmpp.PCD(num_chains=20), optimizer=optax.sgd(0.1))
-    >>> slow = ebmpp.Stage(num_steps=2, estimator=ebmpp.CD(k=2), optimizer=optax.sgd(0.01))
-    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0),
-    ...                 schedule=[fast, slow], progress_bar=False)
+    >>> stages = [ebmpp.Stage(num_steps=3, estimator=ebmpp.PCD(num_chains=20)),
+    ...           ebmpp.Stage(num_steps=2, estimator=ebmpp.CD(k=2), optimizer=optax.sgd(0.01))]
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), schedule=stages,
+    ...                 progress_bar=False)
     >>> fit.history.stage.values.tolist()
     [0, 0, 0, 1, 1]
     """
