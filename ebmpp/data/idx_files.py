@@ -53,18 +53,15 @@ def _parse(path: Path, file: BinaryIO) -> Array:
     dtype, ndim = np.dtype(_DTYPES[magic[2]]), magic[3]
     header = files.read_up_to(file, 4 * ndim)
     shape = tuple(np.frombuffer(header[: len(header) // 4 * 4], ">u4").tolist())
-    # A dimension of 0 counts as 1: NumPy refuses this shape too, less clearly.
-    if ndim > _MAX_DIMS or math.prod(d or 1 for d in shape) * dtype.itemsize > sys.maxsize:
-        raise ArgumentError(
-            f"{path}: an array must have at most {_MAX_DIMS} dimensions that fit, got {shape[:6]}"
-        )
+    # NumPy refuses too large a shape even where one of its dimensions is 0.
+    fits = ndim <= _MAX_DIMS and math.prod(d or 1 for d in shape) * dtype.itemsize <= sys.maxsize
     expected = math.prod(shape) * dtype.itemsize
     # One byte more than expected shows trailing bytes, and makes gzip verify its checksum.
     data = files.read_up_to(file, expected + 1)
-    if len(header) < 4 * ndim or len(data) != expected:
+    if not fits or len(header) < 4 * ndim or len(data) != expected:
         size = f"more than {expected}" if len(data) > expected else len(data)
         raise ArgumentError(
-            f"{path}: {ndim} dimensions {shape} of {dtype.name} must take {expected} bytes, got {size}; the "
-            "file is truncated or damaged"
+            f"{path}: {ndim} dimensions {shape[:6]} of {dtype.name} must fit an array and take {expected} "
+            f"bytes, got {size}; the file is truncated or damaged"
         )
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

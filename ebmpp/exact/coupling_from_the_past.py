@@ -55,17 +55,17 @@ def couple_from_the_past(
     return jax.lax.while_loop(is_running, body, (jnp.int32(0), start))[1]
 
 
-def check_edges(graph: FactorGraph, name: str) -> None:
-    """Refuse factors that join more than two blocks, or more than two units of a block.
-
-    :raises IntractableError: for these.
-    """
-    wide = [factor for factor in graph.factors if len(factor.blocks) > 2]
+def check_graph(graph: FactorGraph, method: str, expected: str, accepts: Callable[[str], bool]) -> None:
+    """Refuse other blocks, and factors that join more than two blocks, or more than two units of a block."""
     lateral = [factor for split in graph.splits.values() for factor in split.inner_factors]
-    for factor in wide + [factor for factor in lateral if not isinstance(factor, Pairwise)]:
+    wide = [factor for factor in graph.factors if len(factor.blocks) > 2]
+    wide += [factor for factor in lateral if not isinstance(factor, Pairwise)]
+    wrong = [f"block {b!r} ({family!r})" for b, family in graph.families.items() if not accepts(b)]
+    wrong += [f"factor {factor.name!r} ({factor!r})" for factor in wide]
+    if wrong:
         raise IntractableError(
-            f"{name} takes factors of one or two blocks and Pairwise factors inside a block, got "
-            f"{factor.name!r}, {factor!r}."
+            f"{method} takes {expected} units, factors of one or two blocks, and Pairwise factors inside a "
+            f"block, got {wrong[0]}."
         )
 
 

@@ -22,7 +22,7 @@ from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import enumeration, random_cluster
-from ebmpp.exact.coupling_from_the_past import check_edges, couple_from_the_past, slopes
+from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target, gibbs
@@ -37,10 +37,7 @@ _MOST_UNITS = 2048  # of a block whose units interact: its interactions are a ma
 
 
 def _plan(graph: FactorGraph) -> enumeration.Plan:
-    """Return the plan of a model that can be drawn by enumeration.
-
-    :raises IntractableError: for others.
-    """
+    """Return the plan of a model that can be drawn by enumeration; refuse others."""
     plan = enumeration.make_plan(graph)
     if plan.integrated:
         raise IntractableError(
@@ -80,23 +77,11 @@ def _enumerated_rows(target: Target, keys: Keys) -> tuple[Blocks, Which]:
 
 
 def _check_ordered(graph: FactorGraph) -> None:
-    """Check that blocks have a lowest and a highest state, and factors join pairs.
-
-    :raises IntractableError: otherwise.
-    """
-    for b, family in graph.families.items():
-        if not _is_ordered(family):
-            raise IntractableError(
-                "coupling from the past takes Bernoulli, Spin and Binomial blocks, which have a lowest and a "
-                f"highest state, got block {b!r} ({family!r})."
-            )
-    check_edges(graph, "coupling from the past")
-    for block, split in graph.splits.items():
-        if split.family.size > _MOST_UNITS:
-            raise IntractableError(
-                f"coupling from the past takes blocks of at most {_MOST_UNITS} interacting units, got "
-                f"{split.family.size} in block {block!r}."
-            )
+    """Check that blocks have a lowest and a highest state, and factors join pairs."""
+    is_small = lambda b: b not in graph.splits or graph.families[b].size <= _MOST_UNITS
+    accepts = lambda b: _is_ordered(graph.families[b]) and is_small(b)
+    expected = f"Bernoulli, Spin and Binomial (in a block at most {_MOST_UNITS} that interact)"
+    check_graph(graph, "coupling from the past", expected, accepts)
 
 
 def _is_ordered(family: Family) -> bool:
@@ -131,10 +116,7 @@ _orientation_jit = jax.jit(_orientation, static_argnames=("graph",))
 
 
 def _check_attractive(graph: FactorGraph, params: Params) -> None:
-    """Check that interactions have one sign per pair of blocks.
-
-    :raises IntractableError: otherwise, naming two blocks.
-    """
+    """Check that interactions have one sign per pair of blocks."""
     _, agrees = _orientation_jit(graph, params)
     for (a, b), attractive in agrees.items():
         if not bool(attractive):

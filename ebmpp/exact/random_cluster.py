@@ -28,7 +28,8 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Keys, Which
 from ebmpp.errors import IntractableError
-from ebmpp.exact.coupling_from_the_past import check_edges, couple_from_the_past, slopes
+from ebmpp.exact import coupling_from_the_past
+from ebmpp.exact.coupling_from_the_past import couple_from_the_past, slopes
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, Pairwise, energy
 from ebmpp.graph.factors import pairwise
@@ -47,23 +48,13 @@ class _Bonds(NamedTuple):
 
 
 def check_graph(graph: FactorGraph) -> None:
-    """Check that the units have two values and the factors join pairs.
-
-    :raises IntractableError: otherwise.
-    """
-    for b, family in graph.families.items():
-        if type(family) not in (Bernoulli, Spin):
-            raise IntractableError(
-                f"random-cluster sampling takes Bernoulli and Spin units, got {family!r} in block {b!r}."
-            )
-    check_edges(graph, "random-cluster sampling")
+    """Check that the units have two values and the factors join pairs."""
+    accepts = lambda b: type(graph.families[b]) in (Bernoulli, Spin)
+    coupling_from_the_past.check_graph(graph, "random-cluster sampling", "Bernoulli and Spin", accepts)
 
 
 def check_params(graph: FactorGraph, params: Any) -> None:
-    """Check that interactions are not negative and fields have one sign.
-
-    :raises IntractableError: otherwise.
-    """
+    """Check that interactions are not negative and fields have one sign."""
     for violation, holds in _conditions(graph, params).items():
         if not bool(holds):
             raise IntractableError(

@@ -60,10 +60,6 @@ class Categorical(Family):
         """Return one-hot vectors."""
         return jax.nn.one_hot(x, self.num_categories, dtype=jnp.result_type(float))
 
-    def log_base_measure(self, x: Values) -> PerUnit:
-        """Return 0."""
-        return jnp.zeros(jnp.shape(x))
-
     def default_eta(self) -> PerCategory:
         """Return 0, the uniform distribution."""
         return jnp.zeros(self.statistic_shape)

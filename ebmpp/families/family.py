@@ -10,10 +10,11 @@ Means, conditionals, coupling ratios and free energies follow from these. Arrays
 ``(*batch, *shape)``; statistics and natural parameters have ``(*batch, *shape, *stat_shape)``.
 """
 
+import abc
 from collections.abc import Iterable, Mapping
 import dataclasses
 import math
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from jaxtyping import Bool, Float, Real, Shaped, UInt32
 import numpy as np
@@ -44,11 +45,10 @@ def as_float(x: ArrayLike) -> Float[Array, "..."]:
     return jnp.asarray(x, jnp.result_type(float))
 
 
-class Shape:
+class Shape(Protocol):
     """Annotation of a field that accepts an int or a tuple of ints, and holds a tuple."""
 
-    def __get__(self, family: "Family", kind: type) -> tuple[int, ...]:
-        raise NotImplementedError
+    def __get__(self, family: "Family", kind: type) -> tuple[int, ...]: ...
 
     def __set__(self, family: "Family", value: int | tuple[int, ...]) -> None: ...
 
@@ -60,7 +60,7 @@ Stack = Mapping[str, Float[Array, "rows *natural"]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class Family(abc.ABC):
     """A block of units of one exponential family.
 
     To add a family, define ``support``, ``log_normalizer`` and ``unit_distribution``, and override the other
@@ -119,13 +119,13 @@ class Family:
         """Return log r(x) of each unit."""
         return jnp.zeros_like(as_float(x))
 
+    @abc.abstractmethod
     def log_normalizer(self, eta: Natural) -> PerUnit:
         """Return A(eta) of each unit."""
-        raise NotImplementedError(f"{type(self).__name__} must define log_normalizer")
 
+    @abc.abstractmethod
     def unit_distribution(self, eta: Natural) -> dist.Distribution:
         """Return the NumPyro distribution of units with natural parameters ``eta``, elementwise."""
-        raise NotImplementedError(f"{type(self).__name__} must define unit_distribution")
 
     def in_domain(self, eta: Natural) -> Truths:
         """Return True where A(eta) is finite, per unit."""
@@ -177,12 +177,6 @@ class Family:
     def distribution(self, eta: Natural) -> dist.Distribution:
         """Return the NumPyro distribution of the block, whose event is the whole block."""
         return self.unit_distribution(eta).to_event(len(self.shape))
-
-    def log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> Float[Array, "*batch"]:
-        """Return log p(x | other) - log p(x | eta) summed over units; the base measure cancels."""
-        rows = lambda a: {"": a.reshape(-1, *self.statistic_shape)}
-        ratio = LogRatio({"": self}, rows(eta), rows(other))(rows(statistics))
-        return ratio.reshape(eta.shape[: eta.ndim - len(self.statistic_shape)])
 
     def log_normalizer_difference(self, eta: Natural, other: Natural) -> PerUnit:
         """Return A(other) - A(eta) of each unit.
