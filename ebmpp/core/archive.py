@@ -5,7 +5,7 @@
 The member ``header`` holds the JSON values as bytes. Nothing is pickled, and nothing is executed on reading.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import hashlib
 import io
@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 import tempfile
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,13 +45,10 @@ def digest(arrays: Mapping[str, Any]) -> str:
     return sha.hexdigest()
 
 
-def hashed(body: Any) -> str:
-    """Hash JSON values."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
 def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-    """Write an archive atomically, replacing an existing file.
+    """Write an archive atomically: to a temporary file, synchronised to disk, then renamed.
+
+    A process killed on the way leaves ``.<name>.<letters>.tmp`` and nothing else.
 
     :param body: JSON values.
     :raises OSError: if writing fails; an existing file is then unchanged.
@@ -60,49 +57,17 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
     header["dtypes"] = [str(a.dtype) for a in arrays]  # numpy's format loses the dtypes of ml_dtypes
     members: dict[str, Any] = {_member(i): a for i, a in enumerate(arrays)}
     encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    write_once(path, lambda file: np.savez(file, header=encoded, **members))
-
-
-def write_once(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a file atomically: to a temporary file, synchronised to disk, then renamed.
-
-    A process killed on the way leaves ``.<name>.<letters>.tmp`` and nothing else.
-
-    :param fill: writes into an open file.
-    :raises OSError: if writing fails.
-    """
-    with _replacing(path) as (handle, _), os.fdopen(handle, "wb") as file:
-        fill(file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_beside(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically with a function that takes a path.
-
-    :param write: writes the file; an empty one exists already.
-    :raises OSError: if writing fails.
-    """
-    with _replacing(path) as (handle, beside):
-        try:
-            write(beside)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Generator[tuple[int, Path]]:
-    """Yield a temporary file that replaces ``path`` on success."""
     path = path.absolute()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    beside = Path(name)
     try:
-        yield handle, beside
-        os.replace(beside, path)
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, header=encoded, **members)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):  # a failing disk must not hide the first error
-            beside.unlink(missing_ok=True)
+            os.unlink(name)
         raise
 
 

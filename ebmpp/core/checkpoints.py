@@ -17,7 +17,7 @@ import warnings
 import numpy as np
 
 from ebmpp.core import archive, checks
-from ebmpp.errors import ArgumentError, CheckpointError
+from ebmpp.errors import CheckpointError
 
 _KEPT = 3  # the newest, and two to fall back on
 LOCK = "ebmpp-checkpoints.lock"
@@ -65,9 +65,8 @@ class Checkpoints:
 
     def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
         name = f"{self.caller.function}: {self.caller.argument}"
-        if not isinstance(directory, str | os.PathLike) or str(directory) == "" or "\0" in str(directory):
-            text = '""' if directory == "" else checks.tell(directory)
-            raise ArgumentError(f"{name} must be the path of a directory, got {text}.")
+        is_path = isinstance(directory, str | os.PathLike) and str(directory) and "\0" not in str(directory)
+        checks.require(is_path, name, "the path of a directory", directory)
         self.directory = Path(directory).absolute()
         self.run = json.loads(json.dumps(run))  # as it is read from a file
         self._lock: int | None = None

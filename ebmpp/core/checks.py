@@ -103,8 +103,8 @@ def number(
         result = math.nan if isinstance(value, bool | np.bool_ | str | bytes) else float(value)
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         result = math.nan
-    if not (math.isfinite(result) and above < result < below and least <= result <= most):
-        raise ArgumentError(f"{name} must be a number{_range(above, least, below, most)}, got {tell(value)}.")
+    is_valid = math.isfinite(result) and above < result < below and least <= result <= most
+    require(is_valid, name, f"a number{_range(above, least, below, most)}", value)
     return result
 
 
@@ -139,21 +139,19 @@ def _closest(value: object, known: Iterable[object]) -> str:
 
 def flag(name: str, value: object) -> bool:
     """Return a bool; raise ArgumentError for other values."""
-    if not isinstance(value, bool | np.bool_):
-        raise ArgumentError(f"{name} must be True or False, got {tell(value)}.")
+    require(isinstance(value, bool | np.bool_), name, "True or False", value)
     return bool(value)
 
 
-def function(name: str, value: T, of: str = "", arguments: int | None = None) -> T:
+def function(name: str, value: T, inputs: str = "", arguments: int | None = None) -> T:
     """Return a callable; raise ArgumentError for other values.
 
-    :param of: its arguments, in words.
+    :param inputs: its arguments, in words.
     :param arguments: their number, which is checked if the signature is known.
     """
-    if not callable(value) or (arguments is not None and not _accepts(value, arguments)):
-        inputs = f" of {of}" if of else ""
-        number = "" if arguments is None else f" (number of arguments: {arguments})"
-        raise ArgumentError(f"{name} must be a function{inputs}{number}, got {tell(value)}.")
+    is_valid = callable(value) and (arguments is None or _accepts(value, arguments))
+    number = "" if arguments is None else f" (number of arguments: {arguments})"
+    require(is_valid, name, f"a function{inputs and ' of ' + inputs}{number}", value)
     return value
 
 
@@ -175,9 +173,8 @@ def instance(name: str, value: Any, kind: type[T] | tuple[type, ...], what: str)
     :param what: the expected value in words ("a FactorGraph").
     """
     is_class = isinstance(value, type)  # a class has the methods that a protocol requires
-    if is_class or not isinstance(value, kind):
-        hint = f" Call it: {value.__name__}(...)." if is_class else ""
-        raise ArgumentError(f"{name} must be {what}, got {tell(value)}.{hint}")
+    hint = f"Call it: {value.__name__}(...)." if is_class else ""
+    require(isinstance(value, kind) and not is_class, name, what, value, hint=hint)
     return value
 
 
@@ -276,10 +273,10 @@ def placeable(name: str, value: Any, error: type[Exception] = ArgumentError) -> 
         )
 
 
-def sequence(name: str, value: Any, of: str) -> Sequence[Any]:
-    """Return a list or tuple of ``of``; raise ArgumentError for other values, strings included."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ArgumentError(f"{name} must be a list of {of}, got {tell(value)}.")
+def sequence(name: str, value: Any, elements: str) -> Sequence[Any]:
+    """Return a list or tuple of ``elements``; raise ArgumentError for other values, strings included."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    require(is_list, name, f"a list of {elements}", value)
     return value
 
 

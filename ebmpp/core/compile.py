@@ -101,17 +101,6 @@ class Compiled:
         jits, arrays = self._lookup(args)
         return jits[()].lower(*arrays, **kwargs)
 
-    def eval_shape(self, *args: Any) -> Any:
-        """Return the shapes of the result; nothing is compiled."""
-        jits, arrays = self._lookup(args)
-        return jits[()].eval_shape(*arrays)
-
-    def clear_cache(self) -> None:
-        """Forget all programs."""
-        with self._lock:
-            while self._programs:
-                _clear(self._programs.popitem()[1])
-
     def _cache_size(self) -> int:
         return sum(jitted._cache_size() for jits in self._programs.values() for jitted in _jits(jits))
 

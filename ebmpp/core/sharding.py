@@ -43,8 +43,10 @@ def over(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
     if mesh is None:
         return contextlib.nullcontext()
     checks.instance(name, mesh, Mesh, 'a jax.sharding.Mesh, such as jax.make_mesh((8,), ("rows",)), or None')
-    if not mesh.axis_names or all(d.process_index != jax.process_index() for d in mesh.devices.flat):
-        raise ArgumentError(f"{name} must have an axis, and a device of this process, got {mesh}.")
+    is_here = any(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    checks.require(
+        mesh.axis_names and is_here, name, "a mesh with an axis and a device of this process", mesh
+    )
     # An explicit axis would require shardings in the types of all operations.
     types = (AxisType.Auto,) * len(mesh.axis_names)
     return jax.set_mesh(Mesh(mesh.devices, mesh.axis_names, axis_types=types))
@@ -186,11 +188,11 @@ def settle(tree: Any) -> None:
         jax.block_until_ready(tree)
 
 
-def place_like(value: np.ndarray, like: Any) -> Array:
-    """Put values on the device, or on a mesh with the sharding of ``like``."""
-    if _concrete() is None or not isinstance(like, Array):
+def place_like(value: np.ndarray, template: Any) -> Array:
+    """Put values on the device, or on a mesh with the sharding of ``template``."""
+    if _concrete() is None or not isinstance(template, Array):
         return jnp.asarray(value)
-    return jax.device_put(value, like.sharding)
+    return jax.device_put(value, template.sharding)
 
 
 # -- processes -------------------------------------------------------------------------------------

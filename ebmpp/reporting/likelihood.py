@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sections on the likelihood: log Z and log p of rows, free energies, and likelihood proxies."""
 
+from collections.abc import Iterable
 import dataclasses
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -51,14 +52,10 @@ def likelihood(section: Section, subject: Subject) -> None:
             "table has its mean-field bound, and with it a lower bound of the likelihood."
         )
     table = _table(subject, log_z, exact_rows)
-    section.table(
-        "log_likelihood",
-        table,
-        "Mean log p per row. All rows share the error of log Z; the row error is that of a mean over as many "
-        "rows.",
+    section.table("log_likelihood", table, "Mean log p per row. All rows share the error of log Z.")
+    section.figure(
+        "log_likelihood", _draw(table), "Bars include two standard errors, of log Z and of the rows."
     )
-    caption = "Bars include two standard errors, of log Z and of the rows together."
-    section.figure("log_likelihood", _draw(table), caption)
     for name, row in table.iterrows():
         bound = "" if subject.has_free_energy or np.isfinite(row["exact"]) else " (mean-field lower bound)"
         baseline = f"independent units {row['independent units']:.2f}"
@@ -68,11 +65,7 @@ def likelihood(section: Section, subject: Subject) -> None:
 
 def _summed(section: Section, subject: Subject) -> _LogZ | None:
     """Return log Z by a sum over all states, None if there are too many."""
-    try:
-        plan = enumeration.make_plan(subject.graph)
-    except IntractableError:
-        return None
-    if enumeration.num_states(subject.graph, plan.enumerated) > _MAX_SUMMED:
+    if _num_states(subject, ()) > _MAX_SUMMED:
         return None
     value = float(exact.log_partition(subject.graph, subject.params))
     section.text("log Z is an exact sum over all states.")
@@ -146,10 +139,10 @@ def _describe(row: "pd.Series") -> str:
 
 def _judge(section: Section, name: str, row: "pd.Series") -> None:
     """Check that the rows are more likely than under independent units, beyond the errors."""
-    is_exact = np.isfinite(row["exact"])
-    ends = [row["exact"]] if is_exact else [row["at upper log Z"], row["at lower log Z"]]
-    margin = 0.0 if is_exact else 2 * row["log Z error"]
-    low, high = min(ends) - margin - row["independent units"], max(ends) + margin - row["independent units"]
+    low, high = (row[end] - row["independent units"] for end in ("at upper log Z", "at lower log Z"))
+    low, high = min(low, high) - 2 * row["log Z error"], max(low, high) + 2 * row["log Z error"]
+    if np.isfinite(row["exact"]):
+        low = high = row["exact"] - row["independent units"]
     if low > 0:
         section.judge(True, f"{name} rows are at least {low:.3g} nats above independent units")
     elif high < 0:
@@ -163,14 +156,18 @@ def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None
         return None
     if subject.has_free_energy:
         return subject.log_density(rows) - log_z.lower
-    try:
-        plan = enumeration.make_plan(subject.graph, subject.graph.visible)
-    except IntractableError:
-        return None
-    size = len(next(iter(rows.values())))
-    if enumeration.num_states(subject.graph, plan.enumerated) * size > _MAX_LATENT_STATES:
+    if _num_states(subject, subject.graph.visible) * len(next(iter(rows.values()))) > _MAX_LATENT_STATES:
         return None
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
+
+
+def _num_states(subject: Subject, known: Iterable[str]) -> float:
+    """Return the number of states in a sum over the other blocks, inf if it is not feasible."""
+    try:
+        plan = enumeration.make_plan(subject.graph, known)
+    except IntractableError:
+        return math.inf
+    return enumeration.num_states(subject.graph, plan.enumerated)
 
 
 def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:

@@ -61,10 +61,7 @@ def meeting_times(section: Section, subject: Subject) -> None:
     section.judge(not unmet, failed if unmet else "coupled chains from noise meet")
     section.text(result + ".")
     if unmet:
-        section.note(
-            f"{unmet} of {budget.pairs} pairs had not met. Shorter chains may still depend on their start, "
-            "so the results of chains below are in doubt."
-        )
+        section.note(f"{unmet} of {budget.pairs} pairs had not met: chains below may depend on their start.")
     lag = int(max(1, min(np.quantile(times, _LAG_QUANTILE), budget.max_sweeps // 4)))
     lagged = None if pilot is None else _pairs(subject, lag)
     figure, panels = grid(1 if lagged is None else 2, (4.4, 3.2))
@@ -145,9 +142,7 @@ def chains(section: Section, subject: Subject) -> None:
     table = pd.concat(tables, ignore_index=True)
     section.table("chains", table, "Statistics of the energy and of the mean value of each block's units.")
     if table["frozen"].any():
-        section.note(
-            f"{table['frozen'].sum()} values never moved in any chain; they have no effective sample size."
-        )
+        section.note(f"{table['frozen'].sum()} values never moved; they have no effective sample size.")
     for name in energies:
         worst = table.loc[table["chains"] == name, "r_hat"].max()
         section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
@@ -155,15 +150,12 @@ def chains(section: Section, subject: Subject) -> None:
         section.judge(worst <= _MAX_R_HAT, f"{name} chains from noise {agree} (R-hat {worst:.3f})")
         if worst > _MAX_R_HAT:
             section.note(
-                f"R-hat of {name} chains is up to {worst:.3f}, above {_MAX_R_HAT}: the chains disagree, so "
-                "they do not sample the model yet."
+                f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model yet."
             )
-    section.figure(
-        "chains",
-        _draw(energies),
-        "Rank plots: per chain, the ranks of its energies among those of all chains, lowest on the left. "
-        "Chains that have mixed are flat up to noise, at the dotted line.",
+    caption = (
+        "Ranks of each chain's energies among those of all chains; flat, at the dotted line, if they mix."
     )
+    section.figure("chains", _draw(energies), caption)
     section.note(
         "R-hat near 1 says that the chains agree, not that they have visited every mode: all may miss the "
         "same one. Tempered chains and meeting times are better evidence."

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands at the root, what stands in the rooms' faces, and what one version says everywhere."""
 
+import ast
+from collections.abc import Iterator
 import importlib
 from pathlib import Path
 import re
@@ -9,11 +11,13 @@ import subprocess
 import sys
 import tomllib
 
+import networkx as nx
 import pytest
 
 import ebmpp
 
 ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "ebmpp").rglob("*.py"))
 ROOMS = sorted(p.name for p in (ROOT / "ebmpp").iterdir() if (p / "__init__.py").exists())
 
 
@@ -56,5 +60,26 @@ def test_one_version() -> None:
 
 
 def test_files_have_at_most_400_lines() -> None:
-    lengths = {p: len(p.read_text().splitlines()) for p in (ROOT / "ebmpp").rglob("*.py")}
-    assert [str(p) for p, length in lengths.items() if length > 400] == []
+    assert [str(p) for p in FILES if len(p.read_text().splitlines()) > 400] == []
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the modules and names that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+@pytest.mark.parametrize("room", [str(p.parent.relative_to(ROOT)) for p in FILES if p.stem == "__init__"])
+def test_a_room_has_at_most_12_files_and_5_floors(room: str) -> None:
+    """Floors are counted by the longest chain of imports among the files of one folder."""
+    names = {p: f"{room}.{p.stem}".replace("/", ".") for p in (ROOT / room).glob("*.py") if p.stem[0] != "_"}
+    edges = [(name, other) for p, name in names.items() for other in imported(p) if other in names.values()]
+    assert len(names) <= 12 and nx.dag_longest_path_length(nx.DiGraph(edges)) <= 5
+
+
+def test_docstrings_say_first_what_something_is_or_does() -> None:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = ((p, n) for p in FILES for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, kinds))
+    texts = [(p.name, ast.get_docstring(n) or "") for p, n in nodes]
+    assert [hit for hit in texts if re.match(r"(What|Whether|Of|How|Where)\b", hit[1])] == []

@@ -42,10 +42,10 @@ class _State(NamedTuple):
 
 
 class _Fixed(NamedTuple):
-    """What does not change in a sweep of a chain."""
+    """Values that are constant during a sweep of a chain."""
 
     values: Mapping[int, Any]
-    """Of slots that do not depend on units."""
+    """Values of slots that do not depend on units."""
     shares: Mapping[int, Array]
     """The share of each unit in the sums, ``(units, *shape)``."""
 
