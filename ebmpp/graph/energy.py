@@ -107,20 +107,17 @@ def log_unnormalized(
         of these blocks and ``blocks`` may interact.
     """
     observed = {b: v for b, v in x.items() if b not in known}
-    if not known:
-        return log_marginal(graph, params, graph.statistics(observed), blocks) + log_base_measure(
-            graph, observed
-        )
     at_zero, eta = affine(graph, params, graph.statistics(observed), (*blocks, *known))
-    value = at_zero + log_base_measure(graph, observed)
-    for b, e in eta.items():
+
+    def summed(b: str) -> Scalar:
         family = graph.families[b]
-        units = family.log_normalizer(e)
+        units = family.log_normalizer(eta[b])
         if b in known:
-            linear = (e * family.statistics(x[b])).reshape(*family.shape, -1).sum(-1)
+            linear = (eta[b] * family.statistics(x[b])).reshape(*family.shape, -1).sum(-1)
             units = jnp.where(known[b], linear + family.log_base_measure(x[b]), units)
-        value = value + units.sum()
-    return value
+        return units.sum()
+
+    return at_zero + sum(map(summed, (*blocks, *known))) + log_base_measure(graph, observed)
 
 
 # -- rows of states ------------------------------------------------------------------------------

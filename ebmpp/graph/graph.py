@@ -369,8 +369,8 @@ def layered(**blocks: Family) -> FactorGraph:
     >>> layered(v=Bernoulli(6), h1=Bernoulli(4), h2=Bernoulli(3)).layers
     (('v', 'h2'), ('h1',))
     """
-    if not blocks:
-        raise DeclarationError("layered needs at least one block, such as v=Bernoulli(784)")
+    expected = "given at least one block, such as v=Bernoulli(784)"
+    checks.require(blocks, "layered", expected, blocks, DeclarationError)
     first, *rest = blocks
     factors = [*map(Bias, blocks), *(Bilinear(a, b) for a, b in itertools.pairwise(blocks))]
     return FactorGraph({first: blocks[first]}, {b: blocks[b] for b in rest}, factors)

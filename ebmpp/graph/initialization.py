@@ -10,7 +10,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params
+from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
@@ -27,16 +27,12 @@ _ROLES = {"weight": ("gaussian", "orthogonal", "zero"), "bias": ("base_rate", "l
 
 
 def resolve(scheme: str | Mapping[str, str]) -> dict[str, str]:
-    """Return a scheme as a dict with keys "weight" and "bias".
-
-    :raises ParameterError: for an unknown name.
-    """
+    """Return a scheme as a dict with keys "weight" and "bias"."""
     choices = SCHEMES.get(scheme) if isinstance(scheme, str) else scheme
     resolved = {**SCHEMES["gaussian"], **choices} if isinstance(choices, Mapping) else {}
-    if resolved.keys() != _ROLES.keys() or any(resolved[role] not in names for role, names in _ROLES.items()):
-        raise ParameterError(
-            f"scheme must be one of {sorted(SCHEMES)} or a dict of choices {_ROLES}, got {scheme!r}"
-        )
+    is_known = resolved.keys() == _ROLES.keys() and all(resolved[r] in names for r, names in _ROLES.items())
+    expected = f"one of {sorted(SCHEMES)} or a dict of choices {_ROLES}"
+    checks.require(is_known, "scheme", expected, scheme, ParameterError)
     return resolved
 
 
@@ -50,7 +46,6 @@ def init_params(
     """Return initial params of factors by name.
 
     :param means: :func:`mean_statistics` of the blocks with data.
-    :raises ParameterError: for an unknown scheme.
     """
     resolved, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
     pairs = zip(factors, keys, strict=False)

@@ -19,7 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
-from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
+from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
@@ -47,13 +47,10 @@ def terms(graph: Declaration, params: Params) -> Terms:
     """Return the biases and weights of a pairwise energy.
 
     Pairs within a block come from the factors; pairs of two blocks have a nonzero weight.
-
-    :raises ArgumentError: for units of several statistics each.
-    :raises IntractableError: for an energy in which three units or more interact.
     """
     for b, family in graph.families.items():
-        if family.stat_shape:
-            raise ArgumentError(f"block {b!r} must have one statistic per unit, as Spin has, got {family!r}")
+        is_valid, expected = not family.stat_shape, "of one statistic per unit, as Spin is"
+        checks.require(is_valid, f"block {b!r}", expected, family)
     total = sum(f.size for f in graph.families.values())
     zero = jnp.zeros(total, jnp.result_type(float))
     value, slope = jax.jit(jax.value_and_grad(partial(_energy, graph, params)))(zero)
@@ -90,10 +87,7 @@ def _declared(graph: Declaration) -> list[tuple[int, int]]:
 def _second_derivatives(
     graph: Declaration, params: Params, total: int
 ) -> Iterator[tuple[int, Float[np.ndarray, "rows units"]]]:
-    """Yield chunks of rows of the Hessian with the number of their first row.
-
-    :raises IntractableError: if the Hessian is not constant.
-    """
+    """Yield chunks of rows of the Hessian with the number of their first row."""
     slope = jax.grad(partial(_energy, graph, params))
     points = jnp.stack([jnp.zeros(total), jnp.asarray(np.random.default_rng(0).uniform(0.3, 1, total))])
     points = points.astype(jnp.result_type(float))
@@ -140,18 +134,13 @@ def unit_network(graph: Declaration, params: Params) -> nx.Graph:
 def declare(
     graph: nx.Graph, family: Callable[[int], Family] | Family, block: str, shared: bool, bias: bool
 ) -> tuple[Family, list[Factor]]:
-    """Return a block with one unit per node, and its factors; see :meth:`ebmpp.FactorGraph.from_networkx`.
-
-    :raises DeclarationError: for a directed graph, parallel edges, loops, or a family of another size.
-    """
+    """Return a block with one unit per node, and its factors; see :meth:`ebmpp.FactorGraph.from_networkx`."""
     checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
     check_network("from_networkx: graph", graph)
     units = family if isinstance(family, Family) or not callable(family) else family(len(graph))
     checks.instance("from_networkx: family", units, Family, "a family, or a class of families such as Spin")
-    if units.size != len(graph):
-        raise DeclarationError(
-            f"from_networkx: family must have {len(graph)} units, one per node, got {units!r}"
-        )
+    is_valid, expected = units.size == len(graph), f"of {len(graph)} units, one per node"
+    checks.require(is_valid, "from_networkx: family", expected, units, DeclarationError)
     number = {node: i for i, node in enumerate(graph.nodes)}
     edges = np.array([(number[a], number[b]) for a, b in graph.edges], np.int64).reshape(-1, 2)
     weights = edge_weights("from_networkx", graph, shared)
@@ -168,8 +157,7 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
     """See :meth:`ebmpp.FactorGraph.to_bqm`."""
     kinds = {type(f) for f in graph.families.values()}
     vartypes = [name for name, kind in _VARTYPES.items() if kinds == {kind}]
-    if not vartypes:
-        raise ArgumentError(f"to_bqm: blocks must be all Spin or all Bernoulli, got {dict(graph.families)}")
+    checks.require(vartypes, "to_bqm: blocks", "all Spin or all Bernoulli", dict(graph.families))
     model, variables = terms(graph, params), names(graph)
     dimod = importlib.import_module("dimod")  # an extra
     linear = dict(zip(variables, (-model.linear).tolist(), strict=True))
@@ -179,17 +167,11 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
 
 
 def of_bqm(bqm: Any, block: str) -> tuple[Family, list[Factor], list[Hashable]]:
-    """Return a block, its factors and its units' labels; see :meth:`ebmpp.FactorGraph.from_bqm`.
-
-    :raises ArgumentError: for anything but a binary quadratic model.
-    """
+    """Return a block, its factors and its units' labels; see :meth:`ebmpp.FactorGraph.from_bqm`."""
     is_pair = isinstance(bqm, tuple) and len(bqm) == 2 and all(isinstance(part, Mapping) for part in bqm)
-    vartype = "SPIN" if is_pair else getattr(getattr(bqm, "vartype", None), "name", None)
-    if vartype not in _VARTYPES:
-        raise ArgumentError(
-            f"from_bqm: bqm must be a dimod.BinaryQuadraticModel of {list(_VARTYPES)} variables, or two "
-            f"dicts (h, J) of spins, got {checks.tell(bqm)}"
-        )
+    vartype = "SPIN" if is_pair else getattr(getattr(bqm, "vartype", None), "name", "")
+    expected = f"a dimod.BinaryQuadraticModel of {list(_VARTYPES)} variables, or two dicts (h, J) of spins"
+    checks.require(vartype in _VARTYPES, "from_bqm: bqm", expected, bqm)
     linear, quadratic = bqm if is_pair else (bqm.linear, bqm.quadratic)
     variables = list(dict.fromkeys([*linear, *(v for pair in quadratic for v in pair)]))
     number = {v: i for i, v in enumerate(variables)}

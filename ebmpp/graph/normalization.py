@@ -49,10 +49,7 @@ _Times = Callable[[Float[Array, "vectors size"]], Float[Array, "vectors size"]]
 
 
 def check(graph: Declaration, params: Params) -> None:
-    """Check that the model normalises.
-
-    :raises DomainError: if it does not, with the reason.
-    """
+    """Check that the model normalises."""
     quadratic = [b for b, f in graph.families.items() if _is_quadratic(f)]
     unbounded = [b for b, f in graph.families.items() if _is_unbounded(f)]
     for block, family in graph.families.items():

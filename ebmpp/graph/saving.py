@@ -147,8 +147,8 @@ def _to_json(name: str, value: Any) -> Any:
     """Return numbers, strings and nested tuples of them as JSON values."""
     if type(value) is tuple:
         return [_to_json(name, item) for item in value]
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise SavedFileError(f"{name} must be numbers, strings or tuples of them to be saved, got {value!r}")
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    checks.require(is_plain, name, "numbers, strings or tuples of them to be saved", value, SavedFileError)
     return value
 
 
@@ -237,8 +237,8 @@ def _build_family(block: str, description: Mapping[str, Any], custom: Mapping[st
 def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays: list) -> Factor:
     name, blocks, kind = description["name"], tuple(description["blocks"]), description["class"]
     if custom is not None:
-        if (custom.blocks, type(custom).__name__) != (blocks, kind):
-            raise SavedFileError(f"factor {name!r} must be a {kind} over {blocks}, got {custom!r}")
+        is_same = (custom.blocks, type(custom).__name__) == (blocks, kind)
+        checks.require(is_same, f"factor {name!r}", f"a {kind} over {blocks}", custom, SavedFileError)
         return custom
     if description["custom"]:
         raise SavedFileError(
@@ -254,13 +254,9 @@ def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays:
 
 def _check_value(saved: list[float | None], factor: Factor, graph: FactorGraph, params: Params) -> None:
     (was, size), (now, _) = saved, _value(factor, graph.families, params[factor.name])
-    if was is None or size is None or now is None:
-        return
-    if not abs(was - now) <= _TOLERANCE * size:
-        raise SavedFileError(
-            f"the energy passed for factor {factor.name!r} differs from the saved one: at one state it is "
-            f"{now:.6g}, and it was {was:.6g}"
-        )
+    if was is not None and size is not None and now is not None:
+        is_same, expected = abs(was - now) <= _TOLERANCE * size, f"that of the file, {was:.6g} at one state"
+        checks.require(is_same, f"factor {factor.name!r}: energy", expected, now, SavedFileError)
 
 
 # -- identity of a graph -------------------------------------------------------------------------

@@ -22,18 +22,12 @@ from ebmpp.graph.declaration import Declaration
 
 
 def check_names(names: Iterable[str], known: Iterable[str], what: str = "block") -> None:
-    """Check that names are known.
-
-    :raises StateError: for one that is not.
-    """
+    """Check that names are known."""
     checks.names(what, names, known, StateError)
 
 
 def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
-    """Return data as a dict of visible blocks; anything but a dict stands for the only one.
-
-    :raises StateError: for an array when there are several visible blocks.
-    """
+    """Return data as a dict of visible blocks; anything but a dict stands for the only one."""
     if isinstance(data, Mapping):
         check_names(data, graph.visible, "visible block")
         return dict(data)
@@ -43,10 +37,7 @@ def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
 
 
 def batch_shape(families: Mapping[str, Family], x: Mapping[str, Numbers]) -> tuple[int, ...]:
-    """Return the broadcast leading axes of the blocks of ``x``.
-
-    :raises StateError: for an unknown block, a wrong trailing shape, or axes that do not broadcast.
-    """
+    """Return the broadcast leading axes of the blocks of ``x``."""
     check_names(x, families)
     leading = {}
     for name, value in x.items():
@@ -63,10 +54,7 @@ def batch_shape(families: Mapping[str, Family], x: Mapping[str, Numbers]) -> tup
 
 
 def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
-    """Check that all needed blocks are given.
-
-    :raises StateError: for one that is missing.
-    """
+    """Check that all needed blocks are given."""
     names, needed = sorted(names), list(needed)
     missing = next((name for name in needed if name not in names), None)
     hint = f"{missing!r} is missing."
@@ -79,7 +67,6 @@ def as_rows(
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape.
 
     :param needed: blocks that must be given.
-    :raises StateError: for a missing block, or a wrong name, shape or value.
     """
     checks.require(isinstance(x, Mapping), "a state", f"a dict of the blocks {list(families)}", x, StateError)
     rows, _, batch = as_partial_rows(families, {b: as_array(b, v) for b, v in x.items()}, needed)
@@ -110,10 +97,7 @@ def incomplete(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_summable(graph: Declaration, blocks: Iterable[str], known: Collection[str] = ()) -> None:
-    """Check that blocks and the unknown units of the blocks ``known`` can be summed out jointly.
-
-    :raises IntractableError: if two of them interact.
-    """
+    """Check that blocks and the unknown units of the blocks ``known`` can be summed out jointly."""
     for a, b in graph.interacting((*blocks, *known)):
         remedy = (
             f"Give a value for {a!r}{'' if a == b else f' or {b!r}'}; the layers are {graph.block_layers}."
@@ -201,8 +185,6 @@ def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
     """Merge blocks given by keyword with those in ``clamped={...}``.
 
     The dict clamps blocks whose names are arguments of the call, such as "k" or "init".
-
-    :raises StateError: for a ``clamped`` that is no dict, or a block given twice.
     """
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
@@ -215,7 +197,6 @@ def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check:
     """Validate clamped and :class:`Observed` blocks.
 
     :param check: False to check names and shapes only, not values.
-    :raises StateError: for a wrong name, shape or value.
     """
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
     checks.require(0 not in batch, "clamped blocks", "at least one row", batch, StateError)
@@ -226,10 +207,7 @@ def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check:
 def as_arrays(
     families: Mapping[str, Family], blocks: Mapping[str, Any]
 ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-    """Return arrays of values, and masks of the :class:`Observed` blocks.
-
-    :raises StateError: for values that are no numbers, or a mask that does not fit.
-    """
+    """Return arrays of values, and masks of the :class:`Observed` blocks."""
     values, known = {}, {}
     for b, v in blocks.items():
         if isinstance(v, Observed):
@@ -240,10 +218,7 @@ def as_arrays(
 
 
 def as_observed(name: str, family: Family, observed: Observed) -> tuple[Numbers, Numbers]:
-    """Return values and a mask of the same shape.
-
-    :raises StateError: for a wrong shape, or a mask that is not boolean or does not broadcast.
-    """
+    """Return values and a mask of the same shape."""
     value, known = as_array(name, observed.values), as_array(name, observed.known)
     batch_shape({name: family}, {name: value})
     try:
@@ -278,7 +253,6 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
     """Compare names, structure and shapes of params with the declaration.
 
     :param expected: pytrees of ``jax.ShapeDtypeStruct`` by factor.
-    :raises ParameterError: naming the factor.
     """
     check_factors(expected, params)
     for name, tree in expected.items():
@@ -298,29 +272,20 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
 
 
 def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Compare the names of params and factors.
-
-    :raises ParameterError: for a missing or unknown factor.
-    """
+    """Compare the names of params and factors."""
     is_dict = isinstance(params, Mapping)
     is_valid, actual = is_dict and params.keys() == expected.keys(), list(params) if is_dict else params
     checks.require(is_valid, "params", f"a dict of the factors {list(expected)}", actual, ParameterError)
 
 
 def ordered_params(graph: Declaration, params: Params) -> dict[str, Any]:
-    """Return the params in the order of the factors.
-
-    :raises ParameterError: for a missing or unknown factor.
-    """
+    """Return the params in the order of the factors."""
     check_factors(graph.param_shapes, params)
     return {f.name: params[f.name] for f in graph.factors}
 
 
 def check_finite(params: Mapping[str, Any]) -> None:
-    """Check that params are finite numbers.
-
-    :raises ParameterError: naming the factor.
-    """
+    """Check that params are finite numbers."""
     for name, tree in params.items():
         for leaf in jax.tree.leaves(tree):
             checks.numbers(f"factor {name!r}", leaf, ParameterError)

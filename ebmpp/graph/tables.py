@@ -68,7 +68,6 @@ def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table
 
     :param data: rows of the visible blocks, a dict or a bare array for the only one.
     :param missing: None to accept missing units, else the name of the consumer that does not.
-    :raises StateError: for a wrong name, type or shape, or different numbers of rows.
     """
     blocks = states.as_visible(graph, data)
     states.check_present(blocks, graph.visible)
@@ -86,10 +85,7 @@ def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table
 
 
 def one_axis(graph: Declaration, table: Table) -> int:
-    """Return the number of rows.
-
-    :raises StateError: unless there is exactly one leading axis, with at least one row.
-    """
+    """Return the number of rows."""
     shapes = {b: ("rows", *f.shape) for b, f in graph.visible.items()}
     is_valid = len(table.batch) == 1 and table.batch[0] > 0
     checks.require(is_valid, "data", f"of shapes {shapes}, with at least one row", table.batch, StateError)
@@ -97,10 +93,7 @@ def one_axis(graph: Declaration, table: Table) -> int:
 
 
 def check_table(graph: Declaration, table: Table) -> Data:
-    """Check the values, and convert them to the library's dtypes.
-
-    :raises StateError: for a value outside the support, or one that floats cannot hold.
-    """
+    """Check the values, and convert them to the library's dtypes."""
     rows, known = {}, {}
     for b, v in table.values.items():
         family, mask = graph.families[b], table.known.get(b)
@@ -137,10 +130,7 @@ def mean_statistics(graph: Declaration, data: Any, weights: Any) -> dict[str, in
 
 
 def check_weights(weights: Any, size: int) -> np.ndarray:
-    """Return weights of the rows, scaled to mean 1.
-
-    :raises StateError: for a wrong shape, a weight that is negative or not finite, or all zero.
-    """
+    """Return weights of the rows, scaled to mean 1."""
     array = np.asarray(weights)
     is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if is_numeric else ()

@@ -39,6 +39,7 @@ class Bias(Factor):
     shared: tuple[int, ...]
 
     role = "bias"
+    affine = True
 
     def __init__(
         self, block: str, *, shared: Sequence[int] = (), init: Any = None, name: str | None = None
@@ -51,11 +52,6 @@ class Bias(Factor):
     def __repr__(self) -> str:
         shared = f", shared={self.shared}" if self.shared else ""
         return super().__repr__().removesuffix(")") + shared + ")"
-
-    @property
-    def is_affine(self) -> bool:
-        """True: a bias is linear."""
-        return type(self) is Bias
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         """Return ``init``, or the family's default natural parameter."""

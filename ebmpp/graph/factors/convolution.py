@@ -76,6 +76,7 @@ class Convolution(Factor):
     padding: str | tuple[tuple[int, int], ...]
 
     role = "weight"
+    affine = True
 
     def __init__(
         self,
@@ -110,11 +111,6 @@ class Convolution(Factor):
         if self.padding != "VALID":
             options += f", padding={self.padding!r}"
         return super().__repr__().removesuffix(")") + options + ")"
-
-    @property
-    def is_affine(self) -> bool:
-        """True: a correlation is bilinear."""
-        return type(self) is Convolution
 
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
         """Return the energy of one state."""

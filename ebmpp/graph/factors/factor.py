@@ -76,6 +76,8 @@ class Factor:
 
     #: which entry of an initialisation scheme fills the params: "weight", "bias", "lateral" or None.
     role: ClassVar[str | None] = None
+    #: True if the energy of this very class is multi-affine; a subclass, which may change it, says so again.
+    affine: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class Factor:
     @property
     def is_affine(self) -> bool:
         """True if the energy is multi-affine by construction, so that a declaration need not probe it."""
-        return bool(getattr(self.energy, "is_affine", False))
+        return vars(type(self)).get("affine", False) or bool(getattr(self.energy, "is_affine", False))
 
     def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
         """Return the pairs of interacting units of each block, ``(edges, 2)``.

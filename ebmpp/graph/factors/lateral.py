@@ -33,10 +33,7 @@ StatisticsAt = Callable[[Any], Array]
 
 
 def check_network(name: str, graph: nx.Graph) -> None:
-    """Check that a networkx graph has one undirected edge per pair.
-
-    :raises DeclarationError: for a directed graph or a multigraph.
-    """
+    """Check that a networkx graph has one undirected edge per pair."""
     is_valid = not (graph.is_directed() or graph.is_multigraph())
     expected, hint = "undirected, with one edge per pair", "Convert it by networkx.Graph(graph)."
     checks.require(is_valid, name, expected, graph, DeclarationError, hint)
@@ -67,10 +64,7 @@ class Pairs(Constant):
 
     @classmethod
     def read(cls, block: str, pairs: Any) -> "Pairs":
-        """Convert an array, a list or a networkx graph over the units.
-
-        :raises DeclarationError: for anything else, and for a directed graph or a multigraph.
-        """
+        """Convert an array, a list or a networkx graph over the units."""
         if isinstance(pairs, Pairs):
             return pairs
         if isinstance(pairs, nx.Graph):
@@ -89,10 +83,7 @@ class Pairs(Constant):
 
     @functools.lru_cache(maxsize=64)
     def edges(self, factor: str, block: str, family: Family) -> Integer[np.ndarray, "edges 2"]:
-        """Return the pairs by unit numbers in the flattened block.
-
-        :raises DeclarationError: for a unit that the block lacks, a pair of one unit, or a repeated pair.
-        """
+        """Return the pairs by unit numbers in the flattened block."""
         name = f"{factor}: lateral pairs of block {block!r}"
         expected = f"distinct pairs of different units of {family!r}"
         refuse = lambda wrong: checks.require(not len(wrong), name, expected, wrong, DeclarationError)

@@ -30,14 +30,10 @@ class Bilinear(Factor):
     """
 
     role = "weight"
+    affine = True
 
     def __init__(self, first: str, second: str, *, name: str | None = None) -> None:
         super().__init__(first, second, energy=_bilinear_energy, name=name)
-
-    @property
-    def is_affine(self) -> bool:
-        """True: the energy is bilinear."""
-        return type(self) is Bilinear
 
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
         """Return the energy of one state."""

@@ -55,6 +55,7 @@ class Pairwise(Factor):
     """
 
     role = "lateral"
+    affine = True
     shared: bool = False
 
     def __init__(
@@ -71,11 +72,6 @@ class Pairwise(Factor):
         shared = ", shared=True" if self.shared else ""
         name = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
         return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{name})"
-
-    @property
-    def is_affine(self) -> bool:
-        """True: the energy is bilinear in each pair of different units."""
-        return type(self) is Pairwise
 
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
         """Return the energy of one state."""
@@ -99,11 +95,7 @@ class Pairwise(Factor):
 
 
 def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
-    """Return the weights of a graph's edges, None if no edge has one.
-
-    :raises DeclarationError: if some edges have none, if all pairs share a weight, or for a weight that is no
-        number.
-    """
+    """Return the weights of a graph's edges, None if no edge has one."""
     weights = attribute(f"{name}: weight", [w for *_, w in graph.edges(data="weight")])
     is_valid, expected = weights is None or not shared, "False where edges have weights"
     checks.require(is_valid, f"{name}: shared", expected, shared, DeclarationError)
@@ -113,10 +105,7 @@ def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
 def attribute(
     name: str, values: Iterable[Any], shape: tuple[int, ...] = ()
 ) -> Float[np.ndarray, "items ..."] | None:
-    """Stack an attribute of nodes or edges, None if no item has it.
-
-    :raises DeclarationError: if some items lack it, or have a value of another shape.
-    """
+    """Stack an attribute of nodes or edges, None if no item has it."""
     values = list(values)
     if all(value is None for value in values):
         return None

@@ -44,39 +44,26 @@ def probe(
     are differentiated.
 
     :param splits: parts of the blocks whose units interact.
-    :raises DeclarationError: if the energy fails, or is not a finite scalar.
-    :raises NotMultiAffineError: if it is not affine.
     """
     scope = tuple(families[b] for b in factor.blocks)
     floats = np.dtype(jnp.result_type(float))
     generator = np.random.default_rng(0)
     noisy = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
-    candidates = [
-        jax.tree.map(noisy, params),
-        params,
-    ]  # an energy may restrict its params, as a logarithm does
+    # an energy may restrict its params, as a logarithm does
+    candidates = [jax.tree.map(noisy, params), params]
     between, *moves = _points(factor, families, generator)
     # One program, dropped on return: op by op, each width of a block would leave twenty in jax's caches.
     measure = jax.jit(lambda *args: _measure(factor, scope, splits, *args))
     fine = np.asarray(_ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats)
     for values in candidates:
-        probed = _run(factor, measure, values, *between, fine)
-        if np.isfinite(probed.value):
+        value = _run(factor, measure, values, *between, fine).value
+        if np.isfinite(value):
             break
-    else:
-        raise DeclarationError(f"{factor!r}: energy must be finite at its initial params, got {probed.value}")
-    _check(factor, scope, splits, probed, *between, fine)
+    is_finite, name = bool(np.isfinite(value)), f"{factor!r}: energy"
+    checks.require(is_finite, name, "finite at its initial params", float(value), DeclarationError)
     coarse = np.maximum(fine, np.asarray(_STATE_TOLERANCE, floats))
-    for here, there in moves:
-        _check(
-            factor,
-            scope,
-            splits,
-            _run(factor, measure, values, here, there, coarse),
-            here,
-            there,
-            coarse,
-        )
+    for points, tolerance in [(between, fine), *((move, coarse) for move in moves)]:
+        _check(factor, scope, splits, _run(factor, measure, values, *points, tolerance), *points, tolerance)
 
 
 def _points(
@@ -99,7 +86,7 @@ class _Probed(NamedTuple):
     slopes: tuple[Array, ...]
     """Gradient of the energy in each block."""
     moved: tuple[tuple[Array, Array], ...]
-    """Value and gradient with one block moved; of a block in parts, whether gradient and value are wrong."""
+    """Values and gradients with each part of one block moved."""
 
 
 def _run(
@@ -128,20 +115,35 @@ def _measure(
     tolerance: Array,
 ) -> _Probed:
     value = factor.evaluate(params, *here, families=scope)
-    if not isinstance(value, jax.Array | np.ndarray | np.number | float | int) or jnp.shape(value) != ():
-        description = f"shape {jnp.shape(value)}" if hasattr(value, "shape") else checks.tell(value)
-        raise DeclarationError(f"{factor!r}: energy must return a scalar for one state, got {description}")
+    is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
+    is_scalar = is_number and jnp.shape(value) == ()
+    checks.require(is_scalar, f"{factor!r}: value of energy", "a scalar", value, DeclarationError)
     moved = []
     for i, block in enumerate(factor.blocks):
         energy_at = lambda t, i=i: factor.evaluate(params, *here[:i], t, *here[i + 1 :], families=scope)
-        if not _is_split(factor, block, splits):
-            moved.append(jax.value_and_grad(energy_at)(there[i]))
-        elif factor.local(dict(zip(factor.blocks, scope, strict=True)), splits[block]) is not None:
-            moved.append((jnp.array(False), jnp.array(False)))  # affine by construction
-        else:
-            moved.append(_compare_parts(energy_at, here[i], there[i], splits[block], tolerance))
+        count, colors = _parts(factor, scope, block, splits)
+        move = lambda part, i=i, colors=colors: jnp.where(colors == part, there[i], here[i])
+        along = lambda part, f=energy_at, move=move: jax.value_and_grad(f)(move(part))
+        moved.append(jax.lax.map(along, jnp.arange(count)))
     slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(here))
     return _Probed(jnp.asarray(value), slopes, tuple(moved))
+
+
+def _parts(
+    factor: Factor, scope: tuple[Family, ...], block: str, splits: Mapping[str, Split]
+) -> tuple[int, np.ndarray]:
+    """Return the number of parts of a block to move, and the part of each unit.
+
+    A block whose units do not interact in the factor is one part. A factor with a fast path has an energy of
+    known form in its parts, and none is moved.
+    """
+    if not _is_split(factor, block, splits):
+        return 1, np.zeros((), int)
+    split = splits[block]
+    if factor.local(dict(zip(factor.blocks, scope, strict=True)), split) is not None:
+        return 0, np.zeros((), int)
+    shape = split.family.shape + (1,) * len(split.family.stat_shape)
+    return split.num_parts, split.colors.reshape(shape)
 
 
 def _is_split(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:
@@ -159,9 +161,9 @@ def _check(
 ) -> None:
     """Refuse an energy that is not affine between two points."""
     for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
-        is_split = _is_split(factor, block, splits)
-        curved, jumps = probed.moved[i] if is_split else _compare(probed, i, here[i], there[i], tolerance)
-        if curved or jumps:
+        _, colors = _parts(factor, scope, block, splits)
+        if not _is_affine(probed, i, colors, there[i] - here[i], tolerance):
+            is_split = _is_split(factor, block, splits)
             pairs = "beyond its lateral pairs, " if is_split else "with one another, "
             raise NotMultiAffineError(
                 f"{factor!r}: energy must be affine in the statistics of each unit of block {block!r} "
@@ -174,36 +176,18 @@ def _check(
 
 
 # On the host: compiling these dozen sums takes longer than the energy.
-def _compare(
-    probed: _Probed, i: int, here: np.ndarray, there: np.ndarray, tolerance: np.ndarray
-) -> tuple[bool, bool]:
-    """Return whether a block's gradient changes as it moves, and whether the energy departs from it."""
-    value_here, slope_here, (value_there, slope_there) = probed.value, probed.slopes[i], probed.moved[i]
+def _is_affine(probed: _Probed, i: int, colors: np.ndarray, step: np.ndarray, tolerance: np.ndarray) -> bool:
+    """Return True if no part's gradient changes as it moves, and the energy follows the gradient."""
+    value, slope = probed.value, probed.slopes[i]
     with np.errstate(all="ignore"):  # nan is not affine
-        scale = abs(slope_here).max() + abs(slope_there).max()
-        curved = not abs(slope_here - slope_there).max() <= tolerance * scale
-        step = there - here
-        predicted, size = (slope_here * step).sum(), (abs(slope_here) * abs(step)).sum()
-        size = size + abs(value_here) + abs(value_there)
-        return curved, not abs(value_there - value_here - predicted) <= tolerance * size
-
-
-def _compare_parts(
-    energy_at: Callable[[Array], Array], here: Array, there: Array, split: Split, tolerance: Array
-) -> tuple[Array, Array]:
-    """Do the same for each part: the gradients of its units must not change when all its units move."""
-    family = split.family
-    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
-    value, slope = jax.value_and_grad(energy_at)(here)
-
-    def change(part: Array) -> tuple[Array, Array]:
-        inside = colors == part
-        step = jnp.where(inside, there - here, 0)
-        value_there, slope_there = jax.value_and_grad(energy_at)(here + step)
-        curved = jnp.where(inside, jnp.abs(slope_there - slope), 0).max()
-        return curved, jnp.abs(value_there - value - jnp.vdot(slope, step))
-
-    curved, jumps = jax.lax.map(change, jnp.arange(split.num_parts))
-    scale = 2 * jnp.abs(slope).max()
-    size = jnp.vdot(jnp.abs(slope), jnp.abs(there - here)) + 2 * jnp.abs(value)
-    return ~(curved <= tolerance * scale).all(), ~(jumps <= tolerance * size).all()
+        size = (abs(slope) * abs(step)).sum() + abs(value)
+        for part, (value_there, slope_there) in enumerate(zip(*probed.moved[i], strict=True)):
+            inside = colors == part
+            change = np.where(inside, slope_there - slope, 0)
+            jump = value_there - value - (slope * np.where(inside, step, 0)).sum()
+            scale = abs(slope).max() + abs(slope_there).max()
+            if not (
+                abs(change).max() <= tolerance * scale and abs(jump) <= tolerance * (size + abs(value_there))
+            ):
+                return False
+    return True

@@ -30,8 +30,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
 
     Values become part of the declaration, and each compiles its own programs. For many values in turn, or one
     per chain, clamp the block instead: pass it by name to a kernel's ``run``, to :func:`unbiased_expectation`
-    or to
-    :func:`local_search`.
+    or to :func:`local_search`.
 
     If no visible block is left, the others become visible. Initialise with ``graph.init``: the new graph's
     own has no scheme for the changed factors.
@@ -69,26 +68,21 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
             measure = family.log_base_measure(value[0])
             base[b] = float(np.asarray(measure, float)[known].sum())
             remaining = {n: left if n == b else f for n, f in remaining.items() if n != b or left is not None}
-    if not remaining:
-        raise DeclarationError(
-            f"condition: a unit of {list(graph.families)} must be left; see graph.log_density"
-        )
+    expected = f"values that leave a unit of {list(graph.families)}"
+    checks.require(remaining, "condition: values", expected, list(values), DeclarationError)
     return _rebuilt(graph, remaining, parts, base)
 
 
 def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Clamped:
     for b, v in values.items():
-        if not all(map(states.is_concrete, jax.tree.leaves(v))):
-            raise StateError(
-                f"condition: block {b!r} must be concrete, got a value traced by jit, vmap or grad. "
-                "Condition outside of the transformed function, or clamp the block in a kernel."
-            )
+        is_concrete = all(map(states.is_concrete, jax.tree.leaves(v)))
+        hint = "Condition outside of the transformed function, or clamp the block in a kernel."
+        expected = "concrete, not traced by jit, vmap or grad"
+        checks.require(is_concrete, f"condition: block {b!r}", expected, v, StateError, hint)
     clamped = states.as_clamped(graph.families, values)
-    if clamped.batch:
-        raise StateError(
-            f"condition: values must be one state of the graph, got leading axes {clamped.batch}. Clamp the "
-            "blocks in a kernel to hold one row per chain."
-        )
+    hint = "Clamp the blocks in a kernel to hold one row per chain."
+    expected = "one state of the graph, without leading axes"
+    checks.require(not clamped.batch, "condition: values", expected, clamped.batch, StateError, hint)
     return clamped
 
 

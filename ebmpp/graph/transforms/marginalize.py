@@ -23,7 +23,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import sharding
+from ebmpp.core import checks, sharding
 from ebmpp.core.types import Params
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Family
@@ -86,11 +86,9 @@ def marginalize(
     """
     names = (blocks,) if isinstance(blocks, str) else tuple(blocks)
     states.check_names(names, graph.families)
-    if set(names) == set(graph.families) or (name is not None and len(names) != 1):
-        raise DeclarationError(
-            f"marginalize: blocks must leave a block of {list(graph.families)}, and be one block where name "
-            f"is given, got {list(names)}"
-        )
+    is_valid = set(names) != set(graph.families) and (name is None or len(names) == 1)
+    expected = "names that leave a block, and one block where name is given"
+    checks.require(is_valid, "marginalize: blocks", expected, names, DeclarationError)
     for block in names:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
         current = None if params is None else states.ordered_params(graph, params)

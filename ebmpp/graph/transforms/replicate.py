@@ -237,7 +237,6 @@ def replicate(graph: FactorGraph, num: int, separate: bool = False) -> FactorGra
     :param graph: the model.
     :param num: number of replicas.
     :param separate: give each replica its own params, and a reference whose weight is 1 - beta.
-    :raises DeclarationError: for a graph in which no units interact.
     """
     if not any(f.interacts for f in graph.factors):
         raise DeclarationError(
