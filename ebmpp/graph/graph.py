@@ -96,9 +96,8 @@ class FactorGraph(Declaration, Shown):
         """Return the graph of blocks or, with ``params``, that of units with their biases and weights.
 
         Blocks have the attributes ``family``, ``visible``, ``layer`` and ``parts``, and their edges
-        ``factors``. Units are named by their ``labels``, number or index, with their block if there are
-        several: ``("v", 3)``. They have ``block`` and ``bias``, and edges have ``weight``; ``from_networkx``
-        inverts this for one block. Units of two blocks are joined if their weight is not 0.
+        ``factors``. Units have ``block`` and ``bias``, and edges ``weight``; ``from_networkx`` inverts this
+        for one block. Units are named by label, number or index, with their block if there are several.
 
         :raises ArgumentError: with ``params``, for units of several statistics each.
         :raises IntractableError: with ``params``, for an energy in which three units interact.

@@ -159,15 +159,21 @@ def _slope(graph: Declaration, a: str, b: str, params: Params, stats: Statistics
 def _largest(slope: Array, other: Family) -> Array:
     """Return the largest contribution of one bounded neighbour, exactly, unit by unit over its states."""
     trailing = slope.ndim - len(other.statistic_shape)
-    states = other.states()
-    unit_axes = tuple(range(trailing, trailing + len(other.shape)))
-    if states is not None:
-        table = other.statistics(states).reshape(len(states), *other.stat_shape)
-        stat_axes = list(range(slope.ndim - len(other.stat_shape), slope.ndim))
-        per_state = jnp.tensordot(slope, table, (stat_axes, list(range(1, table.ndim))))
-        return per_state.max(-1).sum(unit_axes)
+    per_state = _per_state(slope, other)
+    if per_state is not None:
+        return per_state.max(-1).sum(tuple(range(trailing, trailing + len(other.shape))))
     low, high = (jnp.broadcast_to(bound, slope.shape) for bound in other.statistic_bounds)
     return jnp.maximum(slope * low, slope * high).sum(tuple(range(trailing, slope.ndim)))
+
+
+def _per_state(slope: Array, family: Family) -> Array | None:
+    """Return the product of the statistics of each state of a unit with ``slope``; None if not finite."""
+    states = family.states()
+    if states is None:
+        return None
+    table = family.statistics(states).reshape(len(states), *family.stat_shape)
+    stat_axes = list(range(slope.ndim - len(family.stat_shape), slope.ndim))
+    return jnp.tensordot(slope, table, (stat_axes, list(range(1, table.ndim))))
 
 
 # -- signs of couplings --------------------------------------------------------------------------
@@ -310,13 +316,10 @@ def _slopes_along(
 
 def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
     """Return statistics of the state that minimises their product with ``slope``; unchanged if not finite."""
-    states = family.states()
-    if states is None:
+    states, products = family.states(), _per_state(slope, family)
+    if states is None or products is None:
         return statistics
-    table = family.statistics(states).reshape(len(states), *family.stat_shape)
-    trailing = list(range(len(family.shape), slope.ndim))
-    products = jnp.tensordot(slope, table, (trailing, list(range(1, table.ndim))))
-    return table[products.argmin(-1)]
+    return family.statistics(states).reshape(len(states), *family.stat_shape)[products.argmin(-1)]
 
 
 @partial(jax.jit, static_argnums=(0, 1))

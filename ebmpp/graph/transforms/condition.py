@@ -68,9 +68,15 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
             measure = family.log_base_measure(value[0])
             base[b] = float(np.asarray(measure, float)[known].sum())
             remaining = {n: left if n == b else f for n, f in remaining.items() if n != b or left is not None}
-    expected = f"values that leave a unit of {list(graph.families)}"
+    expected = f"such that a unit of {list(graph.families)} is left"
     checks.require(remaining, "condition: values", expected, list(values), DeclarationError)
-    return _rebuilt(graph, remaining, parts, base)
+    offsets: dict[str, float] = {}
+    for b, value in base.items():  # every block has a factor
+        first = next(f.name for f in graph.factors if b in f.blocks)
+        offsets[first] = offsets.get(first, 0.0) - value
+    anchor = next(iter(remaining))
+    factors = [rewire(f, parts, anchor, offsets.get(f.name, 0.0)) for f in graph.factors]
+    return with_blocks(graph, remaining, factors, parts)
 
 
 def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Clamped:
@@ -97,15 +103,3 @@ def _fixed_part(block: str, family: Family, value: Array, known: np.ndarray) -> 
     return Part(family, ((block, Constant.copy(free)),), fixed), dataclasses.replace(
         family, shape=(len(free),)
     )
-
-
-def _rebuilt(
-    graph: FactorGraph, remaining: Mapping[str, Family], parts: Mapping[str, Part], base: Mapping[str, float]
-) -> FactorGraph:
-    offsets: dict[str, float] = {}
-    for b, value in base.items():  # every block has a factor
-        first = next(f.name for f in graph.factors if b in f.blocks)
-        offsets[first] = offsets.get(first, 0.0) - value
-    anchor = next(iter(remaining))
-    factors = [rewire(f, parts, anchor, offsets.get(f.name, 0.0)) for f in graph.factors]
-    return with_blocks(graph, remaining, factors, parts)

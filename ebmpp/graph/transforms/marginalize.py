@@ -58,11 +58,10 @@ def marginalize(
     named after the block. Its params are theirs, in a dict: nothing is copied, and training updates them as
     before.
 
-    Each unit of the block must depend on at most one unit of each neighbour (blocks of one unit, or pairs
-    such as ``sum_i w_i v_i h_i``), and the neighbours' units must take few values, or be Gaussian with
-    ``variance="learned"`` beside a Gaussian block. :func:`ebmpp.contrib.graphs.split` cuts a large block into
-    such ones, at the price of a table that doubles with every binary unit. ``graph.free_energy`` and
-    ``graph.marginal`` sum out any layer without a table, and return the density only.
+    Each unit of the block must depend on at most one unit of each neighbour, and the neighbours' units must
+    take few values, or be Gaussian with ``variance="learned"`` beside a Gaussian block.
+    :func:`ebmpp.contrib.graphs.split` cuts a large block into such ones; a table doubles with every binary
+    unit. ``graph.free_energy`` and ``graph.marginal`` need no table, and return the density only.
 
     If no visible block is left, the others become visible. Start training from the returned params; the new
     graph's own ``init`` has no scheme for the new factor.
@@ -205,11 +204,6 @@ class SummedOut:
     """The neighbours."""
     tables: tuple[_Nodes, ...]
 
-    @property
-    def family(self) -> Family:
-        """Family of the block."""
-        return self.local.families[self.block]
-
     @partial(jax.jit, static_argnums=0)  # one program; a declaration would compile each operation
     def __call__(self, params: Params, *statistics: Array) -> Array:
         """Return the energy of one state of the neighbours."""
@@ -235,7 +229,7 @@ class SummedOut:
         def log_normalizer_at(nodes: Array) -> Array:
             at = {t.block: t.at(nodes[i], families[t.block]) for i, t in enumerate(self.tables)}
             eta = energy.natural(self.local, params, {**rest, **at}, (self.block,))[self.block]
-            return self.family.log_normalizer(eta).ravel()
+            return families[self.block].log_normalizer(eta).ravel()
 
         return jax.vmap(log_normalizer_at)(jnp.asarray(joint.reshape(math.prod(counts), len(counts))))
 
@@ -294,7 +288,7 @@ def _verify(summed: SummedOut) -> None:
     tabulated = jax.vmap(lambda s: summed(params, *(s[b] for b in summed.around)))(stats)
     if not jnp.abs(tabulated - exact).max() <= _TOLERANCE * jnp.abs(exact).max():
         raise IntractableError(
-            f"marginalize: with {summed.block!r} ({summed.family!r}) summed out, the energy is not affine in "
-            f"the statistics of { ({b: families[b] for b in doubtful}) }. Use graph.free_energy or "
+            f"marginalize: with {summed.block!r} ({families[summed.block]!r}) summed out, the energy is not "
+            f"affine in the statistics of { ({b: families[b] for b in doubtful}) }. Use graph.free_energy or "
             "graph.marginal; a Gaussian beside a Gaussian block can have variance='learned'."
         )

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factors over other blocks with the energy of a given factor."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 from typing import Any
 
@@ -123,16 +123,6 @@ def unchanged(block: str, family: Family) -> Part:
     return Part(family, ((block, None),))
 
 
-def labels_of(graph: FactorGraph, parts: Mapping[str, Part]) -> dict[str, tuple[Hashable, ...]]:
-    """Return the labels of the remaining units, by their new block."""
-    labels = {}
-    for block in (b for b in graph.labels if b in parts):
-        names = graph.labels[block]
-        for name, places in parts[block].pieces:
-            labels[name] = names if places is None else tuple(names[i] for i in places.array)
-    return labels
-
-
 def with_blocks(
     graph: FactorGraph, remaining: Mapping[str, Family], factors: Iterable[Factor], parts: Mapping[str, Part]
 ) -> FactorGraph:
@@ -144,4 +134,10 @@ def with_blocks(
     seen = {name for b in graph.visible if b in parts for name in parts[b].names}
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
     latent = {b: f for b, f in remaining.items() if b not in visible}
-    return FactorGraph(visible, latent, factors, labels=labels_of(graph, parts))
+    labels = {
+        name: names if places is None else tuple(names[i] for i in places.array)
+        for block, names in graph.labels.items()
+        if block in parts
+        for name, places in parts[block].pieces
+    }
+    return FactorGraph(visible, latent, factors, labels=labels)
