@@ -310,7 +310,7 @@ def _as_samples(
     """Return samples as rows, and the number of particles."""
     if samples is None:
         return None, 100 if num_particles is None else num_particles
-    blocks = samples if isinstance(samples, Mapping) else graph.as_visible(samples)
+    blocks = samples if isinstance(samples, Mapping) else states.as_visible(graph, samples)
     x, batch = states.as_rows(graph.families, blocks)
     if len(batch) != 1 or num_particles not in (None, batch[0]):
         axes = "(num_particles,)" if num_particles is None else f"({num_particles},), one per particle"

@@ -212,13 +212,6 @@ class FactorGraph(Declaration, Shown):
             with sharding.at_once():  # under jit, concrete params would be staged
                 normalization.check(self, params)
 
-    def as_visible(self, data: StateLike) -> dict[str, Any]:
-        """Return data as a dict of visible blocks; anything but a dict stands for the only one.
-
-        :raises StateError: for an array when there are several visible blocks.
-        """
-        return states.as_visible(self, data)
-
     def _as_state(self, x: StateLike) -> dict[str, Any]:
         x = dict(x) if isinstance(x, Mapping) else states.as_visible(self, x)
         states.check_names(x, self.families)

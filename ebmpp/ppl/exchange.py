@@ -238,7 +238,7 @@ class Exchange(SiteKernel):
     def _rows(self, call: Call) -> tuple[Sites, tuple[str, ...]]:
         """Return the data as rows, and the blocks that are summed out."""
         data = self.data(call.siblings, *call.args, **call.kwargs)
-        data = dict(data) if isinstance(data, Mapping) else self.graph.as_visible(data)
+        data = dict(data) if isinstance(data, Mapping) else states.as_visible(self.graph, data)
         rows, _ = states.as_rows(self.graph.families, data, tuple(self.graph.visible))
         summed = tuple(b for b in self.graph.families if b not in rows)
         for a, b in self.graph.interacting(summed):
