@@ -21,7 +21,7 @@ import ebmpp
 from ebmpp.core import random
 from ebmpp.coupling.accumulators import EnergyGradient
 from ebmpp.coupling.engine import run_pairs
-from ebmpp.coupling.pairs import Window
+from ebmpp.coupling.slots import Window
 from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, equal
 from ebmpp.moves.sweeps import resolve_moves

@@ -4,7 +4,7 @@
 
 Forward, weights are unbiased for Z, so the log of their mean is too small on average: a lower bound of log Z.
 In reverse, from draws of the model, they are unbiased for 1/Z, which gives an upper bound. Particles do not
-interact, unlike those of :mod:`ebmpp.annealing.systems`.
+interact, as they do in :mod:`ebmpp.annealing.systems`.
 """
 
 from collections.abc import Mapping
@@ -194,12 +194,9 @@ def ais(
 
     Particles start from independent units near the model and take a blocked Gibbs sweep at each inverse
     temperature. The mean of their weights is an **unbiased** estimate of Z for any reference and number of
-    temperatures. Its log is too small on average, by about half its variance where that is small. It can be
-    much too small, with a small standard error, where particles miss a mode: compare
-    :func:`ebmpp.annealing.reverse_ais`.
-
-    An independent set of blocks with as many units as possible is summed out of the weights in closed form
-    (the larger layer of a Boltzmann machine, every second layer of a deep one).
+    temperatures. Its log is too small on average, and can be much too small, with a small standard error,
+    where particles miss a mode: compare :func:`ebmpp.annealing.reverse_ais`. The weights sum out an
+    independent set of blocks with as many units as possible in closed form.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
@@ -208,12 +205,11 @@ def ais(
     :param num_temperatures: at least 2, including both ends.
     :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (weights of equal spread at each
         step, from a separate run with a tenth of the temperatures), or increasing values from 0 to 1.
-    :param data: rows of the visible blocks, at whose base rates the particles start. The default is the
-        means of a pilot: 200 chains of 100 sweeps, whose draws are used for nothing else.
+    :param data: rows of the visible blocks, at whose base rates the particles start; by default at the means
+        of a pilot of 200 chains.
     :param reference: natural parameters at which some or all blocks start
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
-    :param mesh: devices over whose first axis the particles are sharded; up to rounding, weights do not
-        depend on it.
+    :param mesh: devices over whose first axis the particles are sharded.
     :param progress_bar: show one.
     :return: a :class:`~ebmpp.annealing.LogPartition`.
     :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to 1, or under ``jit``.
@@ -258,10 +254,9 @@ def reverse_ais(
 ) -> LogPartition:
     """Estimate log Z from above, by annealing from draws of the model to independent units.
 
-    From **exact** draws the mean weight is unbiased for 1/Z, so the result is too large on average: an upper
-    bound in expectation. Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models that are
-    small or attractive. Samples of a long chain are accepted, but then nothing is bounded for certain: draws
-    that miss a mode give too small a value, as forward annealing does. The result is then not ``unbiased``.
+    From **exact** draws the mean weight is unbiased for 1/Z, so the result is an upper bound in expectation.
+    Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models that are small or attractive.
+    Samples of a long chain bound nothing for certain: if they miss a mode, the value is too small.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
@@ -285,9 +280,6 @@ def reverse_ais(
 
     1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte
        Carlo*.
-    2. Burda, Grosse, Salakhutdinov (2015), *Accurate and conservative estimates of MRF log-likelihood using
-       reverse annealing*: from rows of data instead, for the likelihood of the annealed chain, which is not
-       the given model.
 
     **Example**
 

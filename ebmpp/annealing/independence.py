@@ -4,8 +4,7 @@ r"""Coupled particle independent Metropolis-Hastings: unbiased means from partic
 
 A chain of systems proposes a new system and accepts it with probability ``min(1, Z'/Z)``, where Z is a
 system's estimate of the partition function. Two such chains, the second one step behind, get the same
-proposals and the same uniforms, so they meet as soon as both accept the same system. The meeting time depends
-only on the spread of log Z, not on how fast a Gibbs chain mixes.
+proposals and the same uniforms, so they meet as soon as both accept the same system.
 
 With independent systems S_0, S_1, ... the chains start at X_0 = S_0 and Y_0 = S_1. X_1 is S_1 or X_0. At
 t >= 2 the transitions from X_{t-1} to X_t and from Y_{t-2} to Y_{t-1} use S_t and one uniform. With

@@ -34,16 +34,9 @@ _SHORTEST = 1e-6  # of these steps
 def temperatures(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, "temperatures"]:
     """Return increasing inverse temperatures from 0 to 1.
 
-    :param kind: "linear"; "sigmoid", which is denser at both ends; or increasing values from 0 to 1.
+    :param kind: "linear"; "sigmoid", which is denser at both ends (Wu, Burda, Salakhutdinov, Grosse 2017, *On
+        the quantitative analysis of decoder-based generative models*, section 4); or values from 0 to 1.
     :param num_temperatures: number of values, 0 and 1 included; ignored where ``kind`` gives the values.
-    :raises ArgumentError: for fewer than two, an unknown name, or values that do not increase from 0 to 1.
-
-    **References**
-
-    1. Wu, Burda, Salakhutdinov, Grosse (2017), *On the quantitative analysis of decoder-based generative
-       models*, section 4: the sigmoid.
-
-    **Example**
 
     >>> temperatures("sigmoid", 5).round(2).tolist()
     [0.0, 0.1, 0.5, 0.9, 1.0]
@@ -58,11 +51,7 @@ def temperatures(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, 
 
 
 def given_places(name: str, values: Any, end: int) -> Float32[np.ndarray, "places"]:
-    """Return a user's places as an array.
-
-    :param end: the last place of the path; that of the model.
-    :raises ArgumentError: for anything but at least two values that increase from 0 to the end.
-    """
+    """Return a user's places as an array; they must increase from 0 to ``end``, the place of the model."""
     places = np.asarray(checks.numbers(name, values), np.float32)
     ends = places.ndim == 1 and len(places) > 1 and (places[0], places[-1]) == (0, end)
     if not ends or not (np.diff(places) > 0).all():
@@ -75,15 +64,10 @@ def constant_speed(
 ) -> Float32[np.ndarray, "temperatures"]:
     """Return increasing inverse temperatures whose log-weights have about the same spread at each step.
 
+    Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed along a path.
+
     :param betas: of a pilot run.
     :param spread: standard deviation of the pilot's log-weights at each step.
-    :param num_temperatures: number of values to return.
-
-    **References**
-
-    1. Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed along a path.
-
-    **Example**
 
     >>> constant_speed(np.array([0, 0.5, 1]), np.array([0.3, 0.1]), 5).round(2).tolist()
     [0.0, 0.17, 0.33, 0.5, 1.0]
@@ -194,11 +178,7 @@ def adaptive_ladder(
 
 
 def thinned(path: Path, key: Array, num: int, cess_threshold: float, most: int) -> Path | None:
-    """Return a path whose knots are the places of an adaptive ladder, or None if it takes too many.
-
-    :param num: number of particles of the pilot.
-    :param most: largest number of knots.
-    """
+    """Return a path whose knots are the places of an adaptive ladder, at most ``most``, or else None."""
     ladder = adaptive_ladder(path, key, num, cess_threshold, most=most)
     if not ladder.is_complete():
         return None

@@ -85,7 +85,7 @@ class LogPartition(Shown):
             only visible block.
         :return: shape ``(*batch,)``.
         :raises IntractableError: where the latents given the visibles are not one layer, so that log Z alone
-            does not give the likelihood; :func:`ebmpp.exact.log_likelihood` sums over those of small models.
+            does not give the likelihood; :func:`ebmpp.exact.log_likelihood` sums over them in small models.
         :raises StateError: data of a wrong name, shape or value.
         """
         rows = tables.as_table(self.graph, data).observed()

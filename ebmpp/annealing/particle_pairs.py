@@ -19,7 +19,6 @@ from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.log_partition import Data, not_finite
 from ebmpp.annealing.particles import Paths, prepare, run_keys
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.reference import check_model
 from ebmpp.core import checks, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.statistics import standard_error
@@ -91,8 +90,7 @@ def particle_expectation(
 
     A chain holds a system of :func:`ebmpp.smc` and accepts a new one with probability ``min(1, Z'/Z)``. Both
     chains of a pair get the same proposals and meet when both accept one; the estimate is H_{k:m}. Meeting
-    takes longer the wider the spread of log Z, and does not depend on how fast a Gibbs chain mixes. All
-    particles of a system count. Heavy tails of Z show as long meeting times.
+    takes longer the wider the spread of log Z, and does not depend on how fast a Gibbs chain mixes.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
@@ -100,16 +98,14 @@ def particle_expectation(
     :param rng_key: a jax key; a pair's draws depend on it and on the pair's number.
     :param num_particles: particles per system, at least 2.
     :param num_pairs: independent pairs, at least 1.
-    :param k: first time that counts, at least 0; by then the chain has seen k new systems.
-    :param m: last time that counts, at least k. 1 uses both initial systems at no cost; each further unit
-        costs one system.
+    :param k: first time that counts, at least 0.
+    :param m: last time that counts, at least k. Each unit beyond 1 costs one system.
     :param path: None or "line", ``fit.path``, or a list of params: as for :func:`ebmpp.smc`, like data,
         ladder ("adaptive", or places), cess_threshold, and num_sweeps.
     :param max_systems: number of systems after which an unmet pair stops, more than m; None: no limit.
     :param unmet: treatment of stopped pairs: "raise", or "drop" them from the mean with a warning, because
         **that is biased**.
-    :param mesh: devices over whose first axis the pairs are sharded, best a divisor of their number; the
-        result does not depend on it.
+    :param mesh: devices over whose first axis the pairs are sharded, best a divisor of their number.
     :param progress_bar: show one.
     :return: an :class:`~ebmpp.coupling.UnbiasedEstimate` of lag 1, with times in systems and ``cost`` in
         sweeps of one chain.
@@ -144,11 +140,10 @@ def particle_expectation(
     outcomes = []
     with sharding.over(f"{name}: mesh", mesh):
         params = sharding.place(params)
-        key = check_model(name, graph, params, rng_key)
-        run = prepare(name, graph, params, key, num, cess_threshold=cess_threshold, **options)
+        run = prepare(name, graph, params, rng_key, num, cess_threshold=cess_threshold, **options)
         check_function(f"{name}: fn", fn, _shapes(graph))
         statics = (fn, num, k, m, max_systems, run.num_sweeps)
-        keys = run_keys(key, pairs)
+        keys = run_keys(run.key, pairs)
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
             for batch in np.split(keys, range(sharding.width(), pairs, sharding.width())):
@@ -183,17 +178,9 @@ def _estimate(
             stacklevel=3,
         )
     totals = jax.tree.map(lambda h: h[met].astype(float), outcome.total)
-    return UnbiasedEstimate(
-        value=jax.tree.map(lambda h: h.mean(0), totals),
-        standard_error=jax.tree.map(lambda h: standard_error(np.moveaxis(h, 0, -1)), totals),
-        meeting_time=np.where(met, outcome.meeting_time, np.inf),
-        met=met,
-        cost=np.where(met, outcome.num_systems * float(sweeps), np.inf),
-        k=k,
-        m=m,
-        lag=1,
-        max_sweeps=limit,
-        num_unmet=num_unmet,
-        trials=1.0,
-        acceptance=float(outcome.acceptance.mean()),
-    )
+    value = jax.tree.map(lambda h: h.mean(0), totals)
+    error = jax.tree.map(lambda h: standard_error(np.moveaxis(h, 0, -1)), totals)
+    time = np.where(met, outcome.meeting_time, np.inf)
+    cost = np.where(met, outcome.num_systems * float(sweeps), np.inf)
+    acceptance = float(outcome.acceptance.mean())
+    return UnbiasedEstimate(value, error, time, met, cost, k, m, 1, limit, num_unmet, 1.0, acceptance)

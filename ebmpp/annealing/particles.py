@@ -34,6 +34,7 @@ _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another pa
 class Run(NamedTuple):
     """Checked arguments of a run of particle systems."""
 
+    key: Array
     path: Path
     ladder: Ladder
     log_z0: float
@@ -50,7 +51,7 @@ def prepare(
     name: str,
     graph: FactorGraph,
     params: Params,
-    key: Array,
+    rng_key: Array,
     num: int,
     *,
     path: Paths,
@@ -59,11 +60,8 @@ def prepare(
     cess_threshold: float,
     num_sweeps: int,
 ) -> Run:
-    """Check the options of particle systems, and find their path and ladder.
-
-    :param key: ``(2,)``.
-    :param num: number of particles of a system.
-    """
+    """Check the arguments of particle systems of ``num`` particles, and find their path and ladder."""
+    key = check_model(name, graph, params, rng_key)
     checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
     num_sweeps = checks.count(f"{name}: num_sweeps", num_sweeps)
     eta0 = path.eta0 if isinstance(path, Path) else reference(graph, params, key, data)
@@ -74,7 +72,7 @@ def prepare(
     else:
         places = ladders.given_places(f"{name}: ladder", ladder, int(path.num) - 1)
         result = Ladder(jnp.asarray(places), jnp.full((), len(places), jnp.int32))
-    return Run(path, result, log_partition(graph, eta0), num_sweeps)
+    return Run(key, path, result, log_partition(graph, eta0), num_sweeps)
 
 
 def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths) -> Path:
@@ -167,13 +165,10 @@ def smc(
 ) -> ParticleSystem:
     """Estimate log Z and draw weighted samples of any graph by sequential Monte Carlo.
 
-    Particles start from independent units and follow a path of models. At each rung they are reweighted,
-    resampled if fewer than half of an island's particles are effective, and moved by blocked Gibbs sweeps.
-    Each island's estimate of Z is **unbiased** for any path and rungs, and so is their mean; its log is too
-    small on average. The standard error is that of independent islands, valid with any resampling. Like any
-    forward estimate it does not show a mode that no particle has found.
-
-    As in :func:`ebmpp.ais`, which follows a path without resampling, blocks are summed out of the weights.
+    Particles follow a path of models from independent units, as in :func:`ebmpp.ais`, and are resampled at
+    rungs where fewer than half of an island's particles are effective. Each island's estimate of Z is
+    **unbiased** for any path and rungs, and so is their mean; its log is too small on average. The standard
+    error is that of independent islands. No forward estimate shows a mode that no particle has found.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
@@ -182,19 +177,17 @@ def smc(
     :param num_islands: independent systems, at least 10.
     :param path: None or "line": straight from independent units. ``fit.path``: along a training run. A list
         of params: straight to the first, and through the others to the model.
-    :param data: rows of the visible blocks, at whose base rates the particles start. The default is the
-        means of a pilot.
-    :param ladder: "adaptive": rungs with equal ``cess_threshold``, found by a pilot system whose draws are
-        used for nothing else. Or places that increase from 0 to the path's end (1 for the line, otherwise the
-        number of params, including this model's).
-    :param cess_threshold: conditional effective sample size of each rung, as a share of the particles,
-        between 0 and 1. A larger value gives more rungs.
+    :param data: rows of the visible blocks, at whose base rates the particles start; by default at the means
+        of a pilot.
+    :param ladder: "adaptive", by a pilot system whose draws are used for nothing else, or places from 0 to
+        the path's end (1 for the line, otherwise the number of params, including this model's).
+    :param cess_threshold: conditional effective sample size of each rung of an adaptive ladder, as a share
+        of the particles, between 0 and 1.
     :param num_sweeps: of blocked Gibbs per rung. Where islands differ much (``log_z`` has a long upper
         tail), modes are found late and the stated error is too small: fewer particles with more sweeps find
         them at the same cost. On a 784x500 machine 1,000 particles of 20 sweeps agreed with annealing of
         10,000 temperatures, where 10,000 of one sweep stayed 0.8 below at a stated 0.2.
-    :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number; up
-        to rounding, the result does not depend on it.
+    :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number.
     :param progress_bar: show one.
     :return: a :class:`~ebmpp.annealing.ParticleSystem`.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
@@ -227,9 +220,8 @@ def smc(
     options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
     with sharding.over("smc: mesh", mesh):
         params = sharding.place(params)
-        key = check_model("smc", graph, params, rng_key)
-        run = prepare("smc", graph, params, key, num, cess_threshold=cess_threshold, **options)
-        keys = run_keys(key, islands)
+        run = prepare("smc", graph, params, rng_key, num, cess_threshold=cess_threshold, **options)
+        keys = run_keys(run.key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
         result = _as_result(run, params, system, keys)
     warn_low_ess(_ADVICE, result)

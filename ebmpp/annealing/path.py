@@ -25,19 +25,17 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int32
-import numpy as np
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
-from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
 from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
-from ebmpp.graph import FactorGraph, display, energy
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
 from ebmpp.moves import gibbs
@@ -66,12 +64,11 @@ class Slope(NamedTuple):
     jax.tree_util.register_dataclass, data_fields=["eta0", "betas", "knots", "num"], meta_fields=["graph"]
 )
 @dataclasses.dataclass(frozen=True, repr=False)
-class Path(Shown):
+class Path:
     """Path of models from independent units to a model; a pytree whose graph is static.
 
     ``len(path)`` is the number of knots, including the reference, and ``path.params_at(i)`` gives the params
-    of one; -1 is the model. Between knots the inverse temperature and the params are interpolated linearly.
-    ``fit(..., keep_path=True)`` makes the path of a training run. Paths can be pickled.
+    of one; -1 is the model. ``fit(..., keep_path=True)`` makes the path of a training run.
 
     :param graph: the declaration.
     :param eta0: natural parameters of the reference, ``statistic_shape`` each.
@@ -102,19 +99,6 @@ class Path(Shown):
     def __repr__(self) -> str:
         num = len(self) if is_concrete(self.num) else len(self.betas)
         return f"Path({num} knots, {self.graph!r})"
-
-    def __str__(self) -> str:
-        concrete = all(map(is_concrete, jax.tree.leaves(self)))
-        return super().__str__() if concrete else repr(self)
-
-    def _card(self) -> Card:
-        betas, models = np.asarray(self.betas), range(1, len(self))
-        names = [f.name for f in self.graph.factors]
-        size = lambda i: (display.root_mean_square(self.params_at(i)[n]) for n in names)
-        rows = [(i, float(betas[i]), *size(i)) for i in models]
-        head = ("knot", "beta", *(f"rms {n}" for n in names))
-        title = f"A path of {len(self)} knots: independent units, then models (rms: root of the mean square)"
-        return Card(title, [Grid(head, rows), *display.card(self.graph).grids])
 
     def __len__(self) -> int:
         """Return the number of knots, including the reference."""
@@ -246,11 +230,7 @@ class Path(Shown):
 
 
 def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> None:
-    """Check the params of all knots of a path but the reference.
-
-    :param name: of the caller, for errors.
-    :raises ParameterError: for params that do not fit the graph or do not normalise.
-    """
+    """Check that the models of a path, which ``name`` takes, fit the graph and normalise."""
     for index, params in enumerate(models, 1):
         try:
             graph.check(params)
@@ -277,11 +257,6 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
     return tuple(best)
 
 
-def _of_part(graph: FactorGraph, eta0: Eta, block: str, part: Any) -> Array:
-    split = graph.splits[block]
-    return split.take(eta0[block].reshape(split.family.size, *split.family.stat_shape), part)
-
-
 def between(eta0: Array, eta1: Array, beta: Array) -> Array:
     """Return natural parameters at ``beta``, given rows ``eta1`` of the model."""
     eta0 = lax.broadcast_to_rank(eta0, eta1.ndim)
@@ -291,10 +266,15 @@ def between(eta0: Array, eta1: Array, beta: Array) -> Array:
 def _visit(target: Target, eta0: Eta, x: Blocks, blocks: Iterable[str], beta: Array, keys: Array) -> Blocks:
     """Draw the ``blocks`` of a layer at ``beta``, one row per key."""
 
+    def start(b: str, part: Any) -> Array:
+        if part is None:
+            return eta0[b]
+        split = target.graph.splits[b]
+        return split.take(eta0[b].reshape(split.family.size, *split.family.stat_shape), part)
+
     def new(eta: Eta, view: Any, part: Any) -> Blocks:
         row_keys = keys if part is None else random.fold_in(keys, 0, part)
-        start = {b: eta0[b] if part is None else _of_part(target.graph, eta0, b, part) for b in eta}
-        eta = {b: between(start[b], e, beta) for b, e in eta.items()}
+        eta = {b: between(start(b, part), e, beta) for b, e in eta.items()}
         return gibbs.draw(view, eta, eta, row_keys)
 
     return gibbs.visit(target, x, blocks, new)

@@ -26,11 +26,7 @@ from ebmpp.moves.target import Target
 
 
 def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:
-    """Check what every function of this room takes, and return the key pair of the key.
-
-    :raises ArgumentError: for anything but a graph and a key, or under ``jit``.
-    :raises ParameterError: for params that do not fit or do not normalise.
-    """
+    """Check what every function of this room takes, and return the key pair of the key."""
     checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
     instead = (
         "use monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
@@ -61,14 +57,6 @@ def reference(
     :param data: rows of the visible blocks, whose means replace the pilot's; latents then have the family's
         default distribution.
     :param fixed: natural parameters of some blocks, which take precedence.
-    :raises ParameterError: for a wrong name or shape.
-    :raises DomainError: where a fixed block does not normalise.
-    :raises StateError: for data of a wrong name, shape or value.
-
-    **References**
-
-    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.1.3:
-       base rates.
     """
     eta = _checked(graph, {} if fixed is None else fixed)
     if data is not None:
@@ -80,10 +68,9 @@ def reference(
 
 
 def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array, weights: Any = None) -> Blocks:
-    """Return natural parameters with the means of data, and each latent family's default.
+    """Return natural parameters with the (weighted) means of data, and each latent family's default.
 
-    :param weights: of the rows; None for equal ones.
-    :raises StateError: for data of a wrong name, shape or value.
+    Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.1.3.
     """
     families = graph.families
     default = {b: f.default_eta() for b, f in families.items()}

@@ -25,8 +25,19 @@ import jax.numpy as jnp
 from ebmpp.core import backend, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
-from ebmpp.coupling.pairs import Accumulator, Fresh, Job, Outcome, Starts, Window, uses_fast_compile
-from ebmpp.coupling.slots import Jobs, Packed, Slots, Stage, first_size, num_slots_for, ready_at_once, stages
+from ebmpp.coupling.accumulators import Accumulator, uses_fast_compile
+from ebmpp.coupling.slots import (
+    Fresh,
+    Job,
+    Jobs,
+    Outcome,
+    Packed,
+    Slots,
+    Stage,
+    Window,
+    num_slots_for,
+    stages,
+)
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
@@ -35,6 +46,7 @@ from ebmpp.moves.target import Target
 
 #: Trials per sweep of ``max_sweeps`` that a draw may take, so that it stops a stalled pair as well.
 _TRIALS_PER_SWEEP = 1024
+_READY = 16384  # pairs whose starts are in memory at once
 _NEVER = 2**31 - 1  # meeting time of an unmet pair
 _FLUSH_ROWS = 512  # states per weighted product; smaller products are bound by overhead
 _FEW_REPEATS = 8  # sweeps that may run without a check for active slots
@@ -76,8 +88,8 @@ def run_pairs(
     moves: tuple[Move, ...],
     accumulator: Accumulator,
     num_slots: int | None,
-    x: Starts,
-    y: Starts | None,
+    x: Rows | Fresh,
+    y: Rows | Fresh | None,
     key: UInt32[Array, "2"],
     window: Window,
     job_weights: PerRow | None = None,
@@ -128,8 +140,9 @@ class _Engine:
         key: Key,
     ) -> None:
         self.target = target if jobs.given is None else dataclasses.replace(target, given=jobs.given)
-        self.moves, self.jobs, self.valid = moves, jobs, valid
+        self.moves, self.jobs = moves, jobs
         self.keys = random.fold_in(key, jobs.number)
+        self.valid = jnp.ones(len(self.keys), bool) if valid is None else valid
         self.accumulator, self.window = accumulator, window
         self.free = tuple({b: None for move in moves for b in move.blocks})
         self.offsets = offsets(target.graph, moves)
@@ -138,24 +151,22 @@ class _Engine:
         self.max_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
 
     def run(self, num_slots: int) -> _Run:
-        """Run all jobs, first in ``num_slots`` slots, then in fewer as pairs finish.
-
-        Jobs are prepared in parts, and slots continue across parts. Jobs that are not valid never start.
-        """
+        """Run all valid jobs, prepared in parts, in ``num_slots`` slots, then in fewer as pairs finish."""
         num_jobs = len(self.keys)
-        first, *rest = stages(first_size(num_slots, num_jobs))
-        size = ready_at_once(num_jobs)
+        # at most the jobs, rounded up to a power of two, which shares programs
+        first, *rest = stages(min(num_slots, 1 << (num_jobs - 1).bit_length()))
+        size = min(num_jobs, _READY)
         parts = -(-num_jobs // size)
         shapes = jax.eval_shape(lambda: self._starts(self.jobs.slice(0, size))[0])
-        slots = Packed.empty(shapes, {b: self.target.num_parts(b) for b in shapes}, first.size)
+        empty = Packed.empty(shapes, {b: self.target.num_parts(b) for b in shapes}, first.size)
         zero = jnp.zeros((), jnp.int32)
         total = self.accumulator.init(self.target, num_jobs)
-        start = _Run(slots, total, jnp.full(num_jobs, _NEVER, jnp.int32), zero, jnp.zeros(5))
+        start = _Run(empty, total, jnp.full(num_jobs, _NEVER, jnp.int32), zero, jnp.zeros(5))
 
         def run_part(number: Array | int, run: _Run) -> _Run:
             run, jobs = self._prepare(run, number, size)
-            slots, started = run.slots.unpack().fill(jobs, zero, self.window.lag)
-            run = run._replace(slots=slots.pack(), started=started)
+            filled, started = run.slots.unpack().fill(jobs, zero, self.window.lag)
+            run = run._replace(slots=filled.pack(), started=started)
             return self._stage(run, first, jobs, is_last=True if parts == 1 else number == parts - 1)
 
         run = run_part(0, start) if parts == 1 else lax.fori_loop(0, parts, run_part, start)
@@ -168,7 +179,7 @@ class _Engine:
         first = 0 if size == num_jobs else jnp.minimum(number * size, num_jobs - size)
         numbers = first + jnp.arange(size)
         if size < num_jobs:
-            valid = (numbers >= number * size) & (True if valid is None else valid[numbers])
+            valid = (numbers >= number * size) & valid[numbers]
         x, y = self._starts(self.jobs.slice(first, size))
         x, run = self._advance(run, x, numbers, valid)
         starts = {b: jnp.stack([x[b], y[b]]) for b in x}
@@ -176,8 +187,7 @@ class _Engine:
         run, met = self._load(run, starts, same, numbers, valid)
         met &= _finite(self.target.params)  # draws may agree where params are not finite
         done = met & (self.window.lag >= self.window.m)
-        if valid is not None:
-            met, done = met & valid, done | ~valid
+        met, done = met & valid, done | ~valid
         queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # int64 under jax_enable_x64
         time = run.meeting_time.at[numbers].min(jnp.where(met, self.window.lag, _NEVER))
         jobs = Jobs(starts, same, queue, (~done).sum(dtype=jnp.int32), first)
@@ -190,35 +200,31 @@ class _Engine:
         x = draw(jobs.x)
         return x, x if jobs.y is None else draw(jobs.y)
 
-    def _advance(self, run: _Run, x: Rows, numbers: Counts, valid: Which | None) -> tuple[Rows, _Run]:
+    def _advance(self, run: _Run, x: Rows, numbers: Counts, valid: Which) -> tuple[Rows, _Run]:
         """Make ``lag`` sweeps of the leading chains, and add the states at times k to m."""
         keys, target = self.keys[numbers], self.target.take(numbers)
-        mask = lambda a: a if valid is None else jnp.where(valid, a, 0)
 
         def sweep(t: Array, carry: tuple) -> tuple:
             x, total, accepted = carry
             inside = self.window.inside(t)
-            weights = mask(jnp.broadcast_to(inside, numbers.shape))
+            weights = jnp.where(valid, inside, 0)
             add = lambda total: self._add(total, x, weights, numbers)
             total = lax.cond(inside > 0, add, lambda total: total, total)
             x, count = draw_sweep(target, x, self.moves, random.fold_in(keys, t + 1))
-            return x, total, accepted + mask(count).sum().astype(accepted.dtype)
+            return x, total, accepted + jnp.where(valid, count, 0).sum().astype(accepted.dtype)
 
         zero = jnp.zeros((), jnp.float32)
         x, total, accepted = lax.fori_loop(0, self.window.lag, sweep, (x, run.total, zero))
-        per_sweep = self.proposes * (len(numbers) if valid is None else valid.sum())
-        proposals = (self.window.lag * per_sweep).astype(jnp.float32)
+        proposals = (self.window.lag * self.proposes * valid.sum()).astype(jnp.float32)
         count = jnp.stack(_Count(zero, zero, proposals, accepted, zero))
         return x, run._replace(total=total, count=run.count + count)
 
     def _load(
-        self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which | None
+        self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which
     ) -> tuple[_Run, Which]:
         """Add the states (X_lag, Y_0), and return which pairs have met there."""
         met = agree(same, self.free, len(same[self.free[0]]))
-        weights = self._weights(jnp.broadcast_to(self.window.lag, met.shape), met)
-        if valid is not None:
-            weights = jnp.where(valid, weights, 0)
+        weights = jnp.where(valid, self._weights(jnp.broadcast_to(self.window.lag, met.shape), met), 0)
         add = lambda total: self._add(total, flat(starts), weights.reshape(-1), jnp.tile(numbers, 2))
         lag = self.window.lag
         is_counted = (self.window.inside(lag) != 0) | (self.window.correction(lag) != 0)
@@ -310,10 +316,7 @@ class _Engine:
         return run, rows, weights.reshape(-1), owners.reshape(-1)
 
     def _sweep(self, slots: Slots) -> tuple[Slots, _Count]:
-        """Make one trial of each part of each move, in order; a rejected row retries the same part.
-
-        :return: the slots, and counts for each slot.
-        """
+        """Make one trial of each part of each move, in order; a rejected row retries the same part."""
         keys = random.materialize(random.fold_in(self.keys[slots.job], slots.t + 1))
         # A copy of what the loop carries has the same bits wherever it is read.
         slots = slots._replace(z=copied(slots.z, slots.same))
@@ -374,10 +377,7 @@ class _Engine:
         return slots, tally
 
     def _finish(self, slots: Slots) -> tuple[Slots, Array, Array, Array]:
-        """Advance the time of finished sweeps, and free the slots of finished pairs.
-
-        :return: the slots, meeting times, weights of the states, and numbers of moves made.
-        """
+        """Advance finished sweeps, free slots; return these, meeting times, weights, numbers of moves."""
         moved = slots.active & (slots.move == self.offsets[-1])
         t = slots.t + moved.astype(slots.t.dtype)
         met = agree(slots.same, self.free, len(t))

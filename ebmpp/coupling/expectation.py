@@ -20,9 +20,9 @@ from jax.sharding import Mesh
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.coupling.accumulators import Function, check_function
-from ebmpp.coupling.engine import Outcome, Window, run_pairs
-from ebmpp.coupling.pairs import Fresh
+from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.pools import free_rows, with_pool
+from ebmpp.coupling.slots import Fresh, Outcome, Window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed, as_clamped
@@ -108,9 +108,10 @@ class UnbiasedEstimate(Shown):
         if not np.isnan(self.acceptance):
             rows += [("acceptance of Metropolis proposals", f"{self.acceptance:.3g}")]
             rows += [(f"P(tau > {self.lag})", f"{self.late:.3g} (at most {self.late_upper:.2g})")]
-        title = f"Unbiased estimate from {pairs} coupled pairs of chains"
-        title += f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
-        return Card(title, (Grid(("", ""), rows),))
+        dropped = f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
+        return Card(
+            f"Unbiased estimate from {pairs} coupled pairs of chains{dropped}", [Grid(("", ""), rows)]
+        )
 
 
 def unbiased_expectation(
@@ -165,8 +166,8 @@ def unbiased_expectation(
         function of a jax key that returns the dict for one pair; "local_mode" for one Gibbs sweep from a
         local mode; or None. Blocks without a value are drawn uniformly.
     :param independent_starts: draw these blocks independently for the following chain. By default both chains
-        of a pair start at one state, hence in one mode, and a failure to leave it shows only in a few very
-        long meeting times. Independent starts show it in many, and cost more.
+        of a pair start in one mode, and a failure to leave it shows only in a few very long meeting times.
+        Independent starts show it in many, and cost more.
     :param max_sweeps: stop an unmet pair after this number of sweeps of its leading chain, more than ``lag``,
         or when one draw takes 1024 times as many trials. None: no limit.
     :param unmet: "raise" an error for pairs that ``max_sweeps`` or a failed draw stopped, or "drop" them with
@@ -175,8 +176,8 @@ def unbiased_expectation(
         pairs, and their spread gives the standard error.
     :param num_slots: pairs that run at once on each device; affects speed and rounding only. By default 8 (up
         to 100 pairs) or 64 on a CPU, and 4096 on an accelerator.
-    :param mesh: devices to shard the pairs over, by its first axis. Meeting times are identical to a
-        single-device run, and values equal up to rounding. Params may be sharded over other axes.
+    :param mesh: devices to shard the pairs over, by its first axis; values are equal up to rounding. Params
+        may be sharded over other axes.
     :param clamped: values of clamped blocks, without a batch axis or one per pair, for expectations under the
         posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is clamped at its known units. A
         block with the name of an argument is passed in a dict: ``clamped={"k": ...}``.
@@ -265,7 +266,7 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
         values = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
     rows, batch = free_rows("init", target, {} if init is None or isinstance(init, str) else values)
     per_pair = (), (num_pairs,)
-    axes_of_clamped = ((),) if clamped.keep else per_pair  # observed units are those of all pairs
+    axes_of_clamped = ((),) if clamped.keep else per_pair  # all pairs share the observed units
     for name, axes, valid in (("init", batch, per_pair), ("clamped blocks", clamped.batch, axes_of_clamped)):
         if axes not in valid:
             raise StateError(f"{name} must have leading axes {' or '.join(map(str, valid))}, got {axes}.")
@@ -288,10 +289,7 @@ class Request(NamedTuple):
 
 
 def check_request(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None, unmet: str) -> Request:
-    """Check the window and limits; see :func:`unbiased_expectation`.
-
-    :raises ArgumentError: for a number out of range.
-    """
+    """Check the window and limits; see :func:`unbiased_expectation`."""
     k = checks.count(f"{who}: k", k, least=0)
     m = k if m is None else checks.count(f"{who}: m", m, least=k)
     lag = checks.count(f"{who}: lag", lag)
@@ -300,10 +298,7 @@ def check_request(who: str, k: int, m: int | None, lag: int, max_sweeps: int | N
 
 
 def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
-    """Return the number of unmet pairs, with a warning if they are to be dropped.
-
-    :raises UnmetError: for unmet pairs unless ``unmet`` is "drop", and if no pair met.
-    """
+    """Return the number of unmet pairs with a warning; raise if ``unmet`` is "raise", or if no pair met."""
     missing = int((~met).sum())
     if not missing:
         return 0
@@ -318,7 +313,6 @@ def estimate_from(outcome: Outcome, request: Request, sums: Function) -> Unbiase
     """Return the mean over the pairs that met, with its standard error.
 
     :param sums: the accumulator of the run, with one row per pair or per block of pairs.
-    :raises UnmetError: if pairs are unmet and ``request.unmet`` is "raise".
     """
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0

@@ -27,10 +27,7 @@ _SWEEPS = 10
 
 
 def mixture_of(moves: Sequence[Any]) -> Mixture | None:
-    """Return the move that proposes from a pool, or None.
-
-    :raises ArgumentError: for two moves that need different pools.
-    """
+    """Return the move that proposes from a pool, or None."""
     mixtures = list(dict.fromkeys(move for move in moves if isinstance(move, Mixture)))
     if len(mixtures) > 1:
         raise ArgumentError(f"coupling must have one Mixture move, got {mixtures[0]} and {mixtures[1]}.")
@@ -43,8 +40,6 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
     :param who: name of the calling function, for errors.
     :param pool: rows of some blocks, a :class:`~ebmpp.moves.target.Pool`, or None.
     :param key: draws the blocks that the rows lack.
-    :raises ArgumentError: for a pool without a move that uses it, or the reverse.
-    :raises StateError: for a pool that does not fit the graph, or with clamped values that differ per pair.
     """
     move = mixture_of(moves)
     if (move is None) != (pool is None):
@@ -71,10 +66,7 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
 
 
 def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, tuple[int, ...]]:
-    """Return values of free blocks as rows, and their leading axes.
-
-    :raises StateError: for anything but a dict of values of free blocks.
-    """
+    """Return a dict of values of free blocks as rows, and their leading axes."""
     if not isinstance(values, Mapping):
         raise StateError(f"{name} must be a dict of blocks, got {checks.tell(values)}.")
     checks.names(f"free block of {name}", values, target.free, StateError)

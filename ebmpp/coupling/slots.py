@@ -1,19 +1,24 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Slots in which coupled pairs run, and the queue that fills them."""
+"""Inputs and outcome of a run of coupled pairs, and the slots in which they run."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Int32, Integer
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend
-from ebmpp.core.types import Chains, Counts, Which
+from ebmpp.core.types import Blocks, Chains, Counts, Keys, PerRow, Rows, Scalar, State, Which
+from ebmpp.graph.states import Clamped
+from ebmpp.moves import search
 from ebmpp.moves.move import Flags
+from ebmpp.moves.target import Target
 
 #: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
 _SLOTS = 64
@@ -21,12 +26,85 @@ _SLOTS = 64
 #: Gradients by 100 pairs take 0.67 to 0.98 of the time with 64 slots for k = 1 and 0.9 to 1.15 for k = 20 or
 #: 100; by 128 pairs 0.78 to 0.98 and 0.98 to 1.34.
 _FEW_JOBS = 100
-#: Pairs whose starts are in memory at once: starts of 10^6 pairs would take most of the memory.
-_READY = 16384
 #: Slots that the tail sweeps together on a CPU: see :func:`stages`.
 _CHUNK = 8
 # On an accelerator a sweep of fewer than about 500 rows is bound by kernel launches.
 _ACCELERATED_SLOTS, _ACCELERATED_STOP = 4096, 256
+
+
+class Window(NamedTuple):
+    """The window of states that the estimator :math:`H_{k:m}` averages, and the lag; all may be traced."""
+
+    k: Array
+    m: Array
+    lag: Array
+    max_sweeps: Array
+    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. A draw may take at most
+    :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at most 1024 times this limit."""
+
+    def inside(self, t: Array) -> Array:
+        """Return the weight of f(X_t) in the ergodic average."""
+        return ((t >= self.k) & (t <= self.m)).astype(jnp.int32)
+
+    def correction(self, t: Array) -> Array:
+        """Return the weight of f(X_t) - f(Y_{t - lag}) while the pair is unmet."""
+        first = jnp.maximum(self.lag, t - self.m)
+        # Not negative where they count, so truncation equals floor division, which takes ten kernels.
+        count = lax.div(t - self.k, self.lag) - lax.div(first + self.lag - 1, self.lag) + 1
+        return jnp.where(t >= self.k + self.lag, count, 0)
+
+
+class Outcome(NamedTuple):
+    """Sums, meeting times and counts of a run."""
+
+    total: Any
+    """Sum of the accumulator, to be divided by ``m - k + 1``."""
+    meeting_time: Integer[Array, "jobs"]
+    """First t with X_t = Y_{t - lag}; -1 if unmet, or if a draw before m failed."""
+    trials: Scalar
+    """Mean number of coupled trials per move, trials of residuals included."""
+    acceptance: Scalar | None
+    """Accepted proposals over all proposals; None without Metropolis moves."""
+    broken: Scalar | int = 0
+    """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["keys", "init"], meta_fields=["kind"])
+@dataclasses.dataclass(frozen=True)
+class Fresh:
+    """Starting states to be drawn by :func:`ebmpp.moves.search.start` when needed, to save memory.
+
+    :param keys: one per state.
+    :param init: values of some blocks, ``(rows, *shape)`` or one row for all states.
+    :param kind: one of :data:`~ebmpp.moves.search.STARTS`.
+    """
+
+    keys: Keys
+    init: State
+    kind: str
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def rows(self, target: Target) -> Blocks:
+        """Draw the states."""
+        return search.start(target, self.keys, self.init, self.kind)
+
+
+class Job(NamedTuple):
+    """Inputs of the jobs, each with a leading axis."""
+
+    number: Counts
+    x: Rows | Fresh
+    y: Rows | Fresh | None  # None: the start of the leading chain
+    given: Clamped | None  # clamped values, where they differ between jobs
+    weights: PerRow | None
+
+    def slice(self, first: Array | int, size: int) -> "Job":
+        """Return ``size`` jobs from ``first`` on; arrays of one row are shared by all jobs."""
+        num_jobs = len(self.number)
+        cut = lambda a: lax.dynamic_slice_in_dim(a, first, size) if len(a) == num_jobs else a
+        return self if size == num_jobs else jax.tree.map(cut, self)
 
 
 class Jobs(NamedTuple):
@@ -67,12 +145,7 @@ class Slots(NamedTuple):
         return Packed(self.z, self.same, jnp.stack([n.astype(jnp.int32) for n in numbers]))
 
     def fill(self, jobs: Jobs, started: Array, lag: Array) -> tuple["Slots", Array]:
-        """Start the next jobs of the queue in idle slots.
-
-        :param started: number of jobs started so far.
-        :param lag: time of the leading chain at the start.
-        :return: the slots, and the new number of started jobs.
-        """
+        """Start the next jobs in idle slots at time ``lag``; return slots and number started so far."""
         idle = ~self.active
         position = started + jnp.cumsum(idle) - 1
         take = idle & (position < jobs.waiting)
@@ -152,16 +225,6 @@ def num_slots_for(num_jobs: int) -> int:
     if backend.accelerated():
         return _ACCELERATED_SLOTS
     return _CHUNK if num_jobs <= _FEW_JOBS else _SLOTS
-
-
-def first_size(num_slots: int, num_jobs: int) -> int:
-    """Return the initial number of slots: at most the jobs, rounded up to a power of two."""
-    return min(num_slots, 1 << (num_jobs - 1).bit_length())
-
-
-def ready_at_once(num_jobs: int) -> int:
-    """Return how many pairs are prepared together."""
-    return min(num_jobs, _READY)
 
 
 class Stage(NamedTuple):

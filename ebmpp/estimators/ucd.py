@@ -14,10 +14,13 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
-from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.coupling.accumulators import (
+    EnergyGradient,
+    MarginalGradient,
+    uses_fast_compile as run_uses_fast_compile,
+)
 from ebmpp.coupling.engine import Accumulator, Window, run_pairs
 from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
-from ebmpp.coupling.pairs import uses_fast_compile as run_uses_fast_compile
 from ebmpp.coupling.pools import mixture_of
 from ebmpp.errors import StateError
 from ebmpp.estimators import pairs as coupled, phases

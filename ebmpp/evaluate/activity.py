@@ -5,7 +5,7 @@
 from collections.abc import Iterable
 from functools import partial
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float, Shaped
 import numpy as np
@@ -40,12 +40,10 @@ def unit_activity(
 ) -> "pd.DataFrame":
     """Return the activity of each latent unit over rows of data, from its posterior means E[t(h) | v].
 
-    A unit whose value does not depend on the row carries no information on the data. It is **off** or **on**
-    if its mean over the rows is within ``edge`` of the lower or upper end of its statistic's range,
-    **constant** if its posterior means hardly differ between rows (by less than a thousandth of its variance;
-    the rest is its own noise), and otherwise **active**. A unit with several statistics (the categories of a
-    :class:`~ebmpp.Categorical`, x and x**2 of a Gaussian) has one row per statistic: a category without
-    probability is off.
+    A unit is **off** or **on** if its mean over the rows is within ``edge`` of the lower or upper end of its
+    statistic's range, **constant** if its posterior means differ between rows by less than a thousandth of
+    its variance, and otherwise **active**. A unit with several statistics (the categories of a
+    :class:`~ebmpp.Categorical`, x and x**2 of a Gaussian) has one row per statistic.
 
     The means are exact if the latents given the visibles form one layer. Otherwise they are averages of Gibbs
     chains (:func:`ebmpp.complete`), whose noise is subtracted from ``varies``.
@@ -98,24 +96,20 @@ def unit_activity(
     return pd.concat([_table(b, graph.families[b], posterior[b], edge) for b in blocks], ignore_index=True)
 
 
-class _Posterior(NamedTuple):
-    """Moments of a block's statistics over rows and posterior."""
-
-    mean: Float[np.ndarray, "rows statistics"]
-    explained: Float[np.ndarray, "statistics"]
-    """Variance of the posterior means over rows."""
-    variance: Float[np.ndarray, "statistics"]
+#: For the statistics of a block: posterior means of each row, ``(rows, statistics)``; the variance of these
+#: means; the variance over rows and posterior.
+_Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _one_layer(
     graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows
-) -> dict[str, _Posterior]:
+) -> dict[str, _Moments]:
     """Return the moments of latents that do not interact."""
     result = {}
     for b, moments in conditional_moments(graph, blocks, params, rows).items():
         mean, conditional = (np.asarray(a, float).reshape(len(a), -1) for a in moments)
         explained = mean.var(0)
-        result[b] = _Posterior(mean, explained, explained + conditional.mean(0))
+        result[b] = mean, explained, explained + conditional.mean(0)
     return result
 
 
@@ -142,7 +136,7 @@ def conditional_moments(
     return result
 
 
-def _by_chains(target: Target, num_chains: int, num_sweeps: int, key: Array) -> dict[str, _Posterior]:
+def _by_chains(target: Target, num_chains: int, num_sweeps: int, key: Array) -> dict[str, _Moments]:
     """Return the moments of latents that interact, from Gibbs chains given each row."""
     # chains that have not mixed increase the standard error, which is subtracted
     posterior = Runs(target, num_chains, key).posterior(num_sweeps, num_sweeps, climb=False)
@@ -153,16 +147,15 @@ def _by_chains(target: Target, num_chains: int, num_sweeps: int, key: Array) -> 
         if posterior.standard_error is not None:
             noise = posterior.standard_error[b].reshape(mean.shape)
             explained = np.maximum(0, explained - (noise**2).mean(0))
-        variance = _variance(target.graph.families[b], mean, posterior.draws[b])
-        result[b] = _Posterior(mean, explained, variance)
+        result[b] = mean, explained, _variance(target.graph.families[b], mean, posterior.draws[b])
     return result
 
 
-def _table(block: str, family: Family, posterior: _Posterior, edge: float) -> "pd.DataFrame":
+def _table(block: str, family: Family, moments: _Moments, edge: float) -> "pd.DataFrame":
     import pandas as pd
 
-    mean = posterior.mean
-    varies = posterior.explained / np.maximum(posterior.variance, 1e-30)
+    mean, explained, variance = moments
+    varies = explained / np.maximum(variance, 1e-30)
     unit, statistic = np.divmod(np.arange(mean.shape[1]), math.prod(family.stat_shape))
     columns = {"block": block, "unit": unit, "statistic": statistic, "mean": mean.mean(0)}
     columns |= {"low": mean.min(0), "high": mean.max(0), "varies": np.minimum(1.0, varies)}

@@ -72,16 +72,12 @@ def complete(
     """Complete missing units given known ones: half images, random masks, missing entries.
 
     ``"posterior"`` runs Gibbs chains for each row. Means are averages of the conditional means along the
-    chains, so no probability is 0, and they are exact if only one layer is free. Draws are the last states of
-    independent chains. Modes are found by local searches from the draws. ``standard_error`` and ``r_hat``
-    show chains that have not mixed, which also raise a warning; :class:`~ebmpp.ParallelTempering` accepts the
-    same observations and may mix faster.
+    chains, exact if only one layer is free. Draws are the last states of independent chains. Modes are found
+    by local searches from the draws. Chains that have not mixed raise a warning;
+    :class:`~ebmpp.ParallelTempering` accepts the same observations and may mix faster.
 
-    ``"local_mode"`` runs local searches from initial draws instead (Taniguchi et al. 2023). It is fast and
-    **does not sample a distribution**: draws are the modes found, and means are conditional means of each
-    layer given the rest at the best mode.
-
-    A row's result does not depend on other rows.
+    ``"local_mode"`` runs local searches from initial draws. It is fast and **does not sample a
+    distribution**: draws are the modes found, and means are conditional means at the best mode.
 
     :param graph: the model.
     :param params: its params.
@@ -205,12 +201,10 @@ class Runs:
     def _insert_known(self, mean: State, error: State | None) -> None:
         """Replace means of observed units by their statistics, without error."""
         for b, keep in self.target.keep.items():
-            family, batch = self.target.graph.families[b], self.target.batch
-            stats = np.asarray(family.statistics(self.target.given.partial[b]), float)
-            known = np.asarray(keep).reshape(keep.shape + (1,) * len(family.stat_shape))
-            shape = batch + family.statistic_shape
-            known = np.broadcast_to(known, stats.shape).reshape(shape)
-            mean[b] = np.where(known, stats.reshape(shape), mean[b])
+            family = self.target.graph.families[b]
+            shape = self.target.batch + family.shape + (1,) * len(family.stat_shape)
+            known, stats = np.asarray(keep).reshape(shape), family.statistics(self.target.given.partial[b])
+            mean[b] = np.where(known, np.asarray(stats, float).reshape(mean[b].shape), mean[b])
             if error is not None:
                 error[b] = np.where(known, 0.0, error[b])
 

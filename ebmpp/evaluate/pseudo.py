@@ -33,10 +33,9 @@ def pseudo_log_likelihood(
     a normalised sum of exp(-free energy) over them. Without latents a unit's natural parameter is minus the
     gradient of the energy, which is affine in the unit's statistics, and every family is supported.
 
-    **It is not a bound on the log-likelihood.** (It equals the log-likelihood for independent units.) It can
-    rise while the log-likelihood falls: with strong interactions a unit given its neighbours is nearly
-    certain, even if the model's modes are misplaced. Compare it along one run, not across models, and
-    estimate log Z (:func:`ebmpp.ais`) where possible.
+    **It is not a bound on the log-likelihood**, and can rise while that falls: with strong interactions a
+    unit given its neighbours is nearly certain, even if the model's modes are misplaced. Compare it along one
+    run, not across models, and estimate log Z (:func:`ebmpp.ais`) where possible.
 
     :param graph: a model without latents, or whose latents given the visibles are one layer.
     :param params: a dict keyed by factor name.
@@ -71,11 +70,7 @@ def pseudo_log_likelihood(
 
 
 def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows) -> Keys:
-    """Check the model and ``num_units``, and return one key per row.
-
-    :raises IntractableError: a unit's conditional is not available.
-    :raises ArgumentError: ``num_units`` that is not a positive int, or without a key.
-    """
+    """Check the model and ``num_units``, and return one key per row."""
     states.check_summable(graph, graph.latent)
     for b, family in graph.visible.items():
         if graph.latent and family.states() is None:

@@ -74,21 +74,28 @@ def mean_field_bound(
     passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, data, "mean_field_bound")
-    if num_draws is None:
-        return _bounds(graph, passes, params, rows).reshape(batch)
-    num_draws = checks.count("mean_field_bound: num_draws", num_draws)
-    key = random.key_pair(checks.key("mean_field_bound: num_draws needs a key: rng_key", rng_key))
-    keys = random.fold_in(key, jnp.arange(len(next(iter(rows.values())))))
-    return _weighted_bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
+    keys = jnp.zeros((len(next(iter(rows.values()))), 2), jnp.uint32)  # unused without draws
+    if num_draws is not None:
+        num_draws = checks.count("mean_field_bound: num_draws", num_draws)
+        key = checks.key("mean_field_bound: num_draws needs a key: rng_key", rng_key)
+        keys = random.fold_in(random.key_pair(key), jnp.arange(len(keys)))
+    return _bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _bounds(graph: FactorGraph, passes: int, params: Params, rows: Blocks) -> Float[Array, "rows"]:
-    return lax.map(partial(_bound, graph, passes, params), rows, batch_size=_BATCH_SIZE)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _bounds(
+    graph: FactorGraph, passes: int, num_draws: int | None, params: Params, rows: Blocks, keys: Keys
+) -> Float[Array, "rows"]:
+    def bound(row: tuple[Blocks, Key]) -> Scalar:
+        if num_draws is None:
+            return _bound(graph, passes, params, row[0])
+        return _weighted_bound(graph, passes, num_draws, params, *row)
+
+    return lax.map(bound, (rows, keys), batch_size=_BATCH_SIZE)
 
 
 @full_precision
-def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Float[Array, ""]:
+def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Scalar:
     visible, base = graph.statistics(row), energy.log_base_measure(graph, row)
     if not graph.latent:
         return base - energy.energy(graph, params, visible)
@@ -100,14 +107,6 @@ def _log_density(graph: FactorGraph, eta: Eta, t: Blocks) -> Scalar:
     """Return log q of independent blocks without base measures, at a state or (of means) on average."""
     terms = (jnp.vdot(e, t[b]) - graph.families[b].log_normalizer(e).sum() for b, e in eta.items())
     return sum(terms, jnp.zeros(()))
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _weighted_bounds(
-    graph: FactorGraph, passes: int, num_draws: int, params: Params, rows: Blocks, keys: Keys
-) -> Float[Array, "rows"]:
-    bound = lambda row: _weighted_bound(graph, passes, num_draws, params, *row)
-    return lax.map(bound, (rows, keys), batch_size=_BATCH_SIZE)
 
 
 @full_precision

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.core import backend
-from ebmpp.coupling import slots
+from ebmpp.coupling import engine, slots
 from ebmpp.coupling.accumulators import Function
 from ebmpp.coupling.engine import Window, run_pairs
 from ebmpp.moves.couplings import resolve
@@ -76,7 +76,7 @@ def test_results_do_not_depend_on_the_number_of_slots() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "value", "num_slots"),
-    [(slots, "_CHUNK", 2, 17), (slots, "_READY", 32, 18), (backend, "accelerated", lambda: True, 19)],
+    [(slots, "_CHUNK", 2, 17), (engine, "_READY", 32, 18), (backend, "accelerated", lambda: True, 19)],
 )
 def test_results_do_not_depend_on_the_stages_of_slots(
     module: Any, name: str, value: Any, num_slots: int, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.coupling.pairs import Outcome, Window
+from ebmpp.coupling.slots import Outcome, Window
 from ebmpp.estimators.pairs import pair_metrics
 
 
