@@ -113,10 +113,8 @@ def _images(
 def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> Array:
     """Return an IDX array of bytes whose shape is known but for None."""
     array = idx(path)
-    is_expected = len(array.shape) == len(shape) and all(
-        e in (None, n) for n, e in zip(array.shape, shape, strict=True)
-    )
-    if array.dtype != np.uint8 or not is_expected:
+    fits = array.ndim == len(shape) and all(e in (None, n) for n, e in zip(array.shape, shape, strict=True))
+    if array.dtype != np.uint8 or not fits:
         expected = str(shape).replace("None", "N")
         raise ArgumentError(
             f"{path}: must be uint8 of shape {expected}, got {array.dtype} of shape {array.shape}; "

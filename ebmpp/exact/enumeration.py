@@ -58,10 +58,7 @@ class Plan(NamedTuple):
 
 
 def values_of(family: Family) -> Real[Array, "values"]:
-    """Return every value of a unit.
-
-    :raises IntractableError: where there are infinitely many.
-    """
+    """Return every value of a unit; refuse infinitely many."""
     values = family.states()
     if values is None:
         raise IntractableError(f"units of {family!r} take infinitely many values, so they cannot be listed.")
@@ -140,10 +137,7 @@ def largest_independent(graph: FactorGraph, blocks: Iterable[str]) -> tuple[str,
 def refuse_many(
     graph: FactorGraph, enumerated: Names, summed: Names, most: int, lacking: Iterable[tuple[str, int]] = ()
 ) -> None:
-    """Refuse to enumerate more than ``most`` joint states.
-
-    :raises IntractableError: for more.
-    """
+    """Refuse to enumerate more than ``most`` joint states."""
     count = num_states(graph, enumerated, lacking)
     if count > most:
         closed = f" even with {list(summed)} summed out in closed form" if summed else ""

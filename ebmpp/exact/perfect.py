@@ -134,9 +134,8 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     if type(family) in (Bernoulli, Spin):
         return family.sample(words, eta)
     values = enumeration.values_of(family)
-    stats = family.statistics(values)
     # exponential families have monotone likelihood ratios, so their inverse distribution functions rise
-    log_weight = eta[..., None] * stats + family.log_base_measure(values)
+    log_weight = eta[..., None] * family.statistics(values) + family.log_base_measure(values)
     return values[_pick(random.uniform(words[..., 0]), log_weight)]
 
 
@@ -158,10 +157,9 @@ def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
 
 
 def _coupled_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
-    graph = target.graph
+    graph, rows = target.graph, len(keys)
     sign, agrees = _orientation(graph, target.params)
     attractive = jnp.all(jnp.stack([jnp.bool_(True), *agrees.values()]))
-    rows = len(keys)
     start = {}
     for b, family in graph.families.items():
         values = enumeration.values_of(family).astype(family.dtype)
@@ -210,10 +208,7 @@ def method_for(graph: FactorGraph, method: str) -> str:
 
 
 def check(graph: FactorGraph, params: Params, method: str) -> None:
-    """Check that a resolved ``method`` takes these params.
-
-    :raises IntractableError: otherwise.
-    """
+    """Check that a resolved ``method`` takes these params."""
     if method == "coupling_from_the_past":
         _check_attractive(graph, params)
     elif method == "random_cluster":

@@ -154,9 +154,8 @@ def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
         eta = {b: energy.natural(graph, params, middle, [b])[b].reshape(-1) for b in middle}
         field = jnp.concatenate([_scale(f)[1] * eta[b] for b, f in graph.families.items()])
         up = jnp.where((field >= 0).all(), 1.0, -1.0)
-        conditions["the fields have both signs (those of units in {0, 1} are taken at 1/2)"] = (
-            up * field >= 0
-        ).all()
+        one_sign = (up * field >= 0).all()
+        conditions["the fields have both signs (those of units in {0, 1} are taken at 1/2)"] = one_sign
         gains.append(2 * jnp.abs(field))
     return _Bonds(jnp.concatenate([jnp.zeros(0), *gains]), up, conditions | {"": jnp.bool_(True)})
 

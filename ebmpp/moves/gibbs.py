@@ -88,11 +88,8 @@ def draw(graph: Families, blocks: Iterable[str], eta: Rows, keys: Keys) -> Block
     count = num_words(graph, blocks)
     make = lambda eta: draw_rows(graph, blocks, eta, random.words(keys, count))
     # written into the buffer of their parameters, draws of 100 rows at 784x500 took 1.6 times as long
-    return (
-        fusion_barrier(make, dict(eta))
-        if is_fast_compile() and barrier_pays(len(keys) * count)
-        else make(eta)
-    )
+    separate = is_fast_compile() and barrier_pays(len(keys) * count)
+    return fusion_barrier(make, dict(eta)) if separate else make(eta)
 
 
 def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:

@@ -91,10 +91,7 @@ def as_moves(name: str, value: Move | Sequence[Move] | None) -> tuple[Move, ...]
 
 
 def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
-    """Check each move, and that blocks that are summed out are drawn again.
-
-    :raises ArgumentError: if they are not.
-    """
+    """Check each move, and that blocks that are summed out are drawn again."""
     for move, following in zip(moves, (*moves[1:], None), strict=True):
         move.check(graph)
         summed = move.marginalize
@@ -105,10 +102,7 @@ def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
 
 
 def _check_meets(graph: FactorGraph, moves: Sequence[Move]) -> None:
-    """Refuse pairs that approach one another and never meet, except by rounding.
-
-    :raises DeclarationError: if this is one.
-    """
+    """Refuse pairs that approach one another and never meet, except by rounding."""
     separate = {b for move in moves for b in move.blocks if _shares_noise(move, graph.families[b])}
     for _ in range(len(separate)):  # a block with shared noise meets once all that its distribution reads has
         for move in moves:

@@ -82,10 +82,7 @@ def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_hot(graph: FactorGraph, params: Mapping[str, Any], beta: float) -> None:
-    """Check that the hottest replica normalises; all others then do.
-
-    :raises DomainError: if it does not.
-    """
+    """Check that the hottest replica normalises; all others then do."""
     try:
         replicate(graph, 1).check(tempered_params(graph, params, jnp.full(1, beta)))
     except DomainError as error:
@@ -280,10 +277,8 @@ class TemperedSweep(Move):
         start = dict(z), compare(Target(self.graph, {}), {b: _replica_rows(v) for b, v in z.items()})
         (z, flags), broken = lax.scan(half, start, jnp.arange(2))
         # replicas that agree get the same bits, by which the next sweep recognises them
-        z = {
-            b: v.reshape(z[b].shape)
-            for b, v in copied({b: _replica_rows(v) for b, v in z.items()}, flags).items()
-        }
+        equal_bits = copied({b: _replica_rows(v) for b, v in z.items()}, flags)
+        z = {b: v.reshape(z[b].shape) for b, v in equal_bits.items()}
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         accepted = jnp.ones(rows, bool)
         together = {b: flags[b].reshape(rows, -1).all(-1) for b in self.blocks}
