@@ -3,6 +3,7 @@
 """Methods of single papers. They are tested and supported; no other package of ebmpp imports them."""
 
 from ebmpp.contrib import graphs, readers, sample_quality
+from ebmpp.contrib.cluster_block import ClusterBlock
 from ebmpp.contrib.estimators.fpcd import FPCD
 from ebmpp.contrib.estimators.gradient_variance import gradient_variance
 from ebmpp.contrib.estimators.herding import Herding
@@ -21,6 +22,7 @@ __all__ = [
     "CSDCP",
     "FPCD",
     "SDCP",
+    "ClusterBlock",
     "GibbsLangevin",
     "Herding",
     "Langevin",

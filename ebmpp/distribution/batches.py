@@ -25,20 +25,19 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
         expected, leaves = jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(params.get(name))
         if len(expected) != len(leaves):
             return ()
-        for (path, leaf_shape), leaf in zip(expected, leaves, strict=True):
-            lead = max(0, jnp.ndim(leaf) - leaf_shape.ndim)
-            if jnp.shape(leaf)[lead:] != leaf_shape.shape:
+        for (path, struct), leaf in zip(expected, leaves, strict=True):
+            shape, place = jnp.shape(leaf), name + jax.tree_util.keystr(path)
+            axes[place] = shape[: max(0, len(shape) - struct.ndim)]
+            if axes[place] + struct.shape != shape:
                 raise ParameterError(
-                    f"factor {name!r}: params have shape {jnp.shape(leaf)}, expected {leaf_shape.shape} "
-                    "after the axes of a batch"
+                    f"factor {name!r}: params must have shape (..., *{struct.shape}), got {shape}"
                 )
-            axes[name + jax.tree_util.keystr(path)] = jnp.shape(leaf)[:lead]
     try:
         return jnp.broadcast_shapes(*axes.values())
-    except ValueError:
+    except ValueError as cause:
         raise ParameterError(
             f"EnergyDistribution: leading axes of params must broadcast, got {axes}"
-        ) from None
+        ) from cause
 
 
 def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[list, list[int | None]]:
@@ -80,9 +79,6 @@ def check_params(graph: FactorGraph, params: Params, batch: tuple[int, ...], val
 def check_log_partition(log_partition: Array | float, batch: tuple[int, ...]) -> Array | float:
     """Raise a ParameterError for anything but a number, or one per distribution of a batch."""
     shape = jnp.shape(checks.numbers("log_partition", log_partition, ParameterError))
-    if shape not in ((), batch):
-        raise ParameterError(
-            f"log_partition must be a function of the params, or numbers of shape () or {batch}, got shape "
-            f"{shape}"
-        )
+    expected = f"a function of the params, or numbers of shape () or {batch}"
+    checks.require(shape in ((), batch), "log_partition", expected, log_partition, ParameterError)
     return log_partition

@@ -176,10 +176,6 @@ class EnergyDistribution(dist.Distribution):
         """False: draws are not differentiable in the params, and a guide needs the score function."""
         return False
 
-    def rsample(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise a NotImplementedError always."""
-        raise NotImplementedError("EnergyDistribution has no draws that can be differentiated in its params")
-
     # -- densities and draws ---------------------------------------------------------------------
 
     def _map(self, fn: Callable[..., Any], batch: tuple[int, ...], *rows: Array) -> Any:
@@ -318,7 +314,7 @@ class EnergyDistribution(dist.Distribution):
 
         :raises IntractableError: where the model is too large for :func:`ebmpp.exact.moments`.
         """
-        return self._moment(exact.moments, lambda x, p: (p * x).sum(0))
+        return self._moment(exact.moments, centred=False)
 
     @property
     def variance(self) -> Float[Array, "*value"]:
@@ -326,18 +322,18 @@ class EnergyDistribution(dist.Distribution):
 
         :raises IntractableError: where the model is too large for :func:`ebmpp.exact.variances`.
         """
-        return self._moment(
-            exact.variances, lambda x, p: (p * (x - (p * x).sum(0, keepdims=True)) ** 2).sum(0)
-        )
+        return self._moment(exact.variances, centred=True)
 
-    def _moment(self, of_statistics: Callable, of_table: Callable[[Array, Array], Array]) -> Array:
+    def _moment(self, of_statistics: Callable[..., State], centred: bool) -> Array:
         """Return a moment by derivatives of log Z if values are statistics, else by a list of all values."""
         families = {b: self.graph.families[b] for b in self.layout.names}
         if not all(map(is_own_statistic, families.values())):
             values = self.enumerate_support(expand=False)
             log_probs = self.log_probs(values)
             shape = log_probs.shape + (1,) * len(self.layout.shape)
-            return of_table(values, jnp.exp(log_probs).reshape(shape))
+            probabilities = jnp.exp(log_probs).reshape(shape)
+            mean = (probabilities * values).sum(0)
+            return (probabilities * (values - mean) ** 2).sum(0) if centred else mean
 
         def moment(params: Params) -> Array:
             moments = of_statistics(self.graph, params)

@@ -67,19 +67,20 @@ class Layout:
         :raises StateError: for an unknown block, or places that do not fill the array once.
         """
         states.check_names(places, graph.families)
-        indices, named = [], []
+        indices, named, problem = [], [], None
         for b, place in places.items():
             place, family = np.asarray(place), graph.families[b]
             index = np.flatnonzero(place) if place.dtype == bool else place.ravel()
-            if len(index) != family.size:
-                raise StateError(f"block {b!r} has {family.size} units, got {len(index)} places")
             indices.extend(int(i) for i in index)
             named.append((b, family.shape))
-        if sorted(indices) != list(range(math.prod(shape))):
-            raise StateError(
-                f"the blocks' places must be the {math.prod(shape)} of an array of shape {tuple(shape)}, "
-                f"each once, got {len(indices)}, {len(set(indices))} of them different"
+            if len(index) != family.size:
+                problem = f"block {b!r} has {family.size} units, got {len(index)} places"
+        if problem is None and sorted(indices) != list(range(math.prod(shape))):
+            problem = (
+                f"the {math.prod(shape)} places of the array must be filled once each, got {sorted(indices)}"
             )
+        if problem:
+            raise StateError(f"Layout.at: {problem}")
         return cls(tuple(shape), tuple(named), tuple(indices))
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer.initialization import init_to_sample
+from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
 from numpyro.ops.provenance import eval_provenance
 
 import jax
@@ -139,7 +139,12 @@ def read_by_params(
 
     :param known: True to include energies with log Z.
     """
-    values = _latents(model, args, kwargs)
+
+    def latents() -> dict[str, Array]:
+        trace = prototype_trace(model, jax.random.key(0), args, dict(kwargs))
+        return {name: trace[name]["value"] for name in latent_sample_sites(trace)}
+
+    values = jax.eval_shape(latents)
     # the tracer takes values as keyword arguments, beside its own, and a site may have any name
     alias = {f"site_{i}": name for i, name in enumerate(values)}
     reweighted: set[str] = set()
@@ -167,18 +172,6 @@ def read_by_params(
         if "mark" in _keys(tree):
             sources[name] = sources.get(name, set()) | sites_of(used)
     return {name: [site for site in values if site in names] for name, names in sources.items()}
-
-
-def _latents(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shapes of a model's latent sites."""
-
-    def latents() -> dict[str, Array]:
-        seeded = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_sample)
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-        sites = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
-        return {name: site["value"] for name, site in sites.items()}
-
-    return jax.eval_shape(latents)
 
 
 def _keys(provenance: Any) -> set[str]:

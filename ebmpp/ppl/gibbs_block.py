@@ -138,7 +138,6 @@ class GibbsBlock(Block, Shown):
         *model_args: Any,
         num_sweeps: int = 1,
         sequential: bool = False,
-        clusters: bool = False,
         tempering: Any = None,
         **model_kwargs: Any,
     ) -> ModelBlock:
@@ -167,11 +166,9 @@ class GibbsBlock(Block, Shown):
         :param num_sweeps: sweeps per step.
         :param sequential: True if units may be drawn one at a time where (nearly) all of them interact, at K
             evaluations of the whole model per unit.
-        :param clusters: True if a sweep begins with a move of clusters (``ebmpp.traced.sweep.clusters``), for
-            discrete units that interact in pairs: it changes whole regions whose units attract one another.
         :param tempering: inverse temperatures of a tempered transition of all sites; see :class:`GibbsBlock`.
             It heats the whole log density, including the prior and jointly with its latents.
-        :param model_kwargs: the model's keyword arguments; none may be named like one of the four options.
+        :param model_kwargs: the model's keyword arguments; none may be named like one of the three options.
         :raises StateError: for sites that the model does not have, subsampled plates, and enumerated sites.
         :raises IntractableError: for sites that cannot be drawn; where hardly two units can be drawn at once,
             unless ``sequential``; for sites that the params of an energy without log Z depend on, whose
@@ -206,8 +203,7 @@ class GibbsBlock(Block, Shown):
         >>> mcmc.get_samples()["z"].shape
         (20, 5)
         """
-        options: dict[str, Any] = {"num_sweeps": num_sweeps, "sequential": sequential}
-        options |= {"clusters": clusters, "tempering": tempering}
+        options: dict[str, Any] = {"num_sweeps": num_sweeps, "sequential": sequential, "tempering": tempering}
         return ModelBlock(model, sites, model_args, model_kwargs, **options)
 
     def __repr__(self) -> str:

@@ -143,8 +143,7 @@ class Block(SiteKernel):
     ) -> None:
         """Compare how a model's log density and the block's change along random walks of the sites.
 
-        The two must change alike, whatever the other sites are. A term that is missing, counted twice, or of
-        the wrong scale shows at once. A constant does not matter.
+        A missing term, one counted twice, or a wrong scale shows at once. A constant does not matter.
 
         :param model: the NumPyro model.
         :param model_args: its arguments.
@@ -161,9 +160,7 @@ class Block(SiteKernel):
             key = jax.random.fold_in(jax.random.key(0) if rng_key is None else rng_key, number)
             trace = prototype_trace(model, key, model_args, model_kwargs)
             values = {name: jnp.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)}
-            missing = sorted(set(self.sites) - set(values))
-            if missing:
-                raise StateError(f"{missing} are not latent sample sites of the model: {sorted(values)}")
+            checks.names("latent sample site", self.sites, values, StateError)
             siblings = {name: v for name, v in values.items() if name not in self.sites}
             call = Call(siblings, model_args, model_kwargs)
             states = self.walk({name: values[name] for name in self.sites}, call, key)
@@ -171,11 +168,11 @@ class Block(SiteKernel):
                 theirs.append(density({**siblings, **state}))
                 ours.append(log_prob)
         theirs, ours = (np.asarray(a, float).reshape(_NUM_WALKS, _NUM_STATES) for a in (theirs, ours))
-        change, block_change = np.diff(theirs), np.diff(ours)
+        change, block_change = np.diff(theirs).ravel(), np.diff(ours).ravel()
         scale = np.abs(change).max() + np.abs(block_change).max() + 1e-6 * np.abs(theirs).max() / tolerance
         gap = np.abs(change - block_change)
         if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
-            worst = np.unravel_index(np.where(np.isfinite(gap), gap, np.inf).argmax(), gap.shape)
+            worst = np.where(np.isfinite(gap), gap, np.inf).argmax()
             raise StateError(
                 f"the block is not the posterior of sites {list(self.sites)}: between two states the model's "
                 f"log density changes by {change[worst]:.6g}, and the block's by {block_change[worst]:.6g}. "
@@ -199,8 +196,8 @@ class Block(SiteKernel):
         text = f"{steps} steps of {list(self.sites)}"
         if self.tempering is not None:
             text += f", tempered transitions accepted {np.mean(state.transitions) / max(1, steps):.2g}"
-        return text + (
-            f", {degenerate} draws kept a value with a degenerate conditional" if degenerate else ""
+        return (
+            f"{text}, {degenerate} draws kept a value with a degenerate conditional" if degenerate else text
         )
 
 
@@ -220,11 +217,9 @@ def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, 
 
 def repeat(count: int, step: Callable[[Array, X], X], state: X) -> X:
     """Apply ``step(i, state)`` ``count`` times, without a loop for a single one."""
-    return (
-        step(jnp.uint32(0), state)
-        if count == 1
-        else lax.fori_loop(jnp.uint32(0), jnp.uint32(count), step, state)
-    )
+    if count == 1:
+        return step(jnp.uint32(0), state)
+    return lax.fori_loop(jnp.uint32(0), jnp.uint32(count), step, state)
 
 
 def check_tempering(name: str, betas: Any) -> tuple[float, ...] | None:
@@ -237,17 +232,12 @@ def check_tempering(name: str, betas: Any) -> tuple[float, ...] | None:
     >>> check_tempering("tempering", [0.5, 1])
     (0.5, 1.0)
     """
-    if betas is None:
-        return None
     try:
-        checked = check_betas(betas)
+        checked = None if betas is None else check_betas(betas)
     except ArgumentError:
         checked = (0.0,)
-    if checked[0] <= 0:
-        raise ArgumentError(
-            f"{name} must be inverse temperatures that increase from more than 0 to 1, got "
-            f"{checks.tell(betas)}"
-        )
+    expected = "inverse temperatures that increase from more than 0 to 1"
+    checks.require(checked is None or checked[0] > 0, name, expected, betas)
     return checked
 
 

@@ -101,24 +101,24 @@ class ModelInfo:
         :raises StateError: for missing sites, or shapes and arguments that differ from the model as it was
             read.
         """
-        if set(values) != set(self.sites):
-            raise StateError(
-                f"the block has sites {sorted(self.sites)}, got {sorted(values)}. Name the same sites in "
-                "numpyro.infer.Gibbs([(block, sites), ...])"
-            )
         everything = {**call.siblings, **values}
         missing = [name for name in self.latent if name not in everything]
-        if missing:
-            raise StateError(
-                f"the block of {list(self.sites)} needs the values of sites {missing} of the model. Run it "
-                "in numpyro.infer.Gibbs with blocks for all other latent sites, or by gibbs_fn"
+        shapes = {name: jnp.shape(value) for name, value in everything.items()}
+        wrong = [name for name, v in self.latent.items() if name in shapes and shapes[name] != v.shape]
+        problem = None
+        if set(values) != set(self.sites):
+            problem = (
+                f"got {sorted(values)}. Name the same sites in numpyro.infer.Gibbs([(block, sites), ...])"
             )
-        for name, prototype in self.latent.items():
-            if jnp.shape(everything[name]) != prototype.shape:
-                raise StateError(
-                    f"site {name!r} has shape {jnp.shape(everything[name])}, expected {prototype.shape}. "
-                    "Make the block again with GibbsBlock.from_model for arguments of other shapes"
-                )
+        elif missing:
+            problem = (
+                f"needs the values of sites {missing}. Run it in numpyro.infer.Gibbs with blocks for these"
+            )
+        elif wrong:
+            site = f"site {wrong[0]!r} of shape {shapes[wrong[0]]}, expected {self.latent[wrong[0]].shape}"
+            problem = f"got {site}. Make the block again for arguments of other shapes"
+        if problem:
+            raise StateError(f"the block of sites {list(self.sites)} {problem}")
         siblings = {name: call.siblings[name] for name in self.latent if name not in self.sites}
         return Context(siblings, self.arguments.take(call, self.relied))
 
@@ -150,24 +150,22 @@ class Arguments:
         :raises StateError: for a call that differs in what may not change.
         """
         leaves, structure = jax.tree.flatten((tuple(call.args), dict(call.kwargs)))
-        if structure != self._structure:
-            raise StateError(
-                f"the model's arguments have structure {structure}, expected {self._structure}. Give "
-                "GibbsBlock.from_model the arguments that mcmc.run gets"
-            )
-        fixed = {*range(len(leaves))} - {*self._places} | {self._places[i] for i in relied}
-        for i, (name, leaf) in enumerate(zip(self._names, leaves, strict=True)):
-            change = self._change(i, leaf, i in fixed)
-            if change:
-                raise StateError(f"argument {name} of the model {change}. Make the block again for it")
+        problems = [f"structure {structure}, expected {self._structure}"]
+        if structure == self._structure:
+            fixed = {*range(len(leaves))} - {*self._places} | {self._places[i] for i in relied}
+            changes = [(name, self._change(i, leaves[i], i in fixed)) for i, name in enumerate(self._names)]
+            problems = [f"{name} {change}" for name, change in changes if change]
+        if problems:
+            raise StateError(f"arguments of the model: {problems[0]}. Make the block again for others")
         return [leaves[i] for i in self._places]
 
     def with_nan(self, call: Call) -> list[str]:
         """Return the names of a call's arguments that hold nan."""
         leaves = jax.tree.leaves((tuple(call.args), dict(call.kwargs)))
-        is_float = lambda leaf: _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating)
-        pairs = zip(self._names, leaves, strict=True)
-        return [name for name, leaf in pairs if is_float(leaf) and np.isnan(leaf).any()]
+        is_nan = lambda leaf: (
+            _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any()
+        )
+        return [name for name, leaf in zip(self._names, leaves, strict=True) if is_nan(leaf)]
 
     def _change(self, place: int, leaf: Any, fixed: bool) -> str | None:
         """Return how an argument differs from the one that was traced, where it may not."""
@@ -176,7 +174,9 @@ class Arguments:
             return None
         if place in self._places:
             new, old = jnp.result_type(leaf), jnp.result_type(before)
-            if _loses(new, old):
+            are_floats = all(jnp.issubdtype(dtype, np.floating) for dtype in (new, old))
+            is_number = jnp.issubdtype(new, np.number) or new == np.bool_  # and not a key
+            if is_number and not are_floats and jnp.promote_types(new, old) != old:
                 return f"is of dtype {new}, which was {old} and would be cut off"
         if not fixed:
             same = jnp.shape(leaf) == jnp.shape(before)
@@ -195,25 +195,18 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
 
 
-def _loses(new: Any, old: Any) -> bool:
-    """Return True if a cast of numbers may lose more than precision."""
-    if new == old or not (jnp.issubdtype(new, np.number) or new == np.bool_):  # keys are neither
-        return False
-    if jnp.issubdtype(old, np.inexact):
-        return jnp.issubdtype(new, np.complexfloating) and not jnp.issubdtype(old, np.complexfloating)
-    return not np.can_cast(new, old, "same_kind" if old.itemsize >= 4 else "safe")
-
-
 def _check_sites(trace: Any, latent: Sequence[str], sites: Sequence[str]) -> None:
     """Raise a StateError for sites that the model does not have, and models that no block can be made of."""
-    if not sites or len(set(sites)) < len(sites):
-        raise StateError(f"from_model: sites must be names of latent sites, each once, got {list(sites)}")
     checks.names("latent site", sites, latent, StateError)
-    problem = None
+    problems = []
+    if not sites or len(set(sites)) < len(sites):
+        problems.append(f"sites must be names of latent sites, each once, got {list(sites)}")
     for plate, (size, part) in subsample_plate_sizes(trace).items():
-        problem = f"plate {plate!r} is subsampled ({part} of {size}). Give it no subsample_size"
+        problems.append(
+            f"plate {plate!r} must not be subsampled, got {part} of {size}. Give it no subsample_size"
+        )
     for name in latent:
         if trace[name]["infer"].get("enumerate") == "parallel":
-            problem = f"site {name!r} is enumerated. Leave that mark away, and name the site in a block"
-    if problem:
-        raise StateError(f"from_model: a block draws all units of all sites, and {problem}")
+            problems.append(f"site {name!r} must not be enumerated. Leave that mark away, and name the site")
+    if problems:
+        raise StateError(f"from_model: {problems[0]}")

@@ -14,9 +14,11 @@ import numpyro.distributions as dist
 
 import jax
 from jax import Array, lax
+from jax.core import Tracer
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.compile import is_traced
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
@@ -31,9 +33,8 @@ from ebmpp.traced.block import (
     repeat,
     tempered_transition,
 )
-from ebmpp.traced.checks import StartCheck
 from ebmpp.traced.model import Context, ModelInfo
-from ebmpp.traced.sweep import Conditionals, Posterior, Sweep
+from ebmpp.traced.sweep import Sweep
 
 _HEATED = 1 << 19  # folded into the keys of the latents that a tempered transition starts with
 
@@ -60,17 +61,19 @@ class ModelBlock(Block):
         *,
         num_sweeps: int = 1,
         sequential: bool = False,
-        clusters: bool = False,
         tempering: Any = None,
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.sequential = checks.flag("GibbsBlock.from_model: sequential", sequential)
-        self.clusters = checks.flag("GibbsBlock.from_model: clusters", clusters)
         self.tempering = check_tempering("GibbsBlock.from_model: tempering", tempering)
         self.info = ModelInfo(model, sites, tuple(args), kwargs)
         self.call = Call({}, self.info.args, self.info.kwargs)
-        self.sweep = Sweep(self.info, self.sequential, self.clusters)
-        self._check_start, self._walk = StartCheck(self.sweep), jax.jit(self.sweep.walk)
+        self.sweep = Sweep(self.info, self.sequential)
+        #: the log density as a function of the discrete sites
+        self.posterior = self.sweep.posterior
+        #: conditionals of the discrete units; None without discrete sites
+        self.conditionals = self.sweep.conditionals
+        self._walk, self._invalid = jax.jit(self.sweep.walk), jax.jit(self.sweep.invalid)
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
 
@@ -105,8 +108,8 @@ class ModelBlock(Block):
 
     def __reduce__(self) -> tuple:
         """Pickle the arguments."""
-        names = ("num_sweeps", "sequential", "clusters", "tempering")
-        make = functools.partial(ModelBlock, **{name: getattr(self, name) for name in names})
+        names = ("num_sweeps", "sequential", "tempering")
+        make = functools.partial(type(self), **{name: getattr(self, name) for name in names})
         return make, (self.info.model, self.sites, self.info.args, self.info.kwargs)
 
     @property
@@ -118,20 +121,11 @@ class ModelBlock(Block):
     latents: tuple[str, ...] = ()
 
     @property
-    def posterior(self) -> Posterior:
-        """The log density as a function of the discrete sites."""
-        return self.sweep.posterior
-
-    @property
-    def conditionals(self) -> Conditionals | None:
-        """Conditionals of the discrete units; None without discrete sites."""
-        return self.sweep.conditionals
-
-    @property
     def layers(self) -> dict[str, np.ndarray]:
         """By discrete site, the number of the layer in which each unit is drawn."""
-        spans = {} if self.conditionals is None else self.conditionals.spans
-        colors = np.zeros(0) if self.conditionals is None else self.conditionals.colors
+        if self.conditionals is None:
+            return {}
+        spans, colors = self.conditionals.spans, self.conditionals.colors
         return {s: colors[a:b].reshape(self.posterior.shapes[s]) for s, (a, b) in spans.items()}
 
     # -- steps -----------------------------------------------------------------------------------
@@ -188,7 +182,7 @@ class ModelBlock(Block):
 
     def check_coupled(self, coupling: str | None) -> None:
         """Raise an ArgumentError for options, and sites, in which two chains are not coupled."""
-        problems = [name for name in ("tempering", "clusters") if getattr(self, name)]
+        problems = ["tempering"] if self.tempering else []
         problems += [f"continuous site {site.name!r}" for site in self.sweep.continuous]
         if problems:
             raise ArgumentError(
@@ -200,12 +194,11 @@ class ModelBlock(Block):
         """Draw values of the sites, uniformly from the values that each unit can take."""
         result, key = {}, jax.random.wrap_key_data(keys, impl="threefry2x32")
         for number, site in enumerate(self.sites):
-            table, valid = (jnp.asarray(a) for a in self.posterior.values[site])
-            shape = (*self.posterior.shapes[site], len(table))
-            logits = jnp.where(jnp.moveaxis(valid, 0, -1), 0.0, -jnp.inf)
-            drawn = jax.random.categorical(jax.random.fold_in(key, number), jnp.broadcast_to(logits, shape))
-            values = jnp.broadcast_to(table, (len(table), *shape[:-1]))
-            result[site] = jnp.take_along_axis(values, drawn[None], 0)[0]
+            shape, values = self.posterior.shapes[site], self.posterior.values[site]
+            table, valid = (jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1) for a in values)
+            logits = jnp.where(valid, 0.0, -jnp.inf)
+            drawn = jax.random.categorical(jax.random.fold_in(key, number), logits)
+            result[site] = jnp.take_along_axis(table, drawn[..., None], -1)[..., 0]
         return result
 
     # -- conditionals ----------------------------------------------------------------------------
@@ -288,5 +281,32 @@ class ModelBlock(Block):
             init_params = {site: drawn[site]["value"] for site in self.sites}
         values, call = initial_values(rng_key, init_params), Call.split(model_args, model_kwargs)
         keys = random.key_pair(rng_key)
-        self._check_start(values, self.info.context(values, call), call, keys)
+        self._check_start(values, call, keys)
         return self._state(self.begin(values, call, keys), jnp.zeros((), jnp.int32), rng_key)
+
+    def _check_start(self, values: Sites, call: Call, keys: Array) -> None:
+        """Raise a StateError for an impossible value, nan in the data, or a conditional that is nan."""
+        context = self.info.context(values, call)
+        for site, value in values.items():
+            support: Any = self.info.distributions[site].support
+            if not isinstance(value, Tracer) and not (support(value) & jnp.isfinite(value)).all():
+                raise StateError(f"site {site!r} must be in {support}, got {np.asarray(value)}")
+        if is_traced((values, tuple(call), keys)):
+            return
+        names = self.info.arguments.with_nan(call)
+        if names and not np.isfinite(self.posterior.log_density(self.posterior.inputs(values, context))):
+            raise StateError(
+                f"argument {names[0]} of the model holds nan, and its log density is not finite. Leave "
+                "missing data out, or exclude them by numpyro.handlers.mask"
+            )
+        for site, mask in self._invalid(values, context, keys).items():
+            shape, tables = values[site].shape, self.posterior.values
+            for unit, number in np.argwhere(mask):
+                place, where = tuple(map(int, np.unravel_index(unit, shape))), ""
+                if site in tables:
+                    where = f" where it is {np.broadcast_to(tables[site].table[number], shape)[place]:g}"
+                raise StateError(
+                    f"the conditional of unit {place} of site {site!r} is nan{where}, so that it would "
+                    "never move. Look for nan in the model's arguments, inf - inf and 0 * inf, or start "
+                    "elsewhere by init_params"
+                )

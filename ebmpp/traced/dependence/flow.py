@@ -151,9 +151,8 @@ class Contraction(Flow):
                 p, num_free = np.arange(read.shape[1]), other.shape[1]
                 group = (b[:, None] * num_free + q[:, None]) * len(p) + p
                 count = len(read) * num_free * len(p)
-                part = sets.of_groups(group.ravel(), read[b, :, k].ravel(), count).reshape(
-                    -1, num_free, len(p)
-                )
+                part = sets.of_groups(group.ravel(), read[b, :, k].ravel(), count)
+                part = part.reshape(-1, num_free, len(p))
                 part = part if side else part.transpose(0, 2, 1)
             result = sets.union(result, part)
         return [result.reshape(self.results[0])]

@@ -3,13 +3,13 @@
 """The sets of units that every value of a program reads."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 import jax
 from jax import lax
 from jax.extend import core
+import jax.numpy as jnp
 
 from ebmpp.traced.dependence.flow import Flow, Reads
 from ebmpp.traced.dependence.program import Program, Step
@@ -48,15 +48,6 @@ def propagate(
     return reads, flows
 
 
-class _Body(NamedTuple):
-    """A scan's body as a program, and the inputs that depend on units, or have known values."""
-
-    program: Program
-    dependent: list[int]
-    known: list[int]
-    """In the order of the program's arguments."""
-
-
 class Scan(Flow):
     """Dependence of a loop over leading axes: the fixed point over all rounds at once.
 
@@ -73,20 +64,21 @@ class Scan(Flow):
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         """Return the sets read by the last carry and by the stacked results."""
-        body = self._classify({i for i, r in enumerate(reads) if r.any()})
-        rounds = self._trace(body.dependent, body.known, self._over_rounds, stacked=True)
-        values = self._values(body)
+        dependent, values = self._classify({i for i, r in enumerate(reads) if r.any()})
+        rounds = self._trace(dependent, list(values), self._over_rounds, stacked=True)
         carry = {i: self._shifted(reads[i], None) for i in self.carried}
         for _ in range(_MOST_ROUNDS):
-            units = {rounds.sites[_name(i)]: carry.get(i, reads[i]) for i in body.dependent}
+            units = {rounds.sites[_name(i)]: carry.get(i, reads[i]) for i in dependent}
             units = {slot: r for slot, r in units.items() if r.any()}
-            inside = Known(rounds, [values[i] for i in body.known])
+            inside = Known(rounds, list(values.values()))
             reads_inside = propagate(rounds, sets, units, inside)[0]
             out = [reads_inside.get(o, np.zeros(rounds.shapes[o], int)) for o in rounds.outputs]
             shifted = {i: self._shifted(reads[i], out[i - self.first]) for i in self.carried}
             new = {i: sets.union(carry[i], shifted[i]) for i in self.carried}
             if all((new[i] == carry[i]).all() for i in carry):
-                self._rely(body, [rounds.arguments.index(slot) for slot in inside.relied])
+                for i, slot in zip(values, rounds.arguments, strict=True):
+                    if slot in inside.relied:
+                        self.known.relied |= self.program.sources[self.step.inputs[i]]
                 last = [out[i][0 if self.reverse else -1] for i in range(len(self.carried))]
                 return last + out[len(self.carried) :]
             carry = new
@@ -122,51 +114,34 @@ class Scan(Flow):
         rest = [i for i in avals_of if i not in dependent and i not in known]
         return Program(by_name, named(dependent), named(rest), [avals_of[i] for i in known])
 
-    def _classify(self, dependent: set[int]) -> _Body:
-        """Return the inputs that depend on units, and the known ones, through the carry too."""
-        known = {i for i, slot in enumerate(self.step.inputs) if slot in self.known.values} - dependent
+    def _classify(self, dependent: set[int]) -> tuple[list[int], dict[int, np.ndarray]]:
+        """Return the inputs that depend on units, through the carry too, and known values of others.
+
+        What is carried is known, in each round, if it follows from its start alone, as a counter does.
+        """
         while True:
-            order = sorted(dependent), sorted(known)
-            program = self._trace(*order, self._body)
-            outputs = {i: program.outputs[i - self.first] for i in self.carried}
-            more = {i for i, out in outputs.items() if program.depends(out)} - dependent
-            less = {i for i, out in outputs.items() if not program.is_known(out)} & known
-            if not more and not less:
-                return _Body(program, *order)
-            dependent, known = dependent | more, known - less - more
+            body = self._trace(sorted(dependent), [], self._body)
+            outputs = {i: body.outputs[i - self.first] for i in self.carried}
+            more = {i for i, out in outputs.items() if body.depends(out)} - dependent
+            if not more:
+                break
+            dependent = dependent | more
+        values = {}
+        for i, slot in enumerate(self.step.inputs):
+            value = None if i in dependent else self.known.values.get(slot)
+            if value is not None and i in outputs:
+                value = self._per_round(body, body.siblings[_name(i)], outputs[i], value)
+            if value is not None:
+                values[i] = value
+        return sorted(dependent), values
 
-    def _values(self, body: _Body) -> dict[int, np.ndarray]:
-        """Return the known inputs, in each round where they differ."""
-        values = {i: self.known.values[self.step.inputs[i]] for i in body.known}
-        carried = [i for i in body.known if i in self.carried]
-        looped = [i for i in body.known if i >= self.carried.stop]
-        if not carried:
-            return values
-        program, slots = body.program, dict(zip(body.known, body.program.arguments, strict=True))
-        outputs = [program.outputs[i - self.first] for i in carried]
-
-        def step(carry: list, x: list) -> tuple[list, list]:
-            inputs = values | dict(zip([*carried, *looped], [*carry, *x], strict=True))
-            results = program.run({slots[i]: v for i, v in inputs.items()}, outputs)
-            return [results[o] for o in outputs], carry
-
-        start = [np.asarray(values[i], program.dtypes[slots[i]]) for i in carried]
-        run = jax.jit(lambda start, x: lax.scan(step, start, x, self.length, self.reverse)[1])
-        per_round = run(start, [values[i] for i in looped])
-        return values | {i: np.asarray(v) for i, v in zip(carried, per_round, strict=True)}
-
-    def _rely(self, body: _Body, used: list[int]) -> None:
-        """Record the arguments that used inputs depend on, through the carry too."""
-        position = {slot: i for i, slot in zip(body.known, body.program.arguments, strict=True)}
-        pending, seen = [body.known[n] for n in used], set()
-        while pending:
-            i = pending.pop()
-            if i in seen:
-                continue
-            seen.add(i)
-            self.known.relied |= self.program.sources[self.step.inputs[i]]
-            if i in self.carried:
-                pending += [position[s] for s in body.program.sources[body.program.outputs[i - self.first]]]
+    def _per_round(self, body: Program, slot: int, out: int, start: np.ndarray) -> np.ndarray | None:
+        """Return what is carried into each round; None where it follows from more than its start."""
+        if not body.sources[out] <= body.sources[slot]:
+            return None
+        step = lambda carry, _: (body.run({slot: carry}, [out])[out], carry)
+        first = jnp.asarray(start, body.dtypes[slot])
+        return np.asarray(lax.scan(step, first, None, self.length, self.reverse)[1])
 
 
 def _name(i: int) -> str:

@@ -23,26 +23,32 @@ _ELEMENTWISE = ("abs", "div", "integer_pow", "log", "mul", "pow", "rsqrt", "sqrt
 _CONTRACTIONS = ("dot_general", "conv_general_dilated")
 
 
-def multiplies(step: Step) -> bool:
-    """Return True if a step pulls its cotangent back times values that may be infinite."""
-    return step.name in (*_ELEMENTWISE, *_CONTRACTIONS)
+def guard(program: Program, is_moving: Callable[[int], bool]) -> Callable[..., Sequence[Any]]:
+    """Return an evaluation of steps that is guarded where a cotangent meets values that may be infinite.
+
+    :param is_moving: True for slots that are differentiated in.
+    """
+
+    def bind(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
+        moving = [i for i, slot in enumerate(step.inputs) if is_moving(slot)]
+        multiplies = step.name in (*_ELEMENTWISE, *_CONTRACTIONS)
+        is_guarded = moving and multiplies and not _is_harmless(program, step, moving)
+        return guarded(step, operands, moving) if is_guarded else evaluate_step(step, operands)
+
+    return bind
 
 
 def run_guarded(program: Program, inputs: Mapping[int, Any], slot: int) -> Any:
     """Return the value of a slot, with guarded derivatives in the units."""
-
-    def bind(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
-        moving = [i for i, operand in enumerate(step.inputs) if program.depends(operand)]
-        return (
-            guarded(step, operands, moving) if moving and multiplies(step) else evaluate_step(step, operands)
-        )
-
-    return program.run(inputs, [slot], bind)[slot]
+    return program.run(inputs, [slot], guard(program, program.depends))[slot]
 
 
-def is_harmless(step: Step, value: Any) -> bool:
-    """Return True if a constant operand keeps finite cotangents finite."""
-    value = np.asarray(value, float)
+def _is_harmless(program: Program, step: Step, moving: Sequence[int]) -> bool:
+    """Return True for products with a constant that keeps finite cotangents finite."""
+    is_product = step.name in ("mul", *_CONTRACTIONS) or (step.name == "div" and moving == [0])
+    if len(moving) != 1 or not is_product:
+        return False
+    value = np.asarray(program.constants.get(step.inputs[1 - moving[0]], np.inf), float)
     return bool(np.isfinite(value).all() and (step.name != "div" or value.all()))
 
 

@@ -30,8 +30,7 @@ _REDUCED = frozenset(
 _ALONG = frozenset("cumlogsumexp cummax cummin cumprod cumsum sort cholesky triangular_solve".split())
 #: Primitives that move elements, and the positions of operands that say where to.
 MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
-    "broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose "
-    "unstack".split(),
+    "broadcast_in_dim concatenate pad reshape rev slice split squeeze stack tile transpose unstack".split(),
     lambda count: range(0),
 ) | {
     "gather": lambda count: range(1, 2),
@@ -53,7 +52,7 @@ _AFFINE: dict[str, Callable[[int], range]] = (
 PRODUCTS = ("mul", "dot_general")
 #: Primitives whose result is zero where their operands, or one factor, are.
 _ZERO_KEEPING = frozenset(
-    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate expand_dims reshape rev "
+    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate reshape rev "
     "slice squeeze transpose select_n gather".split()
 )
 _MOST_TAPS = 512
@@ -108,10 +107,8 @@ class Known:
         program, slots = self.program, []
         if not any(map(program.depends, step.inputs)):
             return []
-        if step.name in MOVING:
-            slots = [step.inputs[i] for i in MOVING[step.name](len(step.inputs))]
-        elif step.name == "scatter-add":
-            slots = [step.inputs[1]]
+        if step.name in (*MOVING, "scatter-add"):
+            slots = [step.inputs[i] for i in _AFFINE[step.name](len(step.inputs))]
         elif step.name in (*PRODUCTS, "conv_general_dilated"):
             slots = [f for slot in step.inputs if not program.depends(slot) for f in self._factors(slot)]
         elif step.name == "scan":
@@ -127,11 +124,6 @@ class Known:
             self.relied |= self.program.sources[slot]
         return value
 
-    def zeros(self, slot: int) -> np.ndarray | None:
-        """Return where a value is zero whatever is unknown; None where that is nowhere."""
-        nonzero = self._nonzero(slot)
-        return None if nonzero.all() else ~nonzero
-
     def _factors(self, slot: int) -> list[int]:
         """Return known slots from which the zeros of ``slot`` follow."""
         if self.program.is_known(slot):
@@ -142,8 +134,8 @@ class Known:
             return []
         return [factor for i in step.inputs for factor in self._factors(i)]
 
-    def _nonzero(self, slot: int) -> np.ndarray:
-        """Return where a slot may differ from zero."""
+    def nonzero(self, slot: int) -> np.ndarray:
+        """Return where a value may differ from zero, whatever is unknown."""
         value, shape = self.values.get(slot), self.program.shapes[slot]
         if value is not None:
             if not (value != 0).all():
@@ -156,11 +148,11 @@ class Known:
             moved = _moved(step, self, [self.program.shapes[i] for i in step.inputs], [shape])
             if moved is None:
                 return np.ones(shape, bool)
-            flat = np.concatenate([*(self._nonzero(i).ravel() for i in step.inputs), [True]])
+            flat = np.concatenate([*(self.nonzero(i).ravel() for i in step.inputs), [True]])
             return flat[moved.origins[step.outputs.index(slot)][0]]
         factors = step.inputs[:1] if step.name == "div" else step.inputs
         combine = np.logical_and if step.name == "mul" else np.logical_or
-        return combine.reduce([np.broadcast_to(self._nonzero(i), shape) for i in factors])
+        return combine.reduce([np.broadcast_to(self.nonzero(i), shape) for i in factors])
 
 
 def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool]) -> Flow:
@@ -178,16 +170,16 @@ def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool])
     if step.name == "gather":
         return Lookup(shapes, results, step.params)
     if step.name in ELEMENTWISE:
-        zeros = known.zeros(step.inputs[depends[0]]) if step.name == "mul" and not all(depends) else None
-        where = {} if zeros is None else {int(depends[1]): np.broadcast_to(zeros, results[0])}
-        return Joined(shapes, results, [()] * len(shapes), zeros=where)
+        zeros = {}
+        if step.name == "mul" and not all(depends):
+            zeros[int(depends[1])] = np.broadcast_to(~known.nonzero(step.inputs[depends[0]]), results[0])
+        return Joined(shapes, results, [()] * len(shapes), zeros=zeros)
     if step.name in _REDUCED:
         return Joined(shapes, results, [tuple(step.params["axes"])], remain=False)
     if step.name in _ALONG:
         return Joined(shapes, results, _axes_along(step, shapes))
     if step.name == "dot_general":
-        zeros = {i: known.zeros(step.inputs[i]) for i in range(2) if not depends[i]}
-        nonzero = {i: ~z for i, z in zeros.items() if z is not None}
+        nonzero = {i: known.nonzero(step.inputs[i]) for i in range(2) if not depends[i]}
         return Contraction(shapes, results, step.params["dimension_numbers"], nonzero)
     return Flow(shapes, results)
 
@@ -249,16 +241,14 @@ def _summed(
         return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
     if step.name != "conv_general_dilated" or depends[1]:
         return None
-    zeros = known.zeros(step.inputs[1])
-    taps = np.argwhere(np.ones(shapes[1], bool) if zeros is None else ~zeros)
+    taps = np.argwhere(known.nonzero(step.inputs[1]))
     if not 0 < len(taps) <= _MOST_TAPS:
         return None
     params = {**step.params, "precision": lax.Precision.HIGHEST, "preferred_element_type": None}
     with sharding.at_once():
         kernels = zeros_of((len(taps), *shapes[1])).at[(jnp.arange(len(taps)), *taps.T)].set(1.0)
-        convolve = lambda kernel: evaluate_step(
-            step._replace(params=params), [numbers_of(shapes[0]), kernel]
-        )[0]
+        plain = step._replace(params=params)
+        convolve = lambda kernel: evaluate_step(plain, [numbers_of(shapes[0]), kernel])[0]
         origins = np.rint(np.asarray(jax.vmap(convolve)(kernels))).astype(int) - 1
     return Moved(shapes, results, [origins])
 
@@ -305,7 +295,6 @@ def _slice(params: Any, a: np.ndarray) -> np.ndarray:
 _ON_HOST: dict[str, Callable[..., np.ndarray]] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda params, *arrays: np.concatenate(arrays, params["dimension"]),
-    "expand_dims": lambda params, a: np.expand_dims(a, tuple(params["dimensions"])),
     "reshape": _reshape,
     "select_n": lambda params, which, *cases: np.choose(
         np.broadcast_to(which.astype(int), cases[0].shape), cases

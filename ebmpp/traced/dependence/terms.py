@@ -14,8 +14,7 @@ in the terms of any one unit, the others fixed. Therefore:
   units at once, gives the conditional of every unit.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 import math
 from typing import Any
 
@@ -26,9 +25,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.traced.dependence.program import Program, Step, evaluate_step
+from ebmpp.traced.dependence.program import Program, Step
 from ebmpp.traced.dependence.propagation import propagate
-from ebmpp.traced.dependence.pullback import guarded, is_harmless, multiplies
+from ebmpp.traced.dependence.pullback import guard
 from ebmpp.traced.dependence.rules import Known, in_floats, is_affine, is_wide
 from ebmpp.traced.dependence.unit_sets import UnitSets
 
@@ -153,29 +152,23 @@ class Terms:
         values = self.program.run(inputs, slots)
         return {slot: jnp.asarray(v).astype(jnp.result_type(float)) for slot, v in values.items()}
 
-    def coefficients(self, inputs: Mapping[int, Any], terms: Mapping[int, Array]) -> dict[int, Array]:
+    def coefficients(self, inputs: Mapping[int, Any]) -> dict[int, Array]:
         """Return the derivatives in the terms; in the terms of a unit these do not depend on it."""
-        program = self.program
+        program, terms = self.program, self.evaluate(inputs, self.live)
         if program.output in terms:
             return {program.output: jnp.ones(())}
         inside = {o for step in self.tail for o in step.outputs} | set(terms)
+        bind = guard(program, inside.__contains__)
         rest = program.run(inputs, {i for step in self.tail for i in step.inputs} - inside)
 
         def total(terms: Mapping[int, Array]) -> Array:
             values = rest | dict(terms)
             for step in self.tail:
-                results = in_floats(step, [values[i] for i in step.inputs], self._guard(step, inside))
+                results = in_floats(step, [values[i] for i in step.inputs], bind)
                 values |= zip(step.outputs, results, strict=True)
             return values.get(program.output, jnp.zeros(())).astype(float)
 
         return jax.grad(total)(dict(terms))
-
-    def _guard(self, step: Step, inside: set[int]) -> Callable[[Step, list[Array]], Sequence[Any]]:
-        """Return the evaluation of a step of the tail, guarded where a factor may be infinite."""
-        moving = [i for i, slot in enumerate(step.inputs) if slot in inside]
-        constants = [self.program.constants.get(s, np.inf) for s in step.inputs if s not in inside]
-        harmless = len(moving) == 1 and all(is_harmless(step, value) for value in constants)
-        return partial(guarded, moving=moving) if multiplies(step) and not harmless else evaluate_step
 
     def multiply(self, coefficients: Mapping[int, Array], terms: Mapping[int, Array]) -> dict[int, Array]:
         """Return the terms times their coefficients; a coefficient of 0 cancels an infinite term.

@@ -50,19 +50,16 @@ class UnitSets:
             codes, position = np.unique(result[mixed] * base + other[mixed], return_inverse=True)
             result = np.where(result == 0, other, result)
             group = np.tile(np.arange(len(codes)), 2)
-            result[mixed] = self.of_groups(group, np.concatenate(np.divmod(codes, base)), len(codes))[
-                position
-            ]
+            joined = self.of_groups(group, np.concatenate(np.divmod(codes, base)), len(codes))
+            result[mixed] = joined[position]
         return result
 
     def merge(self, numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
         """Return the union along axes, which are removed."""
         remaining = [d for d in range(numbers.ndim) if d not in axes]
         shape = tuple(numbers.shape[d] for d in remaining)
-        count = int(np.prod(shape))
-        rows = numbers.transpose([*remaining, *axes]).reshape(
-            count, int(np.prod([numbers.shape[d] for d in axes]))
-        )
+        count, width = int(np.prod(shape)), int(np.prod([numbers.shape[d] for d in axes]))
+        rows = numbers.transpose([*remaining, *axes]).reshape(count, width)
         group = np.repeat(np.arange(count), rows.shape[1])
         return self.of_groups(group, rows.ravel(), count).reshape(shape)
 

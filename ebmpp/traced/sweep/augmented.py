@@ -37,15 +37,13 @@ _LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
 
 
 def priors_with_latents(info: ModelInfo, sites: Sequence[str]) -> dict[str, EnergyDistribution]:
-    """Return the priors of the sites that are energies with blocks that are summed out."""
-    priors = {name: info.distributions[name] for name in sites}
-    return {name: p for name, p in priors.items() if isinstance(p, EnergyDistribution) and p.summed}
+    """Return the priors of the sites that are energies with blocks that are summed out.
 
-
-def scaled_priors(info: ModelInfo, sites: Sequence[str]) -> list[str]:
-    """Return the sites with latents whose density is raised to a power, so that it is no sum over latents."""
+    A density that is raised to a power is no sum over latents, so these stay summed out.
+    """
     plain = lambda scale: scale is None or (isinstance(scale, int | float) and scale == 1)
-    return [name for name in priors_with_latents(info, sites) if not plain(info.scales[name])]
+    priors = {name: info.distributions[name] for name in sites if plain(info.scales[name])}
+    return {name: p for name, p in priors.items() if isinstance(p, EnergyDistribution) and p.summed}
 
 
 class Augmented(Posterior):
@@ -117,11 +115,7 @@ class Augmented(Posterior):
     def move(
         self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
     ) -> tuple[Sites, Array]:
-        """Draw the latents; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`.
-
-        :param beta: factor of the natural parameters; 1 by default.
-        :return: latents, with the indicators of degenerate conditionals, and 0.
-        """
+        """Draw the latents, with the indicators; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
         del backward
         latents, etas = {}, self.etas(values, context)
         if beta is not None:

@@ -108,9 +108,8 @@ class Conditionals(ABC):
 
         :return: the sites, and the change of the log density that the conditionals imply.
         """
-        present = jnp.concatenate(
-            [((values[s] == table) & valid).argmax(0).ravel() for s, (table, valid) in self._values()]
-        )
+        number = lambda name, v: ((values[name] == v.table) & v.valid).argmax(0).ravel()
+        present = jnp.concatenate([number(name, self.posterior.values[name]) for name in self.spans])
 
         def fn(number: Any, units: Any, logits: Sequence[Array], change: Array) -> tuple:
             (rows,), before = logits, present.at[units].get(mode="clip")
@@ -123,9 +122,6 @@ class Conditionals(ABC):
 
         (sites,), change = self.visit(fn, [self._chain(values, context)], jnp.zeros(()))
         return sites, change
-
-    def _values(self) -> list[tuple[str, Any]]:
-        return [(name, self.posterior.values[name]) for name in self.spans]
 
 
 def _draw(keys: Array, logits: Array, beta: Any) -> tuple[Array, Array]:

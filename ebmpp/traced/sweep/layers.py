@@ -94,21 +94,14 @@ class Layers(Conditionals):
 
     def _logits(self, layer: _Layer, sites: Sites, inputs: Mapping[int, Any]) -> Array:
         """Return log probabilities of a layer's units, each up to a constant, ``(units, values)``."""
-        values = {**inputs, **self.posterior.site_inputs(sites)}
-        coefficients = self.terms.coefficients(values, self.terms.evaluate(values, self.terms.live))
-        at_value = lambda k: self._contributions(layer, sites, inputs, coefficients, k)
-        logits = jax.vmap(at_value)(jnp.arange(self.num_values))
+        coefficients = self.terms.coefficients({**inputs, **self.posterior.site_inputs(sites)})
+        sums_at = lambda k: self._sums_at(k, layer, (sites, inputs), coefficients)
+        logits = jax.vmap(sums_at)(jnp.arange(self.num_values))
         return jnp.where(self._valid(layer), logits.T, -jnp.inf)
 
-    def _contributions(
-        self,
-        layer: _Layer,
-        sites: Sites,
-        inputs: Mapping[int, Any],
-        coefficients: Mapping[int, Array],
-        k: Array,
-    ) -> Array:
+    def _sums_at(self, k: Array, layer: _Layer, chain: Chain, coefficients: Mapping[int, Array]) -> Array:
         """Return the part of the log density of each of a layer's units, all at their k-th value."""
+        sites, inputs = chain
         moved = {}
         for name, (start, stop) in self.spans.items():
             mask = (self.colors[start:stop] == layer.number).reshape(self.posterior.shapes[name])
@@ -131,11 +124,9 @@ class Layers(Conditionals):
         masks = {name: self.posterior.values[name].valid for name in self.spans}
         if all(len(v) == self.num_values and v.all() for v in masks.values()):
             return np.ones((1, self.num_values), bool)
-        rows = []
-        for name, valid in masks.items():
-            padded = np.zeros((self.num_values, *self.posterior.shapes[name]), bool)
-            padded[: len(valid)] = valid
-            rows.append(padded.reshape(self.num_values, -1).T)
+        by_unit = lambda v, shape: np.broadcast_to(v, (len(v), *shape)).reshape(len(v), -1).T
+        rows = [by_unit(v, self.posterior.shapes[name]) for name, v in masks.items()]
+        rows = [np.pad(row, ((0, 0), (0, self.num_values - row.shape[1]))) for row in rows]
         rows.append(np.ones((1, self.num_values), bool))  # of the padding of a layer
         return jnp.asarray(np.concatenate(rows))[layer.units]
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpyro import handlers
@@ -99,31 +99,27 @@ class Posterior:
 
     def _values(self, name: str) -> Values:
         """Raise an IntractableError where there are too many, or they depend on other sites."""
-        distribution, shape, support = (
-            self.info.distributions[name],
-            self.shapes[name],
-            self.info.support(name),
-        )
-        if isinstance(distribution, EnergyDistribution):
-            return _values_of_energy(name, distribution, shape)
-        if support == constraints.boolean:
-            low, high = np.zeros((), int), np.ones((), int)
-        elif isinstance(support, type(constraints.integer_interval(0, 1))):
-            low, high = np.asarray(support.lower_bound), np.asarray(support.upper_bound)
-            if np.ndim(support.lower_bound) or not isinstance(support.upper_bound, int):
+        prior, shape, support = self.info.distributions[name], self.shapes[name], self.info.support(name)
+        if isinstance(prior, EnergyDistribution):
+            return _values_of_energy(name, prior, shape)
+        bounds: tuple[Any, Any] = (0, 1)
+        if isinstance(support, type(constraints.integer_interval(0, 1))):
+            bounds = support.lower_bound, support.upper_bound
+            if np.ndim(bounds[0]) or not isinstance(bounds[1], int):
                 self._check_bounds(name)
-        else:
-            raise IntractableError(
-                f"from_model: site {name!r} is {type(distribution).__name__}, expected finitely many whole "
-                "numbers, an EnergyDistribution, or real or positive numbers. Leave it to another block"
+        elif support != constraints.boolean:
+            _refuse(
+                name,
+                f"is {type(prior).__name__}, expected finitely many whole numbers, an EnergyDistribution, or "
+                "real or positive numbers",
             )
-        size = int((high - low).max()) + 1
+        size = int((np.asarray(bounds[1]) - np.asarray(bounds[0])).max()) + 1
         if size > _MOST_VALUES:
-            raise IntractableError(
-                f"from_model: a unit of site {name!r} takes {size} values, each an evaluation of the model, "
-                f"expected at most {_MOST_VALUES}. Leave it to another block"
+            _refuse(
+                name,
+                f"takes {size} values per unit, expected at most {_MOST_VALUES} evaluations of the model",
             )
-        low, high = (_bound(b, shape) for b in (low, high))
+        low, high = (_bound(np.asarray(bound), shape) for bound in bounds)
         table = low + np.arange(size).reshape(-1, *(1,) * low.ndim)
         return Values(np.minimum(table, high), table <= high)
 
@@ -138,11 +134,14 @@ class Posterior:
 
         program = self.trace(bounds, self.info.latent)
         if not program.is_known(program.output):
-            raise IntractableError(
-                f"from_model: the values of site {name!r} depend on other sites of the model. Give it a "
-                "support that does not, and a likelihood of 0 elsewhere"
+            _refuse(
+                name, "must have values that do not depend on other sites: make the likelihood 0 elsewhere"
             )
         self.info.relied |= {program.arguments.index(slot) for slot in program.sources[program.output]}
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise IntractableError(f"from_model: site {name!r} {problem}. Leave it to another block")
 
 
 def _bound(bound: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -157,10 +156,7 @@ def _values_of_energy(name: str, prior: EnergyDistribution, shape: tuple[int, ..
     states: dict[str, Any] = {b: family.states() for b, family in families.items()}
     for b, values in states.items():
         if values is None:
-            raise IntractableError(
-                f"from_model: block {b!r} of site {name!r} is {families[b]!r}, with infinitely many values. "
-                "Draw the site by GibbsBlock(graph, ...)"
-            )
+            _refuse(name, f"has block {b!r}, {families[b]!r}, with infinitely many values per unit")
     tables = []
     for k in range(max(len(s) for s in states.values())):
         at = {b: np.full(families[b].shape, np.asarray(s)[min(k, len(s) - 1)]) for b, s in states.items()}

@@ -41,15 +41,6 @@ class _State(NamedTuple):
     """The log density of the present values."""
 
 
-class _Fixed(NamedTuple):
-    """Values that are constant during a sweep of a chain."""
-
-    values: Mapping[int, Any]
-    """Values of slots that do not depend on units."""
-    shares: Mapping[int, Array]
-    """The share of each unit in the sums, ``(units, *shape)``."""
-
-
 class Sequential(Conditionals):
     """Conditionals of units in order, each a layer by itself.
 
@@ -78,23 +69,35 @@ class Sequential(Conditionals):
                 states, carry = loop
                 unit = stop - 1 - i if backward else start + i
                 pairs = zip(states, fixed, strict=True)
-                visited = [self._visit_unit(*pair, name, unit, unit - start) for pair in pairs]
+                visited = [self._visit_unit(s, *f, name, unit, unit - start) for s, f in pairs]
                 chosen, carry = fn(unit, unit[None], [logits for logits, _ in visited], carry)
                 return tuple(take(*c) for (_, take), c in zip(visited, chosen, strict=True)), carry
 
             states, carry = lax.fori_loop(0, stop - start, step, (states, carry))
         return [state.sites for state in states], carry
 
-    def _start(self, sites: Sites, inputs: Mapping[int, Any]) -> tuple[_State, _Fixed]:
-        values = dict(inputs) | self.posterior.program.run(inputs, self.fixed)
-        sums, shares = self._shares(sites, values)
-        return _State(dict(sites), sums, self._density(values, sites, sums)), _Fixed(values, shares)
+    def _start(self, sites: Sites, inputs: Mapping[int, Any]) -> tuple[_State, tuple]:
+        """Return a chain's state, values of slots that do not depend on units, and shares in the sums."""
+        program, shares = self.posterior.program, _Shares(self.size)
+        fixed = dict(inputs) | program.run(inputs, self.fixed)
+        values = program.constants | fixed
+        for name, (start, _) in self.spans.items():
+            slot = program.sites[name]
+            values[slot] = sites[name].astype(jnp.result_type(float))
+            shares.ordered[slot] = start, jnp.ones(program.shapes[slot], values[slot].dtype)
+        for step in self.before:
+            operands = [values[i] for i in step.inputs]
+            shares.propagate(step, operands)
+            values |= zip(step.outputs, in_floats(step, operands), strict=True)
+        sums = {s: values[s] for s in self.sums}
+        state = _State(dict(sites), sums, self._density(fixed, sites, sums))
+        return state, (fixed, {s: shares.dense(s) for s in self.sums})
 
     def _visit_unit(
-        self, state: _State, fixed: _Fixed, name: str, unit: Array, place: Array
+        self, state: _State, fixed: Mapping, shares: Mapping, name: str, unit: Array, place: Array
     ) -> tuple[Array, Callable[[Array, Array], _State]]:
         """Return a unit's log probabilities, and the state with its new value, by number, if accepted."""
-        value, share = state.sites[name], {slot: shares[unit] for slot, shares in fixed.shares.items()}
+        value, share = state.sites[name], {slot: v[unit] for slot, v in shares.items()}
         present = value.ravel()[place]
         table, valid = (a.reshape(len(a), -1) for a in self.posterior.values[name])
         column = jnp.minimum(place, table.shape[1] - 1)
@@ -107,11 +110,9 @@ class Sequential(Conditionals):
             return {**state.sites, name: new}, {s: v + step * share[s] for s, v in state.sums.items()}
 
         others = jnp.arange(count - 1) + (jnp.arange(count - 1) >= number)
-        density = lambda k: self._density(fixed.values, *moved(k))
-        densities_of_others = (
-            density(others[0])[None] if count == 2 else lax.map(density, others, batch_size=count)
-        )
-        densities = jnp.full(count, state.density).at[others].set(densities_of_others)
+        density = lambda k: self._density(fixed, *moved(k))
+        moves = density(others[0])[None] if count == 2 else lax.map(density, others, batch_size=count)
+        densities = jnp.full(count, state.density).at[others].set(moves)
 
         def take(numbers: Array, accepted: Array) -> _State:
             k = jnp.where(accepted[0], numbers[0], number)
@@ -122,23 +123,8 @@ class Sequential(Conditionals):
     def _density(self, fixed: Mapping[int, Any], sites: Sites, sums: Mapping[int, Array]) -> Array:
         program = self.posterior.program
         slots = {program.sites[name]: v for name, v in sites.items()} | dict(sums)
-        return self.posterior.log_density(
-            {**fixed, **{s: _cast(v, program.dtypes[s]) for s, v in slots.items()}}
-        )
-
-    def _shares(self, sites: Sites, fixed: Mapping[int, Any]) -> tuple[dict[int, Array], dict[int, Array]]:
-        """Return the values of the sums, and the share of each unit in them, ``(units, *shape)``."""
-        program, shares = self.posterior.program, _Shares(self.size)
-        values = program.constants | dict(fixed)
-        for name, (start, _) in self.spans.items():
-            slot = program.sites[name]
-            values[slot] = sites[name].astype(jnp.result_type(float))
-            shares.ordered[slot] = start, jnp.ones(program.shapes[slot], values[slot].dtype)
-        for step in self.before:
-            operands = [values[i] for i in step.inputs]
-            shares.propagate(step, operands)
-            values |= zip(step.outputs, in_floats(step, operands), strict=True)
-        return {s: values[s] for s in self.sums}, {s: shares.dense(s) for s in self.sums}
+        cast = {slot: _cast(v, program.dtypes[slot]) for slot, v in slots.items()}
+        return self.posterior.log_density({**fixed, **cast})
 
 
 class _Shares:

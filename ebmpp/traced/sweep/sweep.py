@@ -16,8 +16,7 @@ from ebmpp.graph.factors.coloring import color_units
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
 from ebmpp.traced.model import Context, ModelInfo
-from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents, scaled_priors
-from ebmpp.traced.sweep.clusters import Clusters
+from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
 from ebmpp.traced.sweep.continuous import ContinuousSite
 from ebmpp.traced.sweep.layers import Layers
@@ -32,12 +31,10 @@ class Sweep:
 
     :param info: the model.
     :param sequential: True if discrete units may be drawn sequentially where all of them interact.
-    :param clusters: True if a sweep begins with a move of clusters of discrete units.
-    :raises IntractableError: for sites that cannot be drawn, or not many units at once; and for clusters
-        where units do not interact in pairs.
+    :raises IntractableError: for sites that cannot be drawn, or not many units at once.
     """
 
-    def __init__(self, info: ModelInfo, sequential: bool, clusters: bool) -> None:
+    def __init__(self, info: ModelInfo, sequential: bool) -> None:
         self.info = info
         self.finite = tuple(name for name in info.sites if name not in info.continuous)
         self.posterior = Posterior(info, self.finite)
@@ -45,10 +42,9 @@ class Sweep:
         #: the density of the discrete units, joint with the latents of energy priors if these are drawn too
         self.joint = self.posterior if self.conditionals is None else self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
-        self.clusters = Clusters(self.joint) if clusters else None
         self.continuous = tuple(ContinuousSite(info, name) for name in info.continuous)
-        parts = self.augmented, self.clusters, self.conditionals, *self.continuous
-        self.parts = [part for part in parts if part is not None]
+        parts = self.augmented, self.conditionals, *self.continuous
+        self.parts: list[Any] = [part for part in parts if part is not None]
 
     @functools.cached_property
     def collapsed(self) -> Conditionals | None:
@@ -61,9 +57,8 @@ class Sweep:
 
     def with_latents(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
         """Return the sites, and latents drawn given everything else where there are any."""
-        if self.augmented is None:
-            return dict(values)
-        return {**values, **self.augmented.move(values, context, keys)[0]}
+        latents = {} if self.augmented is None else self.augmented.move(values, context, keys)[0]
+        return {**values, **latents}
 
     def without_latents(self, values: Sites) -> dict[str, Array]:
         """Return the sites alone."""
@@ -87,6 +82,17 @@ class Sweep:
             values, degenerate = {**values, **moved}, degenerate + more
         return dict(values), degenerate
 
+    def invalid(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
+        """Return, by site, a mask of the conditionals that are nan, ``(units, values)``."""
+        values, result = self.with_latents(values, context, keys), {}
+        if self.conditionals is not None:
+            table = jnp.isnan(self.conditionals.table(values, context))
+            result = {name: table[start:stop] for name, (start, stop) in self.conditionals.spans.items()}
+        for site in self.continuous:
+            at = site.derivatives(values, context)
+            result[site.name] = (jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1))[site.index][:, None]
+        return result
+
     def walk(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
         """Return random values of the sites, and the change of the log density that conditionals imply."""
         change, conditionals, augmented = jnp.zeros(()), self.conditionals, self.augmented
@@ -106,11 +112,9 @@ class Sweep:
     def couple(
         self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """Draw the discrete sites of two chains, each unit's two conditionals coupled maximally.
+        """Draw the discrete sites of two chains; see :meth:`Conditionals.couple`.
 
         Which units interact is the same in both chains, and so are their layers.
-
-        :return: the sites of both, and whether a unit's conditional is degenerate.
         """
         conditionals, (x, y) = cast(Conditionals, self.conditionals), (first[0], second[0])
         if self.augmented is not None:
@@ -122,8 +126,8 @@ class Sweep:
 def _conditionals(posterior: Posterior, sequential: bool) -> Conditionals:
     """Raise an IntractableError where hardly two units can be drawn at once, without ``sequential``."""
     info, sites, joint = posterior.info, posterior.sites, None
-    terms, scaled = posterior.terms(), scaled_priors(info, sites)
-    if priors_with_latents(info, sites) and not scaled:
+    terms = posterior.terms()
+    if priors_with_latents(info, sites):
         augmented = Augmented(info, sites)
         joint = _in_layers(augmented, augmented.terms())
     # latents are one more layer, and better summed out where that takes no more layers
@@ -138,11 +142,8 @@ def _conditionals(posterior: Posterior, sequential: bool) -> Conditionals:
     size, together = terms.sets.size, max(terms.most_together, 2)
     cost = size * max(len(v.table) for v in posterior.values.values())
     number = f"all {size}" if together == size else f"up to {together} of the {size}"
-    reason = (
-        f", as the prior of site {scaled[0]!r} is scaled and its latents cannot be drawn" if scaled else ""
-    )
     raise IntractableError(
-        f"from_model: {number} units of sites {list(sites)} interact in one term of the log density{reason}. "
+        f"from_model: {number} units of sites {list(sites)} interact in one term of the log density. "
         "Declare the graph by GibbsBlock(graph, sites, params), or draw one unit at a time with "
         f"sequential=True, at {cost} evaluations of the model per sweep"
     )

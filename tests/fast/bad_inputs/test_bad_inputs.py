@@ -49,11 +49,6 @@ def noisy(y: Any) -> None:
     numpyro.sample("y", dist.Normal(s * z, 1.0).to_event(1), obs=1.0 * y)
 
 
-def triples() -> None:
-    z = numpyro.sample("z", dist.Bernoulli(0.5).expand([5]).to_event(1))
-    numpyro.factor("prior", jnp.cos(1.0 * z[2:] + z[1:-1] + z[:-2]).sum())
-
-
 def subsampled() -> None:
     with numpyro.plate("points", 5, subsample_size=2):
         numpyro.sample("z", dist.Bernoulli(0.4))
@@ -106,7 +101,7 @@ def names() -> dict[str, Any]:
     def exchange(graph: Any = rbm, params: Any = params) -> Any:
         return ebmpp.ppl.Exchange(graph, {"a": dist.Uniform(0, 1)}, lambda s, x: params, lambda s, x: x)
 
-    functions = (fit, estimate, tempered, composite, run, exchange, coins, noisy, triples, subsampled)
+    functions = (fit, estimate, tempered, composite, run, exchange, coins, noisy, subsampled)
     shorthands = {f.__name__: f for f in functions}
     modules = {"np": np, "nx": nx, "jax": jax, "jnp": jnp, "dist": dist, "optax": optax, "numpyro": numpyro}
     bits = {"encode_bits": encode_bits, "decode_bits": decode_bits, "MCMC": MCMC}

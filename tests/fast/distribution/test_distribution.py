@@ -144,7 +144,7 @@ def test_draws_depend_on_their_key_and_place() -> None:
     draws = law().sample(zoo.KEY, (3, 4))
     np.testing.assert_array_equal(law().sample(zoo.KEY, (5,)), draws.reshape(12, 4)[:5])
     np.testing.assert_array_equal(law().sample(jax.random.PRNGKey(0), (3, 4)), draws)
-    with pytest.raises(NotImplementedError, match="differentiated in its params"):
+    with pytest.raises(NotImplementedError):
         law().rsample(zoo.KEY)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import block_tools
 from hypothesis import given, settings, strategies as st
-from model_cases import CASES, Y5, Case, X, advance, compare, conditionals, mixture, run_alone
+from model_cases import CASES, Y5, Call, Case, X, advance, compare, conditionals, mixture, run_alone
 import numpy as np
 import numpyro
 from numpyro import handlers
@@ -90,22 +90,51 @@ def interacting(y: Any, x: Any) -> None:
     numpyro.factor("even", 0.4 * jnp.cos(1.0 * (z.sum() + w.sum())))
 
 
+def interacting_posterior() -> tuple[np.ndarray, np.ndarray]:
+    """All joint values of :func:`interacting`, and their probabilities."""
+    counts = np.stack(np.unravel_index(np.arange(9 * 2**7), (3, 2, 3, *[2] * 6)), 1)
+    density = lambda c: log_density(interacting, (Y5, X[:, :9]), {}, {"z": c[:5], "w": c[5:, None]})[0]
+    log = np.asarray(jax.jit(jax.vmap(density))(counts), float)
+    return counts, np.exp(log - log.max()) / np.exp(log - log.max()).sum()
+
+
+def neighbours(draws: np.ndarray) -> np.ndarray:
+    return 1.0 * draws[:, :8] * draws[:, 1:]
+
+
 @pytest.mark.parametrize("tempering", often([None, (0.4, 1.0)], None))
 def test_sequential_sweeps_have_the_posterior(tempering: Any) -> None:
     args = (Y5, X[:, :9])
     with pytest.raises(IntractableError, match="all 9 units .* sequential=True"):
         GibbsBlock.from_model(interacting, ["z", "w"], *args)
     block = GibbsBlock.from_model(interacting, ["z", "w"], *args, sequential=True, tempering=tempering)
-    counts = np.stack(np.unravel_index(np.arange(9 * 2**7), (3, 2, 3, *[2] * 6)), 1)
-    density = lambda c: log_density(interacting, args, {}, {"z": c[:5], "w": c[5:, None]})[0]
-    log = np.asarray(jax.jit(jax.vmap(density))(counts), float)
-    weight = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
+    counts, weight = interacting_posterior()
     state = run_alone(block, {"z": np.zeros(5, int), "w": np.zeros((4, 1), int)}, 12, 4000, args)
     draws = np.concatenate([state.z["z"], np.asarray(state.z["w"])[..., 0]], 1)
     assert int(state.degenerate.sum()) == 0
     assert_rows_law(draws, weight @ counts, comparisons=18)
-    products = lambda a: 1.0 * a[:, :8] * a[:, 1:]
-    assert_rows_law(products(draws), weight @ products(counts), comparisons=18)
+    assert_rows_law(neighbours(draws), weight @ neighbours(counts), comparisons=18)
+
+
+def test_coupled_sequential_sweep_preserves_the_posterior_and_equality() -> None:
+    args = (Y5, X[:, :9])
+    block = GibbsBlock.from_model(interacting, ["z", "w"], *args, sequential=True)
+    counts, weight = interacting_posterior()
+    picked = np.random.default_rng(0).choice(len(counts), (2, 4000), p=weight)
+    first, second = ({"z": counts[i, :5], "w": counts[i, 5:, None]} for i in picked)
+    call = Call({}, args, {})
+    step = jax.vmap(lambda x, y, key: block.couple((x, call), (y, call), random.key_pair(key)))
+    step, keys = jax.jit(step), jax.random.split(jax.random.key(0), 4000)
+    *pair, broken = step(first, second, keys)
+    assert not broken.any()
+    for z in pair:
+        draws = np.concatenate([z["z"], np.asarray(z["w"])[..., 0]], 1)
+        assert_rows_law(draws, weight @ counts, comparisons=36)
+        assert_rows_law(neighbours(draws), weight @ neighbours(counts), comparisons=36)
+    x, y, _ = step(first, first, keys)
+    assert all(np.array_equal(x[site], y[site]) for site in x)
+    met = lambda x, y: np.all([(np.asarray(x[s]) == y[s]).reshape(4000, -1).all(1) for s in x], 0).mean()
+    assert met(*pair) > met(first, second)
 
 
 def test_verify_refuses_another_model() -> None:

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-r"""Clusters of units that move together, for a model whose units interact in pairs.
+r"""A block derived from a NumPyro model whose sweeps begin with a move of clusters of units.
 
 Two values a and b are picked at random. Each unit at one of them may move to the other, all others stay.
 Given these choices the log density is that of an Ising model with s_i = 1 where a unit stays, and -1 where it
@@ -21,7 +21,8 @@ ends.
 2. Wolff (1989), *Collective Monte Carlo updating for spin systems*: the Ising model within another one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,15 +32,62 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.errors import IntractableError
+from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
+from ebmpp.traced import ModelBlock
 from ebmpp.traced.block import Sites
 from ebmpp.traced.model import Context
 from ebmpp.traced.sweep.posterior import Posterior
 
 _CLUSTERS = 1 << 17  # folded into the keys
+
+
+class ClusterBlock(ModelBlock):
+    """A block like that of :meth:`ebmpp.GibbsBlock.from_model` whose sweeps begin with a move of clusters.
+
+    The move of Swendsen and Wang changes whole regions of discrete units that attract one another, which
+    draws of single units hardly do above a critical strength. Units must interact in pairs.
+
+    :param model: a NumPyro model, conditioned on the data.
+    :param sites: names of its latent sites that the block draws.
+    :param args: the model's arguments.
+    :param kwargs: its keyword arguments.
+    :param options: ``num_sweeps``, ``sequential`` and ``tempering`` of :meth:`ebmpp.GibbsBlock.from_model`.
+    :raises IntractableError: where no units interact, or three or more in one term of the log density.
+
+    **References**
+
+    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
+
+    **Example**
+
+    >>> import numpyro, numpyro.distributions as dist, ebmpp.contrib
+    >>> def model():
+    ...     z = numpyro.sample("z", dist.Bernoulli(0.5).expand([6]).to_event(1))
+    ...     numpyro.factor("alike", 2.0 * (z[1:] == z[:-1]).sum())
+    >>> ebmpp.contrib.ClusterBlock(model, ["z"]).layers["z"].tolist()
+    [0, 1, 0, 1, 0, 1]
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        sites: Sequence[str],
+        args: tuple = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
+        super().__init__(model, sites, args, kwargs, **options)
+        first = 0 if self.sweep.augmented is None else 1  # latents are drawn before
+        self.sweep.parts.insert(first, Clusters(self.sweep.joint))
+
+    def check_coupled(self, coupling: str | None) -> None:
+        """Raise an ArgumentError: clusters of two chains are not coupled."""
+        raise ArgumentError(
+            f"CoupledComposite: clusters of {self!r} are not coupled. Use GibbsBlock.from_model"
+        )
 
 
 class _Reads(NamedTuple):
@@ -55,7 +103,6 @@ class Clusters:
     """The cluster move of a block's discrete units.
 
     :param posterior: the log density.
-    :raises IntractableError: where no units interact, or three or more in one term.
     """
 
     def __init__(self, posterior: Posterior) -> None:
@@ -64,8 +111,8 @@ class Clusters:
         most = self.terms.most_together
         if most != 2 or edges is None:
             raise IntractableError(
-                "from_model: clusters=True needs units that interact in pairs, and of sites "
-                f"{list(posterior.sites)} a term of the log density reads up to {most}. Leave clusters away"
+                f"ClusterBlock: units must interact in pairs, and a term of the log density "
+                f"of sites {list(posterior.sites)} reads up to {most}. Use GibbsBlock.from_model"
             )
         self.edges, self.colors = edges, color_units(self.size, edges)
         self.neighbours = pairwise.table(self.size, edges)
@@ -130,8 +177,7 @@ class Clusters:
         self, sites: Sites, other: Sites, inputs: Mapping[int, Any], may_move: Array
     ) -> tuple[Array, Array, Array]:
         """Return the positive couplings of pairs, the fields of units, and which units may move."""
-        present = {**inputs, **self.posterior.site_inputs(sites)}
-        coefficients = self.terms.coefficients(present, self.terms.evaluate(present, self.terms.live))
+        coefficients = self.terms.coefficients({**inputs, **self.posterior.site_inputs(sites)})
         sums = lambda sites: self._sums(sites, inputs, coefficients)
         single, (stay, move) = zip(sums(sites), sums(other), strict=True)
         head, tail = self.edges.T

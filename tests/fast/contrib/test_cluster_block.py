@@ -14,8 +14,10 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import GibbsBlock
+from ebmpp.contrib import ClusterBlock
 from ebmpp.core import random
+from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.ppl import CoupledComposite
 from helpers import assert_rows_law, slow
 
 
@@ -51,7 +53,7 @@ MODELS = {
 def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
     """States drawn exactly by enumeration keep their distribution, and do move."""
     model, y, sizes = MODELS[name]
-    block = GibbsBlock.from_model(model, list(sizes), y, clusters=True)
+    block = ClusterBlock(model, list(sizes), (y,))
     values = latents(model, (y,))
     siblings = {s: v for s, v in values.items() if s not in sizes}
     counts = [n for site in sizes for n in sizes[site]]
@@ -72,7 +74,7 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
 
     def move(key: Any, sites: Any) -> Any:
         context = block.info.context(sites, Call(siblings, (y,), {}))
-        return block.sweep.clusters.move(sites, context, random.key_pair(key), beta)[0]
+        return block.sweep.parts[0].move(sites, context, random.key_pair(key), beta)[0]
 
     after = jax.jit(jax.vmap(move))(jax.random.split(jax.random.key(1), 8000), before)
     flat = lambda z: np.concatenate([np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1)
@@ -86,13 +88,31 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
         assert_rows_law(feature(after), weight @ feature(exact), comparisons=24)
 
 
+def test_refusals() -> None:
+    def triples() -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([3]).to_event(1))
+        numpyro.factor("f", 1.0 * z.prod())
+
+    def pairs() -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([3]).to_event(1))
+        numpyro.factor("f", (z[1:] * z[:-1]).sum())
+
+    reals = lambda: numpyro.sample("z", dist.Normal(0, 1))
+    independent = lambda: numpyro.sample("z", dist.Bernoulli(0.5))
+    for model, most in ((triples, 3), (reals, 0), (independent, 1)):
+        with pytest.raises(IntractableError, match=f"up to {most}"):
+            ClusterBlock(model, ["z"])
+    with pytest.raises(ArgumentError, match="clusters"):
+        CoupledComposite([ClusterBlock(pairs, ["z"])])
+
+
 @pytest.mark.slow
 def test_regions_flip_above_the_critical_coupling() -> None:
     def model() -> None:
         z = numpyro.sample("z", dist.Bernoulli(0.5).expand([6, 6]).to_event(2))
         numpyro.factor("prior", 2.0 * ((z[1:] == z[:-1]).sum() + (z[:, 1:] == z[:, :-1]).sum()))
 
-    block = GibbsBlock.from_model(model, ["z"], clusters=True)
+    block = ClusterBlock(model, ["z"])
     last = run_alone(block, {"z": np.zeros((6, 6), np.int32)}, 20, 1000).z["z"]
     assert_rows_law((np.asarray(last).mean((1, 2)) > 0.5)[:, None], np.array([0.5]))
 
@@ -105,6 +125,6 @@ def test_step_moves_clusters_before_the_sweep() -> None:
         z = numpyro.sample("z", dist.Bernoulli(0.5).expand([6]).to_event(1))
         numpyro.factor("prior", 6.0 * (z[1:] == z[:-1]).sum())
 
-    block = GibbsBlock.from_model(model, ["z"], clusters=True)
+    block = ClusterBlock(model, ["z"])
     moved = advance(block, {"z": np.zeros(6, np.int32)}, Call({}, (), {})).z["z"]
     assert_rows_law(moved.mean(1, keepdims=True) > 0.5, np.array([0.5]))
