@@ -34,10 +34,10 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
                 )
     try:
         return jnp.broadcast_shapes(*axes.values())
-    except ValueError as cause:
+    except ValueError:
         raise ParameterError(
             f"EnergyDistribution: leading axes of params must broadcast, got {axes}"
-        ) from cause
+        ) from None
 
 
 def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[list, list[int | None]]:

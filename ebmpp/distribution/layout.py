@@ -77,7 +77,8 @@ class Layout:
                 problem = f"block {b!r} has {family.size} units, got {len(index)} places"
         if problem is None and sorted(indices) != list(range(math.prod(shape))):
             problem = (
-                f"the {math.prod(shape)} places of the array must be filled once each, got {sorted(indices)}"
+                f"the {math.prod(shape)} places of the array must be filled once each, got {len(indices)}, "
+                f"{len(set(indices))} of them different"
             )
         if problem:
             raise StateError(f"Layout.at: {problem}")

@@ -165,7 +165,7 @@ class ModelBlock(Block):
         """Make one step of two chains, each unit's two conditionals coupled maximally.
 
         :param first: the block's sites in the leading chain, and its call.
-        :param second: those of the following chain.
+        :param second: the sites and the call of the following chain.
         :param keys: words of this step, ``(2,)``.
         :param coupling: ignored.
         :return: the sites of both, and whether a unit's conditional is degenerate.
@@ -209,7 +209,7 @@ class ModelBlock(Block):
         """Return log probabilities of every unit given everything else, latents of priors summed out.
 
         :param values: of all latent sites of the model.
-        :param model_args: the model's arguments; by default those of the block.
+        :param model_args: the model's arguments; the block's by default.
         :param model_kwargs: the model's keyword arguments.
         :return: ``(*shape, K)`` for each site, for its K values in rising order.
         :raises StateError: for missing sites, or shapes that are not the model's.
@@ -231,7 +231,7 @@ class ModelBlock(Block):
 
         :param site: its name.
         :param values: of all latent sites of the model.
-        :param model_args: the model's arguments; by default those of the block.
+        :param model_args: the model's arguments; the block's by default.
         :param model_kwargs: the model's keyword arguments.
         :return: a Normal, Gamma or InverseGamma of the site's shape; for units that interact a
             MultivariateNormal of the flattened site.

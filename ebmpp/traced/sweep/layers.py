@@ -82,8 +82,8 @@ class Layers(Conditionals):
         def at_layer(state: tuple, layer: _Layer) -> tuple[tuple, None]:
             sites, carry = state
             logits = [self._logits(layer, *chain) for chain in zip(sites, inputs, strict=True)]
-            chosen, carry = fn(layer.number, layer.units, logits, carry)
-            return ([self._put(layer, x, *c) for x, c in zip(sites, chosen, strict=True)], carry), None
+            picked, carry = fn(layer.number, layer.units, logits, carry)
+            return ([self._put(layer, x, *c) for x, c in zip(sites, picked, strict=True)], carry), None
 
         state: tuple = [dict(sites) for sites, _ in chains], carry
         if self.num_layers > _MOST_UNROLLED:

@@ -70,8 +70,8 @@ class Sequential(Conditionals):
                 unit = stop - 1 - i if backward else start + i
                 pairs = zip(states, fixed, strict=True)
                 visited = [self._visit_unit(s, *f, name, unit, unit - start) for s, f in pairs]
-                chosen, carry = fn(unit, unit[None], [logits for logits, _ in visited], carry)
-                return tuple(take(*c) for (_, take), c in zip(visited, chosen, strict=True)), carry
+                picked, carry = fn(unit, unit[None], [logits for logits, _ in visited], carry)
+                return tuple(take(*c) for (_, take), c in zip(visited, picked, strict=True)), carry
 
             states, carry = lax.fori_loop(0, stop - start, step, (states, carry))
         return [state.sites for state in states], carry
